@@ -1,0 +1,162 @@
+"""What a report shows: numpy arrays and plain values, nothing that has to be opened.
+
+`task.py` gathers a `ReportData`; `report.render_report` turns it into one page of HTML. Every part may be empty: a report is
+also made after a failure, and what is missing is named in `problems`, which the page shows first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Axis = Literal["z", "y", "x"]
+LayerKind = Literal["grey", "colour", "labels"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that failed or is missing; the fields of a `StageError`."""
+
+    stage: str
+    what: str
+    where: str = ""
+    wanted: str = ""
+    found: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One layer seen in one plane.
+
+    `image` is (rows, columns) uint8 for "grey", (rows, columns, 3) uint8 for "colour", (rows, columns) uint64 for "labels"
+    (0 = background). Rows and columns are the two axes that remain, in the order z, y, x. `index_vox` counts on the grid of the
+    target raw volume; `pixel_size_nm` is (row, column).
+    """
+
+    layer: str
+    kind: LayerKind
+    axis: Axis
+    index_vox: int
+    image: NDArray[Any]
+    pixel_size_nm: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Quality of one merge function at one threshold against the truth (VOI in bits, others in [0, 1]).
+
+    `adapted_rand_error` counts segmentation 0 as one label, as `voi_*` and `rand_*` do, unless the config says otherwise;
+    the choice is recorded in `ReportData.settings`. ERL values are nm, None without skeletons.
+    """
+
+    merge_function: str
+    threshold: float
+    chosen: bool
+    voi_split: float
+    voi_merge: float
+    voi: float
+    rand_split: float
+    rand_merge: float
+    rand: float
+    adapted_rand_error: float
+    nvi_split: float
+    nvi_merge: float
+    number_of_segments: int
+    expected_run_length_nm: float | None = None
+    max_erl_nm: float | None = None
+    normalized_erl: float | None = None
+    split_edges: int | None = None
+    merged_edges: int | None = None
+
+
+@dataclass(frozen=True)
+class SegmentCount:
+    """Number of segments that one threshold leaves (known without truth), and how steady the partition is there."""
+
+    merge_function: str
+    threshold: float
+    segments: int
+    largest_segment_vox: int | None = None
+    change_to_next: float | None = None
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One success criterion: `value` `comparison` `limit`, e.g. 1.84 < 2.0; `passed` None when it could not be measured."""
+
+    name: str
+    value: float | None
+    comparison: str
+    limit: float
+    passed: bool | None
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class LossCurve:
+    """The loss of one training stage: iterations int64 (n,), and one float64 (n,) series per name; NaN = not measured."""
+
+    stage: str
+    iterations: NDArray[np.int64]
+    series: dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTimes:
+    """How long the blocks of a stage took: seconds float64 (blocks done,), and counts of the others."""
+
+    stage: str
+    seconds: NDArray[np.float64]
+    done: int
+    failed: int
+    total: int
+
+
+@dataclass(frozen=True)
+class StageVersion:
+    """Who wrote an artefact; empty strings where unknown."""
+
+    stage: str
+    version: str = ""
+    image_digest: str = ""
+    revision: str = ""
+    contract: str = ""
+    identity: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class SizeHistogram:
+    """Sizes of segments: `counts[i]` segments of edges_vox[i] <= size < edges_vox[i + 1] voxels."""
+
+    edges_vox: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ReportData:
+    """Everything the page shows. Only `experiment` and `created` are always there."""
+
+    experiment: str
+    created: str
+    problems: tuple[Problem, ...] = ()
+    has_truth: bool = False
+    verdicts: tuple[Verdict, ...] = ()
+    scores: tuple[Score, ...] = ()
+    segment_counts: tuple[SegmentCount, ...] = ()
+    advice: str = ""
+    pictures: tuple[Picture, ...] = ()
+    losses: tuple[LossCurve, ...] = ()
+    block_times: tuple[BlockTimes, ...] = ()
+    segment_sizes: SizeHistogram | None = None
+    versions: tuple[StageVersion, ...] = ()
+    voxel_size_nm: tuple[float, float, float] | None = None
+    shape_vox: tuple[int, int, int] | None = None
+    roi: str = ""
+    neuroglancer_state: dict[str, Any] | None = None
+    neuroglancer_help: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
