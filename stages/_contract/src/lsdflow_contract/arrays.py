@@ -1,0 +1,58 @@
+"""The arrays that stages hand to one another: dataset name, dtype, channels; and how floats become grey levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """What an array must be: its dataset name in the container, dtype, number of channels (0 = none), kind."""
+
+    dataset: str
+    dtype: str
+    channels: int
+    kind: str
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """`c^` first where there are channels, then z, y, x (funlib.persistence's spelling)."""
+        return ("c^", "z", "y", "x") if self.channels else ("z", "y", "x")
+
+
+RAW = ArraySpec("volumes/raw", "uint8", 0, "image")
+LABELS = ArraySpec("volumes/labels/neuron_ids", "uint64", 0, "labels")
+MASK = ArraySpec("volumes/labels/mask", "uint8", 0, "mask")
+LSDS = ArraySpec("volumes/lsds", "uint8", 10, "image")
+AFFS = ArraySpec("volumes/affs", "uint8", 3, "image")
+FRAGMENTS = ArraySpec("volumes/fragments", "uint64", 0, "labels")
+SEGMENTATION = ArraySpec("volumes/segmentation", "uint64", 0, "labels")
+
+AFFINITY_NEIGHBORHOOD = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
+
+
+class MaskState(IntEnum):
+    """The three states of a training mask voxel.
+
+    IGNORE adds exactly 0 to every loss. TRAIN is trained by its label. BACKGROUND is trained as background whatever
+    its label says.
+    """
+
+    IGNORE = 0
+    TRAIN = 1
+    BACKGROUND = 2
+
+
+def quantise_u8(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
+    """Floats in [0, 1] (clipped) to grey levels 0-255: floor(value * 255), as stored by predict and seen in training."""
+    clipped = np.clip(values, 0.0, 1.0).astype(np.float32, copy=False)
+    return (clipped * np.float32(255.0)).astype(np.uint8)
+
+
+def dequantise_u8(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Grey levels 0-255 to float32 in [0, 1]."""
+    return values.astype(np.float32) / np.float32(255.0)

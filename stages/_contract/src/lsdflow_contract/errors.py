@@ -1,0 +1,107 @@
+"""Every error a user can meet: what is wrong, where, what was wanted, what was found, what to do; and the exit code."""
+
+from __future__ import annotations
+
+
+class StageError(Exception):
+    """Base of all errors of lsdflow; `exit_code` is what the command returns to the shell."""
+
+    exit_code = 70
+
+    def __init__(self, what: str, *, where: object = "", wanted: object = "", found: object = "", hint: str = "") -> None:
+        self.what = what
+        self.where = str(where)
+        self.wanted = str(wanted)
+        self.found = str(found)
+        self.hint = hint
+        super().__init__(self.message())
+
+    def message(self) -> str:
+        """The full text: one line of what is wrong, then one indented line for each part that is known."""
+        parts = [("where", self.where), ("wanted", self.wanted), ("found", self.found), ("to do", self.hint)]
+        lines = [f"{name:>8}: {text}" for name, text in parts if text]
+        return "\n".join([self.what, *lines])
+
+    def as_dict(self) -> dict[str, str | int]:
+        """The same parts as plain values, for `--json` and reports."""
+        return {
+            "error": type(self).__name__,
+            "exit_code": self.exit_code,
+            "what": self.what,
+            "where": self.where,
+            "wanted": self.wanted,
+            "found": self.found,
+            "hint": self.hint,
+        }
+
+
+class UsageError(StageError):
+    """The command line is wrong."""
+
+    exit_code = 2
+
+
+class BadData(StageError):
+    """An input exists and can be opened, but its content is wrong."""
+
+    exit_code = 65
+
+
+class MissingInput(StageError):
+    """An input that is needed does not exist."""
+
+    exit_code = 66
+
+
+class StoreUnreachable(StageError):
+    """A database or shared storage does not answer."""
+
+    exit_code = 69
+
+
+class InternalError(StageError):
+    """A fault of lsdflow itself."""
+
+    exit_code = 70
+
+
+class NotOurs(StageError):
+    """The output exists and was made by something else, with other parameters, or is being made by another run."""
+
+    exit_code = 73
+
+
+class StorageFailure(StageError):
+    """Reading or writing failed in the file system (disk full, I/O error)."""
+
+    exit_code = 74
+
+
+class Interrupted(StageError):
+    """Stopped by a signal or a time limit; run the same command again to go on."""
+
+    exit_code = 75
+
+
+class ContractMismatch(StageError):
+    """Artefact and reader do not fit: other contract major, wrong kind of model, other model than trained with."""
+
+    exit_code = 76
+
+
+class PermissionDenied(StageError):
+    """The user may not read or write there."""
+
+    exit_code = 77
+
+
+class ConfigError(StageError):
+    """The experiment file is wrong."""
+
+    exit_code = 78
+
+
+class BlocksFailed(StageError):
+    """The stage finished, but some blocks failed; they are listed."""
+
+    exit_code = 79

@@ -1,0 +1,147 @@
+"""The experiment file: one TOML table per stage, common tables for all, `--set table.key=value` on top."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from lsdflow_contract.checkpoint import Mode
+from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.model import StrictModel
+
+STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+
+Config = TypeVar("Config", bound=StrictModel)
+
+
+class ExperimentTable(StrictModel):
+    """[experiment]: what this experiment is."""
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9_.-]+$", description="name, used in reports")
+    mode: Mode = Field(default="acrlsd", description="acrlsd: LSDs, then affinities from raw + LSDs; mtlsd: one net for both; affinities: baseline")
+    profile: Literal["tiny", "standard"] = Field(default="standard", description="tiny: minutes on two CPU cores; standard: the published networks")
+    seed: int = Field(default=0, ge=0, description="seed of weights and sampling")
+
+
+class StoreTable(StrictModel):
+    """[store]: where blocks and graph are kept."""
+
+    engine: Literal["files"] = Field(default="files", description="files: embedded, one Parquet file per block")
+
+
+class ComputeTable(StrictModel):
+    """[compute]: how blocks are worked on."""
+
+    runner: Literal["daisy", "serial"] = Field(default="daisy", description="daisy: worker processes; serial: one after another, the reference")
+    workers: int = Field(default=2, ge=1, description="worker processes")
+    threads_per_worker: int = Field(default=1, ge=1, description="threads of one worker")
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment file, read: its folder layout, common tables, and the raw tables of the stages."""
+
+    path: Path
+    overrides: tuple[str, ...]
+    tables: dict[str, Any]
+    common: ExperimentTable
+    store: StoreTable
+    compute: ComputeTable
+
+    @property
+    def layout(self) -> ExperimentLayout:
+        """Paths of the artefacts."""
+        return ExperimentLayout(self.path.parent)
+
+    def table(self, stage: str, model: type[Config]) -> Config:
+        """The stage's table as its config model. ConfigError (78) naming the key, with did-you-mean."""
+        return _validated(model, self.tables.get(stage, {}), stage, self.path)
+
+    def resolve(self, path: str) -> Path:
+        """A path of the experiment file: absolute, or relative to the file."""
+        return (self.path.parent / path).resolve()
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read experiment.toml and lay `table.key=value` overrides over it.
+
+    Raises MissingInput (66) if the file is absent, ConfigError (78) for wrong TOML, unknown tables or values.
+    """
+    path = path / "experiment.toml" if path.is_dir() else path
+    if not path.is_file():
+        raise MissingInput("no experiment file", where=path, hint="make one: lsdflow init DIR --train A.zarr --volume B.zarr")
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("not a TOML file", where=path, found=error) from error
+    for override in overrides:
+        _apply_override(tables, override)
+    _refuse_unknown_tables(tables, path)
+    return Experiment(
+        path=path.resolve(),
+        overrides=tuple(overrides),
+        tables=tables,
+        common=_validated(ExperimentTable, tables.get("experiment", {}), "experiment", path),
+        store=_validated(StoreTable, tables.get("store", {}), "store", path),
+        compute=_validated(ComputeTable, tables.get("compute", {}), "compute", path),
+    )
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """A hint for a misspelt word: the nearest known one, or the list of all."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def _apply_override(tables: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    table, dot, rest = dotted.strip().partition(".")
+    if not (equals and dot and table and rest):
+        raise ConfigError("an override is table.key=value", where="--set", found=override)
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    node = tables.setdefault(table, {})
+    *parents, key = rest.split(".")
+    for parent in parents:
+        node = node.setdefault(parent, {}) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        raise ConfigError("the override names a value, not a table", where="--set", found=override)
+    node[key] = value
+
+
+def _refuse_unknown_tables(tables: dict[str, Any], path: Path) -> None:
+    known = ("experiment", "store", "compute", *STAGES)
+    for name, value in tables.items():
+        if name not in known:
+            raise ConfigError(f"unknown table [{name}]", where=path, hint=did_you_mean(name, known))
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} must be a table", where=path, wanted=f"[{name}]", found=repr(value))
+
+
+def _validated(model: type[Config], table: dict[str, Any], name: str, path: Path) -> Config:
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        raise _config_error(error, model, name, path) from error
+
+
+def _config_error(error: ValidationError, model: type[StrictModel], table: str, path: Path) -> ConfigError:
+    first = error.errors()[0]
+    dotted = ".".join(str(part) for part in (table, *first["loc"]))
+    others = [".".join(str(p) for p in (table, *e["loc"])) for e in error.errors()[1:]]
+    hint = f"also wrong: {', '.join(others)}" if others else ""
+    if first["type"] == "extra_forbidden":
+        known = sorted(f.alias or n for n, f in model.model_fields.items())
+        hint = did_you_mean(str(first["loc"][-1]), known) if len(first["loc"]) == 1 else hint
+        return ConfigError(f"unknown key {dotted}", where=path, found=repr(first["input"]), hint=hint)
+    return ConfigError(f"{dotted}: {first['msg']}", where=path, found=repr(first["input"]), hint=hint)

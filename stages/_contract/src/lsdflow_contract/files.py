@@ -1,0 +1,69 @@
+"""Writing a file so that it is either whole or absent: temp file beside it, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StorageFailure
+
+TEMPORARY_SUFFIX = ".partial"
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn OS errors of writing `path` into StorageFailure (74) or PermissionDenied (77) that name it."""
+    try:
+        yield
+    except PermissionError as error:
+        raise PermissionDenied("may not write", where=path, found=f"uid {os.geteuid()}") from error
+    except OSError as error:
+        hint = "free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StorageFailure(f"writing failed: {error.strerror}", where=path, hint=hint) from error
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a temp file, then put it in place of `path` in one step. Makes the folder."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+        try:
+            with partial.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames inside `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. MissingInput if absent, BadData if it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise MissingInput("file not found", where=path) from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise BadData("not a JSON file", where=path, found=error) from error

@@ -1,0 +1,81 @@
+"""The region adjacency graph (RAG): fragments are nodes, adjacencies are edges with a merge score.
+
+score = 1 - affinity quantile: 0 = surely the same neuron, 1 = surely different; an edge merges if score <= threshold,
+so a HIGHER threshold merges MORE. NaN (null in MongoDB) = never merged by any threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lsdflow_contract.errors import BadData
+
+SCORE_CONVENTION = "one_minus_affinity, low=merge"
+NODES_COLLECTION = "nodes"
+MAX_ID = 2**63 - 1
+
+
+def edges_collection(merge_function: str) -> str:
+    """Name of the edge collection of a merge function, as the field names it."""
+    return f"edges_{merge_function}"
+
+
+@dataclass(frozen=True)
+class RagNodes:
+    """Fragments: id u64 (N,), centre of mass in nm f64 (N, 3) z,y,x, size in voxels u64 (N,)."""
+
+    id: npt.NDArray[np.uint64]
+    center_nm: npt.NDArray[np.float64]
+    size_vox: npt.NDArray[np.uint64]
+
+    def __post_init__(self) -> None:
+        if self.center_nm.shape != (len(self.id), 3) or len(self.size_vox) != len(self.id):
+            raise BadData("node columns differ in length", found=(len(self.id), self.center_nm.shape, len(self.size_vox)))
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @classmethod
+    def empty(cls) -> RagNodes:
+        """No nodes."""
+        return cls(np.zeros(0, np.uint64), np.zeros((0, 3)), np.zeros(0, np.uint64))
+
+    @classmethod
+    def concatenate(cls, parts: list[RagNodes]) -> RagNodes:
+        """All nodes of `parts`, in order."""
+        if not parts:
+            return cls.empty()
+        return cls(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("id", "center_nm", "size_vox")))
+
+
+@dataclass(frozen=True)
+class RagEdges:
+    """Adjacencies: u < v u64 (N,), merge_score f32 (N,) in [0, 1] or NaN (never merged)."""
+
+    u: npt.NDArray[np.uint64]
+    v: npt.NDArray[np.uint64]
+    merge_score: npt.NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if not len(self.u) == len(self.v) == len(self.merge_score):
+            raise BadData("edge columns differ in length", found=(len(self.u), len(self.v), len(self.merge_score)))
+        if len(self.u) and not bool(np.all(self.u < self.v)):
+            raise BadData("an edge must have u < v", where="RAG edges")
+
+    def __len__(self) -> int:
+        return len(self.u)
+
+    @classmethod
+    def empty(cls) -> RagEdges:
+        """No edges."""
+        return cls(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.float32))
+
+    @classmethod
+    def concatenate(cls, parts: list[RagEdges]) -> RagEdges:
+        """All edges of `parts`, in order."""
+        if not parts:
+            return cls.empty()
+        return cls(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("u", "v", "merge_score")))

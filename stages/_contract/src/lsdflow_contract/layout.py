@@ -1,0 +1,81 @@
+"""The experiment folder: the only place where paths of artefacts are joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ExperimentLayout:
+    """Paths of every artefact of the experiment whose folder is `root`."""
+
+    root: Path
+
+    @property
+    def experiment_toml(self) -> Path:
+        """The experiment file."""
+        return self.root / "experiment.toml"
+
+    @property
+    def images_env(self) -> Path:
+        """The pinned images."""
+        return self.root / "images.env"
+
+    def training_volume(self, name: str) -> Path:
+        """A prepared training volume (zarr format 2)."""
+        return self.root / "data" / "training" / f"{name}.zarr"
+
+    @property
+    def target_volume(self) -> Path:
+        """The prepared volume to segment."""
+        return self.root / "data" / "target.zarr"
+
+    def train_dir(self, stage: str) -> Path:
+        """Folder of a training stage: checkpoints/, snapshots/, log/, loss.csv, best.json."""
+        return self.root / "train" / stage
+
+    def checkpoints(self, stage: str) -> Path:
+        """Bundles of a training stage, one folder an iteration."""
+        return self.train_dir(stage) / "checkpoints"
+
+    def best_checkpoint(self, stage: str) -> Path:
+        """The file that names the bundle the next stage uses."""
+        return self.train_dir(stage) / "best.json"
+
+    def predictions(self, setup: str, iteration: int) -> Path:
+        """Predicted arrays of a network at an iteration."""
+        return self.root / "predictions" / setup / str(iteration) / "predictions.zarr"
+
+    @property
+    def fragments(self) -> Path:
+        """Container of volumes/fragments."""
+        return self.root / "fragments.zarr"
+
+    @property
+    def segmentation(self) -> Path:
+        """Container of volumes/segmentation."""
+        return self.root / "segmentation.zarr"
+
+    @property
+    def luts(self) -> Path:
+        """Fragment -> segment tables."""
+        return self.root / "luts"
+
+    @property
+    def store(self) -> Path:
+        """The files store: blocks and graph."""
+        return self.root / "store"
+
+    @property
+    def report(self) -> Path:
+        """index.html, scores.json, neuroglancer.json."""
+        return self.root / "report"
+
+    def manifest(self, stage: str) -> Path:
+        """What a finished stage left: identity, inputs, outputs."""
+        return self.root / "manifests" / f"{stage}.json"
+
+    def stage_runs(self, stage: str) -> Path:
+        """All runs of a stage: resolved config, logs."""
+        return self.root / "runs" / stage

@@ -1,0 +1,91 @@
+"""The manifest of a finished stage: who made it, from what, with which parameters, and the identity of the result.
+
+A stage reads the manifests of its inputs before it writes anything, and writes its own when everything is verified.
+`key` names the work to be done (parameters + inputs); `identity` names the result (key + checksums of what was made).
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
+from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.model import StrictModel
+
+
+class Writer(StrictModel):
+    """Which stage, version, image and revision wrote an artefact."""
+
+    stage: str
+    version: str
+    image_digest: str = ""
+    revision: str = ""
+
+    @classmethod
+    def of(cls, stage: str) -> Writer:
+        """The running stage; the image gives its digest and revision by environment variables."""
+        try:
+            stage_version = version(f"lsdflow-{stage}")
+        except PackageNotFoundError:
+            stage_version = "unknown"
+        digest = os.environ.get("LSDFLOW_IMAGE_DIGEST", "")
+        return cls(stage=stage, version=stage_version, image_digest=digest, revision=os.environ.get("LSDFLOW_REVISION", ""))
+
+
+class Manifest(StrictModel):
+    """What a stage leaves behind for the next one."""
+
+    contract: str = CONTRACT_VERSION
+    writer: Writer
+    key: str = Field(description="hash of parameters and inputs: names the work")
+    config: dict[str, Any] = Field(description="the resolved table of the stage")
+    inputs: dict[str, str] = Field(description="identity of every input")
+    outputs: dict[str, str] = Field(description="paths of the outputs, relative to the experiment")
+    facts: dict[str, Any] = Field(default_factory=dict, description="counts, run times, warnings")
+    identity: str = Field(description="hash of key and result checksums: names the result")
+
+    def write(self, layout: ExperimentLayout) -> None:
+        """Write it in the experiment, atomically."""
+        write_json(layout.manifest(self.writer.stage), self.model_dump())
+
+
+def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
+    """The manifest of a finished stage.
+
+    Raises MissingInput if the stage has not finished, ContractMismatch for another contract major, BadData if damaged.
+    """
+    path = layout.manifest(stage)
+    if not path.exists():
+        raise MissingInput(f"the stage {stage} has not finished", where=path, hint=f"run it first: {stage} run")
+    raw = read_json(path)
+    if isinstance(raw, dict):
+        require_contract(str(raw.get("contract", "")), path)
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        raise BadData("damaged manifest", where=path, found=error, hint=f"run {stage} again") from error
+
+
+def require_contract(found: str, where: Path) -> None:
+    """Refuse an artefact of another contract major (exit 76)."""
+    if found.split(".", maxsplit=1)[0] != str(CONTRACT_MAJOR):
+        raise ContractMismatch(
+            "the artefact was written for another contract",
+            where=where,
+            wanted=f"contract {CONTRACT_MAJOR}.x",
+            found=found or "none",
+            hint="use the image that wrote it, or make the artefact again",
+        )
+
+
+def work_key(stage: str, parameters: dict[str, Any], inputs: dict[str, str]) -> str:
+    """Key of a piece of work: contract major, stage, parameters, identities of the inputs."""
+    return hash_of({"contract": CONTRACT_MAJOR, "stage": stage, "parameters": parameters, "inputs": inputs})

@@ -1,0 +1,11 @@
+"""StrictModel: the base of every config table. Frozen, unknown keys refused."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class StrictModel(BaseModel):
+    """A frozen pydantic model that refuses unknown keys and never coerces silently into NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)

@@ -1,0 +1,52 @@
+"""Helpers for tests of every stage: tiny volumes, and equality of segmentations up to names."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lsdflow_contract.geometry import Vox3
+
+
+def same_partition(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> bool:
+    """True if two label arrays cut space into the same parts, whatever the ids; 0 (background) must match 0."""
+    if a.shape != b.shape or not np.array_equal(a == 0, b == 0):
+        return False
+    pairs = np.unique(np.stack([a.ravel().astype(np.uint64), b.ravel().astype(np.uint64)]), axis=1)
+    return len(np.unique(pairs[0])) == len(np.unique(pairs[1])) == pairs.shape[1]
+
+
+def voronoi_labels(shape_vox: Vox3, count: int, seed: int = 0) -> npt.NDArray[np.uint64]:
+    """Dense labels 1..count: each voxel belongs to its nearest random point."""
+    generator = np.random.default_rng(seed)
+    points = generator.uniform(0, 1, (count, 3)) * np.array(shape_vox)
+    grid = np.stack(np.meshgrid(*(np.arange(n) for n in shape_vox), indexing="ij"), axis=-1)
+    nearest = np.zeros(shape_vox, np.uint64)
+    best = np.full(shape_vox, np.inf)
+    for label, point in enumerate(points, start=1):
+        distance = ((grid - point) ** 2).sum(axis=-1)
+        nearest[distance < best] = label
+        best = np.minimum(best, distance)
+    return nearest
+
+
+def affinities_of(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
+    """Truth affinities (3, z, y, x) u8: 255 where a voxel and its lower neighbour along the axis share a label > 0."""
+    affs = np.zeros((3, *labels.shape), np.uint8)
+    for axis in range(3):
+        upper = [slice(None)] * 3
+        lower = [slice(None)] * 3
+        upper[axis], lower[axis] = slice(1, None), slice(None, -1)
+        same = (labels[tuple(upper)] == labels[tuple(lower)]) & (labels[tuple(upper)] > 0)
+        affs[(axis, *upper)] = 255 * same
+        edge = [slice(None)] * 3
+        edge[axis] = slice(0, 1)
+        affs[(axis, *edge)] = 255 * (labels[tuple(edge)] > 0)
+    return affs
+
+
+def membrane_raw(labels: npt.NDArray[np.integer], seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Grey raw for labels: bright inside, dark where neighbours differ, some noise."""
+    inside = affinities_of(labels).min(axis=0) > 0
+    noise = np.random.default_rng(seed).normal(0, 12, labels.shape)
+    return np.clip(np.where(inside, 170, 60) + noise, 0, 255).astype(np.uint8)
