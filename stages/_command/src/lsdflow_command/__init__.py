@@ -1,0 +1,1 @@
+"""lsdflow-command: the one front of every stage."""

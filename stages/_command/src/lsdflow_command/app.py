@@ -1,0 +1,193 @@
+"""stage_app: one typer application per stage, the same verbs, options and exit codes everywhere.
+
+    run       do the work; resumes what is there
+    validate  list all problems; writes nothing
+    plan      what a run would do
+    status    what is done
+    schema    JSON schema of the stage's table
+    worker    (hidden) a worker process of a running coordinator
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Annotated, Any
+
+import typer
+from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.errors import Interrupted, StageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.model import StrictModel
+
+from lsdflow_command.runfolder import run_folder
+
+LOG = logging.getLogger("lsdflow")
+
+ExperimentOption = Annotated[Path, typer.Option("--experiment", "-e", help="experiment.toml, or its folder")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the experiment file")]
+JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="replace results made with other parameters or inputs")]
+
+
+@dataclass(frozen=True)
+class StageCommand:
+    """What a stage gives: its name, the model of its table, the module with its verbs (imported when used)."""
+
+    name: str
+    config: type[StrictModel]
+    task: str
+
+    def module(self) -> ModuleType:
+        """The task module."""
+        return importlib.import_module(self.task)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How `run` was called."""
+
+    replace: bool = False
+
+
+def stage_app(stage: StageCommand) -> typer.Typer:
+    """The application of a stage."""
+    app = typer.Typer(name=stage.name, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback(help=f"lsdflow stage {stage.name}. Example: {stage.name} run --experiment DIR/experiment.toml")(
+        _version_callback(stage)
+    )
+    _add_run(app, stage)
+    _add_validate(app, stage)
+    for verb, text in (("plan", "What a run would do: blocks, bytes, time."), ("status", "What is done so far.")):
+        _add_report_verb(app, stage, verb, text)
+    _add_schema(app, stage)
+    _add_worker(app, stage)
+    return app
+
+
+@contextmanager
+def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
+    """Turn errors into messages and exit codes; no traceback without --debug."""
+    try:
+        yield
+    except StageError as error:
+        if debug:
+            raise
+        text = json.dumps(error.as_dict()) if as_json else f"error: {error.message()}"
+        typer.echo(text, err=not as_json)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted; run the same command again to go on", err=True)
+        raise typer.Exit(Interrupted.exit_code) from error
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"error: internal: {type(error).__name__}: {error}\n   to do: run with --debug and report it", err=True)
+        raise typer.Exit(70) from error
+
+
+def start_logging() -> None:
+    """Log lines to stderr, the same form everywhere."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+
+
+def interrupt_on_signals() -> None:
+    """SIGTERM and SIGUSR2 end the work as Interrupted (75): whatever is finished stays."""
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(f"stopped by {signal.Signals(number).name}", hint="run the same command again to go on")
+
+
+def _version_callback(stage: StageCommand) -> Callable[..., None]:
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"{stage.name} {version(f'lsdflow-{stage.name}')} (contract {CONTRACT_VERSION})")
+            raise typer.Exit
+
+    def callback(
+        show: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="version")] = False,
+    ) -> None:
+        start_logging()
+
+    return callback
+
+
+def _load(path: Path, overrides: list[str] | None) -> Experiment:
+    return load_experiment(path, overrides or [])
+
+
+def _add_run(app: typer.Typer, stage: StageCommand) -> None:
+    @app.command(help="Do the work; goes on where an earlier run stopped.")
+    def run(
+        experiment: ExperimentOption,
+        override: SetOption = None,
+        replace: ReplaceOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        interrupt_on_signals()
+        with exit_codes(debug):
+            loaded = _load(experiment, override)
+            config = loaded.table(stage.name, stage.config)
+            with run_folder(stage.name, loaded, config.model_dump(mode="json")):
+                stage.module().run(loaded, RunOptions(replace=replace))
+
+
+def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
+    @app.command(help="List all problems; writes nothing.")
+    def validate(
+        experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
+    ) -> None:
+        with exit_codes(debug, as_json=json_):
+            loaded = _load(experiment, override)
+            loaded.table(stage.name, stage.config)
+            problems: list[StageError] = stage.module().validate(loaded)
+        _show_problems(stage.name, problems, json_)
+
+
+def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([p.as_dict() for p in problems]))
+    elif not problems:
+        typer.echo(f"{name}: no problems found")
+    for problem in () if as_json else problems:
+        typer.echo(f"error: {problem.message()}", err=True)
+    if problems:
+        raise typer.Exit(problems[0].exit_code)
+
+
+def _add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str) -> None:
+    @app.command(name=verb, help=text)
+    def report(
+        experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
+    ) -> None:
+        with exit_codes(debug, as_json=json_):
+            loaded = _load(experiment, override)
+            facts: dict[str, Any] = getattr(stage.module(), verb)(loaded)
+            typer.echo(json.dumps(facts) if json_ else "\n".join(f"{k}: {v}" for k, v in facts.items()))
+
+
+def _add_schema(app: typer.Typer, stage: StageCommand) -> None:
+    @app.command(help="JSON schema of the stage's table in experiment.toml.")
+    def schema() -> None:
+        typer.echo(json.dumps(stage.config.model_json_schema()))
+
+
+def _add_worker(app: typer.Typer, stage: StageCommand) -> None:
+    @app.command(hidden=True, help="Worker process of a running coordinator.")
+    def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
+        interrupt_on_signals()
+        with exit_codes(debug):
+            stage.module().worker(_load(experiment, override))

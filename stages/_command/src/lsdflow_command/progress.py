@@ -1,0 +1,84 @@
+"""Progress of long work: a bar with rate and ETA on a terminal, one line a minute everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+LOG = logging.getLogger("lsdflow.progress")
+SECONDS_BETWEEN_LINES = 60.0
+
+
+class Progress:
+    """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate."""
+
+    def __init__(self, label: str, total: int, unit: str, already: int = 0) -> None:
+        self.label, self.total, self.unit, self.already = label, total, unit, already
+        self.done = already
+        self.started = time.monotonic()
+        self._last_line = self.started
+        self._bar = _terminal_bar() if sys.stderr.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(self.label, total=self.total, completed=self.already, facts="")
+        else:
+            LOG.info("%s: %d of %d %ss already done", self.label, self.already, self.total, self.unit)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        LOG.info("%s", self.line())
+
+    def advance(self, count: int = 1, **facts: float) -> None:
+        """Add `count` units done; `facts` (loss=...) are shown beside them."""
+        self.done += count
+        text = " ".join(f"{name} {value:.4g}" for name, value in facts.items())
+        now = time.monotonic()
+        if self._bar is not None:
+            rate = f"{self.rate():.3g} {self.unit}/s {text}"
+            self._bar.update(self._task, completed=self.done, facts=rate)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            LOG.info("%s %s", self.line(), text)
+
+    def rate(self) -> float:
+        """Units per second of this run."""
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        return (self.done - self.already) / seconds
+
+    def line(self) -> str:
+        """One line: done, rate, ETA."""
+        rate = self.rate()
+        left = self.total - self.done
+        eta = f", ETA {_duration(left / rate)}" if rate > 0 and left > 0 else ""
+        return f"{self.label}: {self.done}/{self.total} {self.unit}s, {rate:.3g} {self.unit}/s{eta}"
+
+
+def _terminal_bar() -> RichProgress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    )
+    return RichProgress(*columns, console=Console(stderr=True))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}" if hours else f"{minutes}m{rest:02d}s"

@@ -1,0 +1,47 @@
+"""The folder of one run of a stage: resolved config, log file, outcome. Written also when the run fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import storage_errors, write_json
+from lsdflow_contract.manifest import Writer
+
+
+@contextmanager
+def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> Iterator[Path]:
+    """Make runs/<stage>/<time>-<pid>/, log into it, and leave outcome.json with exit code, seconds and error."""
+    started = time.time()
+    name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started))}-{os.getpid()}"
+    folder = experiment.layout.stage_runs(stage) / name
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    writer = Writer.of(stage).model_dump()
+    write_json(folder / "config.resolved.json", {"writer": writer, "config": config, "overrides": experiment.overrides})
+    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    outcome: dict[str, Any] = {"writer": writer, "started": started, "exit_code": 70, "error": None}
+    try:
+        yield folder
+        outcome["exit_code"] = 0
+    except StageError as error:
+        outcome.update(exit_code=error.exit_code, error=error.as_dict())
+        raise
+    except BaseException as error:
+        logging.getLogger("lsdflow").exception("the run ended")
+        outcome["error"] = {"error": type(error).__name__, "what": str(error)}
+        raise
+    finally:
+        outcome["seconds"] = time.time() - started
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+        write_json(folder / "outcome.json", outcome)
