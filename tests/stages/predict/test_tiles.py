@@ -1,0 +1,140 @@
+"""Tiles: phase, cover, balance, and that a block's shape does not matter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_predict.tiles import Tiling, assemble, block_of_cells, crop_to_cell, hull, plan_tiling
+
+
+@dataclass(frozen=True)
+class Net:
+    """Outputs smallest + n * step, like a valid U-Net."""
+
+    step_vox: Vox3 = (12, 12, 12)
+    context_vox: Vox3 = (52, 52, 52)
+    smallest: int = 8
+
+    def output_covering(self, wanted_vox: Vox3) -> Vox3:
+        z, y, x = (
+            self.smallest + max(0, math.ceil((w - self.smallest) / s)) * s
+            for w, s in zip(wanted_vox, self.step_vox, strict=True)
+        )
+        return z, y, x
+
+
+sizes = st.tuples(*[st.integers(1, 400)] * 3)
+begins = st.tuples(*[st.integers(-300, 300)] * 3)
+
+
+@given(begins, sizes, begins, st.integers(20, 200))
+@settings(max_examples=200, deadline=None)
+def test_every_tile_begins_on_the_pooling_grid_and_holds_its_cell(begin, shape, phase, largest):
+    tiling = plan_tiling(Net(), Box(begin, shape), phase, (largest,) * 3)
+    for index in ((0, 0, 0), (1, 2, 3)):
+        output = tiling.output(index)
+        assert all((b - p) % 12 == 0 for b, p in zip(output.begin_vox, phase, strict=True))
+        assert output.contains(tiling.cell(index))
+        assert tiling.input(index) == output.grow((52, 52, 52))
+        assert tiling.input(index).shape_vox == tiling.input_vox
+    assert tiling.output_vox == Net().output_covering(tiling.output_vox)
+
+
+@given(begins, sizes, st.integers(32, 200))
+@settings(max_examples=200, deadline=None)
+def test_outputs_stay_within_the_largest_and_cells_are_balanced(begin, shape, largest):
+    largest = 8 + 12 * ((largest - 8) // 12)
+    tiling = plan_tiling(Net(), Box(begin, shape), (0, 0, 0), (largest,) * 3)
+    for output, cell, extent, lead in zip(tiling.output_vox, tiling.cell_vox, shape, tiling.lead_vox, strict=True):
+        assert output <= largest
+        assert cell % 12 == 0
+        assert cell - extent < 12
+        fewest = math.ceil(extent / ((largest - lead) // 12 * 12))
+        assert math.ceil(extent / cell) == fewest
+
+
+def test_a_step_larger_than_the_largest_output_still_gives_one_step():
+    assert plan_tiling(Net(), Box((0, 0, 0), (50, 50, 50)), (0, 0, 0), (8, 8, 8)).cell_vox == (12, 12, 12)
+
+
+@given(st.tuples(*[st.integers(-30, 60)] * 3), st.tuples(*[st.integers(0, 40)] * 3))
+@settings(max_examples=100, deadline=None)
+def test_tiles_touching_a_box_are_those_whose_cell_shares_a_voxel(begin, shape):
+    tiling = Tiling((3, -5, 7), (12, 6, 4), (1, 0, 2), (20, 8, 8), (4, 4, 4))
+    box = Box(begin, shape)
+    slow = [
+        (z, y, x)
+        for z in range(-5, 10)
+        for y in range(-10, 20)
+        for x in range(-12, 26)
+        if not tiling.cell((z, y, x)).intersect(box).is_empty
+    ]
+    assert list(tiling.indices_touching(box)) == slow
+
+
+def test_the_hull_of_inputs_holds_every_input_tightly():
+    tiling = Tiling((0, 0, 0), (12, 12, 12), (3, 0, 1), (20, 20, 20), (4, 5, 6))
+    box = Box((5, 12, 11), (20, 12, 2))
+    inputs = [tiling.input(i) for i in tiling.indices_touching(box)]
+    found = tiling.inputs_hull(box)
+    assert all(found.contains(b) for b in inputs)
+    assert found.begin_vox == tuple(np.min([b.begin_vox for b in inputs], axis=0))
+    assert found.end_vox == tuple(np.max([b.end_vox for b in inputs], axis=0))
+
+
+def test_the_hull_of_one_box_is_the_box():
+    assert hull(iter([Box((1, 2, 3), (4, 5, 6))])) == Box((1, 2, 3), (4, 5, 6))
+
+
+def _tile_dependent(tiling: Tiling):
+    """Values that name the tile, and the voxel inside it: any mistake of place shows."""
+
+    def evaluate(index):
+        seed = abs(hash(index)) % 2**32
+        output = np.random.default_rng(seed).integers(0, 255, (2, *tiling.output_vox)).astype(np.uint8)
+        return crop_to_cell(tiling, output)
+
+    return evaluate
+
+
+@pytest.mark.parametrize("block", [(12, 12, 12), (24, 36, 12), (5, 7, 11), (60, 60, 60)])
+def test_the_block_shape_changes_no_bit(block):
+    tiling = plan_tiling(Net(context_vox=(4, 4, 4)), Box((5, 0, 7), (30, 33, 25)), (0, 0, 0), (20, 32, 20))
+    region = Box((5, 0, 7), (30, 33, 25))
+    whole = assemble(tiling, region, 2, _tile_dependent(tiling))
+    pieces = np.zeros_like(whole)
+    for z in range(0, 30, block[0]):
+        for y in range(0, 33, block[1]):
+            for x in range(0, 25, block[2]):
+                box = Box((5 + z, y, 7 + x), block).intersect(region)
+                part = assemble(tiling, box, 2, _tile_dependent(tiling))
+                pieces[(slice(None), *box.slices(region.begin_vox))] = part
+    assert np.array_equal(pieces, whole)
+
+
+def test_a_tile_without_values_stays_zero():
+    tiling = Tiling((0, 0, 0), (4, 4, 4), (0, 0, 0), (4, 4, 4), (0, 0, 0))
+
+    def evaluate(index):
+        return None if index == (0, 0, 0) else np.ones((1, 4, 4, 4), np.uint8)
+
+    found = assemble(tiling, Box((0, 0, 0), (4, 4, 8)), 1, evaluate)
+    assert found[..., :4].max() == 0
+    assert found[..., 4:].min() == 1
+
+
+@given(sizes, st.integers(1, 500))
+@settings(max_examples=100, deadline=None)
+def test_blocks_are_whole_cells_and_not_larger_than_needed(region, largest):
+    block = block_of_cells((24, 24, 24), region, (largest,) * 3)
+    for edge, extent in zip(block, region, strict=True):
+        assert edge % 24 == 0
+        assert edge <= max(24, largest)
+        assert edge - extent < 24
