@@ -1,0 +1,131 @@
+"""Running a bundle on one patch: numpy raw in, numpy outputs out, on a device and at a precision.
+
+    predictor = load_predictor(folder, device="cpu", lsd_folder=None)
+    outputs = predictor.predict(raw_to_network(raw_u8))      # {"affs": (3, z, y, x) float32, ...}
+
+`predictor.output_shape_vox(input_shape)`, `.tile_step_vox`, `.context_vox` say how to tile a volume: place input
+begins on multiples of `tile_step_vox` and the values do not depend on the tiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from lsdflow_contract.checkpoint import Bundle
+from lsdflow_contract.errors import BadData, ContractMismatch
+from lsdflow_contract.geometry import Vox3
+from lsdflow_network import shapes
+from lsdflow_network.bundle import load_bundle
+from lsdflow_network.composition import AcrLsd, chain_shapes, chain_tile_step_vox
+from lsdflow_network.precision import Precision, autocast, choose_precision, memory_format
+from lsdflow_network.unet import UNet
+
+
+def raw_to_network(raw: NDArray[Any]) -> NDArray[np.float32]:
+    """Raw of any supported type -> float32 in [-1, 1], as the networks see it; same shape.
+
+    uint8 and uint16 are scaled by their type's maximum; floats must be in [0, 1].  BadData for anything else.
+    """
+    if raw.dtype in (np.uint8, np.uint16):
+        unit = raw.astype(np.float32) * np.float32(1.0 / np.iinfo(raw.dtype).max)
+    elif np.issubdtype(raw.dtype, np.floating):
+        unit = raw.astype(np.float32)
+    else:
+        raise BadData(
+            "raw data of a type the networks cannot read", wanted="uint8, uint16 or float", found=str(raw.dtype)
+        )
+    return unit * np.float32(2.0) - np.float32(1.0)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A network (or the LSD network and the affinity network behind it) ready to run on one patch."""
+
+    bundle: Bundle
+    network: nn.Module
+    device: torch.device
+    precision: Precision
+
+    @property
+    def tile_step_vox(self) -> Vox3:
+        """Grid of input begins (z,y,x) on which tiles agree."""
+        if isinstance(self.network, AcrLsd):
+            return chain_tile_step_vox(self.network.lsd_spec, self.network.affinity_spec)
+        return shapes.tile_step_vox(self.bundle.unet)
+
+    def output_shape_vox(self, input_shape_vox: Vox3) -> Vox3:
+        """Output shape z,y,x for an input shape; ConfigError names the nearest valid shapes."""
+        if isinstance(self.network, AcrLsd):
+            return chain_shapes(self.network.lsd_spec, self.network.affinity_spec, input_shape_vox).output_vox
+        return shapes.output_shape_vox(self.bundle.unet, input_shape_vox)
+
+    def predict(self, raw: NDArray[np.float32]) -> dict[str, NDArray[np.float32] | NDArray[np.uint8]]:
+        """Raw (z,y,x) or (c,z,y,x) float32 in [-1,1] -> {"affs"|"lsds": (channels,z',y',x') float32 in [0,1]}.
+
+        An AcrLSD predictor also returns "lsds_u8": the uint8 LSDs of its first network (larger than the affinities).
+        """
+        patch = torch.from_numpy(np.ascontiguousarray(raw, dtype=np.float32)).to(self.device)
+        patch = patch[None] if patch.ndim == 4 else patch[None, None]
+        patch = patch.contiguous(memory_format=memory_format(self.device))
+        with torch.inference_mode(), autocast(self.device, self.precision):
+            outputs: Mapping[str, torch.Tensor] = self.network(patch)
+        return {name: value[0].contiguous().cpu().numpy() for name, value in outputs.items()}
+
+
+def load_predictor(
+    folder: Path,
+    *,
+    device: str = "cpu",
+    precision: str = "auto",
+    lsd_folder: Path | None = None,
+) -> Predictor:
+    """Bundle folder(s) -> Predictor.  For kind "acrlsd", lsd_folder is the LSD bundle it was trained with.
+
+    With lsd_folder = None an acrlsd bundle gives the bare affinity network, whose input is (11,z,y,x): raw and stored
+    LSDs (two-pass prediction).  Raises BadData (damaged), ContractMismatch (another contract, kind or LSD bundle).
+    """
+    where = torch.device(device)
+    chosen = choose_precision(where, precision)
+    bundle, network = load_network(folder)
+    if bundle.kind == "acrlsd" and lsd_folder is not None:
+        lsd_bundle, lsd_network = load_network(lsd_folder, expect_kind="lsd")
+        check_lsd_bundle(bundle, lsd_bundle, lsd_folder)
+        network = AcrLsd(lsd_network, lsd_bundle.unet, network, bundle.unet)
+    network = network.eval().to(where).to(memory_format=memory_format(where))  # type: ignore[call-overload]
+    return Predictor(bundle=bundle, network=network, device=where, precision=chosen)
+
+
+def load_network(folder: Path, expect_kind: str | None = None) -> tuple[Bundle, nn.Module]:
+    """Bundle folder -> (its description, the network with its weights, on the CPU, in evaluation mode)."""
+    bundle, weights = load_bundle(folder, expect_kind)
+    network = UNet(bundle.unet, bundle.outputs)
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise BadData(
+            "the weights do not belong to the network that the bundle describes",
+            where=str(folder),
+            wanted=f"weights of {bundle.unet}",
+            found=str(error).splitlines()[-1].strip(),
+        ) from error
+    return bundle, network.eval()
+
+
+def check_lsd_bundle(bundle: Bundle, lsd_bundle: Bundle, where: Path) -> None:
+    """ContractMismatch unless this LSD bundle is the one the affinity bundle was trained with."""
+    if bundle.lsd_bundle_sha256 != lsd_bundle.weights_sha256:
+        raise ContractMismatch(
+            "this LSD bundle is not the one the affinity network was trained with",
+            where=where,
+            wanted=f"weights sha256 {bundle.lsd_bundle_sha256}",
+            found=f"weights sha256 {lsd_bundle.weights_sha256}",
+            hint="predict with the LSD bundle the affinity bundle names, or train the affinity network again",
+        )

@@ -1,0 +1,47 @@
+"""In which number format and memory order a network runs on a device.
+
+bf16 autocast where the device multiplies bf16 natively (GPU: Ampere and later; CPU: avx512_bf16 or AMX), else float32.
+Weights, losses and outputs stay float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+
+from lsdflow_contract.errors import ConfigError
+
+Precision = Literal["float32", "bf16"]
+
+
+def choose_precision(device: torch.device, wanted: str = "auto") -> Precision:
+    """auto | float32 | bf16 -> the precision to use on this device."""
+    if wanted not in ("auto", "float32", "bf16"):
+        raise ConfigError("unknown precision", where="precision", wanted="auto, float32 or bf16", found=wanted)
+    if wanted != "auto":
+        return cast(Precision, wanted)
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "float32"
+    return "bf16" if _cpu_has_bf16() else "float32"
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """Context in which convolutions run at this precision."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def memory_format(device: torch.device) -> torch.memory_format:
+    """Channels last on GPUs and CPUs alike: what their convolution kernels like best."""
+    return torch.channels_last_3d if device.type in ("cuda", "cpu") else torch.contiguous_format
+
+
+def _cpu_has_bf16() -> bool:
+    """True if the CPU multiplies bf16 natively; without it, bf16 is emulated and slower than float32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags

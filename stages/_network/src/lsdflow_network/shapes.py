@@ -1,0 +1,144 @@
+"""Shape arithmetic of the valid-convolution U-Net: which inputs it takes and what comes out.
+
+Every convolution is "valid" (no padding), so each 3^3 convolution eats one voxel per side, and the output is the
+centre of the input, smaller by a constant per axis, the *context* (104 voxels for the published network).  A level
+with two of them eats e = 4 voxels:
+
+    |<----------------------- input ----------------------->|
+    |<- context/2 ->|<----------- output ----------->|<- context/2 ->|
+
+Down (level l to l + 1): convolutions (-e), then max pooling by f_l: the size must be a multiple of f_l here.
+Up: the size times f_l, the skip connection cropped to it, convolutions (-e).
+
+Translation.  Pooling windows start at the first input voxel, so shifting the input by one voxel changes which voxels
+are pooled together.  Shifting by a multiple of the *tile step* (the product of the factors, 12 for the published
+network) does not: two tiles whose input begins differ by multiples of `tile_step_vox` give the same values where
+their outputs overlap, also when the two have different (valid) shapes.  Predict places its tiles on that grid.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.geometry import Vox3
+
+
+class HasFactors(Protocol):
+    """What shape arithmetic needs of a network specification (lsdflow_contract.checkpoint.UNetSpec has these)."""
+
+    @property
+    def kernel_size(self) -> int:
+        """Edge of each convolution, voxels; odd."""
+
+    @property
+    def convs_per_level(self) -> int:
+        """Convolutions per level and direction."""
+
+    @property
+    def downsample_factors(self) -> tuple[Vox3, ...]:
+        """Pooling factors z,y,x per level, from the finest level down."""
+
+
+def tile_step_vox(spec: HasFactors) -> Vox3:
+    """The grid (z,y,x) on which tile begins must lie for tiles to agree: the total downsampling factor."""
+    z, y, x = (math.prod(f[axis] for f in spec.downsample_factors) for axis in range(3))
+    return z, y, x
+
+
+def context_vox(spec: HasFactors) -> Vox3:
+    """Input shape minus output shape, in voxels per axis; the same for every valid input. Always even."""
+    z, y, x = (_axis(spec, axis).context() for axis in range(3))
+    return z, y, x
+
+
+def output_shape_vox(spec: HasFactors, input_shape_vox: Vox3) -> Vox3:
+    """Output shape of the network for one input shape, voxels z,y,x.
+
+    Raises ConfigError naming the nearest valid shapes below and above when the input cannot be used.
+    """
+    z, y, x = (_axis(spec, axis).output(size) for axis, size in enumerate(input_shape_vox))
+    if z is None or y is None or x is None:
+        below, above = nearest_valid_input_shapes(spec, input_shape_vox)
+        raise ConfigError(
+            "the network cannot take this input shape: it is too small, or not divisible at a pooling level",
+            where=f"downsample_factors {[list(f) for f in spec.downsample_factors]}",
+            wanted=f"{list(below) if below else 'nothing smaller is possible'} or {list(above)} vox",
+            found=f"{list(input_shape_vox)} vox",
+            hint=f"valid sizes go in steps of {list(tile_step_vox(spec))} vox",
+        )
+    return z, y, x
+
+
+def is_valid_input(spec: HasFactors, input_shape_vox: Vox3) -> bool:
+    """True if the network takes this input shape (voxels z,y,x)."""
+    return all(_axis(spec, axis).output(size) is not None for axis, size in enumerate(input_shape_vox))
+
+
+def smallest_input_shape_vox(spec: HasFactors) -> Vox3:
+    """The smallest input shape with a non-empty output, voxels z,y,x."""
+    z, y, x = (_axis(spec, axis).next_valid(1) for axis in range(3))
+    return z, y, x
+
+
+def nearest_valid_input_shapes(spec: HasFactors, wanted_vox: Vox3) -> tuple[Vox3 | None, Vox3]:
+    """The valid shapes nearest to the wanted one: (each axis at or below, each axis at or above).
+
+    The first is None if an axis has nothing valid at or below.
+    """
+    z, y, x = (_axis(spec, axis).next_valid(size) for axis, size in enumerate(wanted_vox))
+    pairs = zip(wanted_vox, (z, y, x), tile_step_vox(spec), strict=True)
+    below = [upper if upper == wanted else upper - step for wanted, upper, step in pairs]
+    shape = (below[0], below[1], below[2])
+    return (shape if is_valid_input(spec, shape) else None), (z, y, x)
+
+
+def input_shape_for_output(spec: HasFactors, output_vox: Vox3) -> Vox3:
+    """The smallest valid input whose output covers the wanted output shape, voxels z,y,x."""
+    context = context_vox(spec)
+    wanted = (output_vox[0] + context[0], output_vox[1] + context[1], output_vox[2] + context[2])
+    return nearest_valid_input_shapes(spec, wanted)[1]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The arithmetic along one axis: pooling factors from the finest level down, voxels eaten per level."""
+
+    factors: tuple[int, ...]
+    eaten_vox: int
+
+    def context(self) -> int:
+        """Input minus output."""
+        if not self.factors:
+            return self.eaten_vox
+        return 2 * self.eaten_vox + self.factors[0] * self._inner().context()
+
+    def output(self, size: int) -> int | None:
+        """Output size, or None if the size does not work."""
+        size -= self.eaten_vox
+        if not self.factors or size < 1:
+            return size if size >= 1 else None
+        inner = None if size % self.factors[0] else self._inner().output(size // self.factors[0])
+        if inner is None or inner * self.factors[0] <= self.eaten_vox:
+            return None
+        return inner * self.factors[0] - self.eaten_vox
+
+    def next_valid(self, size: int) -> int:
+        """Smallest valid size >= size; valid sizes repeat with the product of the factors."""
+        lowest = max(size, self.context() + 1)
+        candidates = range(lowest, lowest + 2 * math.prod(self.factors) + 1)
+        return next(n for n in candidates if self.output(n) is not None)
+
+    def _inner(self) -> _Axis:
+        return _Axis(self.factors[1:], self.eaten_vox)
+
+
+def _axis(spec: HasFactors, axis: int) -> _Axis:
+    if spec.kernel_size % 2 == 0:
+        raise ConfigError(
+            "an even kernel has no centre voxel", wanted="kernel_size 1, 3, 5, ...", found=spec.kernel_size
+        )
+    eaten = spec.convs_per_level * (spec.kernel_size - 1)
+    return _Axis(tuple(f[axis] for f in spec.downsample_factors), eaten)

@@ -1,0 +1,111 @@
+"""The published ("mala") U-Net of Funke et al. with valid 3-D convolutions, as a torch module.
+
+Level l has num_fmaps * fmap_inc_factor^l channels; each level applies two 3^3 convolutions with ReLU:
+
+    raw -> [conv conv] ------------------ crop --> [cat -> conv conv] -> 1x1x1 -> sigmoid
+               | max pool f0                            ^ upsample f0: channels of level 1 -> channels of level 0
+            [conv conv] ------- crop --> [cat -> conv conv]
+               | max pool f1               ^ upsample f1
+            [conv conv] -------------------'
+
+The upsampling reduces the channels to those of the finer level (this is what makes it half the cost of the variants
+that keep them).  There is no normalisation over space: with one, a voxel's answer would depend on the tile it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_contract.geometry import Vox3
+
+
+class ConvPass(nn.Module):
+    """Valid convolutions, each followed by ReLU."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, count: int) -> None:
+        super().__init__()
+        channels = [in_channels] + [out_channels] * count
+        self.convs = nn.ModuleList(nn.Conv3d(a, b, kernel_size) for a, b in pairwise(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, z, y, x) -> (n, c', z-e, y-e, x-e), values >= 0; e = count * (kernel_size - 1)."""
+        for conv in self.convs:
+            x = torch.relu_(conv(x))
+        return x
+
+
+class Upsample(nn.Module):
+    """Transposed convolution with kernel = stride = factor: channels and resolution of the finer level."""
+
+    def __init__(self, in_channels: int, out_channels: int, factor: Vox3) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose3d(in_channels, out_channels, factor, stride=factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, z, y, x) -> (n, c', z*fz, y*fy, x*fx), values >= 0."""
+        return torch.relu_(self.up(x))
+
+
+class UNet(nn.Module):
+    """Valid-convolution U-Net with one 1x1x1 sigmoid head per output.
+
+    outputs: name -> channels, e.g. {"lsds": 10, "affs": 3}.
+    """
+
+    def __init__(self, spec: UNetSpec, outputs: Mapping[str, int]) -> None:
+        super().__init__()
+        self.factors: list[Vox3] = [(f[0], f[1], f[2]) for f in spec.downsample_factors]
+        fmaps = [spec.num_fmaps * spec.fmap_inc_factor**level for level in range(len(self.factors) + 1)]
+        convs = (spec.kernel_size, spec.convs_per_level)
+        entering = [spec.in_channels, *fmaps[:-1]]
+        self.down = nn.ModuleList(ConvPass(a, b, *convs) for a, b in zip(entering, fmaps, strict=True))
+        self.up = nn.ModuleList(
+            Upsample(fmaps[level + 1], fmaps[level], factor) for level, factor in enumerate(self.factors)
+        )
+        self.merge = nn.ModuleList(ConvPass(2 * f, f, *convs) for f in fmaps[:-1])
+        self.heads = nn.ModuleDict({name: nn.Conv3d(fmaps[0], channels, 1) for name, channels in outputs.items()})
+        self.apply(_initialise)
+
+    def features(self, x: Tensor, level: int = 0) -> Tensor:
+        """(n, in_channels, z, y, x) -> (n, num_fmaps, z', y', x') before the heads (level 0)."""
+        skip: Tensor = self.down[level](x)
+        if level == len(self.factors):
+            return skip
+        factor = self.factors[level]
+        inner = self.features(nn.functional.max_pool3d(skip, factor, factor), level + 1)
+        upsampled: Tensor = self.up[level](inner)
+        merged: Tensor = self.merge[level](torch.cat([crop_centre(skip, upsampled.shape[2:]), upsampled], dim=1))
+        return merged
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """(n, in_channels, z, y, x) floats -> {output: (n, channels, z', y', x')} float32 in [0, 1]."""
+        features = self.features(x)
+        return {name: torch.sigmoid(head(features).float()) for name, head in self.heads.items()}
+
+
+def crop_centre(x: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    """Central part of (..., z, y, x) with the given spatial shape (a view)."""
+    begins = [(have - want) // 2 for have, want in zip(x.shape[-3:], shape, strict=True)]
+    slices = tuple(slice(b, b + want) for b, want in zip(begins, shape, strict=True))
+    return x[(..., *slices)]
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Number of trainable values."""
+    return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def _initialise(module: nn.Module) -> None:
+    """He initialisation for the ReLU layers, zero biases."""
+    if isinstance(module, nn.Conv3d | nn.ConvTranspose3d):
+        fan_in = module.in_channels
+        if isinstance(module, nn.Conv3d):
+            fan_in *= int(torch.tensor(module.kernel_size).prod())
+        nn.init.normal_(module.weight, std=(2.0 / fan_in) ** 0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
