@@ -1,0 +1,1 @@
+"""lsdflow-runtime: how data is opened, scheduled and marked done."""

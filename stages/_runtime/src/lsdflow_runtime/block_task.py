@@ -1,0 +1,124 @@
+"""BlockTask: what a stage tells the runtime about its blocks; and the commit of one block.
+
+Order of a commit (a block is done only after the last step, and every step can be repeated):
+    1. arrays: whole chunks written, read back, compared
+    2. graph rows of the block, replaced as one file per collection
+    3. the done mark with the checksums
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.errors import InternalError, StorageFailure
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.graph import RagEdges, RagNodes
+from lsdflow_contract.hashing import hash_of, hash_of_array
+from lsdflow_contract.manifest import Writer
+
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.rag_store import FilesRagStore, RagStore
+from lsdflow_runtime.volumes import OutputArray, Volume
+
+
+@dataclass(frozen=True)
+class BlockOutput:
+    """What the pure block function returns: arrays of the write box, graph rows, plain facts for the record."""
+
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    nodes: RagNodes | None = None
+    edges: Mapping[str, RagEdges] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+BlockFunction = Callable[[Block], BlockOutput]
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """A stage's work on blocks.
+
+    `open` is a context manager that opens inputs and loads networks ONCE per worker and yields the block function.
+    `inputs` are identities (manifests, bundles); `key` names parameters + inputs (lsdflow_contract.manifest.work_key).
+    """
+
+    stage: str
+    experiment: Experiment
+    key: str
+    config: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    plan: BlockPlan
+    outputs: Mapping[str, OutputArray]
+    open: Callable[[], AbstractContextManager[BlockFunction]]
+    unit: str = "block"
+
+    @property
+    def marks(self) -> DoneMarks:
+        """Done marks of this work."""
+        return DoneMarks.of(self.experiment.layout.store, self.stage, self.key)
+
+    @property
+    def rag_store(self) -> RagStore:
+        """The experiment's graph store."""
+        return FilesRagStore(self.experiment.layout.store)
+
+    def provenance(self) -> dict[str, Any]:
+        """The lsdflow block of the attributes of every array this work makes."""
+        return {
+            "contract": CONTRACT_VERSION,
+            "written_by": Writer.of(self.stage).model_dump(),
+            "key": self.key,
+            "config_hash": hash_of(dict(self.config)),
+            "inputs": dict(self.inputs),
+        }
+
+    def create_outputs(self, replace: bool) -> None:
+        """Make the output arrays; nothing is written if one of them is not ours."""
+        for output in self.outputs.values():
+            output.create(self.provenance(), replace)
+
+
+def commit_block(task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float) -> None:
+    """Write what a block made, in the order of the module's docstring."""
+    if set(output.arrays) != set(opened):
+        raise InternalError("the block function made other arrays", wanted=sorted(opened), found=sorted(output.arrays))
+    checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
+    if output.nodes is not None:
+        task.rag_store.write_nodes(task.key, block.number, output.nodes)
+        checksums["nodes"] = _checksum(output.nodes.id, output.nodes.center_nm, output.nodes.size_vox)
+    for merge_function, edges in sorted(output.edges.items()):
+        task.rag_store.write_edges(task.key, merge_function, block.number, edges)
+        checksums[f"edges_{merge_function}"] = _checksum(edges.u, edges.v, edges.merge_score)
+    record = {
+        "block": block.number,
+        "checksums": checksums,
+        "facts": dict(output.facts),
+        "seconds": seconds,
+        "finished": time.time(),
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    task.marks.mark_done(block.number, record)
+
+
+def _write_checked(volume: Volume, block: Block, values: npt.NDArray[Any]) -> str:
+    if values.dtype != volume.dtype or values.shape[-3:] != block.write.shape_vox:
+        found = (values.dtype, values.shape)
+        raise InternalError("wrong block array", where=volume.where, wanted=(volume.dtype, block.write.shape_vox), found=found)
+    volume.write(block.write, values)
+    checksum = hash_of_array(values)
+    if hash_of_array(volume.read(block.write)) != checksum:
+        raise StorageFailure("what was read back is not what was written", where=f"{volume.where} {block}")
+    return checksum
+
+
+def _checksum(*columns: npt.NDArray[Any]) -> str:
+    return hash_of([hash_of_array(np.asarray(c)) for c in columns])

@@ -1,0 +1,71 @@
+"""Blocks: the total region cut into write boxes, each with a read box that has context around it.
+
+    +------ read box -------+
+    |  context              |      write boxes tile the total box, row-major (x fastest), without overlap;
+    |   +-- write box --+   |      the last of an axis may be smaller: it is cut at the total box
+    |   |               |   |
+    |   +---------------+   |
+    +-----------------------+
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.geometry import Box, Vox3
+
+
+@dataclass(frozen=True)
+class Block:
+    """One piece of work: row-major number, grid index, write box, read box (voxels of the target grid)."""
+
+    number: int
+    index: Vox3
+    write: Box
+    read: Box
+
+    def __str__(self) -> str:
+        return f"block {self.number} {self.write}"
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """How a total box is cut into blocks of `write_shape_vox` with `context_vox` read around each."""
+
+    total: Box
+    write_shape_vox: Vox3
+    context_vox: Vox3 = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        if self.total.is_empty:
+            raise ConfigError("the region to work on is empty", found=str(self.total), hint="check the roi")
+        if min(self.write_shape_vox) < 1 or min(self.context_vox) < 0:
+            raise ConfigError("block shape must be positive, context not negative", found=(self.write_shape_vox, self.context_vox))
+
+    @property
+    def grid_shape(self) -> Vox3:
+        """Number of blocks along z, y, x."""
+        z, y, x = (math.ceil(t / w) for t, w in zip(self.total.shape_vox, self.write_shape_vox, strict=True))
+        return z, y, x
+
+    def __len__(self) -> int:
+        return math.prod(self.grid_shape)
+
+    def block(self, number: int) -> Block:
+        """The block of a row-major number."""
+        _, ny, nx = self.grid_shape
+        index = (number // (ny * nx), number // nx % ny, number % nx)
+        begin = (
+            self.total.begin_vox[0] + index[0] * self.write_shape_vox[0],
+            self.total.begin_vox[1] + index[1] * self.write_shape_vox[1],
+            self.total.begin_vox[2] + index[2] * self.write_shape_vox[2],
+        )
+        write = Box(begin, self.write_shape_vox).intersect(self.total)
+        return Block(number, index, write, write.grow(self.context_vox))
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks, row-major."""
+        return (self.block(number) for number in range(len(self)))

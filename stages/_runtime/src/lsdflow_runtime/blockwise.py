@@ -1,0 +1,215 @@
+"""Running a BlockTask: resume, workers, failures, and the manifest when every block is done.
+
+The serial runner is the reference: blocks in ascending order in one process. The daisy runner starts worker processes
+that open the task once and take blocks from the coordinator. Both commit through `commit_block`, and a block function
+is pure, so any number of workers, any order and any interruption leave the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lsdflow_command.app import RunOptions
+from lsdflow_command.progress import Progress
+from lsdflow_contract.errors import BlocksFailed, Interrupted, StageError, StorageFailure
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+
+from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
+from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.daisy_runner import run_with_daisy, take_blocks
+from lsdflow_runtime.volumes import Volume
+
+LOG = logging.getLogger("lsdflow.blocks")
+ATTEMPTS = 3
+POLL_SECONDS = 0.5
+# Errors after which no other block can fare better: stop at once instead of failing every block.
+FATAL_CODES = {65, 66, 69, 73, 74, 75, 76, 77, 78}
+
+
+def run_task(task: BlockTask, options: RunOptions) -> Manifest:
+    """Do every block that has no done mark, then write the stage's manifest.
+
+    Raises NotOurs (73) for outputs of other work, BlocksFailed (79) if blocks failed, or the error that stopped it.
+    """
+    started = time.time()
+    task.create_outputs(options.replace)
+    done = task.marks.done()
+    pending = [n for n in range(len(task.plan)) if n not in done]
+    if pending:
+        _run_blocks(task, pending)
+    _require_all_done(task)
+    return _write_manifest(task, executed=len(pending), seconds=time.time() - started)
+
+
+def worker_task(task: BlockTask) -> None:
+    """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
+    with _block_runner(task) as do_block:
+        take_blocks(lambda number: _attempt(task, do_block, number, attempts=1))
+
+
+def plan_task(task: BlockTask) -> dict[str, Any]:
+    """What a run would do: blocks, bytes of the outputs."""
+    bytes_out = sum(
+        max(1, o.spec.channels) * o.box.size * (8 if o.spec.dtype == "uint64" else 1) for o in task.outputs.values()
+    )
+    read = sum(block.read.size for block in task.plan.blocks())
+    return {
+        "blocks": len(task.plan),
+        "block_shape_vox": list(task.plan.write_shape_vox),
+        "context_vox": list(task.plan.context_vox),
+        "voxels": task.plan.total.size,
+        "voxels_read_with_context": read,
+        "bytes_out_uncompressed": bytes_out,
+        "blocks_done": len(task.marks.done()),
+    }
+
+
+def status_task(task: BlockTask) -> dict[str, Any]:
+    """What is done, what failed and why."""
+    failed = sorted(task.marks.failed())
+    done = task.marks.done()
+    return {
+        "blocks": len(task.plan),
+        "done": len(done),
+        "failed": len(failed),
+        "failures": {str(n): task.marks.failure(n).get("what", "") for n in failed[:20]},
+        "finished": len(done) == len(task.plan) and task.experiment.layout.manifest(task.stage).exists(),
+    }
+
+
+def _run_blocks(task: BlockTask, pending: list[int]) -> None:
+    total = len(task.plan)
+    with Progress(task.stage, total=total, unit=task.unit, already=total - len(pending)) as progress:
+        if task.experiment.compute.runner == "serial":
+            with _block_runner(task) as do_block:
+                for number in pending:
+                    _attempt(task, do_block, number, attempts=ATTEMPTS)
+                    progress.advance()
+        else:
+            with _watched(task, progress, total - len(pending)):
+                run_with_daisy(task, pending, ATTEMPTS)
+
+
+@contextmanager
+def _block_runner(task: BlockTask) -> Iterator[Callable[[int], None]]:
+    """Open the task once; yields a function that does and commits the block of a number."""
+    opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
+    with task.open() as function:
+
+        def do_block(number: int) -> None:
+            _do_block(task, opened, function, task.plan.block(number))
+
+        yield do_block
+
+
+def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunction, block: Block) -> None:
+    started = time.monotonic()
+    output = function(block)
+    commit_block(task, opened, block, output, time.monotonic() - started)
+
+
+def _attempt(task: BlockTask, do_block: Callable[[int], None], number: int, attempts: int) -> bool:
+    """Do a block up to `attempts` times; the last failure is recorded. Errors that concern every block are raised."""
+    for attempt in range(1, attempts + 1):
+        try:
+            do_block(number)
+        except (Interrupted, KeyboardInterrupt):
+            raise
+        except StageError as error:
+            task.marks.mark_failed(number, error.as_dict())
+            if error.exit_code in FATAL_CODES:
+                raise
+        except OSError as error:
+            failure = StorageFailure(f"reading or writing failed: {error}", where=task.plan.block(number))
+            task.marks.mark_failed(number, failure.as_dict())
+            raise failure from error
+        except Exception as error:  # noqa: BLE001 - any fault of one block must not stop the others
+            LOG.warning("block %d, attempt %d: %s: %s", number, attempt, type(error).__name__, error)
+            record = {"error": type(error).__name__, "exit_code": 70, "what": f"{type(error).__name__}: {error}"}
+            task.marks.mark_failed(number, {**record, "traceback": traceback.format_exc()})
+        else:
+            return True
+    return False
+
+
+@contextmanager
+def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None]:
+    """Show progress from the done marks while workers of other processes make them."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        seen = already
+        while not stop.wait(POLL_SECONDS):
+            now = len(task.marks.done())
+            progress.advance(now - seen)
+            seen = now
+        progress.advance(len(task.marks.done()) - seen)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _require_all_done(task: BlockTask) -> None:
+    done = task.marks.done()
+    missing = [n for n in range(len(task.plan)) if n not in done]
+    if not missing:
+        return
+    failed = task.marks.failed()
+    lines = []
+    for number in missing[:10]:
+        why = task.marks.failure(number).get("what", "") if number in failed else "not done"
+        lines.append(f"{task.plan.block(number)}: {why}")
+    raise BlocksFailed(
+        f"{len(missing)} of {len(task.plan)} blocks of {task.stage} are not done",
+        where=task.marks.folder,
+        found="; ".join(lines),
+        hint="mend the cause and run the same command again: only these blocks are done again",
+    )
+
+
+def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
+    path = task.experiment.layout.manifest(task.stage)
+    if executed == 0 and path.exists():
+        found = read_manifest(task.experiment.layout, task.stage)
+        if found.key == task.key:
+            return found
+    records = [task.marks.record(n) for n in range(len(task.plan))]
+    manifest = Manifest(
+        writer=Writer.of(task.stage),
+        key=task.key,
+        config=dict(task.config),
+        inputs=dict(task.inputs),
+        outputs={n: str(o.folder.relative_to(task.experiment.layout.root)) for n, o in task.outputs.items()},
+        facts={
+            "blocks": len(task.plan),
+            "blocks_executed": executed,
+            "seconds": seconds,
+            "seconds_in_blocks": sum(r["seconds"] for r in records),
+            "peak_rss_mib": max(r["peak_rss_mib"] for r in records),
+            "totals": _totals([r["facts"] for r in records]),
+        },
+        identity=hash_of([task.key, [r["checksums"] for r in records]]),
+    )
+    manifest.write(task.experiment.layout)
+    return manifest
+
+
+def _totals(facts: list[dict[str, Any]]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for record in facts:
+        for name, value in record.items():
+            if isinstance(value, int | float):
+                totals[name] = totals.get(name, 0) + value
+    return totals

@@ -1,0 +1,58 @@
+"""Done marks: one small JSON per finished block, in a folder named by the work's key.
+
+    store/blocks/<stage>/<key>/done/<block number>.json     checksums, counts, seconds, peak memory
+    store/blocks/<stage>/<key>/failed/<block number>.json   the last error of a block that is not done
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.files import read_json, write_json
+
+
+@dataclass(frozen=True)
+class DoneMarks:
+    """The marks of one piece of work."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, store: Path, stage: str, key: str) -> DoneMarks:
+        """Marks of `stage` for the work named by `key`."""
+        return cls(store / "blocks" / stage / key)
+
+    def done(self) -> set[int]:
+        """Numbers of the finished blocks."""
+        return _numbers(self.folder / "done")
+
+    def failed(self) -> set[int]:
+        """Numbers of blocks that failed and are not done."""
+        return _numbers(self.folder / "failed") - self.done()
+
+    def mark_done(self, number: int, record: dict[str, Any]) -> None:
+        """Record a finished block; the last step of its commit."""
+        write_json(self.folder / "done" / f"{number}.json", record)
+        (self.folder / "failed" / f"{number}.json").unlink(missing_ok=True)
+
+    def mark_failed(self, number: int, record: dict[str, Any]) -> None:
+        """Record why a block failed."""
+        write_json(self.folder / "failed" / f"{number}.json", record)
+
+    def record(self, number: int) -> dict[str, Any]:
+        """What was recorded when the block was done."""
+        return dict(read_json(self.folder / "done" / f"{number}.json"))
+
+    def failure(self, number: int) -> dict[str, Any]:
+        """Why the block failed."""
+        return dict(read_json(self.folder / "failed" / f"{number}.json"))
+
+
+def _numbers(folder: Path) -> set[int]:
+    if not folder.is_dir():
+        return set()
+    with os.scandir(folder) as entries:
+        return {int(e.name[:-5]) for e in entries if e.name.endswith(".json") and not e.name.startswith(".")}

@@ -1,0 +1,251 @@
+"""Our arrays on disk: opened against the contract, read and written by boxes of the target grid.
+
+Every chunk of an array of ours is written, also when it is all zeros: a chunk that is not there is lost data (BadData),
+never zeros. Values carry a checksum (zstd), so a flipped bit is an error as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+import zarr.codecs
+import zarr.errors
+from lsdflow_contract.arrays import ArraySpec
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.geometry import Box, Geometry, Vox3
+from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry
+from numcodecs import Zstd as Zstd2
+
+Outside = Literal["error", "zero", "mirror"]
+INNER_CHUNK_VOX = 64
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An open array; `box` is where it lies on the grid it was opened on (its own grid starts at 0)."""
+
+    array: zarr.Array[Any]
+    where: str
+    geometry: Geometry
+    box: Box
+
+    @property
+    def channels(self) -> int:
+        """Leading channels; 0 for a plain z, y, x array."""
+        return int(self.array.shape[0]) if self.array.ndim == 4 else 0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values."""
+        return np.dtype(self.array.dtype)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The lsdflow block of the attributes; empty for foreign arrays."""
+        return cast(dict[str, Any], dict(self.array.attrs).get(PROVENANCE, {}))
+
+    def read(self, box: Box, outside: Outside = "error") -> npt.NDArray[Any]:
+        """The values of `box`, ([c,] z, y, x); voxels outside the array: refused, 0, or mirrored at the face.
+
+        Raises BadData for a missing or damaged chunk and for a box that leaves the array when outside="error".
+        """
+        inside = box.intersect(self.box)
+        if inside != box and outside == "error":
+            raise BadData("the box leaves the array", where=self.where, wanted=str(self.box), found=str(box))
+        if outside == "mirror" and inside != box:
+            return self._read_mirrored(box)
+        if inside.is_empty:
+            return np.zeros((*self.array.shape[:-3], *box.shape_vox), self.dtype)
+        values = self._read_inside(inside)
+        if inside == box:
+            return values
+        padded = np.zeros((*self.array.shape[:-3], *box.shape_vox), self.dtype)
+        padded[(..., *inside.slices(box.begin_vox))] = values
+        return padded
+
+    def write(self, box: Box, values: npt.NDArray[Any]) -> None:
+        """Write `values` to `box`, which must cover whole chunks (or end at the array's end)."""
+        self._require_whole_chunks(box)
+        with storage_errors(Path(self.where)):
+            self.array[(..., *box.slices(self.box.begin_vox))] = values
+
+    @property
+    def chunk_shape_vox(self) -> Vox3:
+        """The write unit, z, y, x: the shard where there are shards, else the chunk."""
+        z, y, x = (self.array.shards or self.array.chunks)[-3:]
+        return int(z), int(y), int(x)
+
+    def _read_inside(self, box: Box) -> npt.NDArray[Any]:
+        if self.provenance:
+            self._require_chunks(box)
+        try:
+            return np.asarray(self.array[(..., *box.slices(self.box.begin_vox))])
+        except (RuntimeError, ValueError, OSError) as error:
+            raise BadData(
+                "a chunk cannot be read",
+                where=f"{self.where} {box}",
+                found=error,
+                hint="make the damaged blocks again, or copy the file again",
+            ) from error
+
+    def _read_mirrored(self, box: Box) -> npt.NDArray[Any]:
+        """Reflect at the faces without repeating the face voxel, as often as needed."""
+        indices = [
+            _mirrored(np.arange(b, b + s) - o, n)
+            for b, s, o, n in zip(box.begin_vox, box.shape_vox, self.box.begin_vox, self.box.shape_vox, strict=True)
+        ]
+        lower = tuple(int(i.min()) for i in indices)
+        upper = tuple(int(i.max()) + 1 for i in indices)
+        source = Box.from_bounds(cast(Vox3, lower), cast(Vox3, upper))
+        values = self._read_inside(source.translate(self.box.begin_vox))
+        z, y, x = (i - low for i, low in zip(indices, lower, strict=True))
+        return values[..., z[:, None, None], y[None, :, None], x[None, None, :]]
+
+    def _require_chunks(self, box: Box) -> None:
+        root = Path(self.where)
+        local = box.translate(cast(Vox3, tuple(-b for b in self.box.begin_vox)))
+        ranges = [
+            range(b // c, -(-e // c)) for b, e, c in zip(local.begin_vox, local.end_vox, self.chunk_shape_vox, strict=True)
+        ]
+        leading = (0,) * (self.array.ndim - 3)
+        for index in itertools.product(*ranges):
+            key = self.array.metadata.encode_chunk_key((*leading, *index))
+            if not (root / key).exists():
+                raise BadData(
+                    "a chunk that should exist does not",
+                    where=root / key,
+                    wanted=f"the values of {box}",
+                    found="no file",
+                    hint="the data is lost or was never made: run the stage that writes it again",
+                )
+
+    def _require_whole_chunks(self, box: Box) -> None:
+        local = box.translate(cast(Vox3, tuple(-b for b in self.box.begin_vox)))
+        axes = zip(local.begin_vox, local.end_vox, self.chunk_shape_vox, self.box.shape_vox, strict=True)
+        if not all(b % c == 0 and (e % c == 0 or e == n) for b, e, c, n in axes):
+            raise ConfigError(
+                "a block must cover whole chunks",
+                where=self.where,
+                wanted=f"multiples of {self.chunk_shape_vox}",
+                found=str(local),
+                hint="choose a block shape that is a multiple of the chunk shape",
+            )
+
+
+def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volume:
+    """Open `path/dataset` (zarr 2 or 3) for reading, or writing if ours. `grid`: address it by that grid's voxels.
+
+    Raises MissingInput if it is not there, BadData without a voxel size, ConfigError if it does not lie on `grid`.
+    """
+    folder = path / dataset
+    try:
+        array = zarr.open_array(folder, mode="r+" if folder.exists() else "r", config={"write_empty_chunks": True})
+    except (FileNotFoundError, zarr.errors.ContainsGroupError) as error:
+        raise MissingInput("no such array", where=folder, hint=f"arrays there: {_arrays_in(path)}") from error
+    z, y, x = array.shape[-3:]
+    geometry = read_geometry(dict(array.attrs), (z, y, x), folder)
+    begin = (0, 0, 0) if grid is None else geometry.voxel_offset_from(grid, folder)
+    return Volume(array, str(folder), geometry, Box(begin, geometry.shape_vox))
+
+
+@dataclass(frozen=True)
+class OutputArray:
+    """An array that a stage makes: where, what, which box of which grid, write unit, and the key of the work."""
+
+    path: Path
+    spec: ArraySpec
+    grid: Geometry
+    box: Box
+    write_shape_vox: Vox3
+    zarr_format: Literal[2, 3] = 3
+
+    @property
+    def folder(self) -> Path:
+        """The array's own folder."""
+        return self.path / self.spec.dataset
+
+    def open(self) -> Volume:
+        """Open it for block writes."""
+        return open_volume(self.path, self.spec.dataset, self.grid)
+
+    def create(self, provenance: Mapping[str, Any], replace: bool = False) -> None:
+        """Make the array; nothing to do if it is there with the same key.
+
+        Raises NotOurs (73) if something else is there, unless it is ours and `replace` is set.
+        """
+        if self.folder.exists():
+            if self._same_work(provenance, replace):
+                return
+            shutil.rmtree(self.folder)
+        geometry = Geometry(self.grid.voxel_size_nm, self.grid.position_nm(self.box.begin_vox), self.box.shape_vox)
+        with storage_errors(self.folder):
+            self._create(array_attributes(self.spec, geometry, provenance))
+
+    def _same_work(self, provenance: Mapping[str, Any], replace: bool) -> bool:
+        try:
+            found = open_volume(self.path, self.spec.dataset).provenance
+        except (MissingInput, BadData):
+            found = {}
+        if found.get("key") == provenance["key"]:
+            return True
+        if not (replace and found):
+            raise NotOurs(
+                "the output was made with other parameters or inputs" if found else "the output exists and is not ours",
+                where=self.folder,
+                wanted=f"key {str(provenance['key'])[:12]}",
+                found=f"key {str(found.get('key', 'none'))[:12]}",
+                hint="run with --replace to make it anew, or use another experiment folder",
+            )
+        return False
+
+    def _create(self, attributes: dict[str, Any]) -> None:
+        leading = (self.spec.channels,) if self.spec.channels else ()
+        write_shape = tuple(min(w, n) for w, n in zip(self.write_shape_vox, self.box.shape_vox, strict=True))
+        common: dict[str, Any] = {
+            "store": self.folder,
+            "shape": (*leading, *self.box.shape_vox),
+            "dtype": self.spec.dtype,
+            "attributes": attributes,
+            "fill_value": 0,
+        }
+        if self.zarr_format == 2:
+            zarr.create_array(
+                **common, zarr_format=2, chunks=(*leading, *write_shape), compressors=Zstd2(level=3, checksum=True)
+            )
+            return
+        inner = tuple(_inner_chunk(n) for n in write_shape)
+        zarr.create_array(
+            **common,
+            zarr_format=3,
+            chunks=(*leading, *inner),
+            shards=(*leading, *write_shape) if inner != write_shape else None,
+            compressors=zarr.codecs.ZstdCodec(level=3, checksum=True),
+            dimension_names=self.spec.axis_names,
+        )
+
+
+def _inner_chunk(length_vox: int) -> int:
+    """Largest divisor of the shard's edge that is not above INNER_CHUNK_VOX."""
+    return max(d for d in range(1, min(length_vox, INNER_CHUNK_VOX) + 1) if length_vox % d == 0)
+
+
+def _mirrored(index: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    if length == 1:
+        return np.zeros_like(index)
+    period = 2 * (length - 1)
+    folded = np.abs(index) % period
+    return np.where(folded < length, folded, period - folded)
+
+
+def _arrays_in(path: Path) -> str:
+    names = {p.parent for name in (".zarray", "zarr.json") for p in path.rglob(name) if p.parent != path}
+    return ", ".join(sorted(str(n.relative_to(path)) for n in names)) or "none"
