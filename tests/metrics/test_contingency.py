@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lsdflow_contract.errors import BadData
 from lsdflow_metrics import contingency as module
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency, empty_contingency, merged
@@ -55,7 +56,9 @@ def test_tables_of_blocks_add_up_to_the_table_of_the_volume(seed: int, dz: int, 
     assert same_table(total.table(), contingency(labels, truth))
 
 
-def test_a_running_sum_keeps_no_more_rows_than_distinct_pairs_and_one_waiting_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_sum_keeps_no_more_rows_than_distinct_pairs_and_one_waiting_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "_WAITING_ROWS", 50)
     total = ContingencySum()
     labels, truth = random_labels(1), random_labels(2)

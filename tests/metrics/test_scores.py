@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from skimage.metrics import adapted_rand_error, variation_of_information
+
 from lsdflow_contract.errors import BadData, UsageError
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_metrics.contingency import ContingencySum, contingency
 from lsdflow_metrics.scores import ZERO_POLICIES, PartitionScores, ZeroPolicy, score
-from skimage.metrics import adapted_rand_error, variation_of_information
 
 
 def voxels_that_count(labels: np.ndarray, truth: np.ndarray, zeros: ZeroPolicy) -> list[tuple[object, int]]:
@@ -111,8 +112,10 @@ def test_cutting_up_is_a_split_and_joining_is_a_merge() -> None:
     cut, joined = score(contingency(halves, truth)), score(contingency(one, truth))
     assert (cut.voi_split, cut.voi_merge) == (1.0, 0.0)
     assert (joined.voi_split, joined.voi_merge) == (0.0, 1.0)
-    assert cut.rand_merge == 1.0 and cut.rand_split < 1.0
-    assert joined.rand_split == 1.0 and joined.rand_merge < 1.0
+    assert cut.rand_merge == 1.0
+    assert cut.rand_split < 1.0
+    assert joined.rand_split == 1.0
+    assert joined.rand_merge < 1.0
 
 
 def test_unlabelled_truth_never_counts() -> None:
@@ -122,7 +125,8 @@ def test_unlabelled_truth_never_counts() -> None:
     masked[4:] = 0
     found, inside = score(contingency(labels, masked)), score(contingency(labels[:4], truth[:4]))
     assert found.unlabelled_vox == 256
-    assert found.voi == inside.voi and found.adapted_rand_error == inside.adapted_rand_error
+    assert found.voi == inside.voi
+    assert found.adapted_rand_error == inside.adapted_rand_error
 
 
 def test_the_policy_for_segmentation_zero_is_said_and_moves_the_score() -> None:
@@ -132,7 +136,8 @@ def test_the_policy_for_segmentation_zero_is_said_and_moves_the_score() -> None:
     scores: dict[str, PartitionScores] = {zeros: score(contingency(labels, truth), zeros) for zeros in ZERO_POLICIES}
     assert {s.zeros for s in scores.values()} == set(ZERO_POLICIES)
     assert all(s.zero_fraction == 0.25 for s in scores.values())
-    assert scores["ignore"].voi == 0.0 and scores["ignore"].voxels == 48
+    assert scores["ignore"].voi == 0.0
+    assert scores["ignore"].voxels == 48
     assert scores["label"].voi_merge > 0.0
     assert scores["singletons"].voi_merge == 0.0
     assert scores["singletons"].voi_split > scores["label"].voi_split

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from lsdflow_contract.errors import BadData
 from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData
 
 UInt64s = NDArray[np.uint64]
 Int64s = NDArray[np.int64]

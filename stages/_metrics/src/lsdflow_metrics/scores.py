@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from lsdflow_contract.errors import BadData, UsageError
 from numpy.typing import NDArray
 
+from lsdflow_contract.errors import BadData, UsageError
 from lsdflow_metrics.contingency import Contingency
 
 Floats = NDArray[np.float64]
@@ -105,8 +105,8 @@ def _counts(table: Contingency, zeros: ZeroPolicy) -> _Counts:
     single_truths = table.truths[apart] if zeros == "singletons" else np.zeros(0, np.uint64)
     _, segment = np.unique(table.labels[kept], return_inverse=True)
     _, truth = np.unique(np.concatenate([table.truths[kept], single_truths]), return_inverse=True)
-    segments = np.bincount(segment, weights=pairs)
-    truths = np.bincount(truth, weights=np.concatenate([pairs, single]))
+    segments = np.bincount(segment, weights=pairs).astype(np.float64)
+    truths = np.bincount(truth, weights=np.concatenate([pairs, single])).astype(np.float64)
     return _Counts(
         pairs=pairs,
         segment_of_pair=segments[segment],

@@ -1,0 +1,107 @@
+"""Which threshold to take: the best VOI where there is truth, else the steadiest partition.
+
+Without truth. Partitions of rising thresholds are nested, so the variation of information between two of them is simply
+the loss of entropy H (bits; each segment weighted by its voxels). Where the scores separate "same neuron" from "other neuron" well,
+H hardly moves over a stretch of thresholds:
+
+    H |*
+      | *                    1. merging must have begun: at most 90 % of the fragments are left as segments;
+      |  *********           2. nothing has collapsed: the largest segment holds at most half of all voxels;
+      |     ^     *          3. a plateau is a stretch that loses at most 10 % of its entropy; the widest one wins (the lowest if equal);
+      |   advice   *****     4. the advice is the threshold nearest to its middle.
+      +------------------ t  If 1 and 2 leave nothing, the advice is the least merged threshold there is, and says why.
+
+With truth. One table of fragments x truth is relabelled for each threshold; the smallest VOI wins, the lowest threshold if equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MERGING_BEGUN = 0.9
+COLLAPSED = 0.5
+PLATEAU_LOSS = 0.1
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """A partition at one threshold: number of segments, voxels of the largest, entropy in bits (weighted by voxels)."""
+
+    threshold: float
+    segments: int
+    largest_vox: int
+    entropy_bits: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The suggested threshold, by which method ("voi" or "stability"), and why, in a sentence."""
+
+    threshold: float
+    method: str
+    reason: str
+
+
+def partition_facts(threshold: float, positions: NDArray[Any], sizes_vox: NDArray[np.uint64]) -> PartitionFacts:
+    """Facts of one partition.
+
+    `positions` integers (n,): the place of each fragment's segment; `sizes_vox` uint64 (n,): voxels of each fragment.
+    """
+    segments = int(np.count_nonzero(positions == np.arange(len(positions))))
+    voxels = np.bincount(positions, weights=sizes_vox.astype(np.float64), minlength=len(positions))
+    voxels = voxels[voxels > 0]
+    share = voxels / voxels.sum() if len(voxels) else voxels
+    entropy = max(0.0, -float(np.sum(share * np.log2(share))))
+    return PartitionFacts(threshold, segments, int(voxels.max(initial=0)), entropy)
+
+
+def changes_to_next(facts: Sequence[PartitionFacts]) -> list[float | None]:
+    """Variation of information (bits) between each partition and that of the next threshold; None for the last."""
+    steps = [max(0.0, a.entropy_bits - b.entropy_bits) for a, b in zip(facts[:-1], facts[1:], strict=True)]
+    return [*steps, None]
+
+
+def advise_by_stability(facts: Sequence[PartitionFacts], fragments: int, voxels: int) -> Advice:
+    """The middle of the widest plateau; `facts` in ascending thresholds (at least one), of `fragments` and `voxels`."""
+    begun = [f for f in facts if f.segments <= MERGING_BEGUN * fragments]
+    usable = [f for f in begun if f.largest_vox <= COLLAPSED * voxels]
+    if not begun:
+        reason = f"no threshold merges much: {facts[-1].segments} of {fragments} fragments are left at the highest"
+        return Advice(facts[-1].threshold, "stability", reason)
+    if not usable:
+        share = begun[0].largest_vox / max(voxels, 1)
+        reason = f"one segment holds {share:.0%} of all voxels as soon as merging begins: look at the affinities"
+        return Advice(begun[0].threshold, "stability", reason)
+    first, last = _widest_plateau(usable)
+    middle = (first.threshold + last.threshold) / 2
+    chosen = min(usable, key=lambda f: (round(abs(f.threshold - middle), 9), f.threshold))
+    loss = first.entropy_bits - last.entropy_bits
+    reason = (
+        f"from {first.threshold:.4f} to {last.threshold:.4f} the partition changes by only {loss:.3f} bits of "
+        f"{first.entropy_bits:.3f}, the widest plateau; this is its middle ({chosen.segments} segments)"
+    )
+    return Advice(chosen.threshold, "stability", reason)
+
+
+def advise_by_voi(thresholds: Sequence[float], voi_split: Sequence[float], voi_merge: Sequence[float]) -> Advice:
+    """The threshold with the smallest VOI (bits) against the truth."""
+    total = [split + merge for split, merge in zip(voi_split, voi_merge, strict=True)]
+    best = min(range(len(total)), key=lambda i: (total[i], thresholds[i]))
+    reason = f"smallest VOI {total[best]:.3f} = {voi_split[best]:.3f} split + {voi_merge[best]:.3f} merge against the truth"
+    return Advice(thresholds[best], "voi", reason)
+
+
+def _widest_plateau(facts: Sequence[PartitionFacts]) -> tuple[PartitionFacts, PartitionFacts]:
+    """First and last partition of the widest stretch that keeps at least 90 % of its entropy."""
+    best = (facts[0], facts[0])
+    for begin, first in enumerate(facts):
+        floor = (1 - PLATEAU_LOSS) * first.entropy_bits
+        last = [f for f in facts[begin:] if f.entropy_bits >= floor][-1]
+        if last.threshold - first.threshold > best[1].threshold - best[0].threshold + 1e-9:
+            best = (first, last)
+    return best

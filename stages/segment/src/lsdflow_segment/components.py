@@ -1,0 +1,147 @@
+"""Segments of all thresholds from one reading of the graph and one union-find sweep.
+
+An edge joins two fragments when its score <= threshold, so a HIGHER threshold merges MORE and partitions are nested:
+
+    score   0.1   0.25  0.3      0.6         NaN = never merged, by no threshold
+            a-b   b-c   d-e      c-d         e-f
+    t = 0.2  {a b} {c} {d} {e} {f}
+    t = 0.4  {a b c} {d e} {f}
+    t = 0.7  {a b c d e} {f}
+
+1. Each edge gets the number of the first threshold that merges it; edges that none merges are dropped at once.
+2. Edges wait in a buffer. When it is full, the waiting edges are swept in the order of that number, and only those that join two parts
+   stay (a minimum spanning forest: no partition changes). So memory is that of the fragments and the buffer, never of all edges.
+3. The remaining edges are swept once more; after the last edge of each number, the state is the partition of that threshold.
+4. The union keeps the smaller fragment as root, so a segment is named by its smallest fragment: never 0, and the same
+   whatever the order of the edges. (The published scripts numbered components from 0, which made one neuron background.)
+
+Scores are float32; thresholds are compared as float32, so a score that was stored as 0.3 merges at threshold 0.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from lsdflow_contract.errors import BadData
+from numba import njit
+from numpy.typing import NDArray
+
+UInt64s = NDArray[np.uint64]
+
+_MAX_POSITION_32 = 2**31 - 1
+
+
+class ThresholdSweep:
+    """Collects edges in any order and any number of batches, then gives the partition of each threshold.
+
+    `fragments` uint64 (n,) ascending, distinct, none 0; `thresholds` ascending. `buffer_edges` bounds the waiting edges (about 34
+    bytes each while they are swept).
+    """
+
+    def __init__(self, fragments: UInt64s, thresholds: Sequence[float], buffer_edges: int = 1 << 24) -> None:
+        _require_fragments(fragments)
+        self.fragments = fragments
+        self._thresholds = np.asarray(thresholds, dtype=np.float32)
+        self._position_type = np.int32 if len(fragments) <= _MAX_POSITION_32 else np.int64
+        self._buffer_edges = buffer_edges
+        self._kept = self._no_edges()
+        self._waiting: list[tuple[NDArray[Any], NDArray[Any], NDArray[np.uint16]]] = []
+        self._waiting_edges = 0
+
+    def add(self, u: UInt64s, v: UInt64s, scores: NDArray[np.float32]) -> None:
+        """Add edges: fragment ids uint64 (m,) each, scores float32 (m,) in [0, 1] or NaN.
+
+        Raises BadData if an edge that merges somewhere names a fragment that is not a node.
+        """
+        level = np.searchsorted(self._thresholds, scores.astype(np.float32, copy=False), side="left")
+        merges = level < len(self._thresholds)
+        edges = (
+            self._positions(u[merges]),
+            self._positions(v[merges]),
+            level[merges].astype(np.uint16),
+        )
+        self._waiting.append(edges)
+        self._waiting_edges += len(edges[2])
+        if self._waiting_edges > self._buffer_edges:
+            self._compact()
+
+    def partitions(self) -> Iterator[NDArray[Any]]:
+        """For each threshold the position (in `fragments`) of the segment's smallest fragment, (n,) integers.
+
+        The segment ids are `fragments[positions]`. The array is a copy; thresholds come in ascending order.
+        """
+        self._compact()
+        u, v, level = self._kept
+        parent = np.arange(len(self.fragments), dtype=self._position_type)
+        bounds = np.searchsorted(level, np.arange(len(self._thresholds) + 1))
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            _unite(u[begin:end], v[begin:end], parent)
+            _flatten(parent)
+            yield parent.copy()
+
+    def _compact(self) -> None:
+        """Keep of all edges only a minimum spanning forest, ordered by level."""
+        parts = [self._kept, *self._waiting]
+        u, v, level = (np.concatenate([part[column] for part in parts]) for column in range(3))
+        order = np.argsort(level, kind="stable")
+        u, v, level = u[order], v[order], level[order]
+        parent = np.arange(len(self.fragments), dtype=self._position_type)
+        joined = _unite(u, v, parent)
+        self._kept = (u[joined], v[joined], level[joined])
+        self._waiting = []
+        self._waiting_edges = 0
+
+    def _no_edges(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.uint16]]:
+        empty = np.zeros(0, self._position_type)
+        return empty, empty, np.zeros(0, np.uint16)
+
+    def _positions(self, ids: UInt64s) -> NDArray[Any]:
+        position = np.searchsorted(self.fragments, ids)
+        known = position < len(self.fragments)
+        known[known] = self.fragments[position[known]] == ids[known]
+        if not known.all():
+            raise BadData(
+                f"{int((~known).sum())} edges name a fragment that is not a node of the graph",
+                wanted="both ends among the nodes",
+                found=f"fragment {int(ids[~known][0])}",
+                hint="nodes and edges come from different runs: run agglomerate again",
+            )
+        return position.astype(self._position_type)
+
+
+def _require_fragments(fragments: UInt64s) -> None:
+    if not len(fragments):
+        raise BadData("the graph has no fragments", hint="is the volume empty or masked out? look at the fragments")
+    if fragments[0] == 0:
+        raise BadData("a node of the graph has id 0, which is background", wanted="fragment ids from 1")
+    if len(fragments) > 1 and not bool(np.all(fragments[1:] > fragments[:-1])):
+        raise BadData("fragment ids are not ascending and distinct", where="nodes of the graph")
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _unite(u: NDArray[Any], v: NDArray[Any], parent: NDArray[Any]) -> NDArray[np.bool_]:
+    """Join the ends of each edge, the smaller root staying root; tells which edges joined two parts."""
+    joined = np.zeros(len(u), np.bool_)
+    for edge in range(len(u)):
+        a, b = u[edge], v[edge]
+        while parent[a] != a:
+            parent[a] = parent[parent[a]]
+            a = parent[a]
+        while parent[b] != b:
+            parent[b] = parent[parent[b]]
+            b = parent[b]
+        if a < b:
+            parent[b] = a
+        elif b < a:
+            parent[a] = b
+        joined[edge] = a != b
+    return joined
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _flatten(parent: NDArray[Any]) -> None:
+    """Point every node at its root. Parents are never larger than their children, so one pass upwards is enough."""
+    for node in range(len(parent)):
+        parent[node] = parent[parent[node]]

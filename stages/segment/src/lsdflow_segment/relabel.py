@@ -1,0 +1,67 @@
+"""Fragments -> segmentation: look each id up once per run of equal voxels.
+
+1. Ids repeat along x, so the last answer is kept and reused until the id changes.
+2. A change first asks a small table of recent ids (4096 places, placed by the low bits of the id), then a binary search in the sorted
+   lookup table. Nothing of the size of the lookup table is built per block.
+3. 0 stays 0. An id that the table does not know is an error that names it: the published scripts wrote 0 there, in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from lsdflow_contract.errors import BadData
+from numba import njit
+from numpy.typing import NDArray
+
+UInt64s = NDArray[np.uint64]
+
+_RECENT = 4096
+
+
+def relabel(fragments: UInt64s, lut_fragments: UInt64s, lut_segments: UInt64s, where: str = "") -> UInt64s:
+    """The segment id of every voxel.
+
+    `fragments` uint64 of any shape; `lut_fragments` uint64 (n,) ascending and distinct, `lut_segments` uint64 (n,). Gives
+    uint64 of the same shape. Raises BadData naming the id and `where` (the block) if an id is not in the table.
+    """
+    flat = np.ascontiguousarray(fragments).reshape(-1)
+    segments = np.empty_like(flat)
+    missing_at = _look_up(flat, lut_fragments, lut_segments, segments)
+    if missing_at >= 0:
+        position = tuple(int(i) for i in np.unravel_index(missing_at, fragments.shape))
+        raise BadData(
+            f"fragment {int(flat[missing_at])} is not in the lookup table",
+            where=f"{where} voxel {position}".strip(),
+            wanted="an entry for each fragment",
+            found=f"{len(lut_fragments)} entries, none for {int(flat[missing_at])}",
+            hint="the fragments changed after segment read the graph: run segment again",
+        )
+    return segments.reshape(fragments.shape)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _look_up(flat: NDArray[Any], lut_fragments: NDArray[Any], lut_segments: NDArray[Any], out: NDArray[Any]) -> int:
+    """Fill `out`; gives -1, or the place of the first id that has no entry."""
+    recent_ids = np.zeros(_RECENT, np.uint64)
+    recent_segments = np.zeros(_RECENT, np.uint64)
+    last, segment = np.uint64(0), np.uint64(0)
+    for voxel in range(len(flat)):
+        fragment = flat[voxel]
+        if fragment != last:
+            place = np.int64(fragment & np.uint64(_RECENT - 1))
+            if fragment == 0:
+                segment = np.uint64(0)
+            elif recent_ids[place] == fragment:
+                segment = recent_segments[place]
+            else:
+                entry = np.searchsorted(lut_fragments, fragment)
+                if entry == len(lut_fragments) or lut_fragments[entry] != fragment:
+                    return voxel
+                segment = lut_segments[entry]
+                recent_ids[place] = fragment
+                recent_segments[place] = segment
+            last = fragment
+        out[voxel] = segment
+    return -1
