@@ -1,0 +1,1 @@
+"""Watershed stage: from affinities to fragments (supervoxels) and the nodes of the region graph."""

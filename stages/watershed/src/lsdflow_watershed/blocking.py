@@ -1,0 +1,58 @@
+"""How the volume is cut into blocks, and whether ids and memory allow it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.geometry import Box, Lengths, Nm3, Vox3
+from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_watershed.config import WatershedConfig
+from lsdflow_watershed.flood import LARGEST_VOLUME_VOX
+from lsdflow_watershed.ids import check_id_range
+
+DEFAULT_CONTEXT_EDGES = 32
+
+
+def plan_blocks(config: WatershedConfig, total: Box, voxel_size_nm: Nm3) -> BlockPlan:
+    """Blocks of the region `total`; ids and sizes are checked before any work.
+
+    :raises ConfigError: lengths are no whole voxels, a block is too large, or ids would not fit.
+    """
+    shape_vox = config.block_shape.to_vox(voxel_size_nm, "watershed.block_shape")
+    plan = BlockPlan(total, shape_vox, context_vox(config.context, voxel_size_nm))
+    check_id_range(len(plan), math.prod(shape_vox))
+    read_vox = math.prod(s + 2 * c + 2 for s, c in zip(shape_vox, plan.context_vox, strict=True))
+    if read_vox > LARGEST_VOLUME_VOX:
+        raise ConfigError(
+            "a block is too large",
+            where="watershed.block_shape",
+            wanted=f"at most {LARGEST_VOLUME_VOX} voxels with context",
+            found=read_vox,
+        )
+    return plan
+
+
+def context_vox(context: Lengths | None, voxel_size_nm: Nm3) -> Vox3:
+    """The configured context, or 32 edges of the shortest side of a voxel, whatever the axis (rounded up)."""
+    if context is not None:
+        return context.to_vox(voxel_size_nm, "watershed.context")
+    reach_nm = DEFAULT_CONTEXT_EDGES * min(voxel_size_nm)
+    z, y, x = (math.ceil(reach_nm / edge - 1e-6) for edge in voxel_size_nm)
+    return z, y, x
+
+
+def check_sections(bad_z: Collection[int], section_count: int) -> None:
+    """Refuse bad sections that the target does not have: they were counted on another volume.
+
+    :raises ConfigError: names them.
+    """
+    beyond = sorted(z for z in bad_z if z >= section_count)
+    if beyond:
+        raise ConfigError(
+            "sections to replace that the target does not have",
+            where="watershed.replace_sections",
+            wanted=f"0 to {section_count - 1}, counted on the target volume",
+            found=beyond,
+        )

@@ -1,0 +1,50 @@
+"""The [watershed] table of the experiment file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt
+
+from lsdflow_contract.geometry import Lengths, LengthsField
+from lsdflow_contract.model import StrictModel
+
+
+class WatershedConfig(StrictModel):
+    """How fragments are made from affinities, and how the volume is cut into blocks."""
+
+    block_shape: LengthsField = Field(
+        default=Lengths.parse("256 vox"), description="a block (write box), which is also the write unit on disk"
+    )
+    context: LengthsField | None = Field(
+        default=None, description="read beyond a block on every side; none = 32 of the shortest voxel edges"
+    )
+    fragments_in_xy: bool = Field(
+        default=False, description="make fragments section by section (thick sections); false: in 3-D"
+    )
+    min_seed_distance_vox: int = Field(
+        default=10, ge=1, description="a seed is the deepest voxel of a window with this edge; lower = more fragments"
+    )
+    epsilon_agglomerate: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="join fragments within a block up to this score (hist_quant_25); 0 = no",
+    )
+    filter_fragments: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="clear fragments whose mean affinity is below this; 0 = keep all"
+    )
+    mask_file: str = Field(
+        default="", description="container of a mask: no fragments where it is 0 (nor beyond its edge); empty = none"
+    )
+    mask_dataset: str = Field(default="volumes/labels/mask", min_length=1, description="dataset in mask_file")
+    replace_sections: tuple[NonNegativeInt, ...] = Field(
+        default=(), description="bad sections: z of the target volume, from 0"
+    )
+    replace_sections_with: Literal["zero", "copy"] = Field(
+        default="zero", description="zero: no fragments in bad sections; copy: those of the nearest good section"
+    )
+    id_mode: Literal["blocks"] = Field(
+        default="blocks", description="blocks: id = block number * voxels per block + local number"
+    )
+    zarr_format: Literal[2, 3] = Field(default=3, description="format of volumes/fragments")

@@ -1,0 +1,99 @@
+"""What the stage reads: the affinities that predict made, and a mask if one is configured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lsdflow_contract.arrays import AFFS, RAW
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_watershed.config import WatershedConfig
+
+
+@dataclass(frozen=True)
+class WatershedInputs:
+    """Open inputs, addressed by voxels of the target grid, and their identities."""
+
+    grid: Geometry
+    affs: Volume
+    mask: Volume | None
+    identities: dict[str, str]
+
+
+def target_grid(experiment: Experiment) -> Geometry:
+    """The grid that every stage counts voxels on: that of the prepared raw volume."""
+    return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
+
+
+def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInputs:
+    """Open what the stage reads.
+
+    :raises MissingInput: predict has not finished, or an array is not there.
+    :raises BadData: the affinities are no u8 array of three channels.
+    :raises ConfigError: an array does not lie on the voxels of the target.
+    """
+    predict = read_manifest(experiment.layout, "predict")
+    if "affs" not in predict.outputs:
+        raise ContractMismatch(
+            "predict made no affinities",
+            where=experiment.layout.manifest("predict"),
+            wanted="an output affs",
+            found=sorted(predict.outputs),
+        )
+    grid = target_grid(experiment)
+    affs = open_affinities(experiment.layout.root / predict.outputs["affs"], grid)
+    mask = open_mask(experiment, config, grid)
+    identities = {"predict": predict.identity}
+    if mask is not None:
+        identities["mask"] = _fingerprint(Path(mask.where))
+    return WatershedInputs(grid, affs, mask, identities)
+
+
+def open_affinities(folder: Path, grid: Geometry) -> Volume:
+    """Open the affinities at `folder` (container/volumes/affs) and check their form."""
+    depth = len(Path(AFFS.dataset).parts)
+    volume = open_volume(folder.parents[depth - 1], AFFS.dataset, grid)
+    if volume.channels != AFFS.channels or volume.dtype != np.dtype(AFFS.dtype):
+        raise BadData(
+            "these are not affinities",
+            where=volume.where,
+            wanted=f"{AFFS.dtype}, {AFFS.channels} channels",
+            found=f"{volume.dtype}, {volume.channels} channels",
+        )
+    return volume
+
+
+def open_mask(experiment: Experiment, config: WatershedConfig, grid: Geometry) -> Volume | None:
+    """Open the configured mask; None if there is none configured."""
+    if not config.mask_file:
+        return None
+    path = experiment.resolve(config.mask_file)
+    if not path.exists():
+        raise MissingInput("the mask is not there", where=path, hint="correct watershed.mask_file, or leave it empty")
+    volume = open_volume(path, config.mask_dataset, grid)
+    if volume.channels or volume.dtype.kind not in "ub":
+        raise BadData(
+            "this is not a mask",
+            where=volume.where,
+            wanted="an unsigned integer per voxel, 0 = outside",
+            found=f"{volume.dtype}, {volume.channels} channels",
+        )
+    return volume
+
+
+def read_mask(mask: Volume | None, box: Box) -> np.ndarray | None:
+    """The mask of a box as u8 0 or 1; outside the mask's own box there is nothing: 0."""
+    return None if mask is None else (mask.read(box, outside="zero") > 0).astype(np.uint8)
+
+
+def _fingerprint(folder: Path) -> str:
+    """A name for the content of foreign files that costs no reading: relative paths, sizes, times of change."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hash_of([[str(f.relative_to(folder)), f.stat().st_size, f.stat().st_mtime_ns] for f in files])

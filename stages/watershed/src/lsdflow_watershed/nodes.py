@@ -1,0 +1,45 @@
+"""Nodes of the region graph: one per fragment, with its size and centre of mass."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from lsdflow_contract.geometry import Geometry, Vox3
+from lsdflow_contract.graph import RagNodes
+
+
+def fragment_nodes(numbers: NDArray[np.uint64], count: int, first_id: int, begin_vox: Vox3, grid: Geometry) -> RagNodes:
+    """Measure the fragments of one block.
+
+    The centre is the mean voxel index times the voxel size, plus the offset of the volume: the
+    convention of the published graphs (no half voxel is added). Sums are integers, so the result
+    does not depend on any order.
+
+    :param numbers: (z, y, x) local numbers 1..count of the block, 0 = none; each number occurs.
+    :param first_id: id of number 1; number n has id first_id + n - 1.
+    :param begin_vox: index of the first voxel of the block on `grid`.
+    :param grid: the target volume, which says where its voxels lie in nm.
+    """
+    size, total = _sizes_and_sums(numbers, count)
+    center_vox = total[1:] / np.maximum(size[1:, None], 1) + np.asarray(begin_vox, np.float64)
+    center_nm = np.asarray(grid.offset_nm) + center_vox * np.asarray(grid.voxel_size_nm)
+    ids = np.arange(count, dtype=np.uint64) + np.uint64(first_id)
+    return RagNodes(id=ids, center_nm=center_nm, size_vox=size[1:].astype(np.uint64))
+
+
+@njit(nogil=True)
+def _sizes_and_sums(numbers: NDArray[np.uint64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    size = np.zeros(count + 1, np.int64)
+    total = np.zeros((count + 1, 3), np.int64)
+    nz, ny, nx = numbers.shape
+    for z in range(nz):
+        for y in range(ny):
+            for x in range(nx):
+                number = numbers[z, y, x]
+                size[number] += 1
+                total[number, 0] += z
+                total[number, 1] += y
+                total[number, 2] += x
+    return size, total

@@ -1,0 +1,125 @@
+"""The stage: affinities in, volumes/fragments and the nodes of the region graph out, block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import FRAGMENTS
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
+from lsdflow_runtime.volumes import OutputArray
+from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
+from lsdflow_watershed.blocking import check_sections, plan_blocks
+from lsdflow_watershed.config import WatershedConfig
+from lsdflow_watershed.fragments import FragmentRules
+from lsdflow_watershed.inputs import WatershedInputs, open_inputs, open_mask, read_mask, target_grid
+
+STAGE = "watershed"
+
+
+def run(experiment: Experiment, options: RunOptions) -> None:
+    """Make the fragments of all blocks that are not done."""
+    run_task(block_task(experiment), options)
+
+
+def worker(experiment: Experiment) -> None:
+    """Take blocks from a running coordinator."""
+    worker_task(block_task(experiment))
+
+
+def plan(experiment: Experiment) -> dict[str, Any]:
+    """What a run would do."""
+    return plan_task(block_task(experiment))
+
+
+def status(experiment: Experiment) -> dict[str, Any]:
+    """What is done."""
+    return status_task(block_task(experiment))
+
+
+def validate(experiment: Experiment) -> list[StageError]:
+    """All problems that can be seen before predict has run; writes nothing."""
+    config = experiment.table(STAGE, WatershedConfig)
+    if not experiment.layout.target_volume.exists():
+        return []
+    checks: list[Callable[[], object]] = [
+        lambda: plan_blocks(config, target_grid(experiment).box, target_grid(experiment).voxel_size_nm),
+        lambda: check_sections(config.replace_sections, target_grid(experiment).shape_vox[0]),
+        lambda: open_mask(experiment, config, target_grid(experiment)),
+    ]
+    if experiment.layout.manifest("predict").exists():
+        checks.append(lambda: open_inputs(experiment, config))
+    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    return list({problem.message(): problem for problem in problems}.values())
+
+
+def block_task(experiment: Experiment) -> BlockTask:
+    """The stage's work; everything that can be refused is refused here, before anything is written."""
+    config = experiment.table(STAGE, WatershedConfig)
+    inputs = open_inputs(experiment, config)
+    blocks = plan_blocks(config, inputs.affs.box, inputs.grid.voxel_size_nm)
+    check_sections(config.replace_sections, inputs.grid.shape_vox[0])
+    resolved = {**config.model_dump(mode="json"), "resolved": _resolved(blocks)}
+    fragments = OutputArray(
+        experiment.layout.fragments, FRAGMENTS, inputs.grid, blocks.total, blocks.write_shape_vox, config.zarr_format
+    )
+    return BlockTask(
+        stage=STAGE,
+        experiment=experiment,
+        key=work_key(STAGE, resolved, inputs.identities),
+        config=resolved,
+        inputs=inputs.identities,
+        plan=blocks,
+        outputs={"fragments": fragments},
+        open=lambda: _opened(inputs, config, blocks),
+    )
+
+
+def _resolved(blocks: BlockPlan) -> dict[str, Any]:
+    """What the lengths of the table mean in voxels; agglomerate finds the block of a fragment by it."""
+    return {
+        "total_begin_vox": list(blocks.total.begin_vox),
+        "total_shape_vox": list(blocks.total.shape_vox),
+        "block_shape_vox": list(blocks.write_shape_vox),
+        "context_vox": list(blocks.context_vox),
+        "voxels_per_block": math.prod(blocks.write_shape_vox),
+    }
+
+
+@contextmanager
+def _opened(inputs: WatershedInputs, config: WatershedConfig, blocks: BlockPlan) -> Iterator[BlockFunction]:
+    rules = BlockRules(
+        fragments=FragmentRules(
+            fragments_in_xy=config.fragments_in_xy,
+            min_seed_distance_vox=config.min_seed_distance_vox,
+            filter_fragments=config.filter_fragments,
+            epsilon_agglomerate=config.epsilon_agglomerate,
+        ),
+        voxels_per_block=math.prod(blocks.write_shape_vox),
+        bad_z=frozenset(config.replace_sections),
+        filling=config.replace_sections_with,
+    )
+
+    def make_block(block: Block) -> BlockOutput:
+        read = block.read.intersect(inputs.affs.box)
+        place = BlockPlace(block.number, block.write, read)
+        ids, nodes = fragments_of_block(inputs.affs.read(read), read_mask(inputs.mask, read), place, rules, inputs.grid)
+        return BlockOutput(arrays={"fragments": ids}, nodes=nodes, facts={"fragments": len(nodes)})
+
+    yield make_block
+
+
+def _problem_of(check: Callable[[], object]) -> StageError | None:
+    try:
+        check()
+    except StageError as error:
+        return error
+    return None
