@@ -1,11 +1,11 @@
 """stage_app: one typer application per stage, the same verbs, options and exit codes everywhere.
 
-    run       do the work; resumes what is there
-    validate  list all problems; writes nothing
-    plan      what a run would do
-    status    what is done
-    schema    JSON schema of the stage's table
-    worker    (hidden) a worker process of a running coordinator
+run       do the work; resumes what is there
+validate  list all problems; writes nothing
+plan      what a run would do
+status    what is done
+schema    JSON schema of the stage's table
+worker    (hidden) a worker process of a running coordinator
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from types import FrameType, ModuleType
 from typing import Annotated, Any
 
 import typer
+
+from lsdflow_command.runfolder import run_folder
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.model import StrictModel
-
-from lsdflow_command.runfolder import run_folder
 
 LOG = logging.getLogger("lsdflow")
 
@@ -92,7 +92,9 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        typer.echo(f"error: internal: {type(error).__name__}: {error}\n   to do: run with --debug and report it", err=True)
+        typer.echo(
+            f"error: internal: {type(error).__name__}: {error}\n   to do: run with --debug and report it", err=True
+        )
         raise typer.Exit(70) from error
 
 
@@ -107,7 +109,7 @@ def interrupt_on_signals() -> None:
         signal.signal(number, _interrupt)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise Interrupted(f"stopped by {signal.Signals(number).name}", hint="run the same command again to go on")
 
 
@@ -120,6 +122,7 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
     def callback(
         show: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="version")] = False,
     ) -> None:
+        del show
         start_logging()
 
     return callback

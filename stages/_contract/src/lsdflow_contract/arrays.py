@@ -48,9 +48,10 @@ class MaskState(IntEnum):
 
 
 def quantise_u8(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
-    """Floats in [0, 1] (clipped) to grey levels 0-255: floor(value * 255), as stored by predict and seen in training."""
+    """Floats in [0, 1] (clipped) to grey levels floor(value * 255), as predict stores them and training sees them."""
     clipped = np.clip(values, 0.0, 1.0).astype(np.float32, copy=False)
-    return (clipped * np.float32(255.0)).astype(np.uint8)
+    grey: npt.NDArray[np.uint8] = (clipped * np.float32(255.0)).astype(np.uint8)
+    return grey
 
 
 def dequantise_u8(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

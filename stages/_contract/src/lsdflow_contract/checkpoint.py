@@ -1,9 +1,9 @@
 """The checkpoint bundle: everything predict needs to run a network, in one folder, without training code.
 
-    checkpoints/00001000/
-        bundle.json            this model
-        weights.safetensors    the network's weights
-        resume.pt              optimizer and random state (training only)
+checkpoints/00001000/
+    bundle.json            this model
+    weights.safetensors    the network's weights
+    resume.pt              optimizer and random state (training only)
 """
 
 from __future__ import annotations

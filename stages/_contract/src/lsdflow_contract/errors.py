@@ -8,7 +8,9 @@ class StageError(Exception):
 
     exit_code = 70
 
-    def __init__(self, what: str, *, where: object = "", wanted: object = "", found: object = "", hint: str = "") -> None:
+    def __init__(
+        self, what: str, *, where: object = "", wanted: object = "", found: object = "", hint: str = ""
+    ) -> None:
         self.what = what
         self.where = str(where)
         self.wanted = str(wanted)

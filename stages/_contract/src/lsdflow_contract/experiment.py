@@ -25,8 +25,13 @@ class ExperimentTable(StrictModel):
     """[experiment]: what this experiment is."""
 
     name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9_.-]+$", description="name, used in reports")
-    mode: Mode = Field(default="acrlsd", description="acrlsd: LSDs, then affinities from raw + LSDs; mtlsd: one net for both; affinities: baseline")
-    profile: Literal["tiny", "standard"] = Field(default="standard", description="tiny: minutes on two CPU cores; standard: the published networks")
+    mode: Mode = Field(
+        default="acrlsd",
+        description="acrlsd: LSDs, then affinities from raw + LSDs; mtlsd: one net for both; affinities: baseline",
+    )
+    profile: Literal["tiny", "standard"] = Field(
+        default="standard", description="tiny: minutes on two CPU cores; standard: the published networks"
+    )
     seed: int = Field(default=0, ge=0, description="seed of weights and sampling")
 
 
@@ -39,7 +44,9 @@ class StoreTable(StrictModel):
 class ComputeTable(StrictModel):
     """[compute]: how blocks are worked on."""
 
-    runner: Literal["daisy", "serial"] = Field(default="daisy", description="daisy: worker processes; serial: one after another, the reference")
+    runner: Literal["daisy", "serial"] = Field(
+        default="daisy", description="daisy: worker processes; serial: one after another, the reference"
+    )
     workers: int = Field(default=2, ge=1, description="worker processes")
     threads_per_worker: int = Field(default=1, ge=1, description="threads of one worker")
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
@@ -77,7 +84,9 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """
     path = path / "experiment.toml" if path.is_dir() else path
     if not path.is_file():
-        raise MissingInput("no experiment file", where=path, hint="make one: lsdflow init DIR --train A.zarr --volume B.zarr")
+        raise MissingInput(
+            "no experiment file", where=path, hint="make one: lsdflow init DIR --train A.zarr --volume B.zarr"
+        )
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -1,9 +1,9 @@
 """Boxes in voxels, lengths with units, and where a volume lies in the world. Axes are always z, y, x.
 
-        offset_nm                      a Box is half open: begin_vox <= voxel < end_vox
-        v
-        +----+----+----+---- ...       world position of the corner of voxel i (nm) = offset_nm + i * voxel_size_nm
-        |  0 |  1 |  2 |
+offset_nm                      a Box is half open: begin_vox <= voxel < end_vox
+v
++----+----+----+---- ...       world position of the corner of voxel i (nm) = offset_nm + i * voxel_size_nm
+|  0 |  1 |  2 |
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ class RagNodes:
 
     def __post_init__(self) -> None:
         if self.center_nm.shape != (len(self.id), 3) or len(self.size_vox) != len(self.id):
-            raise BadData("node columns differ in length", found=(len(self.id), self.center_nm.shape, len(self.size_vox)))
+            raise BadData(
+                "node columns differ in length", found=(len(self.id), self.center_nm.shape, len(self.size_vox))
+            )
 
     def __len__(self) -> int:
         return len(self.id)

@@ -49,7 +49,7 @@ def legacy_lut_name(merge_function: str, threshold: float) -> str:
 def write_lut(path: Path, lut: Lut, facts: dict[str, Any]) -> None:
     """Write the npz and its JSON side-car (`facts` + the score convention), each atomically."""
     table = np.stack([lut.fragments.astype(np.uint64), lut.segments.astype(np.uint64)])
-    write_atomically(path, lambda file: np.savez_compressed(file, **{LUT_KEY: table}))
+    write_atomically(path, lambda file: np.savez_compressed(file, fragment_segment_lut=table))
     write_json(path.with_suffix(".json"), {"score_convention": SCORE_CONVENTION, "fragments": len(lut), **facts})
 
 

@@ -37,7 +37,9 @@ class Writer(StrictModel):
         except PackageNotFoundError:
             stage_version = "unknown"
         digest = os.environ.get("LSDFLOW_IMAGE_DIGEST", "")
-        return cls(stage=stage, version=stage_version, image_digest=digest, revision=os.environ.get("LSDFLOW_REVISION", ""))
+        return cls(
+            stage=stage, version=stage_version, image_digest=digest, revision=os.environ.get("LSDFLOW_REVISION", "")
+        )
 
 
 class Manifest(StrictModel):

@@ -13,7 +13,7 @@ def same_partition(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> bo
     if a.shape != b.shape or not np.array_equal(a == 0, b == 0):
         return False
     pairs = np.unique(np.stack([a.ravel().astype(np.uint64), b.ravel().astype(np.uint64)]), axis=1)
-    return len(np.unique(pairs[0])) == len(np.unique(pairs[1])) == pairs.shape[1]
+    return bool(len(np.unique(pairs[0])) == len(np.unique(pairs[1])) == pairs.shape[1])
 
 
 def voronoi_labels(shape_vox: Vox3, count: int, seed: int = 0) -> npt.NDArray[np.uint64]:
@@ -34,14 +34,10 @@ def affinities_of(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
     """Truth affinities (3, z, y, x) u8: 255 where a voxel and its lower neighbour along the axis share a label > 0."""
     affs = np.zeros((3, *labels.shape), np.uint8)
     for axis in range(3):
-        upper = [slice(None)] * 3
-        lower = [slice(None)] * 3
-        upper[axis], lower[axis] = slice(1, None), slice(None, -1)
-        same = (labels[tuple(upper)] == labels[tuple(lower)]) & (labels[tuple(upper)] > 0)
-        affs[(axis, *upper)] = 255 * same
-        edge = [slice(None)] * 3
-        edge[axis] = slice(0, 1)
-        affs[(axis, *edge)] = 255 * (labels[tuple(edge)] > 0)
+        along = np.moveaxis(labels, axis, 0)
+        channel = np.moveaxis(affs[axis], axis, 0)
+        channel[1:] = 255 * ((along[1:] == along[:-1]) & (along[1:] > 0))
+        channel[0] = 255 * (along[0] > 0)
     return affs
 
 

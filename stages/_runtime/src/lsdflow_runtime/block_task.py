@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import InternalError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.manifest import Writer
-
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.rag_store import FilesRagStore, RagStore
@@ -82,12 +82,18 @@ class BlockTask:
         }
 
     def create_outputs(self, replace: bool) -> None:
-        """Make the output arrays; nothing is written if one of them is not ours."""
-        for output in self.outputs.values():
-            output.create(self.provenance(), replace)
+        """Make the output arrays; nothing is written if one of them is not ours.
+
+        Done marks of an array that had to be made anew (replaced meanwhile by other work, or deleted) are forgotten.
+        """
+        made = [output.create(self.provenance(), replace) for output in self.outputs.values()]
+        if any(made):
+            self.marks.forget()
 
 
-def commit_block(task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float) -> None:
+def commit_block(
+    task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float
+) -> None:
     """Write what a block made, in the order of the module's docstring."""
     if set(output.arrays) != set(opened):
         raise InternalError("the block function made other arrays", wanted=sorted(opened), found=sorted(output.arrays))
@@ -112,7 +118,9 @@ def commit_block(task: BlockTask, opened: Mapping[str, Volume], block: Block, ou
 def _write_checked(volume: Volume, block: Block, values: npt.NDArray[Any]) -> str:
     if values.dtype != volume.dtype or values.shape[-3:] != block.write.shape_vox:
         found = (values.dtype, values.shape)
-        raise InternalError("wrong block array", where=volume.where, wanted=(volume.dtype, block.write.shape_vox), found=found)
+        raise InternalError(
+            "wrong block array", where=volume.where, wanted=(volume.dtype, block.write.shape_vox), found=found
+        )
     volume.write(block.write, values)
     checksum = hash_of_array(values)
     if hash_of_array(volume.read(block.write)) != checksum:

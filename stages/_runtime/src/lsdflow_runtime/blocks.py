@@ -1,11 +1,11 @@
 """Blocks: the total region cut into write boxes, each with a read box that has context around it.
 
-    +------ read box -------+
-    |  context              |      write boxes tile the total box, row-major (x fastest), without overlap;
-    |   +-- write box --+   |      the last of an axis may be smaller: it is cut at the total box
-    |   |               |   |
-    |   +---------------+   |
-    +-----------------------+
++------ read box -------+
+|  context              |      write boxes tile the total box, row-major (x fastest), without overlap;
+|   +-- write box --+   |      the last of an axis may be smaller: it is cut at the total box
+|   |               |   |
+|   +---------------+   |
++-----------------------+
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class BlockPlan:
         if self.total.is_empty:
             raise ConfigError("the region to work on is empty", found=str(self.total), hint="check the roi")
         if min(self.write_shape_vox) < 1 or min(self.context_vox) < 0:
-            raise ConfigError("block shape must be positive, context not negative", found=(self.write_shape_vox, self.context_vox))
+            raise ConfigError(
+                "block shape must be positive, context not negative", found=(self.write_shape_vox, self.context_vox)
+            )
 
     @property
     def grid_shape(self) -> Vox3:

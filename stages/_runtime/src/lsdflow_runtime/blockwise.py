@@ -20,7 +20,6 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BlocksFailed, Interrupted, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.daisy_runner import run_with_daisy, take_blocks
@@ -39,13 +38,23 @@ def run_task(task: BlockTask, options: RunOptions) -> Manifest:
     Raises NotOurs (73) for outputs of other work, BlocksFailed (79) if blocks failed, or the error that stopped it.
     """
     started = time.time()
+    executed = run_blocks(task, options)
+    return _write_manifest(task, executed, seconds=time.time() - started)
+
+
+def run_blocks(task: BlockTask, options: RunOptions) -> int:
+    """Do every block that has no done mark; returns how many. For a pass that is not yet the whole stage.
+
+    The stage's manifest goes first: it stands for finished work only.
+    """
     task.create_outputs(options.replace)
     done = task.marks.done()
     pending = [n for n in range(len(task.plan)) if n not in done]
     if pending:
+        task.experiment.layout.manifest(task.stage).unlink(missing_ok=True)
         _run_blocks(task, pending)
     _require_all_done(task)
-    return _write_manifest(task, executed=len(pending), seconds=time.time() - started)
+    return len(pending)
 
 
 def worker_task(task: BlockTask) -> None:

@@ -1,17 +1,18 @@
 """Done marks: one small JSON per finished block, in a folder named by the work's key.
 
-    store/blocks/<stage>/<key>/done/<block number>.json     checksums, counts, seconds, peak memory
-    store/blocks/<stage>/<key>/failed/<block number>.json   the last error of a block that is not done
+store/blocks/<stage>/<key>/done/<block number>.json     checksums, counts, seconds, peak memory
+store/blocks/<stage>/<key>/failed/<block number>.json   the last error of a block that is not done
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.files import read_json, storage_errors, write_json
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class DoneMarks:
     def done(self) -> set[int]:
         """Numbers of the finished blocks."""
         return _numbers(self.folder / "done")
+
+    def forget(self) -> None:
+        """Remove all marks: what they stand for is no longer there."""
+        with storage_errors(self.folder):
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
 
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""

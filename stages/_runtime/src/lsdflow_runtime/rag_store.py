@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
@@ -84,4 +85,6 @@ def _tables(folder: Path) -> Iterator[pa.Table]:
         try:
             yield pq.read_table(path, page_checksum_verification=True)
         except (pa.ArrowInvalid, OSError) as error:
-            raise BadData("damaged graph file", where=path, found=error, hint="run the stage that writes it again") from error
+            raise BadData(
+                "damaged graph file", where=path, found=error, hint="run the stage that writes it again"
+            ) from error

@@ -18,12 +18,13 @@ import numpy.typing as npt
 import zarr
 import zarr.codecs
 import zarr.errors
+from numcodecs import Zstd as Zstd2
+
 from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry
-from numcodecs import Zstd as Zstd2
 
 Outside = Literal["error", "zero", "mirror"]
 INNER_CHUNK_VOX = 64
@@ -114,7 +115,8 @@ class Volume:
         root = Path(self.where)
         local = box.translate(cast(Vox3, tuple(-b for b in self.box.begin_vox)))
         ranges = [
-            range(b // c, -(-e // c)) for b, e, c in zip(local.begin_vox, local.end_vox, self.chunk_shape_vox, strict=True)
+            range(b // c, -(-e // c))
+            for b, e, c in zip(local.begin_vox, local.end_vox, self.chunk_shape_vox, strict=True)
         ]
         leading = (0,) * (self.array.ndim - 3)
         for index in itertools.product(*ranges):
@@ -148,12 +150,13 @@ def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volum
     """
     folder = path / dataset
     try:
-        array = zarr.open_array(folder, mode="r+" if folder.exists() else "r", config={"write_empty_chunks": True})
+        array = zarr.open_array(folder, mode="r+" if folder.exists() else "r")
     except (FileNotFoundError, zarr.errors.ContainsGroupError) as error:
         raise MissingInput("no such array", where=folder, hint=f"arrays there: {_arrays_in(path)}") from error
     z, y, x = array.shape[-3:]
     geometry = read_geometry(dict(array.attrs), (z, y, x), folder)
     begin = (0, 0, 0) if grid is None else geometry.voxel_offset_from(grid, folder)
+    array = array.with_config({"write_empty_chunks": True})
     return Volume(array, str(folder), geometry, Box(begin, geometry.shape_vox))
 
 
@@ -177,18 +180,19 @@ class OutputArray:
         """Open it for block writes."""
         return open_volume(self.path, self.spec.dataset, self.grid)
 
-    def create(self, provenance: Mapping[str, Any], replace: bool = False) -> None:
-        """Make the array; nothing to do if it is there with the same key.
+    def create(self, provenance: Mapping[str, Any], replace: bool = False) -> bool:
+        """Make the array; nothing to do (False) if it is there with the same key.
 
         Raises NotOurs (73) if something else is there, unless it is ours and `replace` is set.
         """
         if self.folder.exists():
             if self._same_work(provenance, replace):
-                return
+                return False
             shutil.rmtree(self.folder)
         geometry = Geometry(self.grid.voxel_size_nm, self.grid.position_nm(self.box.begin_vox), self.box.shape_vox)
         with storage_errors(self.folder):
             self._create(array_attributes(self.spec, geometry, provenance))
+        return True
 
     def _same_work(self, provenance: Mapping[str, Any], replace: bool) -> bool:
         try:
@@ -209,7 +213,8 @@ class OutputArray:
 
     def _create(self, attributes: dict[str, Any]) -> None:
         leading = (self.spec.channels,) if self.spec.channels else ()
-        write_shape = tuple(min(w, n) for w, n in zip(self.write_shape_vox, self.box.shape_vox, strict=True))
+        # Not cut to the array: an array of 251 voxels would have no inner chunk but single voxels.
+        write_shape = self.write_shape_vox
         common: dict[str, Any] = {
             "store": self.folder,
             "shape": (*leading, *self.box.shape_vox),

@@ -1,0 +1,141 @@
+"""Serial and daisy runs, interruptions and failures leave the same bits, or a clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import Manifest
+from lsdflow_runtime.blockwise import plan_task, run_task, status_task
+from lsdflow_runtime.volumes import open_volume
+
+Make = Callable[..., Experiment]
+SERIAL = "compute.runner=serial"
+
+
+def _run(experiment: Experiment, replace: bool = False) -> Manifest:
+    from lsdflow_toy.task import block_task
+
+    return run_task(block_task(experiment), RunOptions(replace=replace))
+
+
+def _everything(experiment: Experiment) -> tuple[np.ndarray, np.ndarray, list[tuple[float, ...]]]:
+    from lsdflow_toy.task import block_task
+
+    task = block_task(experiment)
+    volumes = [open_volume(experiment.layout.root / "toy.zarr", f"volumes/{n}") for n in ("doubled", "affs")]
+    nodes = [(float(n.id[0]), *n.center_nm[0], float(n.size_vox[0])) for n in task.rag_store.iter_nodes(task.key)]
+    return volumes[0].read(volumes[0].box), volumes[1].read(volumes[1].box), nodes
+
+
+def _same(a: Experiment, b: Experiment) -> bool:
+    left, right = _everything(a), _everything(b)
+    return all(np.array_equal(x, y) for x, y in zip(left[:2], right[:2], strict=True)) and left[2] == right[2]
+
+
+def test_serial_run_computes_every_voxel_of_a_volume_that_is_no_multiple_of_the_block(make_experiment: Make) -> None:
+    experiment = make_experiment("a", SERIAL)
+    manifest = _run(experiment)
+    raw = open_volume(experiment.layout.target_volume, "volumes/raw")
+    doubled, _, nodes = _everything(experiment)
+    assert np.array_equal(doubled, raw.read(raw.box).astype(np.uint64) * 2)
+    assert len(nodes) == manifest.facts["blocks"] == 12
+    assert manifest.facts["totals"]["voxels"] == doubled.size
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_daisy_workers_leave_the_same_bits_and_identity_as_the_serial_run(make_experiment: Make, workers: int) -> None:
+    serial, parallel = make_experiment("a", SERIAL), make_experiment("b", f"compute.workers={workers}")
+    assert _run(serial).identity == _run(parallel).identity
+    assert _same(serial, parallel)
+
+
+def test_a_worker_killed_inside_a_block_costs_nothing(make_experiment: Make) -> None:
+    serial, killed = make_experiment("a", SERIAL), make_experiment("b")
+    (killed.layout.root / "kill-once").touch()
+    assert _run(serial).identity == _run(killed).identity
+    assert not (killed.layout.root / "kill-once").exists()
+    assert _same(serial, killed)
+
+
+@pytest.mark.parametrize("runner", ["serial", "daisy"])
+def test_a_poison_block_is_named_the_others_are_done_and_a_rerun_does_only_it(
+    make_experiment: Make, runner: str
+) -> None:
+    experiment = make_experiment("a", f"compute.runner={runner}")
+    (experiment.layout.root / "poison").touch()
+    with pytest.raises(BlocksFailed, match="poisoned") as caught:
+        _run(experiment)
+    assert caught.value.exit_code == 79
+    assert not experiment.layout.manifest("toy").exists()
+    from lsdflow_toy.task import block_task
+
+    status = status_task(block_task(experiment))
+    assert (status["done"], status["failed"], status["finished"]) == (11, 1, False)
+    (experiment.layout.root / "poison").unlink()
+    assert _run(experiment).facts["blocks_executed"] == 1
+    assert _same(experiment, _reference(make_experiment))
+
+
+def _reference(make_experiment: Make) -> Experiment:
+    experiment = make_experiment("reference", SERIAL)
+    _run(experiment)
+    return experiment
+
+
+@pytest.mark.parametrize("runner", ["serial", "daisy"])
+def test_bad_data_stops_the_run_with_its_own_exit_code(make_experiment: Make, runner: str) -> None:
+    experiment = make_experiment("a", f"compute.runner={runner}")
+    (experiment.layout.root / "bad").touch()
+    with pytest.raises(BadData, match="bad on request"):
+        _run(experiment)
+
+
+def test_a_rerun_of_a_finished_stage_executes_nothing_and_touches_nothing(make_experiment: Make) -> None:
+    experiment = make_experiment("a", SERIAL)
+    first = _run(experiment)
+    before = {p: p.stat().st_mtime_ns for p in _files(experiment)}
+    assert _run(experiment) == first
+    assert {p: p.stat().st_mtime_ns for p in _files(experiment)} == before
+
+
+def _files(experiment: Experiment) -> list[Path]:
+    return [p for p in experiment.layout.root.rglob("*") if p.is_file()]
+
+
+def test_other_parameters_are_refused_unless_replace_and_never_reuse_old_blocks(make_experiment: Make) -> None:
+    _run(make_experiment("a", SERIAL))
+    changed = make_experiment("a", SERIAL, "experiment.seed=3")
+    with pytest.raises(NotOurs) as caught:
+        _run(changed)
+    assert caught.value.exit_code == 73
+    assert _run(changed, replace=True).facts["blocks_executed"] == 12
+    raw = open_volume(changed.layout.target_volume, "volumes/raw")
+    assert np.array_equal(_everything(changed)[0], raw.read(raw.box).astype(np.uint64) * 3)
+
+
+def test_null_scores_survive_the_store(make_experiment: Make) -> None:
+    from lsdflow_toy.task import block_task
+
+    experiment = make_experiment("a", SERIAL)
+    _run(experiment)
+    task = block_task(experiment)
+    scores = [float(e.merge_score[0]) for e in task.rag_store.iter_edges(task.key, "mean")]
+    assert np.isnan(scores[0])
+    assert scores[1:] == [0.5] * 11
+
+
+def test_plan_counts_blocks_and_bytes_without_writing(make_experiment: Make) -> None:
+    from lsdflow_toy.task import block_task
+
+    experiment = make_experiment("a", SERIAL)
+    before = _files(experiment)
+    facts = plan_task(block_task(experiment))
+    assert facts["blocks"] == 12
+    assert facts["bytes_out_uncompressed"] == 18 * 16 * 11 * (8 + 3)
+    assert _files(experiment) == before

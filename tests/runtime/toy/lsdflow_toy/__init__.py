@@ -1,0 +1,1 @@
+"""A stage as small as can be, for tests of the runtime."""

@@ -1,0 +1,69 @@
+"""The toy stage: doubles the raw of its target, one node per block, with faults on request by files in the folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.graph import RagEdges, RagNodes
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blockwise import worker_task
+from lsdflow_runtime.volumes import OutputArray, open_volume
+
+DOUBLED = ArraySpec("volumes/doubled", "uint64", 0, "image")
+
+
+def block_task(experiment: Experiment) -> BlockTask:
+    target = open_volume(experiment.layout.target_volume, RAW.dataset)
+    parameters = {"factor": experiment.tables["experiment"].get("seed", 2)}
+    box = target.geometry.box
+    return BlockTask(
+        stage="toy",
+        experiment=experiment,
+        key=work_key("toy", parameters, {}),
+        config=parameters,
+        inputs={},
+        plan=BlockPlan(box, (8, 8, 8), (1, 1, 1)),
+        outputs={
+            "doubled": OutputArray(experiment.layout.root / "toy.zarr", DOUBLED, target.geometry, box, (8, 8, 8)),
+            "affs": OutputArray(experiment.layout.root / "toy.zarr", AFFS, target.geometry, box, (8, 8, 8)),
+        },
+        open=lambda: _open(experiment, parameters["factor"]),
+    )
+
+
+def worker(experiment: Experiment) -> None:
+    worker_task(block_task(experiment))
+
+
+@contextmanager
+def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
+    root = experiment.layout.root
+    raw = open_volume(experiment.layout.target_volume, RAW.dataset)
+
+    def double(block: Block) -> BlockOutput:
+        if (root / "kill-once").exists() and block.number == 3:
+            (root / "kill-once").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (root / "poison").exists() and block.number == 2:
+            msg = "poisoned"
+            raise ValueError(msg)
+        if (root / "bad").exists() and block.number == 1:
+            raise BadData("bad on request", where="toy")
+        values = raw.read(block.read, outside="mirror").astype(np.uint64)
+        inner = values[block.write.slices(block.read.begin_vox)] * factor
+        affs = np.broadcast_to((inner % 256).astype(np.uint8), (3, *inner.shape)).copy()
+        ids = np.array([block.number + 1], np.uint64)
+        nodes = RagNodes(ids, np.array([block.write.begin_vox], np.float64), np.array([inner.size], np.uint64))
+        edges = RagEdges(ids, ids + np.uint64(1), np.array([np.nan if block.number == 0 else 0.5], np.float32))
+        return BlockOutput({"doubled": inner, "affs": affs}, nodes, {"mean": edges}, {"voxels": inner.size})
+
+    yield double
