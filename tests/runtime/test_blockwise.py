@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs
 from lsdflow_contract.experiment import Experiment

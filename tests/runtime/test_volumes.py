@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.geometry import Box, Geometry
@@ -52,7 +53,7 @@ def test_an_output_over_a_roi_is_addressed_by_the_targets_voxels(tmp_path: Path)
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_a_deleted_chunk_is_an_error_and_never_zeros(tmp_path: Path, zarr_format: int) -> None:
-    output, values = _array(tmp_path, zarr_format=zarr_format)
+    output, _values = _array(tmp_path, zarr_format=zarr_format)
     victim = next(
         p for p in output.folder.rglob("*") if p.is_file() and p.name in ("1", "0.1.0") and "c/0/1" in f"{p}" + "c/0/1"
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lsdflow_contract.errors import InternalError, StageError
+from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import load_experiment
 
 if TYPE_CHECKING:
@@ -71,25 +71,23 @@ def take_blocks(do_block: Callable[[int], bool]) -> None:
     pending: list[int] = json.loads(pending_file.read_text())
     fatal = pending_file.parent / FATAL_FILE
     client = daisy.Client()
-    while not fatal.exists():
+    while True:
         with client.acquire_block() as block:
             if block is None:
                 return
-            try:
-                succeeded = do_block(pending[block.write_roi.offset[0]])
-            except StageError as error:
-                fatal.write_text(json.dumps(error.as_dict()))
-                raise
-            if not succeeded:
+            # After a fatal error the rest is handed back undone: a worker that left would be replaced, again and again.
+            if fatal.exists() or not _do_or_note(do_block, pending[block.write_roi.offset[0]], fatal):
                 block.status = daisy.BlockStatus.FAILED
 
 
-def worker_number() -> int:
-    """Number of this worker process among those of its coordinator; 0 outside a worker."""
-    import daisy
-
-    context = daisy.Context.from_env() if "DAISY_CONTEXT" in os.environ else {}
-    return int(context.get("worker_id", 0))
+def _do_or_note(do_block: Callable[[int], bool], number: int, fatal: Path) -> bool:
+    try:
+        return do_block(number)
+    except Interrupted:
+        raise
+    except StageError as error:
+        fatal.write_text(json.dumps(error.as_dict()))
+        return False
 
 
 def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) -> Callable[[], None]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+
 from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
