@@ -90,6 +90,14 @@ def _do_or_note(do_block: Callable[[int], bool], number: int, fatal: Path) -> bo
         return False
 
 
+def worker_number() -> int:
+    """Number of this worker process among those of its coordinator; 0 outside a worker."""
+    import daisy
+
+    context = daisy.Context.from_env() if "DAISY_CONTEXT" in os.environ else {}
+    return int(context.get("worker_id", 0))
+
+
 def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) -> Callable[[], None]:
     module = f"lsdflow_{stage.replace('-', '_')}.task"
 
