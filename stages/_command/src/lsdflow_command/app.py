@@ -119,9 +119,10 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
             typer.echo(f"{stage.name} {version(f'lsdflow-{stage.name}')} (contract {CONTRACT_VERSION})")
             raise typer.Exit
 
-    def callback(
-        show: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="version")] = False,
-    ) -> None:
+    # A default, not an Annotated type: typer cannot see the local print_version from a type that is text.
+    option = typer.Option(False, "--version", callback=print_version, is_eager=True, help="version")
+
+    def callback(show: bool = option) -> None:
         del show
         start_logging()
 
