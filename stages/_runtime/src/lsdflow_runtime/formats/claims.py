@@ -1,0 +1,146 @@
+"""Where a volume says it lies: every metadata convention found is one claim, and the claims must agree.
+
+A voxel size is never guessed. No claim is an error, two claims that differ are an error that names both; only a
+voxel size that the user typed stands above them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.geometry import Geometry, Nm3, Vox3
+
+# Rationals of TIFF and sizes converted from micrometres differ in the 6th digit from the number meant.
+AGREEMENT = 1e-4
+
+
+@dataclass(frozen=True)
+class GeometryClaim:
+    """What one piece of metadata says, z,y,x in nm; None where it says nothing."""
+
+    source: str
+    voxel_size_nm: Nm3 | None = None
+    offset_nm: Nm3 | None = None
+
+
+def to_nm3(values: Sequence[float], where: str, what: str) -> Nm3:
+    """Three finite numbers, or BadData."""
+    try:
+        z, y, x = (float(value) for value in values)
+    except (TypeError, ValueError):
+        z = y = x = math.nan
+    if not all(math.isfinite(value) for value in (z, y, x)):
+        raise BadData(
+            f"{what} is not three numbers", where=where, wanted="three finite numbers, z,y,x", found=repr(values)
+        )
+    return (z, y, x)
+
+
+def place(
+    claims: Sequence[GeometryClaim],
+    shape_vox: Vox3,
+    where: str,
+    *,
+    voxel_size_nm: Nm3 | None = None,
+    expansion_factor: float = 1.0,
+    fix: str = "voxel_size",
+) -> Geometry:
+    """The geometry on which all claims agree.
+
+    Args:
+        claims: what the metadata says.
+        shape_vox: of the volume.
+        where: the volume, for messages.
+        voxel_size_nm: the size that the user typed; it wins over the metadata, whose offset keeps its voxel position.
+        expansion_factor: of expansion microscopy; sizes and offsets are divided by it (effective, pre-expansion nm).
+        fix: the config key that sets the voxel size, for messages.
+
+    Raises:
+        BadData: no voxel size, conflicting sizes or offsets, a size that is not positive.
+    """
+    sizes = [claim for claim in claims if claim.voxel_size_nm is not None]
+    offsets = [claim for claim in claims if claim.offset_nm is not None]
+    if voxel_size_nm is None:
+        _refuse_missing(sizes, where, fix)
+        _refuse_conflict(sizes, "voxel_size_nm", where, fix)
+    size = voxel_size_nm or sizes[0].voxel_size_nm
+    offset = _offset_of(offsets, where, fix)
+    if size is None or min(size) <= 0:
+        raise BadData("voxel size must be positive", where=where, found=str(size), hint=_hint(fix))
+    scale = _rescale(voxel_size_nm, sizes, where)
+    factor = float(expansion_factor)
+    return Geometry(
+        _tidy(tuple(value / factor for value in size)),
+        _tidy(tuple(value * ratio / factor for value, ratio in zip(offset, scale, strict=True))),
+        shape_vox,
+    )
+
+
+def _offset_of(offsets: list[GeometryClaim], where: str, fix: str) -> Nm3:
+    if not offsets:
+        return (0.0, 0.0, 0.0)
+    _refuse_conflict(offsets, "offset_nm", where, fix)
+    return offsets[0].offset_nm or (0.0, 0.0, 0.0)
+
+
+def _rescale(typed: Nm3 | None, sizes: list[GeometryClaim], where: str) -> Nm3:
+    """How much an offset in the metadata's nm grows when the user typed another voxel size."""
+    if typed is None or not sizes or sizes[0].voxel_size_nm is None or not _all_agree(sizes):
+        return (1.0, 1.0, 1.0)
+    return to_nm3([new / old for new, old in zip(typed, sizes[0].voxel_size_nm, strict=True)], where, "voxel size")
+
+
+def _tidy(values: tuple[float, ...]) -> Nm3:
+    """Nine significant digits: 0.1 * 3 is meant to be 0.3."""
+    z, y, x = (float(f"{value:.9g}") for value in values)
+    return (z, y, x)
+
+
+def agree(first: Nm3, second: Nm3, scale_nm: Nm3 | None = None) -> bool:
+    """Whether two triples mean the same: relative to the larger one, or to `scale_nm` (a voxel) for offsets."""
+    allowed = scale_nm or tuple(max(abs(a), abs(b)) for a, b in zip(first, second, strict=True))
+    return all(abs(a - b) <= AGREEMENT * size for a, b, size in zip(first, second, allowed, strict=True))
+
+
+def _all_agree(claims: list[GeometryClaim]) -> bool:
+    sizes = [claim.voxel_size_nm for claim in claims if claim.voxel_size_nm is not None]
+    return all(agree(sizes[0], size) for size in sizes[1:])
+
+
+def _refuse_missing(sizes: list[GeometryClaim], where: str, fix: str) -> None:
+    if not sizes:
+        raise BadData(
+            "the volume does not say its voxel size",
+            where=where,
+            wanted="voxel_size, resolution, an OME scale or the like",
+            found="none of them",
+            hint=_hint(fix),
+        )
+
+
+def _refuse_conflict(claims: list[GeometryClaim], key: str, where: str, fix: str) -> None:
+    first = getattr(claims[0], key)
+    for claim in claims[1:]:
+        other = getattr(claim, key)
+        if agree(first, other):
+            continue
+        name = "voxel size" if key == "voxel_size_nm" else "offset"
+        swapped = " (the same numbers reversed: one of the two is x,y,z)" if agree(first, other[::-1]) else ""
+        raise BadData(
+            f"two pieces of metadata give different {name}s{swapped}",
+            where=where,
+            wanted=f"one {name}, in nm, z,y,x",
+            found=f"{claims[0].source}: {_text(first)} nm; {claim.source}: {_text(other)} nm",
+            hint=_hint(fix) if name == "voxel size" else "correct one of the two offsets in the metadata",
+        )
+
+
+def _text(values: Nm3) -> str:
+    return "(" + ", ".join(f"{value:g}" for value in values) + ")"
+
+
+def _hint(fix: str) -> str:
+    return f'set {fix} = "40, 8, 8 nm" (your own numbers, z,y,x) in experiment.toml'

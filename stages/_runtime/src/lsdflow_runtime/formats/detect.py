@@ -1,0 +1,99 @@
+"""Which format a path holds, decided by its content, never by its name alone; and opening it.
+
+file    HDF5 signature | TIFF signature | JSON with container, offset, size
+folder  zarr metadata | N5 attributes.json | precomputed info | TIFF slices
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
+from lsdflow_runtime.formats import hdf5, n5, precomputed, roi_json, tiff, zarr_array
+from lsdflow_runtime.formats.source import SourceVolume
+
+FILE_FORMATS: dict[str, Callable[[Path], bool]] = {
+    "hdf5": hdf5.is_hdf5,
+    "tiff": tiff.is_tiff,
+    "json": roi_json.is_roi_json,
+}
+FOLDER_FORMATS: dict[str, Callable[[Path], bool]] = {
+    "zarr": zarr_array.is_zarr,
+    "n5": n5.is_n5,
+    "precomputed": precomputed.is_precomputed,
+    "tiff": tiff.is_tiff_folder,
+}
+LOOKED_FOR = (
+    "folder: zarr (.zarray, .zgroup, zarr.json), N5 (attributes.json), neuroglancer precomputed (info), TIFF slices "
+    "(*.tif, *.tiff); file: HDF5, TIFF, JSON with container, offset, size"
+)
+
+
+def detect_format(path: Path) -> str:
+    """ "zarr", "n5", "hdf5", "tiff", "precomputed" or "json".
+
+    Raises:
+        MissingInput: nothing there.
+        BadData: no known format, or more than one; the error lists what was looked for.
+    """
+    _require(path)
+    try:
+        formats = FILE_FORMATS if path.is_file() else FOLDER_FORMATS
+        found = [name for name, holds in formats.items() if holds(path)]
+    except PermissionError as error:
+        raise PermissionDenied("no permission to read", where=path, found=str(error)) from error
+    if len(found) == 1:
+        return found[0]
+    what = "the path holds more than one volume format" if found else "no volume format is recognised"
+    hint = "leave the files of one format only" if found else "name the container itself, not a folder around it"
+    raise BadData(what, where=path, wanted=LOOKED_FOR, found=", ".join(found) or "none of these", hint=hint)
+
+
+def open_source(path: Path, dataset: str | None = None, default: str = "") -> SourceVolume:
+    """Open a volume of any format for reading.
+
+    Args:
+        path: container or file.
+        dataset: name in the container (precomputed: key of a scale); "" is the container itself; None means the
+            container itself where it is a volume (array, OME image, TIFF, precomputed), else `default`.
+        default: the name that a volume of this role usually has ("volumes/raw").
+
+    Raises:
+        MissingInput, BadData, ConfigError, PermissionDenied: see the formats.
+    """
+    form = detect_format(path)
+    if form == "json":
+        return roi_json.open_roi_json(path, dataset, lambda container, name: open_source(container, name, default))
+    if form == "tiff":
+        return tiff.open_tiff(path, dataset or "")
+    if form == "precomputed":
+        return precomputed.open_precomputed(path, dataset or "")
+    if form == "hdf5":
+        return hdf5.open_hdf5(path, default if dataset is None else dataset)
+    is_image, opened = {
+        "zarr": (zarr_array.is_image, zarr_array.open_zarr),
+        "n5": (n5.is_image, n5.open_n5),
+    }[form]
+    if dataset is None:
+        dataset = "" if is_image(path) else default
+    return opened(path, dataset)
+
+
+def _require(path: Path) -> None:
+    """The path must be there and be local."""
+    if path.exists():
+        return
+    if ":/" in str(path):
+        raise ConfigError(
+            "only local paths are read", where=path, hint="mount or copy the volume, then name the local path"
+        )
+    nearest = next((parent for parent in path.parents if parent.is_dir()), path.parent)
+    near = difflib.get_close_matches(path.name, [entry.name for entry in nearest.iterdir()], n=1)
+    raise MissingInput(
+        "no such file or folder",
+        where=path,
+        found=f"{nearest} exists",
+        hint=f"did you mean {nearest / near[0]}?" if near else "check the path; in a container, check its --bind",
+    )

@@ -1,0 +1,65 @@
+"""Finding an array in a container that is a folder tree, and saying what is there when it is not."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
+from lsdflow_contract.files import read_json
+
+SEARCH_DEPTH = 6
+SHOWN = 12
+
+
+def folder_of(container: Path, dataset: str) -> Path:
+    """The folder of a dataset below its container.
+
+    Raises:
+        ConfigError: the dataset climbs out of the container.
+    """
+    parts = [part for part in dataset.strip("/").split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise ConfigError("a dataset name may not leave its container", where=container, found=repr(dataset))
+    return container.joinpath(*parts)
+
+
+def arrays_below(container: Path, is_array: Callable[[Path], bool]) -> list[str]:
+    """Names of the arrays in a folder tree; array folders are not entered."""
+    found: list[str] = []
+    for folder, names, _ in os.walk(container):
+        here = Path(folder)
+        depth = len(here.relative_to(container).parts)
+        if is_array(here):
+            found.append(here.relative_to(container).as_posix())
+            names.clear()
+        if depth >= SEARCH_DEPTH:
+            names.clear()
+        names.sort()
+    return found
+
+
+def no_such_dataset(container: Path, dataset: str, existing: Iterable[str]) -> MissingInput:
+    """The error for a dataset that is not there, with those that are."""
+    known = list(existing)
+    near = difflib.get_close_matches(dataset, known, n=1, cutoff=0.5)
+    return MissingInput(
+        f"no dataset {dataset!r} in the container",
+        where=container,
+        wanted=dataset or "an array",
+        found=", ".join(known[:SHOWN]) + (" ..." if len(known) > SHOWN else "") or "no arrays",
+        hint=f"did you mean {near[0]!r}?" if near else "name one of the datasets found",
+    )
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object; {} if there is no such file."""
+    if not path.is_file():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BadData("metadata is not a JSON object", where=path, found=type(value).__name__)
+    return value

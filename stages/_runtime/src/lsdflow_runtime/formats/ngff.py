@@ -1,0 +1,126 @@
+"""OME-NGFF 0.4 (zarr 2) and 0.5 (zarr 3) image metadata: axes, scale levels, physical scale and translation.
+
+A level's place in the world is its own transformations followed by those of the whole pyramid; each is one `scale`
+and then at most one `translation`, both in the units of the axes.
+
+Translation speaks of voxel centres: a level that averages f voxels is shifted by (f - 1) / 2 voxels of level 0, and a
+level that keeps one in f is not. Both have the same corner as level 0, so that shift is taken out; any other
+translation stands as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_contract.geometry import Nm3
+from lsdflow_runtime.formats.axes import SPACE, spatial
+from lsdflow_runtime.formats.claims import GeometryClaim, agree, to_nm3
+from lsdflow_runtime.formats.units import nm_per
+
+
+class Level(NamedTuple):
+    """One scale level: array path below the group, axes as letters, voxel size and corner in nm (None: no unit)."""
+
+    path: str
+    axes: str
+    voxel_size_nm: Nm3 | None
+    offset_nm: Nm3 | None
+
+
+def multiscales_of(attributes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The multiscales of a group, 0.5 (`ome`) before 0.4; empty if it is no OME image."""
+    ome = attributes.get("ome")
+    block = ome.get("multiscales") if isinstance(ome, Mapping) else attributes.get("multiscales")
+    return [item for item in block if isinstance(item, Mapping)] if isinstance(block, list) else []
+
+
+def levels_of(attributes: Mapping[str, Any], where: str) -> list[Level]:
+    """Scale levels of the first image of a group, finest first.
+
+    Raises:
+        BadData: axes that break the standard, a scale that is absent or given twice.
+    """
+    image = multiscales_of(attributes)[0]
+    axes, factors = _axes_of(image, where)
+    whole = _scale_and_shift(image.get("coordinateTransformations", []), axes, where, needed=False)
+    levels: list[Level] = []
+    for entry in image.get("datasets", []):
+        own = _scale_and_shift(entry.get("coordinateTransformations", []), axes, where, needed=True)
+        if factors is None:
+            levels.append(Level(str(entry.get("path")), axes, None, None))
+            continue
+        size = to_nm3([a * b * f for a, b, f in zip(own[0], whole[0], factors, strict=True)], where, "scale")
+        parts = zip(own[1], whole[0], whole[1], factors, strict=True)
+        shift = to_nm3([(a * b + c) * f for a, b, c, f in parts], where, "translation")
+        levels.append(Level(str(entry.get("path")), axes, size, _corner(shift, size, levels)))
+    if not levels:
+        raise BadData("the OME image names no scale level", where=where, wanted="multiscales[0].datasets", found="none")
+    return levels
+
+
+def level_named(levels: Sequence[Level], path: str, where: str) -> Level:
+    """The level stored at `path`."""
+    for level in levels:
+        if level.path.strip("/") == path.strip("/"):
+            return level
+    raise MissingInput("no such scale level", where=where, wanted=path, found=", ".join(level.path for level in levels))
+
+
+def claim_of(level: Level, where: str) -> list[GeometryClaim]:
+    """The claim of a level; none where its axes have no unit of length."""
+    if level.voxel_size_nm is None:
+        return []
+    return [GeometryClaim(f"OME multiscales of {where}, level {level.path!r}", level.voxel_size_nm, level.offset_nm)]
+
+
+def _axes_of(image: Mapping[str, Any], where: str) -> tuple[str, list[float] | None]:
+    """Axis letters in stored order, and nm per unit for z, y, x (None where no spatial axis has a unit)."""
+    axes = image.get("axes", [])
+    names = [str(axis.get("name") if isinstance(axis, Mapping) else axis).lower() for axis in axes]
+    kinds = [str(axis.get("type", "")) if isinstance(axis, Mapping) else "" for axis in axes]
+    letters = "".join(_letter(name, kind) for name, kind in zip(names, kinds, strict=True))
+    if not set(SPACE) <= set(letters) or len(set(letters)) != len(letters) or not set(letters) <= set("tczyx"):
+        raise BadData("the OME axes are not z, y, x with at most t and c", where=where, found=repr(names))
+    units = {name: axis.get("unit") for name, axis in zip(letters, axes, strict=True) if isinstance(axis, Mapping)}
+    if not any(units.get(axis) for axis in SPACE):
+        return letters, None
+    missing = [axis for axis in SPACE if not units.get(axis)]
+    if missing:
+        raise BadData(
+            "some OME axes have no unit", where=where, wanted="a unit of length for z, y, x", found=repr(units)
+        )
+    return letters, [nm_per(str(units[axis]), where) for axis in SPACE]
+
+
+def _letter(name: str, kind: str) -> str:
+    return {"time": "t", "channel": "c"}.get(kind, {"time": "t", "channel": "c"}.get(name, name))
+
+
+def _scale_and_shift(steps: Sequence[Mapping[str, Any]], axes: str, where: str, *, needed: bool) -> tuple[Nm3, Nm3]:
+    """(scale, translation) z,y,x of a list of transformations."""
+    kinds = [str(step.get("type")) for step in steps]
+    if kinds not in ([], ["scale"], ["scale", "translation"]) or (needed and not kinds):
+        raise BadData(
+            "the OME transformations of a scale level are not one scale and at most one translation after it",
+            where=where,
+            wanted="[scale] or [scale, translation]",
+            found=repr(kinds),
+        )
+    scale, shift = (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)
+    for step, kind in zip(steps, kinds, strict=True):
+        if kind not in step:
+            raise BadData(f"the OME {kind} is not written out in the metadata", where=where, found=repr(step))
+        values = to_nm3(spatial(step[kind], axes, where, kind), where, kind)
+        scale, shift = (values, shift) if kind == "scale" else (scale, values)
+    return scale, shift
+
+
+def _corner(shift: Nm3, size: Nm3, finer: Sequence[Level]) -> Nm3:
+    """The corner of a level: that of level 0 when only the centre shift of averaging lies between them."""
+    if not finer or finer[0].voxel_size_nm is None or finer[0].offset_nm is None:
+        return shift
+    first, base = finer[0].offset_nm, finer[0].voxel_size_nm
+    centred = to_nm3([o + (s - b) / 2 for o, s, b in zip(first, size, base, strict=True)], "level", "translation")
+    return first if agree(shift, centred, base) else shift

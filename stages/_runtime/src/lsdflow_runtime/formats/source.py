@@ -1,0 +1,153 @@
+"""A foreign volume behind one face: shape, type, where it says it lies, and reading one box at a time."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StageError, StorageFailure
+from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
+from lsdflow_runtime.formats import axes as axis_order
+from lsdflow_runtime.formats.claims import GeometryClaim, place
+
+
+@dataclass(frozen=True)
+class ChunkGrid:
+    """The chunks of a stored array and a way to ask whether one was ever written (stored axis order)."""
+
+    chunk_shape: tuple[int, ...]
+    exists: Callable[[tuple[int, ...]], bool]
+
+    def touched_by(self, slices: tuple[slice, ...]) -> Iterator[tuple[int, ...]]:
+        """Chunk indices that hold any element of `slices`."""
+        spans = (
+            range(piece.start // size, -(-piece.stop // size))
+            for piece, size in zip(slices, self.chunk_shape, strict=True)
+        )
+        return product(*spans)
+
+
+@dataclass
+class SourceVolume:
+    """One array of a foreign container, opened for reading.
+
+    Attributes:
+        where: path and dataset, for messages.
+        form: name of the format, "zarr 2", "n5", ...
+        axes: stored axis order, one letter each.
+        stored_shape: stored shape, same order.
+        dtype: element type as stored.
+        fetch: stored slices -> array in stored order.
+        claims: what each piece of metadata says of voxel size and offset.
+        grid: the chunks, where missing ones can be told from zeros; None where they cannot.
+        roi_nm: (offset, shape) z,y,x of a region that the container itself names (JSON ROI container).
+    """
+
+    where: str
+    form: str
+    axes: str
+    stored_shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    fetch: Callable[[tuple[slice, ...]], NDArray[np.generic]]
+    claims: tuple[GeometryClaim, ...] = ()
+    grid: ChunkGrid | None = None
+    roi_nm: tuple[Nm3, Nm3] | None = None
+    closer: Callable[[], None] = field(default=lambda: None)
+
+    def __post_init__(self) -> None:
+        axis_order.check_axes(self.axes, len(self.stored_shape), self.where)
+        axis_order.refuse_time_series(self.stored_shape, self.axes, self.where)
+        if 0 in self.stored_shape:
+            raise BadData(
+                "the volume is empty", where=self.where, wanted="at least one voxel", found=str(self.stored_shape)
+            )
+
+    @property
+    def shape_vox(self) -> Vox3:
+        """Voxels along z, y, x."""
+        return axis_order.shape_zyx(self.stored_shape, self.axes)
+
+    @property
+    def channels(self) -> int | None:
+        """Channels, None for one or none."""
+        return axis_order.channels_of(self.stored_shape, self.axes)
+
+    @property
+    def box(self) -> Box:
+        """All voxels."""
+        return Box((0, 0, 0), self.shape_vox)
+
+    @property
+    def chunk_shape_vox(self) -> Vox3 | None:
+        """Stored chunk along z, y, x, where known."""
+        return None if self.grid is None else axis_order.shape_zyx(self.grid.chunk_shape, self.axes)
+
+    def geometry(
+        self, *, voxel_size_nm: Nm3 | None = None, expansion_factor: float = 1.0, fix: str = "voxel_size"
+    ) -> Geometry:
+        """Where the volume lies in nm; see `claims.place` for the rules and errors."""
+        size, factor = voxel_size_nm, expansion_factor
+        return place(self.claims, self.shape_vox, self.where, voxel_size_nm=size, expansion_factor=factor, fix=fix)
+
+    def read(self, box: Box) -> NDArray[np.generic]:
+        """The voxels of `box` as ([c,] z, y, x), stored type, C-contiguous.
+
+        Raises:
+            BadData: the box leaves the volume, or a chunk in it cannot be decoded.
+        """
+        if not self.box.contains(box):
+            raise BadData("read outside the volume", where=self.where, wanted=f"within {self.box}", found=str(box))
+        with reading(f"{self.where} voxels {box.begin_vox}..{box.end_vox}"):
+            piece = np.asarray(self.fetch(axis_order.stored_slices(box, self.stored_shape, self.axes)))
+        return axis_order.to_zyx(piece, self.axes)
+
+    def missing_chunks(self, box: Box) -> list[tuple[int, ...]] | None:
+        """Indices (stored order) of chunks in `box` that were never written; None where the format cannot tell."""
+        if self.grid is None:
+            return None
+        slices = axis_order.stored_slices(box, self.stored_shape, self.axes)
+        return [index for index in self.grid.touched_by(slices) if not self.grid.exists(index)]
+
+    def close(self) -> None:
+        """Let go of file handles."""
+        self.closer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn what the libraries raise on unreadable data into our errors, naming the place."""
+    try:
+        yield
+    except StageError:
+        raise
+    except PermissionError as error:
+        raise PermissionDenied(
+            "no permission to read", where=where, found=str(error), hint="chmod, or another user"
+        ) from error
+    except FileNotFoundError as error:
+        raise MissingInput("a file of the volume is missing", where=where, found=str(error)) from error
+    except Exception as error:  # every codec library has errors of its own
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        if "PERMISSION_DENIED" in text:
+            raise PermissionDenied("no permission to read", where=where, found=text) from error
+        if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE, errno.ENXIO):
+            raise StorageFailure("the storage failed while reading", where=where, found=text) from error
+        raise BadData(
+            "the data cannot be read", where=where, found=text, hint="the file is truncated or damaged, re-copy it"
+        ) from error

@@ -1,0 +1,189 @@
+"""TIFF: a folder of single-page slices (sorted by the numbers in their names), a multi-page file, BigTIFF.
+
+A voxel size is believed only when the file gives one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
+(spacing + unit + pixels per unit). Plain dots-per-inch say nothing of a volume and are ignored.
+
+Slices are decoded one at a time, and only the strips or tiles that the wanted box touches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import tifffile
+import zarr
+from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
+from lsdflow_contract.geometry import Nm3
+from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
+from lsdflow_runtime.formats.source import SourceVolume, reading
+from lsdflow_runtime.formats.units import is_length, nm_per
+
+SUFFIXES = (".tif", ".tiff")
+SIGNATURES = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+Slices = tuple[slice, ...]
+
+
+def is_tiff(path: Path) -> bool:
+    """Whether a file has a TIFF or BigTIFF signature."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) in SIGNATURES
+
+
+def is_tiff_folder(folder: Path) -> bool:
+    """Whether a folder holds TIFF slices."""
+    return folder.is_dir() and any(entry.suffix.lower() in SUFFIXES for entry in folder.iterdir())
+
+
+def open_tiff(path: Path, dataset: str = "") -> SourceVolume:
+    """Open a TIFF file or a folder of slices. TIFF has no datasets: `dataset` must be empty.
+
+    Raises:
+        ConfigError: a dataset was named.
+        BadData: colour images, slices of different shape or type, a file that is no TIFF.
+    """
+    if dataset.strip("/"):
+        raise ConfigError("a TIFF has no datasets", where=path, found=repr(dataset), hint="leave the dataset name out")
+    return _open_folder(path) if path.is_dir() else _open_file(path)
+
+
+def _open_file(path: Path) -> SourceVolume:
+    where = str(path)
+    with reading(where):
+        tiff = tifffile.TiffFile(path)
+        series = tiff.series[0]
+        array = zarr.open_array(store=series.aszarr(), mode="r")
+    axes = _axes(series.axes, where)
+    return SourceVolume(
+        where=where,
+        form="tiff",
+        axes=axes,
+        stored_shape=tuple(array.shape),
+        dtype=np.dtype(array.dtype),
+        fetch=lambda slices: np.asarray(array[slices]),
+        claims=tuple(_claims(tiff, where)),
+        closer=tiff.close,
+    )
+
+
+def _open_folder(folder: Path) -> SourceVolume:
+    files = sorted((f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES), key=natural_order)
+    if not files:
+        raise MissingInput("no TIFF slices in the folder", where=folder, wanted="*.tif or *.tiff")
+    shape, dtype = _slice_form(files[0])
+    return SourceVolume(
+        where=f"{folder} ({len(files)} slices)",
+        form="tiff slices",
+        axes="zyx",
+        stored_shape=(len(files), *shape),
+        dtype=dtype,
+        fetch=_slice_reader(files, shape, dtype),
+    )
+
+
+def natural_order(path: Path) -> list[tuple[int, int, str]]:
+    """Sort key by which slice_9 comes before slice_10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+
+
+def _slice_form(file: Path) -> tuple[tuple[int, int], np.dtype[np.generic]]:
+    with reading(str(file)), tifffile.TiffFile(file) as tiff:
+        page = tiff.pages.first
+        if len(tiff.pages) != 1 or page.ndim != 2:
+            raise BadData(
+                "a slice of the folder is not one grey page",
+                where=file,
+                wanted="one page, y,x",
+                found=f"{len(tiff.pages)} pages of shape {page.shape}",
+                hint="give a multi-page file by its own name; split colour channels",
+            )
+        return (int(page.shape[0]), int(page.shape[1])), np.dtype(page.dtype)
+
+
+def _slice_reader(
+    files: list[Path], shape: tuple[int, int], dtype: np.dtype[np.generic]
+) -> Callable[[Slices], NDArray[np.generic]]:
+    def fetch(slices: Slices) -> NDArray[np.generic]:
+        rows, columns = slices[1:]
+        return np.stack([read_slice(file, rows, columns) for file in files[slices[0]]])
+
+    def read_slice(file: Path, rows: slice, columns: slice) -> NDArray[np.generic]:
+        found = _slice_form(file)
+        if found != (shape, dtype):
+            raise BadData(
+                "the slices of the folder differ", where=file, wanted=f"{shape} {dtype}", found=f"{found[0]} {found[1]}"
+            )
+        with tifffile.TiffFile(file) as tiff:
+            page = zarr.open_array(store=tiff.pages.first.aszarr(), mode="r")
+            return np.asarray(page[rows, columns])
+
+    return fetch
+
+
+def _axes(named: str, where: str) -> str:
+    """tifffile's axis letters as ours. Pages that no metadata explains (Q, I), or a stack that was saved as a film
+    (T without Z, the usual slip of ImageJ), are z."""
+    letters = named.lower()
+    if "s" in letters:
+        raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=f"axes {named}")
+    if "z" not in letters:
+        depth = next((letter for letter in "qit" if letter in letters), None)
+        letters = letters.replace(depth, "z") if depth else letters
+    return letters
+
+
+def _claims(tiff: tifffile.TiffFile, where: str) -> list[GeometryClaim]:
+    claims = []
+    if tiff.is_ome and tiff.ome_metadata:
+        claims += _ome_claim(tiff.ome_metadata, where)
+    if tiff.is_imagej and tiff.imagej_metadata:
+        claims += _imagej_claim(tiff, where)
+    return claims
+
+
+def _ome_claim(xml: str, where: str) -> list[GeometryClaim]:
+    """PhysicalSizeZ/Y/X of the first Pixels element; the unit of OME is um where none is given."""
+    with reading(f"{where} OME-XML"):
+        root = ElementTree.fromstring(xml)  # noqa: S314 (expat refuses entity bombs since 2.4.1)
+    pixels = next((item for item in root.iter() if item.tag.rsplit("}", 1)[-1] == "Pixels"), None)
+    sizes = [] if pixels is None else [_ome_size(pixels.attrib, axis, where) for axis in "ZYX"]
+    if not sizes or None in sizes:
+        return []
+    return [GeometryClaim(f"OME-XML of {where}", _six_digits([size or 0.0 for size in sizes], where))]
+
+
+def _ome_size(attributes: dict[str, str], axis: str, where: str) -> float | None:
+    text = attributes.get(f"PhysicalSize{axis}")
+    if text is None:
+        return None
+    size = to_nm3([float(text)] * 3, where, f"PhysicalSize{axis}")[0]
+    unit = attributes.get(f"PhysicalSize{axis}Unit", "µm")
+    return size * nm_per(unit, where) if is_length(unit) else None
+
+
+def _imagej_claim(tiff: tifffile.TiffFile, where: str) -> list[GeometryClaim]:
+    """spacing (z) in `unit`; y and x from pixels per unit."""
+    metadata: dict[str, Any] = tiff.imagej_metadata or {}
+    unit, spacing = str(metadata.get("unit", "")), metadata.get("spacing")
+    tags = tiff.pages.first.tags
+    if spacing is None or not is_length(unit) or "XResolution" not in tags or "YResolution" not in tags:
+        return []
+    per_unit = [tags[f"{axis}Resolution"].value for axis in "YX"]
+    if any(not count for count, _ in per_unit):
+        return []
+    sizes = [float(spacing), *(of / count for count, of in per_unit)]
+    return [GeometryClaim(f"ImageJ metadata of {where}", _six_digits([s * nm_per(unit, where) for s in sizes], where))]
+
+
+def _six_digits(sizes: list[float], where: str) -> Nm3:
+    """Rationals of TIFF carry about six digits: 7.9999998 nm was meant to be 8."""
+    return to_nm3([float(f"{size:.6g}") for size in sizes], where, "voxel size")

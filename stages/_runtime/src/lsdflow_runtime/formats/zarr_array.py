@@ -1,0 +1,120 @@
+"""zarr 2 and 3 arrays, OME-NGFF images and scale pyramids in them.
+
+A dataset may be an array, an OME image (group with multiscales: the finest level is taken), or a scale pyramid (group
+with s0, s1, ...: s0 is taken). A coarser level is chosen by naming it: "volumes/raw/s1", "image/2".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from lsdflow_contract.errors import MissingInput
+from lsdflow_runtime.formats import ngff
+from lsdflow_runtime.formats.attributes import claims_of
+from lsdflow_runtime.formats.axes import parse_axes
+from lsdflow_runtime.formats.claims import GeometryClaim
+from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset
+from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
+
+MARKERS = (".zarray", ".zgroup", "zarr.json")
+DEFAULT_AXES = "tczyx"
+
+
+def is_zarr(folder: Path) -> bool:
+    """Whether a folder is a zarr array or group."""
+    return any((folder / name).is_file() for name in MARKERS)
+
+
+def is_array(folder: Path) -> bool:
+    """Whether a folder is a zarr array of either format."""
+    return (folder / ".zarray").is_file() or json_object(folder / "zarr.json").get("node_type") == "array"
+
+
+def is_image(folder: Path) -> bool:
+    """Whether a folder can be opened as a volume: an array, an OME image, a scale pyramid."""
+    return is_array(folder) or bool(ngff.multiscales_of(attributes_at(folder))) or is_array(folder / "s0")
+
+
+def attributes_at(folder: Path) -> dict[str, Any]:
+    """Attributes of the array or group in `folder`, either format."""
+    stored = json_object(folder / "zarr.json").get("attributes", {})
+    return {**json_object(folder / ".zattrs"), **(stored if isinstance(stored, dict) else {})}
+
+
+def open_zarr(container: Path, dataset: str) -> SourceVolume:
+    """Open a dataset of a zarr 2 or 3 container ("" = the container itself is the array or image).
+
+    Raises:
+        MissingInput: no such dataset; the arrays that exist are listed.
+        BadData: metadata that contradicts itself, axes that are not z, y, x.
+    """
+    folder = folder_of(container, dataset)
+    if is_array(folder):
+        return _open_array(folder, _inherited_level(folder))
+    if ngff.multiscales_of(attributes_at(folder)):
+        level = ngff.levels_of(attributes_at(folder), str(folder))[0]
+        return _open_array(folder_of(folder, level.path), level)
+    if is_array(folder / "s0"):
+        return _open_array(folder / "s0", None)
+    raise no_such_dataset(container, dataset, arrays_below(container, is_array))
+
+
+def _inherited_level(folder: Path) -> ngff.Level | None:
+    """What the OME group above an array says of it."""
+    for depth, group in enumerate(list(folder.parents)[:2], start=1):
+        if is_zarr(group) and ngff.multiscales_of(attributes_at(group)):
+            path = "/".join(folder.parts[-depth:])
+            levels = ngff.levels_of(attributes_at(group), str(group))
+            return next((level for level in levels if level.path.strip("/") == path), None)
+    return None
+
+
+def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
+    where = str(folder)
+    if not is_array(folder):
+        raise MissingInput("the scale level named in the metadata does not exist", where=where)
+    with reading(where):
+        array = zarr.open_array(store=str(folder), mode="r")
+    attributes = attributes_at(folder)
+    axes = parse_axes(_axis_names(array, attributes), array.ndim, level.axes if level else DEFAULT_AXES, where)
+    return SourceVolume(
+        where=where,
+        form=f"zarr {array.metadata.zarr_format}" + (" OME-NGFF" if level else ""),
+        axes=axes,
+        stored_shape=tuple(array.shape),
+        dtype=np.dtype(array.dtype),
+        fetch=lambda slices: np.asarray(array[slices]),
+        claims=tuple(_claims(folder, attributes, axes, level)),
+        grid=_grid(array, folder),
+    )
+
+
+def _axis_names(array: zarr.Array[Any], attributes: Mapping[str, Any]) -> list[object] | None:
+    named = attributes.get("axis_names") or attributes.get("_ARRAY_DIMENSIONS")
+    if not named and array.metadata.zarr_format == 3:
+        named = getattr(array.metadata, "dimension_names", None)
+    return list(named) if named else None
+
+
+def _claims(folder: Path, attributes: Mapping[str, Any], axes: str, level: ngff.Level | None) -> list[GeometryClaim]:
+    """Claims of the array, of the OME group, and for s0 those of the pyramid's group."""
+    claims = claims_of(attributes, axes, str(folder))
+    if level is not None:
+        claims += ngff.claim_of(level, str(folder.parent))
+    if folder.name == "s0":
+        claims += claims_of(attributes_at(folder.parent), axes, str(folder.parent))
+    return claims
+
+
+def _grid(array: zarr.Array[Any], folder: Path) -> ChunkGrid:
+    """Chunk files (shard files where sharded)."""
+    shape = tuple(array.shards or array.chunks)
+    root = str(folder)
+    encode = array.metadata.encode_chunk_key
+    return ChunkGrid(shape, lambda index: os.path.exists(f"{root}/{encode(index)}"))  # noqa: PTH110 (asked a million times)

@@ -1,0 +1,129 @@
+"""The table [prepare] of experiment.toml: which volumes to train on, which volume to segment."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from lsdflow_contract.geometry import Lengths
+from lsdflow_contract.model import StrictModel
+
+PROBABILITY_TOLERANCE = 1e-6
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
+def _as_u64(values: list[int]) -> list[int]:
+    """-3 is read as uint64(-3), the ignore label of hemibrain."""
+    if any(not -(2**63) <= value < 2**64 for value in values):
+        msg = "ids are 64-bit integers"
+        raise ValueError(msg)
+    return [value % 2**64 for value in values]
+
+
+Ids = Annotated[list[int], AfterValidator(_as_u64)]
+
+
+class Region(StrictModel):
+    """A cuboid: in nm it is a world position, in vox an index of the raw array."""
+
+    offset: Lengths = Field(description='first corner, z,y,x: "0, 0, 0 vox" (index of raw) or "1600, 0, 0 nm" (world)')
+    shape: Lengths = Field(description='extent, z,y,x: "250 vox" or "2000, 2500, 2500 nm"')
+
+
+class VolumeTable(StrictModel):
+    """What training and target volumes share."""
+
+    raw: str = Field(description="path of the raw volume: zarr, N5, HDF5, TIFF, OME-NGFF, precomputed, JSON ROI")
+    raw_dataset: str | None = Field(
+        default=None, description="dataset in it (default: the container itself if it is a volume, else volumes/raw)"
+    )
+    raw_range: tuple[float, float] | None = Field(
+        default=None, description="grey values that become 0 and 255; needed unless raw is uint8 or float in [0, 1]"
+    )
+    raw_channel: int | None = Field(default=None, ge=0, description="which channel of a multi-channel raw volume")
+    roi: Region | None = Field(default=None, description="take only this region")
+    voxel_size: Lengths | None = Field(
+        default=None, description='voxel size z,y,x, e.g. "40, 8, 8 nm", over what the metadata says (or does not say)'
+    )
+    expansion_factor: float = Field(
+        default=1.0, gt=0, description="expansion microscopy: voxel sizes are divided by it (effective size)"
+    )
+    sparse: bool = Field(default=False, description="chunks that were never written are zeros, not lost data")
+    mask_train_value: int = Field(default=1, ge=1, le=255, description="mask value that means: train here")
+    ignore_ids: Ids = Field(default=[], description="labels whose voxels are ignored, e.g. -3 = uint64(-3)")
+    background_ids: Ids = Field(default=[], description="labels whose voxels are trained as background")
+    ignore_regions: list[Region] = Field(default=[], description="regions that are ignored in training")
+    pad_labels: bool = Field(default=False, description="labels cover a part of raw: ignore the rest (default: refuse)")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.raw_range is not None and not self.raw_range[0] < self.raw_range[1]:
+            msg = f"raw_range must be (min, max) with min < max, found {self.raw_range}"
+            raise ValueError(msg)
+        if self.voxel_size is not None and (self.voxel_size.unit == "vox" or min(self.voxel_size.values) <= 0):
+            msg = 'voxel_size needs a unit of length and must be positive, e.g. "40, 8, 8 nm"'
+            raise ValueError(msg)
+        both = set(self.ignore_ids) & set(self.background_ids)
+        if both:
+            msg = f"ids {sorted(both)} are both in ignore_ids and in background_ids"
+            raise ValueError(msg)
+        return self
+
+
+class TrainingVolume(VolumeTable):
+    """[[prepare.training]]: one volume with labels."""
+
+    name: Name = Field(description="name of the volume: it becomes data/training/<name>.zarr")
+    labels: str | None = Field(default=None, description="path of the neuron labels (default: the container of raw)")
+    labels_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/neuron_ids)")
+    mask: str | None = Field(
+        default=None,
+        description='path of the mask, 0 ignore, 1 train, 2 background; "none": train everywhere '
+        "(default: volumes/labels/mask of the labels' container if it is there, else everywhere)",
+    )
+    mask_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/mask)")
+    probability: float | None = Field(
+        default=None, ge=0, le=1, description="how often it is drawn in training (default: by labelled volume)"
+    )
+
+
+class TargetVolume(VolumeTable):
+    """[prepare.target]: the volume to segment, with truth for evaluation if there is any."""
+
+    truth: str | None = Field(default=None, description="path of true labels, for evaluate (default: no truth)")
+    truth_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/neuron_ids)")
+    mask: str | None = Field(default=None, description="path of a mask of where to evaluate: 0 = not there")
+    mask_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/mask)")
+
+
+class PrepareConfig(StrictModel):
+    """[prepare]: training volumes and the volume to segment."""
+
+    training: list[TrainingVolume] = Field(default=[], description="the volumes to train on")
+    target: TargetVolume | None = Field(default=None, description="the volume to segment")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.training and self.target is None:
+            msg = "there is nothing to prepare: give [[prepare.training]] or [prepare.target]"
+            raise ValueError(msg)
+        names = [volume.name for volume in self.training]
+        if len(set(names)) != len(names):
+            msg = f"two training volumes have the same name: {sorted(names)}"
+            raise ValueError(msg)
+        _check_probabilities([volume.probability for volume in self.training])
+        return self
+
+
+def _check_probabilities(given: list[float | None]) -> None:
+    """All volumes have a probability, and they sum to 1; or none has one."""
+    numbers = [value for value in given if value is not None]
+    if not numbers:
+        return
+    if len(numbers) != len(given):
+        msg = f"{len(given)} training volumes, but {len(numbers)} have a probability: give one to all or to none"
+        raise ValueError(msg)
+    if abs(sum(numbers) - 1) > PROBABILITY_TOLERANCE:
+        msg = f"the probabilities of the training volumes must sum to 1, found {numbers} = {sum(numbers):g}"
+        raise ValueError(msg)

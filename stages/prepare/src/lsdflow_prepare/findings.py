@@ -1,0 +1,84 @@
+"""All problems of the inputs in one list: errors stop the run, warnings do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.geometry import Vox3
+from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
+
+FEW_NEURONS = 5
+LOW_COVERAGE = 0.5
+SMALL_EDGE_VOX = 250
+COMPONENTS_PER_NEURON = 10
+BROKEN_SHARE = 0.1
+CLIPPED_SHARE = 0.01
+HUGE_ID = 2**63
+
+
+@dataclass
+class Findings:
+    """Errors and warnings, in the order in which they were found."""
+
+    errors: list[StageError] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keep an error of lsdflow in the list and go on after the block."""
+        try:
+            yield
+        except StageError as error:
+            if error.message() not in {known.message() for known in self.errors}:
+                self.errors.append(error)
+
+    def warn(self, where: str, text: str) -> None:
+        """Add a warning once."""
+        line = f"{where}: {text}"
+        if line not in self.warnings:
+            self.warnings.append(line)
+
+
+def shape_warnings(shape_vox: Vox3, role: str) -> list[str]:
+    """A training volume below 250^3 leaves the network little to see."""
+    if role == "training" and min(shape_vox) < SMALL_EDGE_VOX:
+        return [f"the volume is {shape_vox} voxels; at least {SMALL_EDGE_VOX}^3 is advised, 512^3 is better"]
+    return []
+
+
+def raw_warnings(raw: RawStatistics) -> list[str]:
+    """Raw that cannot teach anything, or that its range cuts off."""
+    found = []
+    if raw.is_constant:
+        found.append(f"raw is constant: all {raw.voxels} voxels seen are {raw.minimum:g}")
+    if raw.voxels and raw.clipped / raw.voxels > CLIPPED_SHARE:
+        found.append(f"{raw.clipped / raw.voxels:.1%} of raw lies outside raw_range and is cut off")
+    return found
+
+
+def label_warnings(labels: LabelStatistics, complete: bool) -> list[str]:
+    """Few neurons, little of the volume to train on, ids that look like special values."""
+    found = []
+    if complete and labels.neurons < FEW_NEURONS:
+        found.append(f"only {labels.neurons} neurons are labelled; at least {FEW_NEURONS} are advised")
+    if labels.trained_fraction < LOW_COVERAGE:
+        found.append(f"the mask leaves {labels.trained_fraction:.1%} of the voxels to train on")
+    if labels.largest_id >= HUGE_ID:
+        signed = labels.largest_id - 2**64
+        found.append(f"id {labels.largest_id} looks like a special value ({signed}): set ignore_ids = [{signed}]?")
+    return found
+
+
+def component_warnings(per_label: dict[int, int]) -> list[str]:
+    """Neurons in many pieces are normal in a small block; most neurons in very many pieces is a broken export."""
+    broken = {label: count for label, count in per_label.items() if count > COMPONENTS_PER_NEURON}
+    if not per_label or len(broken) <= max(1, BROKEN_SHARE * len(per_label)):
+        return []
+    worst = max(broken, key=lambda label: broken[label])
+    return [
+        f"{len(broken)} of {len(per_label)} neurons are in more than {COMPONENTS_PER_NEURON} disconnected pieces "
+        f"(id {worst}: {broken[worst]}); were labels interpolated or down-sampled?"
+    ]

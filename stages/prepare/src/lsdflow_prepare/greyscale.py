@@ -1,0 +1,110 @@
+"""Raw grey values of any type as the 8-bit values that networks see.
+
+uint8               as it is
+float in [0, 1]     round(255 * value): k / 255 comes back as k
+anything else       only with a range that the user gave: min -> 0, max -> 255, clipped outside
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.geometry import Vox3
+
+Range = tuple[float, float]
+MAX_TABLE_BITS = 16
+
+
+class Grey(NamedTuple):
+    """8-bit values and how many voxels fell outside the range."""
+
+    values: NDArray[np.uint8]
+    clipped: int
+
+
+class NonFinite(NamedTuple):
+    """NaN and infinite values of a block: how many, and the first one's index z,y,x."""
+
+    voxels: int
+    first: Vox3
+
+
+def to_u8(raw: NDArray[Any], raw_range: Range | None, where: str) -> Grey:
+    """A block of raw (z,y,x; any real type) as uint8 0-255.
+
+    Raises:
+        BadData: no real numbers, NaN or infinite values, or a range is needed and not given.
+    """
+    refuse_type(raw.dtype, where)
+    if raw.dtype == np.uint8 and raw_range is None:
+        return Grey(raw.view(np.uint8), 0)
+    refuse_non_finite(raw, where)
+    if raw_range is None:
+        refuse_unknown_range(raw.dtype, float(raw.min()), float(raw.max()), where)
+        return Grey(np.rint(raw.astype(np.float64) * 255).astype(np.uint8), 0)
+    low, high = raw_range
+    clipped = int(np.count_nonzero((raw < low) | (raw > high)))
+    return Grey(_stretch(raw, low, high), clipped)
+
+
+def _stretch(raw: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+    """Linear map of [low, high] to [0, 255]; by a table for small unsigned types."""
+    if raw.dtype.kind == "u" and raw.dtype.itemsize * 8 <= MAX_TABLE_BITS:
+        levels = np.arange(np.iinfo(raw.dtype).max + 1, dtype=np.float64)
+        table = _linear(levels, low, high)
+        return np.asarray(table[raw])
+    return _linear(raw.astype(np.float64), low, high)
+
+
+def _linear(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
+    return np.rint(np.clip((values - low) / (high - low), 0, 1) * 255).astype(np.uint8)
+
+
+def refuse_type(dtype: np.dtype[np.generic], where: str) -> None:
+    """Raw must be real numbers."""
+    if dtype.kind not in "uif":
+        raise BadData(
+            "raw is not grey values", where=where, wanted="uint8, another integer or a float type", found=dtype
+        )
+
+
+def refuse_unknown_range(dtype: np.dtype[np.generic], low: float, high: float, where: str, sampled: str = "") -> None:
+    """Without a given range only uint8, and float within [0, 1], say which grey values are black and white."""
+    if dtype == np.uint8 or (dtype.kind == "f" and low >= 0 and high <= 1):
+        return
+    raise BadData(
+        f"raw is {dtype}: which values are black and white is not known",
+        where=where,
+        wanted="uint8, or float in [0, 1], or a range",
+        found=f"{dtype}, {sampled}minimum {low:g}, maximum {high:g}",
+        hint=f"give the range: raw_range = [{low:g}, {high:g}]",
+    )
+
+
+def non_finite(raw: NDArray[Any]) -> NonFinite | None:
+    """NaN and infinite values of a block, None if there are none."""
+    if raw.dtype.kind != "f":
+        return None
+    wrong = ~np.isfinite(raw)
+    count = int(np.count_nonzero(wrong))
+    if not count:
+        return None
+    z, y, x = (int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    return NonFinite(count, (z, y, x))
+
+
+def refuse_non_finite(raw: NDArray[Any], where: str) -> None:
+    """Raise BadData naming the count and the first voxel of NaN and infinite values."""
+    found = non_finite(raw)
+    if found is not None:
+        raise BadData(
+            "raw holds NaN or infinite values",
+            where=where,
+            wanted="finite grey values",
+            found=f"{found.voxels} voxels, the first at z,y,x = {found.first} of this block",
+            hint="repair the volume, or leave the region out with roi",
+        )

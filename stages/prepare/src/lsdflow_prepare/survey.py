@@ -1,0 +1,124 @@
+"""Looking at the data before anything is written: as many blocks as a few seconds allow, spread over the volume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.geometry import Box
+from lsdflow_prepare import findings as rules
+from lsdflow_prepare.bricks import bricks
+from lsdflow_prepare.findings import Findings
+from lsdflow_prepare.greyscale import refuse_non_finite, refuse_unknown_range
+from lsdflow_prepare.inputs import VolumeInputs
+from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
+from lsdflow_runtime.formats.source import SourceVolume
+
+SAMPLE_EDGE_VOX = 128
+MOST_CHUNKS_COUNTED = 50_000
+
+
+def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
+    """Read blocks in random order (fixed seed) until all are read or `seconds` are over; report what is wrong."""
+    deadline = time.monotonic() + seconds
+    boxes = _shuffled(inputs.region)
+    for text in rules.shape_warnings(inputs.region.shape_vox, inputs.role):
+        findings.warn(inputs.name, text)
+    for source, box in _read_boxes(inputs):
+        with findings.collecting():
+            refuse_missing_chunks(source, box, inputs.table.sparse)
+    half = deadline - seconds / 2 if inputs.labels else deadline
+    _survey_raw(inputs, findings, boxes, half)
+    if inputs.labels is not None:
+        _survey_labels(inputs, findings, boxes, deadline)
+
+
+def refuse_missing_chunks(source: SourceVolume, box: Box, sparse: bool) -> None:
+    """Chunks that were never written are lost data, unless the user says that the source is sparse.
+
+    A box of very many chunks is left to the streamed check.
+
+    Raises:
+        BadData: how many are missing, and the first.
+    """
+    if sparse or source.grid is None or _count_chunks(source, box) > MOST_CHUNKS_COUNTED:
+        return
+    missing = source.missing_chunks(box) or []
+    if missing:
+        low, high = np.min(missing, axis=0).tolist(), np.max(missing, axis=0).tolist()
+        raise BadData(
+            f"{len(missing)} of {_count_chunks(source, box)} chunks were never written",
+            where=source.where,
+            wanted="every chunk of the volume",
+            found=f"no chunk {missing[0]} (missing ones lie within {low} ... {high}, axes {source.axes})",
+            hint="copy the volume again; if empty chunks were left out on purpose: sparse = true",
+        )
+
+
+def _count_chunks(source: SourceVolume, box: Box) -> int:
+    chunk = source.chunk_shape_vox or (1, 1, 1)
+    spans = zip(box.begin_vox, box.end_vox, chunk, strict=True)
+    z, y, x = (-(-end // size) - begin // size for begin, end, size in spans)
+    return z * y * x
+
+
+def _read_boxes(inputs: VolumeInputs) -> list[tuple[SourceVolume, Box]]:
+    """Each source with the box of it that is read, in its own voxels."""
+    boxes = [(inputs.raw, inputs.region)]
+    for overlay in (inputs.labels, inputs.mask):
+        if overlay is not None:
+            begin = overlay.placed.begin_vox
+            boxes.append((overlay.source, overlay.covered.translate((-begin[0], -begin[1], -begin[2]))))
+    return boxes
+
+
+def _shuffled(region: Box) -> list[Box]:
+    boxes = [box.translate(region.begin_vox) for box in bricks(region.shape_vox, (SAMPLE_EDGE_VOX,) * 3)]
+    order = np.random.default_rng(0).permutation(len(boxes))
+    return [boxes[i] for i in order]
+
+
+def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float) -> None:
+    seen = RawStatistics()
+    where = inputs.raw.where
+
+    def look(box: Box) -> None:
+        block: NDArray[np.generic] = inputs.read_raw(box)
+        seen.add(block)
+        refuse_non_finite(block, f"{where} {box}")
+
+    with findings.collecting():
+        complete = _until(boxes, deadline, look)
+        sampled = "" if complete else "in a sample: "
+        if inputs.table.raw_range is None:
+            refuse_unknown_range(inputs.raw.dtype, seen.minimum, seen.maximum, where, sampled)
+    for text in rules.raw_warnings(seen):
+        findings.warn(inputs.name, text)
+
+
+def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float) -> None:
+    seen = LabelStatistics()
+
+    def look(box: Box) -> None:
+        block = inputs.read_labels(box)
+        seen.add(block.ids, block.states)
+
+    complete = False
+    with findings.collecting():
+        complete = _until(boxes, deadline, look)
+    if complete:
+        for text in rules.label_warnings(seen, complete):
+            findings.warn(inputs.name, text)
+
+
+def _until(boxes: list[Box], deadline: float, look: Callable[[Box], None]) -> bool:
+    """Look at boxes until the deadline, at least at one; whether it was all."""
+    for number, box in enumerate(boxes):
+        if number and time.monotonic() > deadline:
+            return False
+        look(box)
+    return True

@@ -1,0 +1,268 @@
+"""The verbs of the stage: validate, plan, status, run."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lsdflow_command.app import RunOptions
+from lsdflow_command.progress import Progress
+from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.errors import NotOurs, StageError, StorageFailure
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
+from lsdflow_prepare.findings import Findings
+from lsdflow_prepare.identity import volume_identity
+from lsdflow_prepare.inputs import VolumeInputs, open_inputs
+from lsdflow_prepare.sampling import probabilities
+from lsdflow_prepare.survey import survey
+from lsdflow_prepare.writing import VolumeSummary, WritePlan, bytes_needed, write_plans, write_volume
+
+STAGE = "prepare"
+SURVEY_SECONDS = 6.0
+LOG = logging.getLogger("lsdflow.prepare")
+
+
+def validate(experiment: Experiment) -> list[StageError]:
+    """All problems of all volumes; warnings go to the log. Reads a sample of large volumes, writes nothing."""
+    found = inspect(experiment)
+    for text in found.warnings:
+        LOG.warning("warning: %s", text)
+    return found.errors
+
+
+def inspect(experiment: Experiment) -> Findings:
+    """Errors and warnings of all volumes."""
+    findings = Findings()
+    with _opened(experiment, findings) as volumes:
+        _survey_all(volumes, findings)
+    return findings
+
+
+def plan(experiment: Experiment) -> dict[str, Any]:
+    """Bricks, voxels and bytes of a run."""
+    facts: dict[str, Any] = {}
+    findings = Findings()
+    with _opened(experiment, findings) as volumes:
+        _raise_first(findings)
+        for inputs in volumes:
+            plans = _plans(experiment, inputs)
+            facts[_label(inputs)] = {
+                "shape_vox": list(inputs.region.shape_vox),
+                "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
+                "offset_nm": list(inputs.output_geometry.offset_nm),
+                "format": inputs.raw.form,
+                "bricks": sum(len(p.bricks) for p in plans),
+                "bytes_expected": bytes_needed(inputs.region.shape_vox, inputs.labels is not None),
+                "done": all(p.arrays.is_done() for p in plans),
+            }
+    return facts
+
+
+def status(experiment: Experiment) -> dict[str, Any]:
+    """Whether each volume is made."""
+    table = experiment.table(STAGE, PrepareConfig)
+    layout = experiment.layout
+    containers = {f"training {v.name}": layout.training_volume(v.name) for v in table.training}
+    if table.target is not None:
+        containers["target"] = layout.target_volume
+    state: dict[str, Any] = {name: _state(path) for name, path in containers.items()}
+    return {"finished": layout.manifest(STAGE).exists(), **state}
+
+
+def run(experiment: Experiment, options: RunOptions) -> None:
+    """Make every volume that is not made yet, and the manifest.
+
+    Raises:
+        BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
+        NotOurs: outputs of other parameters, or another prepare at work in the same experiment.
+    """
+    started = time.time()
+    findings = Findings()
+    with _opened(experiment, findings) as volumes:
+        plans = [_plans(experiment, inputs) for inputs in volumes]
+        for arrays in (p.arrays for group in plans for p in group):
+            arrays.refuse_others(options.replace)
+        if not all(p.arrays.is_done() for group in plans for p in group):
+            _survey_all(volumes, findings)
+        _raise_first(findings)
+        _refuse_full_disk(experiment, volumes, plans)
+        with _alone(experiment.layout.root):
+            summaries = _write_all(experiment, volumes, plans)
+            _write_manifest(experiment, volumes, summaries, findings, started)
+
+
+def _write_all(
+    experiment: Experiment, volumes: list[VolumeInputs], plans: list[list[WritePlan]]
+) -> list[VolumeSummary]:
+    if not all(p.arrays.is_done() for group in plans for p in group):
+        experiment.layout.manifest(STAGE).unlink(missing_ok=True)
+    total = sum(box.size for group in plans for p in group for box in p.bricks)
+    with Progress(STAGE, total=total, unit="voxel") as progress:
+        return [write_volume(inputs, group, progress) for inputs, group in zip(volumes, plans, strict=True)]
+
+
+@contextmanager
+def _opened(experiment: Experiment, findings: Findings) -> Iterator[list[VolumeInputs]]:
+    """All volumes of the table that can be opened; problems go to `findings`."""
+    table = experiment.table(STAGE, PrepareConfig)
+    tables: list[tuple[str, TrainingVolume | TargetVolume]] = [(volume.name, volume) for volume in table.training]
+    if table.target is not None:
+        tables.append(("target", table.target))
+    with ExitStack() as stack:
+        volumes = []
+        for name, volume in tables:
+            inputs = open_inputs(name, volume, experiment.resolve, findings)
+            if inputs is not None:
+                volumes.append(stack.enter_context(inputs))
+        _warn_voxel_sizes(volumes, findings)
+        yield volumes
+
+
+def _warn_voxel_sizes(volumes: list[VolumeInputs], findings: Findings) -> None:
+    sizes = {inputs.geometry.voxel_size_nm for inputs in volumes}
+    if len(sizes) > 1:
+        listed = ", ".join(f"{_label(inputs)} {inputs.geometry.voxel_size_nm}" for inputs in volumes)
+        findings.warn(STAGE, f"voxel sizes differ, a network sees one size only: {listed} nm")
+
+
+def _survey_all(volumes: list[VolumeInputs], findings: Findings) -> None:
+    for inputs in volumes:
+        survey(inputs, findings, SURVEY_SECONDS / len(volumes))
+
+
+def _raise_first(findings: Findings) -> None:
+    for text in findings.warnings:
+        LOG.warning("warning: %s", text)
+    for error in findings.errors[1:]:
+        LOG.error("also: %s", error.message())
+    if findings.errors:
+        raise findings.errors[0]
+
+
+def _plans(experiment: Experiment, inputs: VolumeInputs) -> list[WritePlan]:
+    layout = experiment.layout
+    container = layout.training_volume(inputs.name) if inputs.role == "training" else layout.target_volume
+    parameters = inputs.table.model_dump(mode="json", exclude={"name", "probability"})
+    sources = volume_identity(inputs)
+    provenance = {
+        "contract": CONTRACT_VERSION,
+        "written_by": Writer.of(STAGE).model_dump(),
+        "key": work_key(STAGE, parameters, sources),
+        "config_hash": hash_of(parameters),
+        "parameters": parameters,
+        "inputs": sources,
+    }
+    return write_plans(inputs, container, provenance)
+
+
+def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> None:
+    open_work = [
+        inputs for inputs, group in zip(volumes, plans, strict=True) if not all(plan.arrays.is_done() for plan in group)
+    ]
+    needed = sum(bytes_needed(inputs.region.shape_vox, inputs.labels is not None) for inputs in open_work)
+    free = shutil.disk_usage(experiment.layout.root).free
+    if free < needed:
+        raise StorageFailure(
+            "the disk is too small for the prepared volumes",
+            where=experiment.layout.root,
+            wanted=f"about {needed / 1e9:.1f} GB",
+            found=f"{free / 1e9:.1f} GB free",
+        )
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """One prepare at a time in an experiment; the lock falls with its process."""
+    lock = root / "data" / ".prepare.lock"
+    with storage_errors(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NotOurs(
+                "another prepare is at work in this experiment", where=lock, hint="wait until it ends"
+            ) from error
+        except OSError as error:
+            LOG.warning("warning: this file system has no locks (%s): do not run prepare twice at once", error)
+        yield
+
+
+def _write_manifest(
+    experiment: Experiment,
+    volumes: list[VolumeInputs],
+    summaries: list[VolumeSummary],
+    findings: Findings,
+    started: float,
+) -> None:
+    table = experiment.table(STAGE, PrepareConfig)
+    root = experiment.layout.root
+    config = table.model_dump(mode="json")
+    inputs = {_label(v): hash_of(volume_identity(v)) for v in volumes}
+    made = {_label(v): summary.identity for v, summary in zip(volumes, summaries, strict=True)}
+    pairs = list(zip(volumes, summaries, strict=True))
+    facts = {_label(v): _facts(v, summary) for v, summary in pairs}
+    for name, value in zip((v.name for v in table.training), _probabilities(table, summaries), strict=True):
+        facts[f"training/{name}"]["probability"] = value
+    warnings = findings.warnings + [f"{v.name}: {text}" for v, summary in pairs for text in summary.warnings(v)]
+    for text in sorted(set(warnings) - set(findings.warnings)):
+        LOG.warning("warning: %s", text)
+    containers = {_label(v): _plans(experiment, v)[0].arrays.container for v in volumes}
+    key = work_key(STAGE, config, inputs)
+    Manifest(
+        writer=Writer.of(STAGE),
+        key=key,
+        config=config,
+        inputs=inputs,
+        outputs={name: str(path.relative_to(root)) for name, path in containers.items()},
+        facts={"volumes": facts, "warnings": list(dict.fromkeys(warnings)), "seconds": time.time() - started},
+        identity=hash_of({"key": key, "made": made}),
+    ).write(experiment.layout)
+
+
+def _probabilities(table: PrepareConfig, summaries: list[VolumeSummary]) -> list[float]:
+    labelled = [summary.labels.labelled_voxels if summary.labels else 0 for summary in summaries]
+    given = [volume.probability for volume in table.training]
+    return probabilities(given, labelled[: len(given)])
+
+
+def _facts(inputs: VolumeInputs, summary: VolumeSummary) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "shape_vox": list(inputs.region.shape_vox),
+        "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
+        "offset_nm": list(inputs.output_geometry.offset_nm),
+        "format": inputs.raw.form,
+        "raw_clipped_voxels": summary.raw.clipped,
+        "identity": summary.identity,
+    }
+    if summary.labels is not None:
+        facts |= {
+            "neurons": summary.labels.neurons,
+            "labelled_voxels": summary.labels.labelled_voxels,
+            "trained_fraction": summary.labels.trained_fraction,
+            "largest_id": summary.labels.largest_id,
+        }
+    if summary.components is not None:
+        facts["components"] = sum(summary.components.values())
+    return facts
+
+
+def _label(inputs: VolumeInputs) -> str:
+    return f"training/{inputs.name}" if inputs.role == "training" else "target"
+
+
+def _state(container: Path) -> str:
+    if (container / "volumes" / "raw").exists():
+        return "made"
+    return "begun" if container.exists() else "not begun"

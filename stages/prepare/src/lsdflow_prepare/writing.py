@@ -1,0 +1,160 @@
+"""Streaming one volume from its sources into prepared arrays, brick by brick, with all checks on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_command.progress import Progress
+from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_prepare import findings as rules
+from lsdflow_prepare.bricks import brick_shape, bricks
+from lsdflow_prepare.components import SlabComponents
+from lsdflow_prepare.greyscale import to_u8
+from lsdflow_prepare.inputs import VolumeInputs
+from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
+from lsdflow_prepare.survey import refuse_missing_chunks
+from lsdflow_runtime.formats.prepared import CHUNK_VOX, PreparedArrays
+
+# Source values, float64 for the map to 8 bits, result; ids, states, comparisons and components.
+RAW_BYTES_PER_VOXEL = 20
+LABEL_BYTES_PER_VOXEL = 40
+
+Made = tuple[dict[str, NDArray[Any]], dict[str, Any]]
+Count = Callable[[Mapping[str, NDArray[Any]], Mapping[str, Any]], None]
+Job = tuple[str, tuple[ArraySpec, ...], int, Vox3 | None]
+
+
+@dataclass
+class VolumeSummary:
+    """What is known of a volume when all of it was read."""
+
+    raw: RawStatistics = field(default_factory=RawStatistics)
+    labels: LabelStatistics | None = None
+    components: dict[int, int] | None = None
+    identity: dict[str, str] = field(default_factory=dict)
+
+    def warnings(self, inputs: VolumeInputs) -> list[str]:
+        """All that is odd, but does not stop the run."""
+        found = rules.shape_warnings(inputs.region.shape_vox, inputs.role) + rules.raw_warnings(self.raw)
+        if self.labels is not None:
+            found += rules.label_warnings(self.labels, complete=True)
+        return found + rules.component_warnings(self.components or {})
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """A group of arrays of a volume that is written together, and its bricks (index 0 = first voxel written)."""
+
+    arrays: PreparedArrays
+    bricks: list[Box]
+    whole_planes: bool
+
+
+def write_plans(inputs: VolumeInputs, container: Path, provenance: Mapping[str, Any]) -> list[WritePlan]:
+    """What has to be written for a volume: raw, and labels with mask where there are labels."""
+    geometry = inputs.output_geometry
+    jobs: list[Job] = [("raw", (RAW,), RAW_BYTES_PER_VOXEL, inputs.raw.chunk_shape_vox)]
+    if inputs.labels is not None:
+        jobs.append(("labels", (LABELS, MASK), LABEL_BYTES_PER_VOXEL, inputs.labels.source.chunk_shape_vox))
+    plans = []
+    for job, specs, memory, chunk in jobs:
+        arrays = PreparedArrays(container, job, specs, geometry, provenance)
+        edge = brick_shape(geometry.shape_vox, CHUNK_VOX, memory, chunk)
+        whole = edge[1] >= geometry.shape_vox[1] and edge[2] >= geometry.shape_vox[2]
+        plans.append(WritePlan(arrays, bricks(geometry.shape_vox, edge), whole))
+    return plans
+
+
+def write_volume(inputs: VolumeInputs, plans: list[WritePlan], progress: Progress) -> VolumeSummary:
+    """Write what is not written yet; returns the statistics of all of it.
+
+    Raises:
+        BadData: what only the whole data shows: NaN, values out of range, negative labels, missing chunks.
+        StorageFailure: the disk is full or fails.
+    """
+    summary = VolumeSummary()
+    for plan in plans:
+        if plan.arrays.job == "raw":
+            _write_raw(inputs, plan, summary, progress)
+        else:
+            _write_labels(inputs, plan, summary, progress)
+        summary.identity[plan.arrays.job] = plan.arrays.identity()
+    return summary
+
+
+def _write_raw(inputs: VolumeInputs, plan: WritePlan, summary: VolumeSummary, progress: Progress) -> None:
+    def make(box: Box) -> Made:
+        values = inputs.read_raw(box)
+        grey = to_u8(values, inputs.table.raw_range, f"{inputs.raw.where} {box}")
+        return {RAW.dataset: grey.values}, {"clipped": grey.clipped}
+
+    def count(values: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        summary.raw.add(values[RAW.dataset], int(facts["clipped"]))
+
+    _write(inputs, plan, make, count, progress)
+
+
+def _write_labels(inputs: VolumeInputs, plan: WritePlan, summary: VolumeSummary, progress: Progress) -> None:
+    labels = summary.labels = LabelStatistics()
+    pieces = SlabComponents() if plan.whole_planes else None
+
+    def make(box: Box) -> Made:
+        block = inputs.read_labels(box)
+        return {LABELS.dataset: block.ids, MASK.dataset: block.states}, {}
+
+    def count(values: Mapping[str, NDArray[Any]], _facts: Mapping[str, Any]) -> None:
+        labels.add(values[LABELS.dataset], values[MASK.dataset])
+        if pieces is not None:
+            pieces.add(values[LABELS.dataset])
+
+    _write(inputs, plan, make, count, progress)
+    summary.components = pieces.per_label() if pieces is not None else None
+
+
+def _write(
+    inputs: VolumeInputs,
+    plan: WritePlan,
+    make: Callable[[Box], Made],
+    count: Count,
+    progress: Progress,
+) -> None:
+    """Bricks in order; those noted by an earlier run are read back instead of made, and counted all the same."""
+    notes = plan.arrays.start()
+    for number, box in enumerate(plan.bricks):
+        note = notes.get(number)
+        values = None if note is None else plan.arrays.noted_brick(box, note)
+        if note is not None and values is not None:
+            count(values, note.facts)
+        else:
+            _refuse_missing(inputs, plan, box)
+            made, facts = make(box.translate(inputs.region.begin_vox))
+            plan.arrays.write(number, box, made, facts)
+            count(made, facts)
+        progress.advance(box.size)
+    plan.arrays.finish()
+
+
+def _refuse_missing(inputs: VolumeInputs, plan: WritePlan, box: Box) -> None:
+    source_box = box.translate(inputs.region.begin_vox)
+    if plan.arrays.job == "raw":
+        refuse_missing_chunks(inputs.raw, source_box, inputs.table.sparse)
+        return
+    for overlay in (inputs.labels, inputs.mask):
+        if overlay is not None:
+            part = overlay.covered.intersect(source_box)
+            begin = overlay.placed.begin_vox
+            own = part.translate((-begin[0], -begin[1], -begin[2]))
+            refuse_missing_chunks(overlay.source, own, inputs.table.sparse)
+
+
+def bytes_needed(shape: Vox3, with_labels: bool) -> int:
+    """Bytes on disk to expect: raw hardly shrinks, labels shrink to a twentieth."""
+    voxels = int(np.prod(shape))
+    return voxels + (voxels * 9 // 20 if with_labels else 0)
