@@ -1,0 +1,115 @@
+# lsdflow: make setup | demo | test | check | lock | clean.   `make help` lists all.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+UV_VERSION := 0.13.8
+UV := .venv/tools/bin/uv
+
+# Two environments: gunpowder 1.4.4 (training) needs zarr < 3, everything else uses zarr 3. The on-disk contract joins them.
+BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _launch prepare predict watershed agglomerate segment evaluate
+TRAINING_PACKAGES := _contract _command _network _training train-lsd train-acrlsd
+BLOCKS_COMMANDS := lsdflow prepare predict watershed agglomerate segment evaluate
+TRAINING_COMMANDS := train-lsd train-acrlsd
+TRAINING_TESTS := tests/training tests/stages/train-lsd tests/stages/train-acrlsd
+
+# Which torch: cuda where a driver is present, else cpu. Override with TORCH=cpu or TORCH=cuda.
+TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
+WHEELS ?= $(PIP_FIND_LINKS)
+# A local CPU wheel is used where there is one; else uv asks PyTorch's own CPU index.
+LOCAL_TORCH := $(if $(WHEELS),$(wildcard $(WHEELS)/torch-*cpu*.whl))
+TORCH_OPTION := $(if $(filter cpu,$(TORCH)),$(if $(LOCAL_TORCH),--find-links $(WHEELS),--torch-backend cpu))
+
+PLAIN_STAGES := prepare watershed agglomerate segment evaluate
+TORCH_STAGES := train-lsd train-acrlsd predict
+BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),stages/$(s)/requirements.lock) stages/predict/$(TORCH).lock tests/blocks.lock
+TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
+
+export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
+export PYTHONDONTWRITEBYTECODE ?= 1
+
+.PHONY: help setup demo test test-blocks test-training test-real check format lock clean bench
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: .venv/blocks/.installed .venv/training/.installed  ## environments; leaves every command in bin/
+	@mkdir -p bin
+	@for c in $(BLOCKS_COMMANDS); do ln -sfn ../.venv/blocks/bin/$$c bin/$$c; done
+	@for c in $(TRAINING_COMMANDS); do ln -sfn ../.venv/training/bin/$$c bin/$$c; done
+
+$(UV):
+	$(PYTHON) -m venv .venv/tools
+	.venv/tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+.venv/blocks/.installed: $(UV) $(BLOCKS_LOCKS) $(foreach p,$(BLOCKS_PACKAGES),stages/$(p)/pyproject.toml)
+	@echo "environment for the block stages (torch: $(TORCH))"
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv/blocks
+	$(UV) pip sync --quiet --python .venv/blocks/bin/python --require-hashes $(TORCH_OPTION) $(BLOCKS_LOCKS)
+	$(UV) pip install --quiet --python .venv/blocks/bin/python --no-deps --no-build-isolation $(foreach p,$(BLOCKS_PACKAGES),-e stages/$(p))
+	@touch $@
+
+.venv/training/.installed: $(UV) $(TRAINING_LOCKS) $(foreach p,$(TRAINING_PACKAGES),stages/$(p)/pyproject.toml)
+	@echo "environment for the training stages (torch: $(TORCH))"
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv/training
+	$(UV) pip sync --quiet --python .venv/training/bin/python --require-hashes $(TORCH_OPTION) $(TRAINING_LOCKS)
+	$(UV) pip install --quiet --python .venv/training/bin/python --no-deps --no-build-isolation $(foreach p,$(TRAINING_PACKAGES),-e stages/$(p))
+	@touch $@
+
+DEMO ?= demo
+demo: setup  ## synthetic EM volume -> trained nets -> segmentation -> report; or your own: VOLUME=raw.zarr LABELS=labels.zarr
+ifdef VOLUME
+	test -e $(DEMO)/experiment.toml || bin/lsdflow init $(DEMO) --train $(VOLUME) $(if $(LABELS),--labels $(LABELS)) --volume $(VOLUME) $(if $(LABELS),--truth $(LABELS)) --profile tiny
+else
+	test -e $(DEMO)/experiment.toml || bin/lsdflow demo $(DEMO)
+endif
+	bin/lsdflow run $(DEMO)
+
+test: setup test-blocks test-training  ## all tests
+
+test-blocks: setup
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py
+
+test-training: setup
+	.venv/training/bin/pytest -n 2 $(TRAINING_TESTS)
+
+test-real: setup  ## the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s tests/pipeline/test_real_volumes.py
+
+check: setup  ## lint, format, types: what CI runs first
+	.venv/blocks/bin/ruff check .
+	.venv/blocks/bin/ruff format --check .
+	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _launch prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
+	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_train_lsd -p lsdflow_train_acrlsd
+
+format:  ## format and mend what lint can mend
+	.venv/blocks/bin/ruff format .
+	.venv/blocks/bin/ruff check --fix .
+
+bench: setup  ## benchmarks against the named peers
+	.venv/training/bin/python benchmarks/lsd_targets.py
+
+# Locks are pins with hashes and no addresses. All stages of an environment are resolved together first, so that they
+# agree; then each gets its own lock under those constraints.
+COMPILE := $(UV) pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	$(foreach p,contract command runtime network metrics training,--no-emit-package lsdflow-$(p))
+EXTRAS := --no-emit-package setuptools
+PROJECTS = $(foreach p,$(1),stages/$(p)/pyproject.toml)
+
+lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
+	mkdir -p .cache
+	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,_launch $(PLAIN_STAGES) predict) tests/blocks.in -o .cache/blocks.pins
+	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,train-lsd train-acrlsd) tests/training.in -o .cache/training.pins
+	for env in blocks training; do sed -E 's/ *\\$$//; /^ +--hash/d; s/\+cpu//' .cache/$$env.pins > .cache/$$env.constraints; done
+	for s in _launch $(PLAIN_STAGES); do $(COMPILE) -c .cache/blocks.constraints stages/$$s/pyproject.toml -o stages/$$s/requirements.lock; done
+	$(COMPILE) -c .cache/blocks.constraints tests/blocks.in -o tests/blocks.lock
+	$(COMPILE) -c .cache/training.constraints tests/training.in --find-links "$(WHEELS)" -o tests/training.lock
+	for s in $(TORCH_STAGES); do \
+	  env=$$([[ $$s == train-* ]] && echo training || echo blocks); \
+	  $(COMPILE) -c .cache/$$env.constraints --find-links "$(WHEELS)" stages/$$s/pyproject.toml -o stages/$$s/cpu.lock; \
+	  $(COMPILE) -c .cache/$$env.constraints stages/$$s/pyproject.toml -o stages/$$s/cuda.lock; done
+
+clean:  ## remove the demo, caches and environments of this clone
+	rm -rf .venv bin .cache $(DEMO) .mypy_cache .ruff_cache .pytest_cache
