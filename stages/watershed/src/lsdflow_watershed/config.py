@@ -23,7 +23,7 @@ class WatershedConfig(StrictModel):
         default=False, description="make fragments section by section (thick sections); false: in 3-D"
     )
     min_seed_distance_vox: int = Field(
-        default=10, ge=1, description="a seed is the deepest voxel of a window with this edge; lower = more fragments"
+        default=10, ge=2, description="a seed is the deepest voxel of a window with this edge; lower = more fragments"
     )
     epsilon_agglomerate: float = Field(
         default=0.0,

@@ -1,0 +1,54 @@
+"""How the volume is cut into blocks: whole blocks of watershed, read with at least one voxel around them."""
+
+from __future__ import annotations
+
+from lsdflow_agglomerate.config import AgglomerateConfig
+from lsdflow_agglomerate.ownership import FragmentNaming
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.geometry import Nm3, Vox3
+from lsdflow_runtime.blocks import BlockPlan
+
+
+def plan_blocks(
+    config: AgglomerateConfig, naming: FragmentNaming, watershed_context_vox: Vox3, voxel_size_nm: Nm3
+) -> BlockPlan:
+    """Blocks of the region that watershed has cut into fragments.
+
+    :raises ConfigError: a block is no whole number of watershed's blocks, or there is no context.
+    """
+    shape_vox = naming.block_shape_vox
+    if config.block_shape is not None:
+        shape_vox = config.block_shape.to_vox(voxel_size_nm, "agglomerate.block_shape")
+        check_whole_blocks(shape_vox, naming.block_shape_vox)
+    return BlockPlan(naming.total, shape_vox, context_vox(config, watershed_context_vox, voxel_size_nm))
+
+
+def check_whole_blocks(shape_vox: Vox3, watershed_shape_vox: Vox3) -> None:
+    """Refuse blocks that would cut a block of watershed: the owner of an edge would not be clear."""
+    if any(s < w or s % w for s, w in zip(shape_vox, watershed_shape_vox, strict=True)):
+        raise ConfigError(
+            "a block must be made of whole blocks of watershed",
+            where="agglomerate.block_shape",
+            wanted=f"multiples of {watershed_shape_vox} voxels",
+            found=shape_vox,
+            hint="leave block_shape out to use the blocks of watershed",
+        )
+
+
+def context_vox(config: AgglomerateConfig, watershed_context_vox: Vox3, voxel_size_nm: Nm3) -> Vox3:
+    """The configured context, or that of watershed (then at least one voxel).
+
+    :raises ConfigError: a configured context is below one voxel: faces between blocks would not be seen.
+    """
+    if config.context is None:
+        z, y, x = (max(1, c) for c in watershed_context_vox)
+        return z, y, x
+    context = config.context.to_vox(voxel_size_nm, "agglomerate.context")
+    if min(context) < 1:
+        raise ConfigError(
+            "without context, fragments of two blocks are never seen together",
+            where="agglomerate.context",
+            wanted="at least 1 voxel along every axis",
+            found=f"{context} voxels",
+        )
+    return context

@@ -1,0 +1,13 @@
+"""The command `agglomerate`."""
+
+from __future__ import annotations
+
+from lsdflow_agglomerate.config import AgglomerateConfig
+from lsdflow_command.app import StageCommand, stage_app
+
+app = stage_app(StageCommand(name="agglomerate", config=AgglomerateConfig, task="lsdflow_agglomerate.task"))
+
+
+def main() -> None:
+    """Entry point."""
+    app()

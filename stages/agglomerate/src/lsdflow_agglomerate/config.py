@@ -1,0 +1,37 @@
+"""The [agglomerate] table of the experiment file."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS
+from lsdflow_contract.geometry import LengthsField
+from lsdflow_contract.model import StrictModel
+
+
+class AgglomerateConfig(StrictModel):
+    """How touching fragments are scored, and how the volume is cut into blocks."""
+
+    merge_functions: tuple[str, ...] = Field(
+        default=("hist_quant_75",),
+        min_length=1,
+        description="mean, hist_quant_Q or hist_quant_Q_initmax, Q = 10, 25, 50, 75, 90; one set of edges for each",
+    )
+    block_shape: LengthsField | None = Field(
+        default=None, description="a block, whole blocks of watershed; none = the blocks of watershed"
+    )
+    context: LengthsField | None = Field(
+        default=None, description="read beyond a block, at least 1 voxel; none = the context of watershed"
+    )
+
+    @field_validator("merge_functions")
+    @classmethod
+    def _known_and_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [name for name in names if name not in MERGE_FUNCTIONS]
+        if unknown:
+            msg = f"unknown merge function {', '.join(unknown)}; known: {', '.join(MERGE_FUNCTIONS)}"
+            raise ValueError(msg)
+        if len(set(names)) != len(names):
+            msg = f"a merge function is named twice: {', '.join(names)}"
+            raise ValueError(msg)
+        return names

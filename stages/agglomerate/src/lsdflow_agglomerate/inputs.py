@@ -1,0 +1,97 @@
+"""What the stage reads: affinities of predict, fragments of watershed, and that they belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_agglomerate.ownership import FragmentNaming
+from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW, ArraySpec
+from lsdflow_contract.errors import BadData, ContractMismatch
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box, Geometry, Vox3
+from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_runtime.volumes import Volume, open_volume
+
+
+@dataclass(frozen=True)
+class AgglomerateInputs:
+    """Open inputs, addressed by voxels of the target grid; how the fragments are named; identities."""
+
+    grid: Geometry
+    affs: Volume
+    fragments: Volume
+    naming: FragmentNaming
+    watershed_context_vox: Vox3
+    identities: dict[str, str]
+
+
+def open_inputs(experiment: Experiment) -> AgglomerateInputs:
+    """Open what the stage reads.
+
+    :raises MissingInput: predict or watershed has not finished, or an array is not there.
+    :raises ContractMismatch: the fragments were made from other affinities, or named in another way.
+    :raises BadData: an array has another form than the contract says.
+    """
+    layout = experiment.layout
+    predict = read_manifest(layout, "predict")
+    watershed = read_manifest(layout, "watershed")
+    check_lineage(predict, watershed, layout.manifest("watershed"))
+    grid = open_volume(layout.target_volume, RAW.dataset).geometry
+    affs = _open(layout.root / predict.outputs["affs"], AFFS, grid)
+    fragments = _open(layout.root / watershed.outputs["fragments"], FRAGMENTS, grid)
+    if fragments.provenance.get("key") != watershed.key:
+        raise ContractMismatch(
+            "the fragments are not those that watershed finished",
+            where=fragments.where,
+            wanted=f"key {watershed.key[:12]}",
+            found=f"key {str(fragments.provenance.get('key', 'none'))[:12]}",
+            hint="run watershed again",
+        )
+    resolved = watershed.config["resolved"]
+    identities = {"predict": predict.identity, "watershed": watershed.identity}
+    return AgglomerateInputs(grid, affs, fragments, _naming(resolved), _vox3(resolved["context_vox"]), identities)
+
+
+def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
+    """Refuse fragments of other affinities, and ids that are not named by blocks."""
+    if watershed.inputs.get("predict") != predict.identity:
+        raise ContractMismatch(
+            "the fragments were made from other affinities",
+            where=where,
+            wanted=f"affinities {predict.identity[:12]}",
+            found=f"affinities {watershed.inputs.get('predict', 'none')[:12]}",
+            hint="run watershed again",
+        )
+    id_mode = watershed.config.get("id_mode")
+    if id_mode != "blocks" or "resolved" not in watershed.config:
+        raise ContractMismatch(
+            "this version cannot read how the fragments are named",
+            where=where,
+            wanted='id_mode = "blocks"',
+            found=f"id_mode = {id_mode!r}",
+        )
+
+
+def _open(folder: Path, spec: ArraySpec, grid: Geometry) -> Volume:
+    depth = len(Path(spec.dataset).parts)
+    volume = open_volume(folder.parents[depth - 1], spec.dataset, grid)
+    if volume.channels != spec.channels or volume.dtype.name != spec.dtype:
+        raise BadData(
+            f"this is not {spec.dataset}",
+            where=volume.where,
+            wanted=f"{spec.dtype}, {spec.channels} channels",
+            found=f"{volume.dtype}, {volume.channels} channels",
+        )
+    return volume
+
+
+def _naming(resolved: dict[str, Any]) -> FragmentNaming:
+    total = Box(_vox3(resolved["total_begin_vox"]), _vox3(resolved["total_shape_vox"]))
+    return FragmentNaming(total, _vox3(resolved["block_shape_vox"]), int(resolved["voxels_per_block"]))
+
+
+def _vox3(values: list[int]) -> Vox3:
+    z, y, x = values
+    return int(z), int(y), int(x)
