@@ -1,0 +1,215 @@
+"""The house stays as it was drawn: the same files in every stage, one name per stage, imports one way, short functions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+SHARED = ("_contract", "_command", "_runtime", "_network", "_metrics", "_training", "_launch")
+TORCH_STAGES = {"train-lsd", "train-acrlsd", "predict"}
+
+# Who may import whom inside the house; a stage may import every package but _launch (and training never _runtime).
+MAY_IMPORT = {
+    "_contract": set(),
+    "_command": {"_contract"},
+    "_runtime": {"_contract", "_command"},
+    "_network": {"_contract"},
+    "_metrics": {"_contract"},
+    "_training": {"_contract", "_command", "_network"},
+    "_launch": {"_contract", "_command"},
+    **{s: {"_contract", "_command", "_runtime", "_network", "_metrics"} for s in STAGES if not s.startswith("train-")},
+    **{s: {"_contract", "_command", "_network", "_training"} for s in STAGES if s.startswith("train-")},
+}
+ONLY_IN_RUNTIME = {"daisy", "zarr", "tensorstore", "pymongo", "pyarrow"}
+CORE_FORBIDDEN = {"logging", "pathlib", "os", "subprocess", "typer", "pymongo", "daisy", "zarr"}
+
+
+def _import_name(folder: str) -> str:
+    return "lsdflow_" + folder.lstrip("_").replace("-", "_")
+
+
+def _sources(folder: str) -> Iterator[Path]:
+    yield from sorted((REPOSITORY / "stages" / folder / "src").rglob("*.py"))
+
+
+def _all_sources() -> list[Path]:
+    return [path for folder in (*SHARED, *STAGES) for path in _sources(folder)]
+
+
+def _imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def _project(folder: str) -> dict:
+    return tomllib.loads((REPOSITORY / "stages" / folder / "pyproject.toml").read_text())
+
+
+def test_the_stage_folders_are_the_stages_and_the_shared_packages() -> None:
+    found = {p.name for p in (REPOSITORY / "stages").iterdir() if p.is_dir()}
+    assert found == {*STAGES, *SHARED}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_holds_the_same_files(stage: str) -> None:
+    folder = REPOSITORY / "stages" / stage
+    package = folder / "src" / _import_name(stage)
+    wanted = [folder / n for n in ("pyproject.toml", "README.md", "CHANGELOG.md")]
+    wanted += [package / n for n in ("__init__.py", "cli.py", "config.py", "task.py")]
+    locks = ("cpu.lock", "cuda.lock") if stage in TORCH_STAGES else ("requirements.lock",)
+    wanted += [folder / n for n in locks]
+    assert [str(p.relative_to(REPOSITORY)) for p in wanted if not p.is_file()] == []
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_word_names_a_stage_everywhere(stage: str) -> None:
+    project = _project(stage)["project"]
+    assert project["name"] == f"lsdflow-{stage}"
+    assert set(project["scripts"]) == {stage}
+    readme = (REPOSITORY / "stages" / stage / "README.md").read_text()
+    assert f"{stage} run" in readme, "the README needs an example"
+    assert (REPOSITORY / "tests" / "stages" / stage).is_dir()
+
+
+@pytest.mark.parametrize("folder", (*SHARED, *STAGES))
+def test_a_package_says_why_it_exists_and_what_changed(folder: str) -> None:
+    for name in ("README.md", "CHANGELOG.md"):
+        assert (REPOSITORY / "stages" / folder / name).read_text().strip()
+    version = _project(folder)["project"]["version"]
+    assert version in (REPOSITORY / "stages" / folder / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("folder", (*SHARED, *STAGES))
+def test_imports_go_one_way(folder: str) -> None:
+    allowed = {_import_name(name) for name in MAY_IMPORT[folder]} | {_import_name(folder)}
+    for path in _sources(folder):
+        ours = {name for name in _imported(path) if name.startswith("lsdflow_")}
+        assert ours <= allowed, f"{path.relative_to(REPOSITORY)} imports {sorted(ours - allowed)}"
+
+
+def test_engines_of_storage_and_scheduling_are_imported_in_runtime_only() -> None:
+    outside = [p for p in _all_sources() if "/_runtime/" not in str(p) and _imported(p) & ONLY_IN_RUNTIME]
+    assert [str(p.relative_to(REPOSITORY)) for p in outside] == []
+
+
+def test_every_dependency_is_pinned_exactly_or_ours() -> None:
+    loose = []
+    for folder in (*SHARED, *STAGES):
+        for requirement in _project(folder)["project"]["dependencies"]:
+            if not re.match(r"^(lsdflow-[a-z-]+|[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^,;*]+)$", requirement):
+                loose.append(f"{folder}: {requirement}")
+    assert loose == []
+
+
+def test_locks_pin_with_hashes_and_name_no_address() -> None:
+    locks = [*(REPOSITORY / "stages").glob("*/*.lock"), *(REPOSITORY / "tests").glob("*.lock")]
+    assert len(locks) >= 14
+    for lock in locks:
+        text = lock.read_text()
+        assert "://" not in text, lock
+        pins = [line for line in text.splitlines() if re.match(r"^[a-z0-9]", line)]
+        assert pins, lock
+        assert all("==" in pin for pin in pins), lock
+        assert text.count("--hash=sha256:") >= len(pins), lock
+
+
+def test_locks_of_one_environment_agree_on_every_version() -> None:
+    for locks in (
+        ("_launch", "prepare", "predict", "watershed", "agglomerate", "segment", "evaluate"),
+        ("train-lsd", "train-acrlsd"),
+    ):
+        versions: dict[str, set[str]] = {}
+        for stage in locks:
+            for lock in (REPOSITORY / "stages" / stage).glob("*.lock"):
+                for name, version in re.findall(r"^([a-z0-9._-]+)==([^ ;\\]+)", lock.read_text(), re.MULTILINE):
+                    versions.setdefault(name, set()).add(version.removesuffix("+cpu"))
+        assert {name: v for name, v in versions.items() if len(v) > 1} == {}
+
+
+def test_the_cpu_lock_holds_no_cuda_wheels_and_the_cuda_lock_does() -> None:
+    for stage in TORCH_STAGES:
+        folder = REPOSITORY / "stages" / stage
+        assert "nvidia-" not in (folder / "cpu.lock").read_text()
+        assert "nvidia-" in (folder / "cuda.lock").read_text()
+
+
+def _functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in _all_sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path, node
+
+
+def test_functions_are_short() -> None:
+    sizes = [(n.end_lineno - n.lineno + 1, f"{p.relative_to(REPOSITORY)}:{n.name}") for p, n in _functions()]
+    assert [s for s in sizes if s[0] > 60] == []
+    lengths = sorted(s[0] for s in sizes)
+    assert lengths[int(len(lengths) * 0.9)] <= 30
+
+
+def test_files_are_short_and_say_what_they_do() -> None:
+    for path in _all_sources():
+        text = path.read_text()
+        assert len(text.splitlines()) <= 320, path
+        assert ast.get_docstring(ast.parse(text)), f"{path} needs a module docstring"
+
+
+def test_public_functions_have_docstrings() -> None:
+    bare = [
+        f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.name}"
+        for path, node in _functions()
+        if not node.name.startswith("_") and not ast.get_docstring(node) and node.col_offset == 0
+    ]
+    assert bare == []
+
+
+def test_nothing_dangerous_is_called() -> None:
+    found = []
+    for path in _all_sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if name in {"eval", "exec", "print"}:
+                found.append(f"{path}:{node.lineno} {name}")
+            if isinstance(node, ast.Assert):
+                found.append(f"{path}:{node.lineno} assert")
+            if (
+                isinstance(node, ast.keyword)
+                and node.arg in {"shell", "allow_pickle"}
+                and getattr(node.value, "value", None) is True
+            ):
+                found.append(f"{path}: {node.arg}=True")
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                found.append(f"{path}:{node.lineno} bare except")
+        if {"pickle", "dill", "joblib", "cloudpickle"} & _imported(path):
+            found.append(f"{path}: pickle")
+    assert found == []
+
+
+def test_no_file_is_named_for_nothing() -> None:
+    nameless = [p for p in _all_sources() if p.stem in {"utils", "util", "common", "helpers", "misc"}]
+    assert nameless == []
+
+
+def test_no_committed_text_names_a_registry_host_or_a_path_of_a_machine() -> None:
+    hosts = re.compile(
+        r"(pypi\.org|pythonhosted|registry\.npmjs|download\.pytorch|deb\.debian)" + r"|/work/|/root/|/home/[a-z]"
+    )
+    suffixes = {".py", ".toml", ".md", ".lock", ".in", ".ini", ".sh", ".yaml", ".html"}
+    skipped = {".venv", ".git", "demo", "bin", ".cache"}
+    for path in REPOSITORY.rglob("*"):
+        parts = set(path.relative_to(REPOSITORY).parts)
+        if path.suffix in suffixes and path.is_file() and not parts & skipped and path != Path(__file__):
+            match = hosts.search(path.read_text(errors="replace"))
+            assert match is None, f"{path.relative_to(REPOSITORY)}: {match}"
