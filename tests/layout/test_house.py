@@ -1,4 +1,4 @@
-"""The house stays as it was drawn: the same files in every stage, one name per stage, imports one way, short functions."""
+"""The house stays as it was drawn: same files in every stage, one name per stage, imports one way, short functions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_one_word_names_a_stage_everywhere(stage: str) -> None:
     assert (REPOSITORY / "tests" / "stages" / stage).is_dir()
 
 
-@pytest.mark.parametrize("folder", (*SHARED, *STAGES))
+@pytest.mark.parametrize("folder", [*SHARED, *STAGES])
 def test_a_package_says_why_it_exists_and_what_changed(folder: str) -> None:
     for name in ("README.md", "CHANGELOG.md"):
         assert (REPOSITORY / "stages" / folder / name).read_text().strip()
@@ -91,7 +91,7 @@ def test_a_package_says_why_it_exists_and_what_changed(folder: str) -> None:
     assert version in (REPOSITORY / "stages" / folder / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("folder", (*SHARED, *STAGES))
+@pytest.mark.parametrize("folder", [*SHARED, *STAGES])
 def test_imports_go_one_way(folder: str) -> None:
     allowed = {_import_name(name) for name in MAY_IMPORT[folder]} | {_import_name(folder)}
     for path in _sources(folder):
