@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,11 +110,11 @@ def block_of_cells(cell_vox: Vox3, region_vox: Vox3, largest_block_vox: Vox3) ->
     return _per_axis(lambda c, n, m: _balanced(n, max(c, m // c * c), c), cell_vox, region_vox, largest_block_vox)
 
 
-def hull(boxes: Iterator[Box]) -> Box:
+def hull(boxes: Iterable[Box]) -> Box:
     """The smallest box that holds all `boxes` (at least one)."""
     found = list(boxes)
-    begin = _per_axis(min, *(b.begin_vox for b in found)) if len(found) > 1 else found[0].begin_vox
-    end = _per_axis(max, *(b.end_vox for b in found)) if len(found) > 1 else found[0].end_vox
+    begin = _per_axis(lambda *values: min(values), *(b.begin_vox for b in found))
+    end = _per_axis(lambda *values: max(values), *(b.end_vox for b in found))
     return Box.from_bounds(begin, end)
 
 

@@ -1,0 +1,13 @@
+"""The command `predict`."""
+
+from __future__ import annotations
+
+from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_predict.config import PredictConfig
+
+app = stage_app(StageCommand(name="predict", config=PredictConfig, task="lsdflow_predict.task"))
+
+
+def main() -> None:
+    """Entry point."""
+    app()

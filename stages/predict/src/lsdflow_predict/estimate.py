@@ -1,0 +1,115 @@
+"""What a run would cost: main memory of a worker, tiles, seconds from finished blocks or from one measured tile."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_predict.checkpoints import BundleAt, Networks
+from lsdflow_predict.job import Job
+from lsdflow_predict.networks import choose_device, prepare_torch
+from lsdflow_predict.opened import load
+from lsdflow_predict.patches import LSD_CHANNELS
+from lsdflow_predict.scheme import Scheme
+from lsdflow_predict.tiles import Tiling
+from lsdflow_runtime.block_task import BlockTask
+
+_FLOAT_BYTES = 4
+# The finest level holds the skip connection, the merged input (2 x) and a convolution's result at the same time.
+_LIVE_COPIES = 5
+_PROCESS_BYTES = 500_000_000
+
+
+def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[str, Any]:
+    """Facts for `plan`: shapes of tiles, memory of a worker, and hours if something is known about the speed."""
+    scheme, networks = job.scheme, job.networks
+    facts: dict[str, Any] = {
+        "tile_input_vox": list(scheme.affinities.tiling.input_vox),
+        "tile_output_vox": list(scheme.affinities.tiling.output_vox),
+        "main_memory_per_worker_bytes": worker_bytes(scheme, networks),
+        "device_memory_per_worker_bytes": tile_bytes(scheme, networks),
+        "workers": job.experiment.compute.workers,
+        "accepted": list(networks.accepted),
+    }
+    if first_pass is not None:
+        facts["lsd_blocks"] = len(first_pass.plan)
+        facts["lsd_bytes_out_uncompressed"] = LSD_CHANNELS * first_pass.plan.total.size
+    if scheme.lsds is not None:
+        facts["lsd_tile_input_vox"] = list(scheme.lsds.tiling.input_vox)
+    seconds = seconds_of_finished(task)
+    if seconds is not None:
+        facts["seconds_per_block"] = seconds
+        facts["worker_hours_left"] = seconds * (len(task.plan) - len(task.marks.done())) / 3600
+    if job.config.measure:
+        facts |= measured_tiles(job)
+    return facts
+
+
+def worker_bytes(scheme: Scheme, networks: Networks) -> int:
+    """Main memory of one worker on the CPU, roughly: one tile of the network and the arrays of one block, bytes."""
+    layer = scheme.affinities
+    inputs = layer.tiling.inputs_hull(Box(layer.region.begin_vox, layer.block_vox)).size
+    arrays = inputs * (1 + (LSD_CHANNELS if scheme.lsds is not None else 0))
+    arrays += int(np.prod(layer.block_vox)) * 2 * sum(networks.affinities.bundle.outputs.values())
+    return _PROCESS_BYTES + arrays + tile_bytes(scheme, networks)
+
+
+def tile_bytes(scheme: Scheme, networks: Networks) -> int:
+    """Memory one evaluation of the larger network needs, roughly, bytes; on a GPU this lies there."""
+    sizes = [_activations(networks.affinities.bundle.unet, scheme.affinities.tiling)]
+    if scheme.lsds is not None and networks.lsds is not None:
+        sizes.append(_activations(networks.lsds.bundle.unet, scheme.lsds.tiling))
+    return max(sizes)
+
+
+def memory_problem(scheme: Scheme, networks: Networks, experiment: Experiment) -> None:
+    """ConfigError if the workers together need more main memory than this machine has (networks on the CPU only)."""
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    workers = experiment.compute.workers if experiment.compute.runner == "daisy" else 1
+    need = worker_bytes(scheme, networks)
+    if choose_device(experiment.compute.device) == "cpu" and need * workers > have:
+        raise ConfigError(
+            "the workers need more main memory than there is",
+            where="predict.block_shape, predict.tile_shape, compute.workers",
+            wanted=f"{workers} workers x {need / 1e9:.1f} GB",
+            found=f"{have / 1e9:.1f} GB",
+            hint="make predict.tile_shape or predict.block_shape smaller, or use fewer compute.workers",
+        )
+
+
+def seconds_of_finished(task: BlockTask) -> float | None:
+    """Mean seconds of the finished blocks that had work to do; None if there are none."""
+    records = [task.marks.record(number) for number in sorted(task.marks.done())[:1000]]
+    worked = [r["seconds"] for r in records if not r["facts"].get("blocks_outside_mask")]
+    return float(np.mean(worked)) if worked else None
+
+
+def measured_tiles(job: Job) -> dict[str, float]:
+    """Seconds of one tile of each network on this machine's device (the second of two evaluations)."""
+    prepare_torch(job.experiment.compute.threads_per_worker)
+    device = choose_device(job.experiment.compute.device)
+    found = {"seconds_per_tile": _seconds(job, job.networks.affinities, job.scheme.affinities.tiling, device)}
+    if job.networks.lsds is not None and job.scheme.lsds is not None:
+        found["seconds_per_lsd_tile"] = _seconds(job, job.networks.lsds, job.scheme.lsds.tiling, device)
+    return found
+
+
+def _seconds(job: Job, found: BundleAt, tiling: Tiling, device: str) -> float:
+    network = load(job, found, device)
+    patch = np.zeros((found.bundle.unet.in_channels, *tiling.input_vox), np.float32)
+    network(patch)
+    started = time.monotonic()
+    network(patch)
+    return time.monotonic() - started
+
+
+def _activations(spec: UNetSpec, tiling: Tiling) -> int:
+    voxels = int(np.prod(tiling.input_vox))
+    return voxels * _FLOAT_BYTES * (spec.in_channels + _LIVE_COPIES * spec.num_fmaps)

@@ -1,0 +1,112 @@
+"""The networks as predict sees them: shape arithmetic for tiling, and one patch in, grey levels out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lsdflow_contract.arrays import dequantise_u8, quantise_u8
+from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_contract.errors import BadData, ConfigError
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_network import shapes
+from lsdflow_network.inference import raw_to_network
+
+U8 = npt.NDArray[np.uint8]
+Network = Callable[[npt.NDArray[np.float32]], "dict[str, npt.NDArray[np.float32]]"]
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+@dataclass(frozen=True)
+class UNetShapes:
+    """Shape arithmetic of a bundle's U-Net (the protocol NetShapes)."""
+
+    spec: UNetSpec
+
+    @property
+    def step_vox(self) -> Vox3:
+        """Product of the downsampling factors."""
+        return shapes.tile_step_vox(self.spec)
+
+    @property
+    def context_vox(self) -> Vox3:
+        """Voxels lost on each side: (input - output) / 2."""
+        z, y, x = shapes.context_vox(self.spec)
+        return z // 2, y // 2, x // 2
+
+    def output_covering(self, wanted_vox: Vox3) -> Vox3:
+        """Smallest output shape of the network that is at least `wanted_vox`."""
+        return shapes.output_shape_vox(self.spec, shapes.input_shape_for_output(self.spec, wanted_vox))
+
+
+def network_input(raw: U8, lsds: U8 | None) -> npt.NDArray[np.float32]:
+    """(channels, z, y, x) float32: raw (z, y, x) u8 in [-1, 1] first, then the LSDs (10, z, y, x) u8 in [0, 1]."""
+    scaled = raw_to_network(raw)[None]
+    return scaled if lsds is None else np.concatenate([scaled, dequantise_u8(lsds)])
+
+
+def grey_levels(network: Network, patch: npt.NDArray[np.float32], names: Sequence[str], where: Box) -> U8:
+    """Outputs `names` of one evaluation as grey levels, (sum of channels, z, y, x), in the order of `names`.
+
+    Raises ConfigError (the tile does not fit in memory) or BadData (the network gives NaN: its weights are broken).
+    """
+    try:
+        outputs = network(patch)
+    except (RuntimeError, MemoryError) as error:
+        raise _explained(error, where) from error
+    values = [outputs[name] for name in names]
+    if not all(np.isfinite(v).all() for v in values):
+        raise BadData(
+            "the network gives NaN or infinity",
+            where=f"tile {where}",
+            hint="the weights are broken (training diverged?): choose an earlier predict.checkpoint",
+        )
+    return np.concatenate([quantise_u8(v) for v in values])
+
+
+def prepare_torch(threads: int) -> None:
+    """Make torch give the same bits in every process: fixed thread count, deterministic kernels, no TF32."""
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def choose_device(wanted: str, worker: int = 0) -> str:
+    """The torch device of `worker`: "auto" takes the GPUs in turn, or the CPU if there is none.
+
+    Raises ConfigError if a GPU is asked for and there is none.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto":
+        return f"cuda:{worker % count}" if count else "cpu"
+    if wanted == "cuda" and count:
+        return f"cuda:{worker % count}"
+    number = int(wanted.partition(":")[2] or 0)
+    if wanted.startswith("cuda") and number >= count:
+        raise ConfigError(
+            "there is no such GPU",
+            where="compute.device",
+            wanted=wanted,
+            found=f"{count} GPUs",
+            hint='device = "auto" or "cpu"; in a container: was it started with --nv / --gpus?',
+        )
+    return wanted
+
+
+def _explained(error: Exception, where: Box) -> Exception:
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if not known and not any(text in str(error).lower() for text in _OUT_OF_MEMORY):
+        return error
+    return ConfigError(
+        "the network does not fit in memory for one tile",
+        where=f"tile {where}, output of the network {list(where.shape_vox)} vox",
+        found=str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
+        hint="make predict.tile_shape smaller, or give the worker a GPU of its own (compute.workers)",
+    )

@@ -1,0 +1,143 @@
+"""One worker's open inputs: volumes and networks, opened once, and the function that predicts a block with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from lsdflow_contract.arrays import LSDS
+from lsdflow_contract.geometry import Box
+from lsdflow_network.inference import load_predictor
+from lsdflow_predict.checkpoints import BundleAt
+from lsdflow_predict.job import Job, open_mask, open_raw
+from lsdflow_predict.networks import U8, Network, choose_device, prepare_torch
+from lsdflow_predict.patches import (
+    LsdSource,
+    ReadBox,
+    TileCache,
+    Window,
+    masked,
+    paste,
+    predict_box,
+    wanted_tiles,
+)
+from lsdflow_predict.scheme import Layer
+from lsdflow_predict.tiles import hull
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput
+from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.daisy_runner import worker_number
+from lsdflow_runtime.volumes import Volume, open_volume
+
+_MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class AffinityBlocks:
+    """The block function of affinities (and of LSDs that are stored beside them)."""
+
+    layer: Layer
+    network: Network
+    outputs: dict[str, int]
+    raw: ReadBox
+    lsds: ReadBox | None
+    mask: Volume | None
+
+    def __call__(self, block: Block) -> BlockOutput:
+        """Grey levels of the write box; 0 outside the mask."""
+        box, tiling = block.write, self.layer.tiling
+        mask = None if self.mask is None else self.mask.read(box, outside="zero")
+        wanted = wanted_tiles(tiling, box, mask)
+        arrays = {name: np.zeros((channels, *box.shape_vox), np.uint8) for name, channels in self.outputs.items()}
+        if wanted:
+            inputs = hull(tiling.input(index) for index in wanted)
+            raw = Window(inputs, self.raw(inputs))
+            lsds = None if self.lsds is None else Window(inputs, self.lsds(inputs))
+            own = self.outputs if lsds is None else {"affs": self.outputs["affs"]}
+            arrays = predict_box(tiling, box, wanted, self.network, own, raw, lsds)
+            if lsds is not None and "lsds" in self.outputs:
+                arrays["lsds"] = paste(lsds, box)
+        facts = {"blocks_outside_mask": int(not wanted), "tiles": len(wanted)}
+        return BlockOutput(arrays={name: masked(values, mask) for name, values in arrays.items()}, facts=facts)
+
+
+@dataclass(frozen=True)
+class LsdBlocks:
+    """The block function of the first of two passes: LSDs that some affinity tile inside the mask sees."""
+
+    source: LsdSource
+    affinities: Layer
+    mask: Volume | None
+
+    def __call__(self, block: Block) -> BlockOutput:
+        """LSDs of the write box, 0 where no affinity tile needs any."""
+        if not self._is_needed(block.write):
+            return BlockOutput(arrays={"lsds": paste(None, block.write)}, facts={"blocks_outside_mask": 1})
+        return BlockOutput(arrays={"lsds": self.source.read(block.write)}, facts={"blocks_outside_mask": 0})
+
+    def _is_needed(self, box: Box) -> bool:
+        """A tile whose input meets the box owns voxels at most one input shape away from it."""
+        if self.mask is None:
+            return True
+        near = box.grow(self.affinities.tiling.input_vox).intersect(self.affinities.region)
+        return bool(self.mask.read(near, outside="zero").any())
+
+
+@contextmanager
+def open_affinities(job: Job) -> Iterator[BlockFunction]:
+    """Load the network(s) and open the volumes of the affinity pass."""
+    device = _prepare(job)
+    raw = raw_reader(job)
+    lsds: ReadBox | None = None
+    if job.stores_lsds_first:
+        stored = open_volume(predictions_of(job), LSDS.dataset, job.raw.geometry)
+        lsds = stored.read
+    elif job.scheme.lsds is not None:
+        lsds = lsd_source(job, raw, device).read
+    network = load(job, job.networks.affinities, device)
+    mask = open_mask(job.experiment, job.config, job.raw)
+    yield AffinityBlocks(job.scheme.affinities, network, job.outputs, raw, lsds, mask)
+
+
+@contextmanager
+def open_lsds(job: Job) -> Iterator[BlockFunction]:
+    """Load the LSD network and open the volumes of the first of two passes."""
+    device = _prepare(job)
+    source = lsd_source(job, raw_reader(job), device)
+    yield LsdBlocks(source, job.scheme.affinities, open_mask(job.experiment, job.config, job.raw))
+
+
+def lsd_source(job: Job, raw: ReadBox, device: str) -> LsdSource:
+    """LSDs computed from raw. The job must have an LSD network."""
+    layer, bundle = cast(Layer, job.scheme.lsds), cast(BundleAt, job.networks.lsds)
+    return LsdSource(layer.tiling, load(job, bundle, device), raw, TileCache(job.config.lsd_cache_mb * _MB))
+
+
+def load(job: Job, found: BundleAt, device: str) -> Network:
+    """A network on its device. BadData if its weights are damaged."""
+    predictor = load_predictor(found.folder, device=device, precision=job.config.precision)
+    return cast(Network, predictor.predict)
+
+
+def raw_reader(job: Job) -> ReadBox:
+    """Reads raw of any box, as configured beyond the target's edge."""
+    raw = open_raw(job.experiment)
+
+    def read(box: Box) -> U8:
+        return raw.read(box, outside=job.config.outside)
+
+    return read
+
+
+def predictions_of(job: Job) -> Path:
+    """The container of the predicted arrays."""
+    return job.experiment.layout.predictions(job.setup, job.networks.affinities.bundle.iteration)
+
+
+def _prepare(job: Job) -> str:
+    prepare_torch(job.experiment.compute.threads_per_worker)
+    return choose_device(job.experiment.compute.device, worker_number())

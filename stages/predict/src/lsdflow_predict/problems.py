@@ -1,0 +1,61 @@
+"""All problems of a prediction that can be known before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_predict.checkpoints import check_weights, choose_networks
+from lsdflow_predict.config import PredictConfig
+from lsdflow_predict.estimate import memory_problem
+from lsdflow_predict.job import STAGE, check_options, cut_up, open_mask, open_raw
+from lsdflow_predict.networks import choose_device
+from lsdflow_predict.scheme import region_of
+from lsdflow_runtime.volumes import Volume
+
+
+def find_problems(experiment: Experiment) -> list[StageError]:
+    """Every problem found, each on its own; empty if a run can start. Needs no GPU unless one is asked for."""
+    config = experiment.table(STAGE, PredictConfig)
+    checks: list[Callable[[], object]] = [
+        lambda: read_manifest(experiment.layout, "prepare"),
+        lambda: check_options(experiment, config),
+    ]
+    if experiment.compute.device != "auto":
+        checks.append(lambda: choose_device(experiment.compute.device))
+    problems = _caught(checks)
+    raws: list[Volume] = []
+    problems += _caught([lambda: raws.append(open_raw(experiment))])
+    for raw in raws:
+        problems += _problems_of_target(experiment, config, raw)
+    return problems
+
+
+def _problems_of_target(experiment: Experiment, config: PredictConfig, raw: Volume) -> list[StageError]:
+    voxel_size_nm = raw.geometry.voxel_size_nm
+    problems = _caught(
+        [
+            lambda: open_mask(experiment, config, raw),
+            lambda: region_of(config.roi, raw.box, voxel_size_nm),
+            lambda: check_weights(choose_networks(experiment, config, voxel_size_nm)),
+        ]
+    )
+    return problems or _caught([lambda: _check_memory(experiment, config, raw)])
+
+
+def _check_memory(experiment: Experiment, config: PredictConfig, raw: Volume) -> None:
+    networks = choose_networks(experiment, config, raw.geometry.voxel_size_nm)
+    region = region_of(config.roi, raw.box, raw.geometry.voxel_size_nm)
+    memory_problem(cut_up(config, networks, region, raw), networks, experiment)
+
+
+def _caught(checks: list[Callable[[], object]]) -> list[StageError]:
+    problems: list[StageError] = []
+    for check in checks:
+        try:
+            check()
+        except StageError as error:
+            problems.append(error)
+    return problems

@@ -1,0 +1,141 @@
+"""The verbs of the stage predict: block tasks for the runtime, made from a Job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import AFFS, LSDS
+from lsdflow_contract.errors import InternalError, StageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.manifest import Manifest, work_key
+from lsdflow_predict.checkpoints import check_weights
+from lsdflow_predict.config import PredictConfig
+from lsdflow_predict.estimate import estimate
+from lsdflow_predict.job import STAGE, Job, gather, open_mask
+from lsdflow_predict.opened import open_affinities, open_lsds, predictions_of
+from lsdflow_predict.problems import find_problems
+from lsdflow_predict.scheme import Layer, raw_read_around
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
+from lsdflow_runtime.volumes import OutputArray
+
+_SPECS = {"affs": AFFS, "lsds": LSDS}
+_ONLY_LSDS = f'{STAGE}.part="lsds"'
+
+
+def run(experiment: Experiment, options: RunOptions) -> None:
+    """Predict everything that is not there yet."""
+    job = gather(experiment)
+    check_weights(job.networks)
+    open_mask(experiment, job.config, job.raw)
+    if job.stores_lsds_first:
+        run_blocks(lsd_task(only_lsds(job)), options)
+    if job.config.part == "all":
+        _name_stored_lsds(job, run_task(affinity_task(job), options))
+
+
+def validate(experiment: Experiment) -> list[StageError]:
+    """All problems; nothing is written."""
+    return find_problems(experiment)
+
+
+def plan(experiment: Experiment) -> dict[str, Any]:
+    """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
+    job = gather(experiment)
+    task = affinity_task(job)
+    return {**plan_task(task), **estimate(job, task, lsd_task(job) if job.stores_lsds_first else None)}
+
+
+def status(experiment: Experiment) -> dict[str, Any]:
+    """What is done, what failed and why."""
+    job = gather(experiment)
+    facts = status_task(affinity_task(job))
+    if job.stores_lsds_first:
+        first = status_task(lsd_task(job))
+        facts |= {f"lsds_{name}": first[name] for name in ("blocks", "done", "failed", "failures")}
+    return facts
+
+
+def worker(experiment: Experiment) -> None:
+    """Take blocks from the coordinator; which pass they belong to is told by predict.part."""
+    job = gather(experiment)
+    worker_task(lsd_task(job) if job.config.part == "lsds" else affinity_task(job))
+
+
+def affinity_task(job: Job) -> BlockTask:
+    """The blocks of affinities; with two passes they depend on the stored LSDs."""
+    layer = job.scheme.affinities
+    parameters = {**_parameters(job, layer), "outputs": list(job.outputs)}
+    inputs = job.inputs()
+    if job.stores_lsds_first:
+        inputs["lsds"] = lsd_task(job).key
+    elif job.scheme.lsds is not None:
+        parameters["lsds"] = job.scheme.lsds.tiling_dict()
+    return _task(job, layer, parameters, inputs, list(job.outputs), partial(open_affinities, job))
+
+
+def lsd_task(job: Job) -> BlockTask:
+    """The blocks of LSDs of the first of two passes."""
+    if job.scheme.lsds is None:
+        raise InternalError("no LSD network in this mode")
+    layer = job.scheme.lsds
+    parameters = {**_parameters(job, layer), "part": "lsds", "seen_by": job.scheme.affinities.tiling_dict()}
+    inputs = {name: identity for name, identity in job.inputs().items() if name != "network"}
+    return _task(job, layer, parameters, inputs, ["lsds"], partial(open_lsds, job))
+
+
+def only_lsds(job: Job) -> Job:
+    """The same job, of which workers do the first pass only."""
+    if job.config.part == "lsds":
+        return job
+    experiment = load_experiment(job.experiment.path, [*job.experiment.overrides, _ONLY_LSDS])
+    return replace(job, experiment=experiment, config=experiment.table(STAGE, PredictConfig))
+
+
+def _parameters(job: Job, layer: Layer) -> dict[str, Any]:
+    return {
+        "layer": layer.as_dict(),
+        "outside": job.config.outside,
+        "mask": job.config.mask,
+        "precision": job.config.precision,
+        "setup": job.setup,
+        "iteration": job.networks.affinities.bundle.iteration,
+        "zarr_format": job.config.zarr_format,
+    }
+
+
+def _task(
+    job: Job, layer: Layer, parameters: dict[str, Any], inputs: dict[str, str], names: list[str], opener: Any
+) -> BlockTask:
+    outputs = {
+        name: OutputArray(
+            path=predictions_of(job),
+            spec=_SPECS[name],
+            grid=job.raw.geometry,
+            box=layer.region,
+            write_shape_vox=layer.block_vox,
+            zarr_format=job.config.zarr_format,
+        )
+        for name in names
+    }
+    return BlockTask(
+        stage=STAGE,
+        experiment=job.experiment,
+        key=work_key(STAGE, parameters, inputs),
+        config=job.resolved(),
+        inputs=inputs,
+        plan=BlockPlan(layer.region, layer.block_vox, raw_read_around(layer, job.scheme, not job.stores_lsds_first)),
+        outputs=outputs,
+        open=opener,
+    )
+
+
+def _name_stored_lsds(job: Job, manifest: Manifest) -> None:
+    """With two passes the manifest names the LSDs too."""
+    if job.stores_lsds_first and "lsds" not in manifest.outputs:
+        folder = (predictions_of(job) / LSDS.dataset).relative_to(job.experiment.layout.root)
+        manifest.model_copy(update={"outputs": {**manifest.outputs, "lsds": str(folder)}}).write(job.experiment.layout)

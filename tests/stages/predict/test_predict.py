@@ -1,0 +1,186 @@
+"""The stage on a tiny target: the same bits however it is cut up, and equal to one evaluation of the whole volume."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lsdflow_contract.arrays import dequantise_u8, quantise_u8
+from lsdflow_contract.checkpoint import bundle_folder
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_network.inference import load_predictor, raw_to_network
+from lsdflow_predict import task
+
+TILES_OF_4 = 'predict.tile_shape="4 vox"'
+BLOCKS_OF_8 = 'predict.block_shape="8 vox"'  # at least one tile: 8, 8, 10
+AFFINITY_CONTEXT = 8
+LSD_CONTEXT = (6, 8, 8)
+# Another tile shape may round a float to the other side of a grey level; in LSDs this can move an affinity as well.
+ROUNDING_LEVELS = 1
+
+
+def _one_evaluation(experiment, mode="reflect") -> np.ndarray:
+    """Affinities of the whole volume from one padded array and one run of each network: slow, obviously right."""
+    shape = experiment.raw.shape
+    affinity = load_predictor(bundle_folder(experiment.layout.checkpoints("train-acrlsd"), 7), precision="float32")
+    lsd = load_predictor(bundle_folder(experiment.layout.checkpoints("train-lsd"), 3), precision="float32")
+    spare = [2 * math.ceil(n / 2) + 8 - n for n in shape]
+    before = [AFFINITY_CONTEXT + c for c in LSD_CONTEXT]
+    padded = np.pad(experiment.raw, [(b, b + s) for b, s in zip(before, spare, strict=True)], mode=mode)
+    lsds = quantise_u8(lsd.predict(raw_to_network(padded))["lsds"])
+    inner = tuple(slice(c, -c) for c in LSD_CONTEXT)
+    affs = affinity.predict(np.concatenate([raw_to_network(padded[inner])[None], dequantise_u8(lsds)]))["affs"]
+    return quantise_u8(affs)[:, : shape[0], : shape[1], : shape[2]]
+
+
+def _levels_apart(a, b) -> int:
+    return int(np.abs(a.astype(int) - b.astype(int)).max())
+
+
+def test_blocks_equal_one_evaluation_of_the_mirrored_volume(make_experiment):
+    experiment = make_experiment()
+    affs = experiment.affinities()
+    assert affs.shape == (3, 19, 22, 27)
+    assert affs.std() > 3
+    assert _levels_apart(affs, _one_evaluation(experiment)) <= ROUNDING_LEVELS
+
+
+def test_outside_can_be_zero_instead_of_mirrored(make_experiment):
+    experiment = make_experiment()
+    zero = experiment.affinities('predict.outside="zero"')
+    assert _levels_apart(zero, _one_evaluation(experiment, "constant")) <= ROUNDING_LEVELS
+    assert not np.array_equal(zero, experiment.affinities())
+
+
+@pytest.mark.parametrize("setting", [BLOCKS_OF_8, 'predict.block_shape="16, 30, 12 vox"', "predict.lsd_cache_mb=0"])
+def test_neither_blocks_nor_cache_change_a_bit(make_experiment, setting):
+    experiment = make_experiment()
+    reference = experiment.affinities()
+    assert np.array_equal(experiment.affinities(setting), reference)
+
+
+def test_tile_shape_changes_rounding_only(make_experiment):
+    experiment = make_experiment()
+    reference = experiment.affinities()
+    assert _levels_apart(experiment.affinities(TILES_OF_4), reference) <= ROUNDING_LEVELS
+
+
+@pytest.mark.parametrize("settings", [(), (BLOCKS_OF_8,), (TILES_OF_4,), ('predict.outside="zero"',)])
+def test_two_passes_give_the_bits_of_one(make_experiment, settings):
+    experiment = make_experiment()
+    one = experiment.affinities("predict.store_lsds=true", *settings)
+    lsds = experiment.values("lsds")
+    manifest = experiment.run('predict.passes="two"', *settings)
+    assert np.array_equal(experiment.values(), one)
+    stored = experiment.volume("lsds")
+    assert stored.box.begin_vox == (-8, -8, -8)
+    assert np.array_equal(stored.read(experiment.volume().box), lsds)
+    assert manifest.outputs.keys() == {"affs", "lsds"}
+
+
+def test_daisy_workers_give_the_bits_of_the_serial_runner_in_both_passes(make_experiment):
+    experiment = make_experiment()
+    serial = experiment.affinities()
+    two = (BLOCKS_OF_8, 'predict.passes="two"', 'compute.runner="daisy"')
+    assert np.array_equal(experiment.affinities(*two), serial)
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 7), (1, 9, 9), (8, 10, 12), (9, 11, 13)])
+def test_small_and_odd_volumes(make_experiment, shape):
+    experiment = make_experiment(shape=shape)
+    affs = experiment.affinities()
+    assert affs.shape == (3, *shape)
+    assert _levels_apart(affs, _one_evaluation(experiment)) <= ROUNDING_LEVELS
+
+
+@pytest.mark.parametrize("begin", [(4, 6, 8), (5, 3, 9)])
+def test_a_region_of_interest_is_a_crop_of_the_whole(make_experiment, begin):
+    experiment = make_experiment()
+    whole = experiment.affinities()
+    roi = f'predict.roi={{begin="{begin[0]}, {begin[1]}, {begin[2]} vox", shape="110, 88, 96 nm"}}'
+    part = experiment.affinities(roi)
+    z, y, x = (slice(b, b + n) for b, n in zip(begin, (11, 11, 12), strict=True))
+    assert part.shape == (3, 11, 11, 12)
+    assert _levels_apart(part, whole[:, z, y, x]) <= ROUNDING_LEVELS
+    assert experiment.volume().geometry.offset_nm == (100.0 + 10 * begin[0], 8.0 * begin[1], 16.0 + 8 * begin[2])
+    two = experiment.affinities(roi, 'predict.passes="two"')
+    assert np.array_equal(two, part)
+
+
+@pytest.mark.parametrize("passes", ["one", "two"])
+def test_outside_the_mask_is_zero_and_inside_nothing_changes(make_experiment, passes):
+    experiment = make_experiment()
+    settings = (BLOCKS_OF_8, f'predict.passes="{passes}"')
+    whole = experiment.affinities(*settings)
+    mask = np.zeros((19, 22, 27), np.uint8)
+    mask[3:9, 2:9, 20:] = 1
+    experiment.mask(mask)
+    manifest = experiment.run(*settings, 'predict.mask="volumes/mask"')
+    assert np.array_equal(experiment.values(), whole * mask)
+    assert 0 < manifest.facts["totals"]["blocks_outside_mask"] < manifest.facts["blocks"]
+
+
+@pytest.mark.parametrize("mode", ["mtlsd", "affinities"])
+def test_one_network_gives_everything(make_experiment, mode):
+    experiment = make_experiment(mode)
+    affs = experiment.affinities()
+    assert _levels_apart(experiment.affinities(TILES_OF_4), affs) <= ROUNDING_LEVELS
+    assert affs.shape == (3, 19, 22, 27)
+    if mode == "mtlsd":
+        assert np.array_equal(experiment.affinities("predict.store_lsds=true"), affs)
+        assert experiment.values("lsds").shape == (10, 19, 22, 27)
+
+
+def test_a_second_run_does_nothing(make_experiment):
+    experiment = make_experiment()
+    first = experiment.run(BLOCKS_OF_8)
+    chunks = {p: p.stat().st_mtime_ns for p in (experiment.root / "predictions").rglob("*") if p.is_file()}
+    second = experiment.run(BLOCKS_OF_8, replace=False)
+    assert second == first
+    assert {p: p.stat().st_mtime_ns for p in chunks} == chunks
+
+
+def test_going_back_to_earlier_settings_makes_everything_again(make_experiment):
+    experiment = make_experiment()
+    first = experiment.affinities()
+    experiment.run(TILES_OF_4)
+    assert np.array_equal(experiment.affinities(), first)
+
+
+def test_a_run_goes_on_with_the_missing_blocks(make_experiment):
+    experiment = make_experiment()
+    reference = experiment.affinities(BLOCKS_OF_8)
+    job = task.gather(experiment.experiment(BLOCKS_OF_8))
+    marks = task.affinity_task(job).marks
+    (marks.folder / "done" / "2.json").unlink()
+    experiment.layout.manifest("predict").unlink()
+    manifest = experiment.run(BLOCKS_OF_8, replace=False)
+    assert manifest.facts["blocks_executed"] == 1
+    assert np.array_equal(experiment.values(), reference)
+
+
+def test_only_the_lsds_can_be_made(make_experiment):
+    experiment = make_experiment()
+    task.run(experiment.experiment('predict.passes="two"', 'predict.part="lsds"'), task.RunOptions())
+    assert experiment.values("lsds").any()
+    assert not experiment.layout.manifest("predict").exists()
+    experiment.run('predict.passes="two"', replace=False)
+    assert read_manifest(experiment.layout, "predict").outputs.keys() == {"affs", "lsds"}
+
+
+def test_plan_and_status_tell_blocks_and_time(make_experiment):
+    experiment = make_experiment()
+    settings = (BLOCKS_OF_8, 'predict.passes="two"')
+    planned = task.plan(experiment.experiment(*settings, "predict.measure=true"))
+    blocks = zip((19, 22, 27), planned["block_shape_vox"], strict=True)
+    assert planned["blocks"] == math.prod(math.ceil(n / b) for n, b in blocks) > 8
+    assert planned["lsd_blocks"] > 0
+    assert planned["seconds_per_lsd_tile"] > 0
+    assert "seconds_per_block" not in planned
+    experiment.run(*settings)
+    assert task.plan(experiment.experiment(*settings))["seconds_per_block"] > 0
+    status = task.status(experiment.experiment(*settings))
+    assert status["finished"]
+    assert status["lsds_done"] == status["lsds_blocks"] == planned["lsd_blocks"]
