@@ -1,4 +1,4 @@
-"""Threshold advice: entropy differences are the VOI of nested partitions; plateaus and minima are found and explained."""
+"""Threshold advice: entropy differences are VOI of nested partitions; plateaus and minima are found and explained."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_segment.advice import (

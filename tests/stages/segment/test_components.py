@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lsdflow_contract.errors import BadData
 from lsdflow_segment.components import ThresholdSweep
 
@@ -42,7 +45,9 @@ def slow_segments(graph: Graph, threshold: float) -> list[int]:
     return [name[int(i)] for i in ids]
 
 
-def swept(graph: Graph, thresholds: list[float], order: np.ndarray | None = None, batch: int = 1000, buffer: int = 1000):
+def swept(
+    graph: Graph, thresholds: list[float], order: np.ndarray | None = None, batch: int = 1000, buffer: int = 1000
+):
     ids, u, v, scores = graph
     order = np.arange(len(u)) if order is None else order
     sweep = ThresholdSweep(ids, thresholds, buffer_edges=buffer)
@@ -71,7 +76,7 @@ def test_order_batches_and_a_small_buffer_change_nothing(seed: int, batch: int, 
 @given(st.integers(0, 100_000))
 def test_a_higher_threshold_merges_more_and_partitions_are_nested(seed: int) -> None:
     partitions = swept(random_graph(seed), THRESHOLDS)
-    for finer, coarser in zip(partitions[:-1], partitions[1:], strict=True):
+    for finer, coarser in itertools.pairwise(partitions):
         assert len(set(coarser)) <= len(set(finer))
         assert len(set(zip(finer, coarser, strict=True))) == len(set(finer))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_segment import sizes as module
 from lsdflow_segment.sizes import SizeCount

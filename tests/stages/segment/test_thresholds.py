@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.lut import legacy_lut_name, lut_name
 from lsdflow_segment.thresholds import require_computed, ten_thousandths, threshold_range, with_extra

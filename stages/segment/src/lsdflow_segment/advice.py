@@ -1,21 +1,23 @@
 """Which threshold to take: the best VOI where there is truth, else the steadiest partition.
 
 Without truth. Partitions of rising thresholds are nested, so the variation of information between two of them is simply
-the loss of entropy H (bits; each segment weighted by its voxels). Where the scores separate "same neuron" from "other neuron" well,
-H hardly moves over a stretch of thresholds:
+the loss of entropy H (bits; each segment weighted by its voxels). Where the scores separate "same neuron" from
+"other neuron" well, H hardly moves over a stretch of thresholds:
 
     H |*
       | *                    1. merging must have begun: at most 90 % of the fragments are left as segments;
       |  *********           2. nothing has collapsed: the largest segment holds at most half of all voxels;
-      |     ^     *          3. a plateau is a stretch that loses at most 10 % of its entropy; the widest one wins (the lowest if equal);
+      |     ^     *          3. a plateau is a stretch that loses at most 10 % of its entropy; the widest wins;
       |   advice   *****     4. the advice is the threshold nearest to its middle.
       +------------------ t  If 1 and 2 leave nothing, the advice is the least merged threshold there is, and says why.
 
-With truth. One table of fragments x truth is relabelled for each threshold; the smallest VOI wins, the lowest threshold if equal.
+With truth. One table of fragments x truth is relabelled for each threshold; the smallest VOI wins, the lowest
+threshold if equal.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +64,7 @@ def partition_facts(threshold: float, positions: NDArray[Any], sizes_vox: NDArra
 
 def changes_to_next(facts: Sequence[PartitionFacts]) -> list[float | None]:
     """Variation of information (bits) between each partition and that of the next threshold; None for the last."""
-    steps = [max(0.0, a.entropy_bits - b.entropy_bits) for a, b in zip(facts[:-1], facts[1:], strict=True)]
+    steps = [max(0.0, a.entropy_bits - b.entropy_bits) for a, b in itertools.pairwise(facts)]
     return [*steps, None]
 
 
@@ -92,7 +94,9 @@ def advise_by_voi(thresholds: Sequence[float], voi_split: Sequence[float], voi_m
     """The threshold with the smallest VOI (bits) against the truth."""
     total = [split + merge for split, merge in zip(voi_split, voi_merge, strict=True)]
     best = min(range(len(total)), key=lambda i: (total[i], thresholds[i]))
-    reason = f"smallest VOI {total[best]:.3f} = {voi_split[best]:.3f} split + {voi_merge[best]:.3f} merge against the truth"
+    reason = (
+        f"smallest VOI {total[best]:.3f} = {voi_split[best]:.3f} split + {voi_merge[best]:.3f} merge against the truth"
+    )
     return Advice(thresholds[best], "voi", reason)
 
 

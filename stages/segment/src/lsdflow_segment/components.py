@@ -9,24 +9,29 @@ An edge joins two fragments when its score <= threshold, so a HIGHER threshold m
     t = 0.7  {a b c d e} {f}
 
 1. Each edge gets the number of the first threshold that merges it; edges that none merges are dropped at once.
-2. Edges wait in a buffer. When it is full, the waiting edges are swept in the order of that number, and only those that join two parts
-   stay (a minimum spanning forest: no partition changes). So memory is that of the fragments and the buffer, never of all edges.
-3. The remaining edges are swept once more; after the last edge of each number, the state is the partition of that threshold.
+2. Edges wait in a buffer. When it is full, the waiting edges are swept in the order of that number, and only those
+   that join two parts stay (a minimum spanning forest: no partition changes). So memory is that of the fragments
+   and the buffer, never of all edges.
+3. The remaining edges are swept once more; after the last edge of each number, the state is the partition of that
+   threshold.
 4. The union keeps the smaller fragment as root, so a segment is named by its smallest fragment: never 0, and the same
-   whatever the order of the edges. (The published scripts numbered components from 0, which made one neuron background.)
+   whatever the order of the edges. (The published scripts numbered components from 0, which made one neuron
+   background.)
 
 Scores are float32; thresholds are compared as float32, so a score that was stored as 0.3 merges at threshold 0.3.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from lsdflow_contract.errors import BadData
 from numba import njit
 from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData
 
 UInt64s = NDArray[np.uint64]
 
@@ -36,8 +41,8 @@ _MAX_POSITION_32 = 2**31 - 1
 class ThresholdSweep:
     """Collects edges in any order and any number of batches, then gives the partition of each threshold.
 
-    `fragments` uint64 (n,) ascending, distinct, none 0; `thresholds` ascending. `buffer_edges` bounds the waiting edges (about 34
-    bytes each while they are swept).
+    `fragments` uint64 (n,) ascending, distinct, none 0; `thresholds` ascending. `buffer_edges` bounds the waiting
+    edges (about 34 bytes each while they are swept).
     """
 
     def __init__(self, fragments: UInt64s, thresholds: Sequence[float], buffer_edges: int = 1 << 24) -> None:
@@ -76,7 +81,7 @@ class ThresholdSweep:
         u, v, level = self._kept
         parent = np.arange(len(self.fragments), dtype=self._position_type)
         bounds = np.searchsorted(level, np.arange(len(self._thresholds) + 1))
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in itertools.pairwise(bounds):
             _unite(u[begin:end], v[begin:end], parent)
             _flatten(parent)
             yield parent.copy()
@@ -120,7 +125,7 @@ def _require_fragments(fragments: UInt64s) -> None:
         raise BadData("fragment ids are not ascending and distinct", where="nodes of the graph")
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _unite(u: NDArray[Any], v: NDArray[Any], parent: NDArray[Any]) -> NDArray[np.bool_]:
     """Join the ends of each edge, the smaller root staying root; tells which edges joined two parts."""
     joined = np.zeros(len(u), np.bool_)
@@ -140,7 +145,7 @@ def _unite(u: NDArray[Any], v: NDArray[Any], parent: NDArray[Any]) -> NDArray[np
     return joined
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _flatten(parent: NDArray[Any]) -> None:
     """Point every node at its root. Parents are never larger than their children, so one pass upwards is enough."""
     for node in range(len(parent)):

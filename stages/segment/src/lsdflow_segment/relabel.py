@@ -1,9 +1,10 @@
 """Fragments -> segmentation: look each id up once per run of equal voxels.
 
 1. Ids repeat along x, so the last answer is kept and reused until the id changes.
-2. A change first asks a small table of recent ids (4096 places, placed by the low bits of the id), then a binary search in the sorted
-   lookup table. Nothing of the size of the lookup table is built per block.
-3. 0 stays 0. An id that the table does not know is an error that names it: the published scripts wrote 0 there, in silence.
+2. A change first asks a small table of recent ids (4096 places, placed by the low bits of the id), then a binary
+   search in the sorted lookup table. Nothing of the size of the lookup table is built per block.
+3. 0 stays 0. An id that the table does not know is an error that names it: the published scripts wrote 0 there, in
+   silence.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from lsdflow_contract.errors import BadData
 from numba import njit
 from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData
 
 UInt64s = NDArray[np.uint64]
 
@@ -23,8 +25,9 @@ _RECENT = 4096
 def relabel(fragments: UInt64s, lut_fragments: UInt64s, lut_segments: UInt64s, where: str = "") -> UInt64s:
     """The segment id of every voxel.
 
-    `fragments` uint64 of any shape; `lut_fragments` uint64 (n,) ascending and distinct, `lut_segments` uint64 (n,). Gives
-    uint64 of the same shape. Raises BadData naming the id and `where` (the block) if an id is not in the table.
+    `fragments` uint64 of any shape; `lut_fragments` uint64 (n,) ascending and distinct, `lut_segments` uint64 (n,).
+    Gives uint64 of the same shape. Raises BadData naming the id and `where` (the block) if an id is not in the
+    table.
     """
     flat = np.ascontiguousarray(fragments).reshape(-1)
     segments = np.empty_like(flat)
@@ -41,7 +44,7 @@ def relabel(fragments: UInt64s, lut_fragments: UInt64s, lut_segments: UInt64s, w
     return segments.reshape(fragments.shape)
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
+@njit(nogil=True)
 def _look_up(flat: NDArray[Any], lut_fragments: NDArray[Any], lut_segments: NDArray[Any], out: NDArray[Any]) -> int:
     """Fill `out`; gives -1, or the place of the first id that has no entry."""
     recent_ids = np.zeros(_RECENT, np.uint64)

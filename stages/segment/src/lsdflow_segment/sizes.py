@@ -1,6 +1,7 @@
 """Sizes of segments from one pass over blocks, and the check that a written segmentation is what the table says.
 
-Voxel counts of blocks add up, so the number of segments, the largest one and all sizes are known without ever holding the volume.
+Voxel counts of blocks add up, so the number of segments, the largest one and all sizes are known without ever
+holding the volume.
 """
 
 from __future__ import annotations

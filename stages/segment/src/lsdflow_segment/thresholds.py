@@ -1,7 +1,8 @@
 """Thresholds as exact decimals: whole numbers of 1/10000, so that 0.28 and 0.29 never become one.
 
-The field names its tables int(threshold * 100); in binary floating point 0.29 * 100 is 28.999999999999996, so the table of 0.29 was
-written over the one of 0.28. Here a threshold is counted in ten-thousandths and its file name shows all four decimals.
+The field names its tables int(threshold * 100); in binary floating point 0.29 * 100 is 28.999999999999996, so the
+table of 0.29 was written over the one of 0.28. Here a threshold is counted in ten-thousandths and its file name
+shows all four decimals.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""Choosing the threshold: facts of every partition, VOI where there is truth, the advice, and what the user set."""
+
+from __future__ import annotations
+
+import logging
+
+from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_segment.advice import advise_by_stability, advise_by_voi, partition_facts
+from lsdflow_segment.config import SegmentConfig
+from lsdflow_segment.graph import GraphSource, SweptGraph
+from lsdflow_segment.regions import pieces, region_box
+from lsdflow_segment.tables import ThresholdTable
+from lsdflow_segment.thresholds import require_computed, threshold_range, with_extra
+from lsdflow_segment.truth import fragments_against_truth, voi_of_thresholds
+from lsdflow_segment.work import open_fragments, target_grid
+
+LOG = logging.getLogger("lsdflow.segment")
+
+
+def thresholds_of(config: SegmentConfig) -> tuple[float, ...]:
+    """All thresholds that get a table, ascending."""
+    grid = threshold_range(config.thresholds_minmax, config.thresholds_step)
+    return with_extra(grid, config.extra_thresholds, "extra_thresholds")
+
+
+def tables_key(config: SegmentConfig, source: GraphSource, merge_function: str) -> str:
+    """Key of the tables: everything that decides them and the choice among them."""
+    chosen_by = config.model_dump(mode="json", include={"threshold", "advice", "truth_dataset", "truth_roi"})
+    parameters = {"merge_function": merge_function, "thresholds": list(thresholds_of(config)), **chosen_by}
+    return work_key("segment-tables", parameters, source.inputs)
+
+
+def choose(experiment: Experiment, config: SegmentConfig, graph: SweptGraph, merge_function: str) -> ThresholdTable:
+    """Facts of every threshold, the advice, and the threshold that is taken."""
+    thresholds = thresholds_of(config)
+    partitions = zip(thresholds, graph.sweep.partitions(), strict=True)
+    facts = tuple(partition_facts(t, positions, graph.sizes_vox) for t, positions in partitions)
+    voi = _voi_of_thresholds(experiment, config, graph)
+    if voi:
+        advice = advise_by_voi(thresholds, [split for split, _ in voi], [merge for _, merge in voi])
+    else:
+        advice = advise_by_stability(facts, len(graph.fragments), int(graph.sizes_vox.sum()))
+    chosen = advice.threshold
+    if config.threshold != "auto":
+        chosen = require_computed(config.threshold, thresholds, merge_function)
+    return ThresholdTable(merge_function, facts, voi, advice, chosen)
+
+
+def why(config: SegmentConfig, table: ThresholdTable) -> str:
+    """One line for the log: the threshold taken, and the advice behind it."""
+    if config.threshold == "auto":
+        return f"threshold {table.chosen:.4f} by {table.advice.method}: {table.advice.reason}"
+    advice = table.advice
+    return f"threshold {table.chosen:.4f} as set (advice by {advice.method}: {advice.threshold:.4f}, {advice.reason})"
+
+
+def open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -> Volume | None:
+    """The truth of the target on the target's grid; none if the advice does not want it or the target has none.
+
+    Raises MissingInput if advice = "truth" and there is none.
+    """
+    path = experiment.layout.target_volume
+    if config.advice == "stability":
+        return None
+    if (path / config.truth_dataset).exists():
+        return open_volume(path, config.truth_dataset, grid)
+    if config.advice == "truth":
+        raise MissingInput(
+            "advice by truth needs truth",
+            where=path / config.truth_dataset,
+            hint='give truth to prepare, or set segment.advice = "stability"',
+        )
+    return None
+
+
+def truth_box(config: SegmentConfig, grid: Geometry, fragments: Box, truth: Box) -> Box:
+    """The part of the truth that the advice sees: inside both volumes."""
+    return region_box(config.truth_roi, grid, truth.intersect(fragments), "segment.truth_roi")
+
+
+def _voi_of_thresholds(
+    experiment: Experiment, config: SegmentConfig, graph: SweptGraph
+) -> tuple[tuple[float, float], ...]:
+    """(split, merge) of every threshold; empty without truth."""
+    grid = target_grid(experiment)
+    truth = open_truth(experiment, config, grid)
+    if truth is None:
+        return ()
+    fragments = open_fragments(experiment, grid)
+    box = truth_box(config, grid, fragments.box, truth.box)
+    table = fragments_against_truth(fragments, truth, pieces(box, fragments.chunk_shape_vox))
+    if table.total_vox == 0:
+        LOG.warning("the truth has no labels in %s: advice by stability", box)
+        return ()
+    return voi_of_thresholds(table, graph)

@@ -1,0 +1,113 @@
+"""Reading the region adjacency graph once: nodes into columns, edges streamed into the sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
+from lsdflow_contract.experiment import Experiment, did_you_mean
+from lsdflow_contract.graph import RagEdges
+from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_runtime.rag_store import RagStore
+from lsdflow_segment.components import ThresholdSweep
+from lsdflow_segment.sizes import SizeCount
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """Where the graph comes from: the manifests of its writers and the merge functions whose edges are there."""
+
+    watershed: Manifest
+    agglomerate: Manifest
+    merge_functions: tuple[str, ...]
+
+    def chosen(self, wanted: str | None) -> str:
+        """The merge function asked for, or agglomerate's first. MissingInput if it has no edges."""
+        if wanted is None:
+            return self.merge_functions[0]
+        if wanted not in self.merge_functions:
+            raise MissingInput(
+                f"no edges of merge function {wanted}",
+                wanted=f"edges_{wanted}",
+                found=", ".join(f"edges_{m}" for m in self.merge_functions),
+                hint=did_you_mean(wanted, self.merge_functions),
+            )
+        return wanted
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Identities of the inputs, as a manifest records them."""
+        return {"watershed": self.watershed.identity, "agglomerate": self.agglomerate.identity}
+
+
+@dataclass(frozen=True, eq=False)
+class SweptGraph:
+    """Fragments uint64 (n,) ascending, their voxels uint64 (n,), the loaded sweep, and the number of edges read."""
+
+    fragments: NDArray[np.uint64]
+    sizes_vox: NDArray[np.uint64]
+    sweep: ThresholdSweep
+    edges: int
+
+
+def graph_source(experiment: Experiment) -> GraphSource:
+    """The finished graph of the experiment. MissingInput if a writer has not finished, ContractMismatch if
+    the edges were made from other fragments.
+    """
+    watershed = read_manifest(experiment.layout, "watershed")
+    agglomerate = read_manifest(experiment.layout, "agglomerate")
+    made_from = agglomerate.inputs.get("watershed", watershed.identity)
+    if made_from != watershed.identity:
+        raise ContractMismatch(
+            "edges and fragments come from different runs",
+            where=experiment.layout.manifest("agglomerate"),
+            wanted=f"fragments {watershed.identity[:12]}",
+            found=f"edges of fragments {made_from[:12]}",
+            hint="run agglomerate again",
+        )
+    return GraphSource(watershed, agglomerate, merge_functions_of(agglomerate.config))
+
+
+def merge_functions_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """Merge functions that an agglomerate config names, under `merge_functions` or `merge_function`."""
+    named = config.get("merge_functions") or [config.get("merge_function", "")]
+    functions = tuple(str(name) for name in ([named] if isinstance(named, str) else named) if name)
+    if not functions:
+        raise BadData("agglomerate's manifest names no merge function", found=str(sorted(config)))
+    return functions
+
+
+def load_sweep(
+    store: RagStore, source: GraphSource, merge_function: str, thresholds: Sequence[float], buffer_edges: int
+) -> SweptGraph:
+    """Read nodes and edges once into a sweep. A fragment of several blocks counts with the sum of its voxels."""
+    count = SizeCount()
+    for nodes in store.iter_nodes(source.watershed.key):
+        count.add_counts(nodes.id, nodes.size_vox.astype(np.int64))
+    sizes = count.sizes()
+    if sizes.background_vox:
+        raise BadData("a node of the graph has id 0, which is background", hint="run watershed again")
+    sweep = ThresholdSweep(sizes.ids, thresholds, buffer_edges)
+    edges = 0
+    for rows in store.iter_edges(source.agglomerate.key, merge_function):
+        _require_scores(rows)
+        sweep.add(rows.u, rows.v, rows.merge_score)
+        edges += len(rows)
+    return SweptGraph(sizes.ids, sizes.voxels.astype(np.uint64), sweep, edges)
+
+
+def _require_scores(edges: RagEdges) -> None:
+    scores = edges.merge_score
+    wrong = ~np.isnan(scores) & ~((scores >= 0) & (scores <= 1))
+    if wrong.any():
+        raise BadData(
+            f"{int(wrong.sum())} edges have a score outside [0, 1]",
+            wanted="score = 1 - affinity, 0 to 1, or none",
+            found=f"{float(scores[wrong][0])}",
+            hint="run agglomerate again",
+        )

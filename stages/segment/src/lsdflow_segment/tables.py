@@ -1,0 +1,126 @@
+"""The tables that segment leaves in luts/: one lookup table per threshold, and a summary of all of them.
+
+    luts/[run_type/]lut_<merge_function>_0.2800.npz (+ .json)   the name of record: four decimals, never two in one
+    luts/[run_type/]seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100), for older readers
+    luts/[run_type/]thresholds_<merge_function>.json            counts, change between thresholds, VOI, advice
+
+Two thresholds may share the field's name (0.56 and 0.57 are both _56). Then only one of them gets it: the one that the
+number means (0.56), or else the lowest; the others have no file of that name, and the summary says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_contract.files import read_json, write_atomically, write_json
+from lsdflow_contract.lut import Lut, legacy_lut_name, lut_name, write_lut
+from lsdflow_segment.advice import Advice, PartitionFacts, changes_to_next
+from lsdflow_segment.graph import SweptGraph
+
+
+@dataclass(frozen=True)
+class ThresholdTable:
+    """What is known of all thresholds of a merge function; `voi` (split, merge in bits) where there was truth."""
+
+    merge_function: str
+    facts: tuple[PartitionFacts, ...]
+    voi: tuple[tuple[float, float], ...]
+    advice: Advice
+    chosen: float
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """All thresholds, ascending."""
+        return tuple(f.threshold for f in self.facts)
+
+    def of(self, threshold: float) -> PartitionFacts:
+        """Facts at one of the thresholds."""
+        return self.facts[self.thresholds.index(threshold)]
+
+
+def luts_folder(luts: Path, run_type: str) -> Path:
+    """The folder of the tables; `run_type` names a sub-folder, empty means none."""
+    return luts / run_type if run_type else luts
+
+
+def summary_path(folder: Path, merge_function: str) -> Path:
+    """The summary of a merge function."""
+    return folder / f"thresholds_{merge_function}.json"
+
+
+def legacy_owners(merge_function: str, thresholds: Sequence[float]) -> dict[float, str]:
+    """Which thresholds also get a file with the field's name, and which name."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for threshold in sorted(thresholds):
+        groups[legacy_lut_name(merge_function, threshold)].append(threshold)
+    owners: dict[float, str] = {}
+    for name, group in groups.items():
+        number = int(group[0] * 100)
+        meant = [t for t in group if round(t * 10_000) == number * 100]
+        owners[(meant or group)[0]] = name
+    return owners
+
+
+def write_tables(folder: Path, graph: SweptGraph, table: ThresholdTable, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write every lookup table, then the summary. `facts` (key, fingerprint, ...) go into each side-car.
+
+    Gives the summary as written.
+    """
+    legacy = legacy_owners(table.merge_function, table.thresholds)
+    changes = changes_to_next(table.facts)
+    rows = []
+    for number, positions in enumerate(graph.sweep.partitions()):
+        known = table.facts[number]
+        row: dict[str, Any] = {
+            "threshold": known.threshold,
+            "segments": known.segments,
+            "largest_segment_vox": known.largest_vox,
+            "entropy_bits": known.entropy_bits,
+            "change_to_next_bits": changes[number],
+            "lut": lut_name(table.merge_function, known.threshold),
+            "legacy_lut": legacy.get(known.threshold),
+        }
+        if table.voi:
+            row["voi_split"], row["voi_merge"] = table.voi[number]
+        lut = Lut(graph.fragments, graph.fragments[positions])
+        write_lut(folder / row["lut"], lut, {**facts, **row, "merge_function": table.merge_function})
+        if row["legacy_lut"]:
+            _copy(folder / row["lut"], folder / row["legacy_lut"])
+        rows.append(row)
+    summary = {
+        **facts,
+        "merge_function": table.merge_function,
+        "merge_more": "a higher threshold merges more",
+        "advice": {"threshold": table.advice.threshold, "method": table.advice.method, "reason": table.advice.reason},
+        "chosen": table.chosen,
+        "thresholds": rows,
+    }
+    write_json(summary_path(folder, table.merge_function), summary)
+    return summary
+
+
+def read_summary(folder: Path, merge_function: str) -> dict[str, Any]:
+    """The summary of a merge function. MissingInput if segment has not made it, BadData if it is damaged."""
+    path = summary_path(folder, merge_function)
+    if not path.exists():
+        raise MissingInput("the thresholds are not computed", where=path, hint="run: segment run")
+    summary = read_json(path)
+    if not isinstance(summary, dict) or not {"key", "chosen", "thresholds"} <= summary.keys():
+        raise BadData("damaged threshold summary", where=path, hint="run segment again")
+    return summary
+
+
+def is_complete(folder: Path, summary: Mapping[str, Any]) -> bool:
+    """True if every lookup table that a summary names is there."""
+    return all((folder / row["lut"]).exists() for row in summary["thresholds"])
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as file:
+        write_atomically(target, lambda out: shutil.copyfileobj(file, out))

@@ -1,0 +1,108 @@
+"""The block work of segment: fragments of a block in, its segments out, for the chosen and the extra thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.arrays import FRAGMENTS, RAW, SEGMENTATION, ArraySpec
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.lut import Lut, lut_name, read_lut
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
+from lsdflow_segment.config import SegmentConfig
+from lsdflow_segment.graph import GraphSource
+from lsdflow_segment.regions import region_box
+from lsdflow_segment.relabel import relabel
+from lsdflow_segment.tables import luts_folder
+
+STAGE = "segment"
+
+
+def target_grid(experiment: Experiment) -> Geometry:
+    """The grid of the target raw: voxels of all stages count on it."""
+    return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
+
+
+def open_fragments(experiment: Experiment, grid: Geometry) -> Volume:
+    """The fragments, addressed on the target's grid."""
+    return open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
+
+
+def relabelling_task(
+    experiment: Experiment, config: SegmentConfig, source: GraphSource, merge_function: str, chosen: float
+) -> BlockTask:
+    """The work of writing the segmentation of threshold `chosen`, and those of the extra thresholds."""
+    grid = target_grid(experiment)
+    fragments = open_fragments(experiment, grid)
+    plan = _plan(config, grid, fragments)
+    arrays = {"segmentation": chosen, **{f"segmentation_{t:.4f}": t for t in config.extra_thresholds}}
+    folder = luts_folder(experiment.layout.luts, config.run_type)
+    parameters = _parameters(config, plan, merge_function, chosen)
+    container = experiment.layout.segmentation
+    return BlockTask(
+        stage=STAGE,
+        experiment=experiment,
+        key=work_key(STAGE, parameters, source.inputs),
+        config={**config.model_dump(mode="json"), "resolved": parameters},
+        inputs=source.inputs,
+        plan=plan,
+        outputs={
+            name: OutputArray(container, _spec(name), grid, plan.total, plan.write_shape_vox, config.zarr_format)
+            for name in arrays
+        },
+        open=partial(_opened, fragments, {n: folder / lut_name(merge_function, t) for n, t in arrays.items()}),
+    )
+
+
+def _plan(config: SegmentConfig, grid: Geometry, fragments: Volume) -> BlockPlan:
+    box = region_box(config.roi, grid, fragments.box, "segment.roi")
+    if config.block_shape is None:
+        return BlockPlan(box, fragments.chunk_shape_vox)
+    return BlockPlan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"))
+
+
+def _parameters(config: SegmentConfig, plan: BlockPlan, merge_function: str, chosen: float) -> dict[str, Any]:
+    """What decides the voxels and chunks that are written."""
+    return {
+        "merge_function": merge_function,
+        "threshold": chosen,
+        "extra_thresholds": list(config.extra_thresholds),
+        "begin_vox": list(plan.total.begin_vox),
+        "shape_vox": list(plan.total.shape_vox),
+        "block_shape_vox": list(plan.write_shape_vox),
+        "zarr_format": config.zarr_format,
+    }
+
+
+def _spec(name: str) -> ArraySpec:
+    """`segmentation`, or `segmentation_<threshold>` beside it."""
+    group = SEGMENTATION.dataset.rpartition("/")[0]
+    return ArraySpec(f"{group}/{name}", SEGMENTATION.dtype, SEGMENTATION.channels, SEGMENTATION.kind)
+
+
+@contextmanager
+def _opened(fragments: Volume, luts: Mapping[str, Path]) -> Iterator[BlockFunction]:
+    """Read the tables once per worker; yields the function of a block."""
+    tables = {name: _sorted_lut(path) for name, path in luts.items()}
+
+    def relabel_block(block: Block) -> BlockOutput:
+        ids = fragments.read(block.write)
+        arrays = {n: relabel(ids, lut.fragments, lut.segments, where=str(block)) for n, lut in tables.items()}
+        return BlockOutput(arrays, facts={"voxels": ids.size, "background_vox": int((ids == 0).sum())})
+
+    yield relabel_block
+
+
+def _sorted_lut(path: Path) -> Lut:
+    lut = read_lut(path)
+    if not bool((lut.fragments[1:] > lut.fragments[:-1]).all()):
+        raise BadData("the lookup table is not ascending", where=path, hint="run segment again")
+    return lut
