@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
 from lsdflow_runtime.formats import hdf5, n5, precomputed, roi_json, tiff, zarr_array
+from lsdflow_runtime.formats.folders import folder_of
 from lsdflow_runtime.formats.source import SourceVolume
 
 FILE_FORMATS: dict[str, Callable[[Path], bool]] = {
@@ -25,14 +26,20 @@ FOLDER_FORMATS: dict[str, Callable[[Path], bool]] = {
     "precomputed": precomputed.is_precomputed,
     "tiff": tiff.is_tiff_folder,
 }
+TREES: dict[str, tuple[Callable[[Path], bool], Callable[[Path, str], SourceVolume]]] = {
+    "zarr": (zarr_array.is_image, zarr_array.open_zarr),
+    "n5": (n5.is_image, n5.open_n5),
+}
 LOOKED_FOR = (
     "folder: zarr (.zarray, .zgroup, zarr.json), N5 (attributes.json), neuroglancer precomputed (info), TIFF slices "
     "(*.tif, *.tiff); file: HDF5, TIFF, JSON with container, offset, size"
 )
 
 
-def detect_format(path: Path) -> str:
-    """ "zarr", "n5", "hdf5", "tiff", "precomputed" or "json".
+def detect_format(path: Path, dataset: str = "") -> str:
+    """Name of the format: zarr, n5, hdf5, tiff, precomputed or json.
+
+    zarr and N5 containers need no metadata of their own: the `dataset` in them is looked at too.
 
     Raises:
         MissingInput: nothing there.
@@ -42,6 +49,9 @@ def detect_format(path: Path) -> str:
     try:
         formats = FILE_FORMATS if path.is_file() else FOLDER_FORMATS
         found = [name for name, holds in formats.items() if holds(path)]
+        if not found and path.is_dir() and dataset:
+            inner = folder_of(path, dataset)
+            found = [name for name, (is_image, _) in TREES.items() if is_image(inner)]
     except PermissionError as error:
         raise PermissionDenied("no permission to read", where=path, found=str(error)) from error
     if len(found) == 1:
@@ -63,7 +73,7 @@ def open_source(path: Path, dataset: str | None = None, default: str = "") -> So
     Raises:
         MissingInput, BadData, ConfigError, PermissionDenied: see the formats.
     """
-    form = detect_format(path)
+    form = detect_format(path, default if dataset is None else dataset)
     if form == "json":
         return roi_json.open_roi_json(path, dataset, lambda container, name: open_source(container, name, default))
     if form == "tiff":
@@ -72,10 +82,7 @@ def open_source(path: Path, dataset: str | None = None, default: str = "") -> So
         return precomputed.open_precomputed(path, dataset or "")
     if form == "hdf5":
         return hdf5.open_hdf5(path, default if dataset is None else dataset)
-    is_image, opened = {
-        "zarr": (zarr_array.is_image, zarr_array.open_zarr),
-        "n5": (n5.is_image, n5.open_n5),
-    }[form]
+    is_image, opened = TREES[form]
     if dataset is None:
         dataset = "" if is_image(path) else default
     return opened(path, dataset)

@@ -1,0 +1,197 @@
+"""Inputs that cannot be read: each is refused with its own error, which says what there is instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import tifffile
+import zarr
+
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied, StageError, StorageFailure
+from lsdflow_contract.geometry import Box
+from lsdflow_runtime.formats.detect import open_source
+from lsdflow_runtime.formats.source import reading
+
+DATA = np.arange(4 * 6 * 8, dtype=np.uint8).reshape(4, 6, 8)
+DATASET = "volumes/raw"
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Path:
+    path = tmp_path / "a.zarr"
+    array = zarr.create_array(path / DATASET, shape=DATA.shape, dtype="u1", chunks=(2, 3, 4), zarr_format=2)
+    array[:] = DATA + 1
+    zarr.open_group(path, mode="a", zarr_format=2)
+    return path
+
+
+def test_missing_path_names_a_near_one(container: Path) -> None:
+    with pytest.raises(MissingInput) as caught:
+        open_source(container.with_name("b.zarr"), None, DATASET)
+    assert str(container) in caught.value.hint
+
+
+def test_missing_dataset_lists_those_that_exist(container: Path) -> None:
+    with pytest.raises(MissingInput) as caught:
+        open_source(container, "volumes/row")
+    assert DATASET in caught.value.found
+    assert f"{DATASET!r}" in caught.value.hint
+
+
+def test_missing_hdf5_dataset_lists_those_that_exist(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["volumes/raw"] = DATA
+    with pytest.raises(MissingInput, match="volumes/raw"):
+        open_source(tmp_path / "a.h5", "volumes/labels")
+
+
+def test_unknown_format_lists_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.raw").write_bytes(b"12345678")
+    with pytest.raises(BadData) as caught:
+        open_source(tmp_path / "a.raw")
+    for name in ("zarr", "N5", "HDF5", "TIFF", "precomputed"):
+        assert name in caught.value.wanted
+
+
+def test_name_without_content_is_no_format(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes(b"not hdf5")
+    with pytest.raises(BadData, match="no volume format"):
+        open_source(tmp_path / "a.h5")
+
+
+def test_two_formats_in_one_folder_are_ambiguous(container: Path) -> None:
+    tifffile.imwrite(container / "slice.tif", DATA[0])
+    with pytest.raises(BadData) as caught:
+        open_source(container, DATASET)
+    assert "zarr, tiff" in caught.value.found
+
+
+def test_remote_address_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match="mount or copy"):
+        open_source(Path("s3://bucket/a.zarr"))
+
+
+@pytest.mark.parametrize("dataset", ["../secret", "volumes/../../secret"])
+def test_dataset_may_not_leave_its_container(container: Path, dataset: str) -> None:
+    with pytest.raises(ConfigError, match="leave"):
+        open_source(container, dataset)
+
+
+def test_tiff_has_no_datasets(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", DATA, photometric="minisblack")
+    with pytest.raises(ConfigError, match="no datasets"):
+        open_source(tmp_path / "a.tif", DATASET)
+
+
+def test_colour_tiff_is_refused(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 8, 8, 3), np.uint8), photometric="rgb")
+    with pytest.raises(BadData, match="colour"):
+        open_source(tmp_path / "a.tif")
+
+
+def test_slices_of_different_shape_are_refused_naming_the_file(tmp_path: Path) -> None:
+    for z, shape in enumerate([(6, 8), (6, 8), (6, 9)]):
+        tifffile.imwrite(tmp_path / f"{z}.tif", np.zeros(shape, np.uint8))
+    with open_source(tmp_path) as volume, pytest.raises(BadData, match=r"2\.tif"):
+        volume.read(volume.box)
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 6])
+def test_arrays_that_are_no_volumes_are_refused(tmp_path: Path, ndim: int) -> None:
+    zarr.create_array(tmp_path / "a.zarr", data=np.zeros((2,) * ndim, np.uint8), zarr_format=2)
+    with pytest.raises(BadData, match="axes"):
+        open_source(tmp_path / "a.zarr")
+
+
+def test_time_series_is_refused(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", data=np.zeros((2, 1, 3, 3, 3), np.uint8), zarr_format=2)
+    with pytest.raises(BadData, match="time series"):
+        open_source(tmp_path / "a.zarr")
+
+
+def test_empty_volume_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["raw"] = np.zeros((0, 3, 3), np.uint8)
+    with pytest.raises(BadData, match="empty"):
+        open_source(tmp_path / "a.h5", "raw")
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied"])
+def test_damaged_chunk_names_the_place(container: Path, damage: str) -> None:
+    chunk = container / DATASET / "1.1.1"
+    chunk.write_bytes(chunk.read_bytes()[:5] if damage == "cut" else b"")
+    with open_source(container, DATASET) as volume:
+        np.testing.assert_array_equal(volume.read(Box((0, 0, 0), (2, 3, 4))), DATA[:2, :3, :4] + 1)
+        with pytest.raises(BadData, match="re-copy") as caught:
+            volume.read(Box((2, 3, 4), (2, 3, 4)))
+    assert "(2, 3, 4)" in caught.value.where
+
+
+def test_truncated_hdf5_is_bad_data(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["raw"] = np.random.default_rng(0).integers(0, 255, (20, 20, 20), np.uint8)
+    content = (tmp_path / "a.h5").read_bytes()
+    (tmp_path / "a.h5").write_bytes(content[: len(content) // 2])
+    with pytest.raises(BadData, match="re-copy"):
+        open_source(tmp_path / "a.h5", "raw")
+
+
+def test_metadata_that_is_no_json_is_bad_data(container: Path) -> None:
+    (container / DATASET / ".zattrs").write_text("{resolution: ")
+    with pytest.raises(BadData, match="JSON"):
+        open_source(container, DATASET)
+
+
+def test_missing_chunks_are_told_from_zeros(container: Path) -> None:
+    (container / DATASET / "0.1.0").unlink()
+    with open_source(container, DATASET) as volume:
+        assert volume.missing_chunks(volume.box) == [(0, 1, 0)]
+        assert volume.missing_chunks(Box((2, 0, 0), (2, 6, 8))) == []
+
+
+def test_missing_hdf5_chunks_are_found(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        node = file.create_dataset("raw", (4, 6, 8), "u1", chunks=(2, 3, 4))
+        node[:2] = 1
+    with open_source(tmp_path / "a.h5", "raw") as volume:
+        assert len(volume.missing_chunks(volume.box) or []) == 4
+
+
+def test_box_outside_the_volume_is_refused(container: Path) -> None:
+    with open_source(container, DATASET) as volume, pytest.raises(BadData, match="outside"):
+        volume.read(Box((0, 0, 0), (5, 6, 8)))
+
+
+def test_json_roi_of_a_json_roi_is_refused(tmp_path: Path) -> None:
+    content = {"container": "a.json", "offset": [0, 0, 0], "size": [8, 8, 8]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(BadData, match="another JSON"):
+        open_source(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("size", [[0, 8, 8], [8, 8], "8"])
+def test_json_roi_without_voxels_is_refused(container: Path, size: object) -> None:
+    path = container.with_name("a.json")
+    path.write_text(json.dumps({"container": "a.zarr", "offset": [0, 0, 0], "size": size}))
+    with pytest.raises(BadData):
+        open_source(path, DATASET)
+
+
+@pytest.mark.parametrize(
+    ("raised", "wanted"),
+    [
+        (PermissionError(13, "denied"), PermissionDenied),
+        (ValueError("PERMISSION_DENIED: error opening file"), PermissionDenied),
+        (FileNotFoundError(2, "gone"), MissingInput),
+        (OSError(5, "I/O error"), StorageFailure),
+        (OSError("file signature not found"), BadData),
+        (RuntimeError("error during blosc decompression"), BadData),
+    ],
+)
+def test_errors_of_the_libraries_become_ours(raised: Exception, wanted: type[StageError]) -> None:
+    with pytest.raises(wanted, match="a.zarr"), reading("a.zarr"):
+        raise raised
