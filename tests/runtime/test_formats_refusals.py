@@ -193,5 +193,5 @@ def test_json_roi_without_voxels_is_refused(container: Path, size: object) -> No
     ],
 )
 def test_errors_of_the_libraries_become_ours(raised: Exception, wanted: type[StageError]) -> None:
-    with pytest.raises(wanted, match="a.zarr"), reading("a.zarr"):
+    with pytest.raises(wanted, match=r"a\.zarr"), reading("a.zarr"):
         raise raised

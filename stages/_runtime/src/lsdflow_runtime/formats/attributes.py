@@ -16,7 +16,7 @@ from typing import Any
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Nm3
 from lsdflow_runtime.formats.axes import SPACE, spatial
-from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
+from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3, xyz_to_nm3
 from lsdflow_runtime.formats.units import nm_per
 
 
@@ -58,7 +58,8 @@ def _transform_claim(attributes: Mapping[str, Any], where: str) -> list[Geometry
     block = attributes.get("transform")
     if not isinstance(block, Mapping) or "scale" not in block:
         return []
-    order = "".join(str(axis)[:1].lower() for axis in block.get("axes", SPACE))
+    axes = block.get("axes", SPACE)
+    order = "".join(str(axis)[:1].lower() for axis in (axes if isinstance(axes, Sequence) else ()))
     if sorted(order) != sorted(SPACE):
         raise BadData(
             "attribute 'transform' does not name the axes z, y, x", where=where, found=repr(block.get("axes"))
@@ -79,7 +80,7 @@ def _pixel_resolution_claim(attributes: Mapping[str, Any], where: str) -> list[G
     unit = "um"
     if isinstance(stored, Mapping):
         unit, stored = str(stored.get("unit", unit)), stored.get("dimensions", ())
-    sizes = to_nm3(list(stored)[::-1], where, "attribute 'pixelResolution'")
-    steps = to_nm3(list(attributes.get("downsamplingFactors", (1, 1, 1)))[::-1], where, "'downsamplingFactors'")
+    sizes = xyz_to_nm3(stored, where, "attribute 'pixelResolution'")
+    steps = xyz_to_nm3(attributes.get("downsamplingFactors", (1, 1, 1)), where, "'downsamplingFactors'")
     values = [size * step * nm_per(unit, where) for size, step in zip(sizes, steps, strict=True)]
     return [GeometryClaim(f"attribute 'pixelResolution' of {where}", to_nm3(values, where, "pixelResolution"))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Geometry, Nm3, Vox3
@@ -26,7 +27,7 @@ class GeometryClaim:
     offset_nm: Nm3 | None = None
 
 
-def to_nm3(values: Sequence[float], where: str, what: str) -> Nm3:
+def to_nm3(values: Any, where: str, what: str) -> Nm3:
     """Three finite numbers, or BadData."""
     try:
         z, y, x = (float(value) for value in values)
@@ -37,6 +38,11 @@ def to_nm3(values: Sequence[float], where: str, what: str) -> Nm3:
             f"{what} is not three numbers", where=where, wanted="three finite numbers, z,y,x", found=repr(values)
         )
     return (z, y, x)
+
+
+def xyz_to_nm3(values: Any, where: str, what: str) -> Nm3:
+    """Three finite numbers given as x,y,z, turned to z,y,x; or BadData."""
+    return to_nm3(values[::-1] if isinstance(values, list | tuple) else values, where, what)
 
 
 def place(

@@ -11,7 +11,7 @@ import numpy as np
 import tensorstore
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
+from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3, xyz_to_nm3
 from lsdflow_runtime.formats.folders import json_object
 from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
 
@@ -72,8 +72,8 @@ def _scale(info: Mapping[str, Any], key: str, container: Path) -> tuple[int, Map
 
 
 def _claim(entry: Mapping[str, Any], where: str) -> GeometryClaim:
-    size = to_nm3(list(entry.get("resolution", ()))[::-1], where, "resolution")
-    corner = to_nm3(list(entry.get("voxel_offset", (0, 0, 0)))[::-1], where, "voxel_offset")
+    size = xyz_to_nm3(entry.get("resolution"), where, "resolution")
+    corner = xyz_to_nm3(entry.get("voxel_offset", (0, 0, 0)), where, "voxel_offset")
     offset = to_nm3([a * b for a, b in zip(size, corner, strict=True)], where, "voxel_offset")
     return GeometryClaim(f"scale {entry.get('key')!r} of the info file", size, offset)
 
