@@ -92,7 +92,7 @@ def crop_centre(x: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """Central part of (..., z, y, x) with the given spatial shape (a view)."""
     begins = [(have - want) // 2 for have, want in zip(x.shape[-3:], shape, strict=True)]
     slices = tuple(slice(b, b + want) for b, want in zip(begins, shape, strict=True))
-    return x[(..., *slices)]
+    return x[..., slices[0], slices[1], slices[2]]
 
 
 def count_parameters(network: nn.Module) -> int:

@@ -1,0 +1,56 @@
+"""Labels of a patch: dense ids, and boundaries grown between neighbours.
+
+Boundaries grow as in gunpowder's GrowBoundary, in one pass instead of one per label.
+
+A voxel keeps its label if every face neighbour has the same label, or is masked out (unknown, so it does not shrink a
+label), or lies outside the array.  All others become background.  Masked-out voxels keep their label: they are ignored
+by every loss, but are context for the shape descriptors of their neighbours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Labels = npt.NDArray[np.unsignedinteger]
+
+
+def grow_boundary(labels: Labels, mask: npt.NDArray[np.uint8] | None, steps: int, only_xy: bool) -> Labels:
+    """Labels (z,y,x) with `steps` voxels of background grown from each boundary into both labels; a new array.
+
+    mask: same shape, 0 = unknown; None = all known.  only_xy: neighbours in z do not count (anisotropic volumes).
+    """
+    known = np.ones(labels.shape, bool) if mask is None else mask > 0
+    keep = known & (labels > 0)
+    for _ in range(steps):
+        keep = _erode(labels, keep, known, axes=(1, 2) if only_xy else (0, 1, 2))
+    return np.where(keep | ~known, labels, 0).astype(labels.dtype)
+
+
+def _erode(
+    labels: Labels, keep: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], axes: tuple[int, ...]
+) -> npt.NDArray[np.bool_]:
+    """One step: a kept voxel stays if each face neighbour is unknown, or kept with the same label."""
+    result = keep.copy()
+    for axis in axes:
+        here = tuple(slice(1, None) if a == axis else slice(None) for a in range(3))
+        there = tuple(slice(None, -1) if a == axis else slice(None) for a in range(3))
+        same = labels[here] == labels[there]
+        result[here] &= (same & keep[there]) | ~known[there]
+        result[there] &= (same & keep[here]) | ~known[here]
+    return result
+
+
+def compact_ids(labels: Labels) -> npt.NDArray[np.uint64]:
+    """Labels with ids 1, 2, 3, ... in the order of the old ids; 0 stays 0. Same shape.
+
+    Looks at runs of equal ids, not at voxels: sorting all voxels would cost more than all augmentation.
+    """
+    flat = labels.ravel()
+    if flat.size == 0:
+        return labels.astype(np.uint64)
+    starts = np.flatnonzero(np.concatenate([[True], flat[1:] != flat[:-1]]))
+    lengths = np.diff(starts, append=flat.size)
+    ids, dense = np.unique(flat[starts], return_inverse=True)
+    first = 0 if ids[0] == 0 else 1
+    return np.repeat((dense + first).astype(np.uint64), lengths).reshape(labels.shape)

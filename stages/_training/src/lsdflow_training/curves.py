@@ -1,0 +1,71 @@
+"""What a training leaves for people: loss.csv (iteration, loss, it/s, ...) and TensorBoard scalars in log/."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch.utils.tensorboard import SummaryWriter
+
+from lsdflow_contract.files import storage_errors, write_atomically
+
+COLUMNS = ("iteration", "loss", "it_per_s", "learning_rate", "validation_loss")
+
+
+class Curves:
+    """Appends to loss.csv and log/; rows beyond `from_iteration` (of a run that was cut) are dropped first."""
+
+    def __init__(self, folder: Path, from_iteration: int) -> None:
+        self.path = folder / "loss.csv"
+        _truncate(self.path, from_iteration)
+        with storage_errors(self.path):
+            self._file = self.path.open("a", newline="", encoding="utf-8")
+        self._rows = csv.writer(self._file)
+        self._board = SummaryWriter(str(folder / "log"), purge_step=from_iteration + 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._board.close()
+
+    def add(self, iteration: int, losses: Mapping[str, float], it_per_s: float, learning_rate: float) -> None:
+        """One row; losses by output ("lsds", "affs"), their sum is the loss."""
+        total = sum(losses.values())
+        with storage_errors(self.path):
+            self._rows.writerow([iteration, f"{total:.6g}", f"{it_per_s:.4g}", f"{learning_rate:.4g}", ""])
+        scalars = {"loss": total, "it_per_s": it_per_s, "learning_rate": learning_rate}
+        scalars |= {f"loss_{name}": value for name, value in losses.items()}
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, iteration)
+
+    def add_validation(self, iteration: int, value: float) -> None:
+        """A row with only a validation loss."""
+        with storage_errors(self.path):
+            self._rows.writerow([iteration, "", "", "", f"{value:.6g}"])
+        self._board.add_scalar("validation_loss", value, iteration)
+
+    def flush(self) -> None:
+        """Make what was added so far durable."""
+        with storage_errors(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._board.flush()
+
+
+def _truncate(path: Path, last_iteration: int) -> None:
+    """Keep the header and the rows up to an iteration."""
+    kept = [",".join(COLUMNS)]
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+        kept += [
+            line for line in lines if line.split(",", 1)[0].isdigit() and int(line.split(",", 1)[0]) <= last_iteration
+        ]
+    write_atomically(path, lambda file: file.write(("\n".join(kept) + "\n").encode()))

@@ -1,0 +1,95 @@
+"""The loops of elastic deformation: a coarse field upsampled, and voxels gathered through it.
+
+A field (3, z, y, x) says for each voxel of the result where in the source it comes from, in source voxels.
+Same results as gunpowder's scipy routines (zoom of order 1; map_coordinates of order 0 and 1), compiled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lsdflow_contract.geometry import Vox3
+from lsdflow_training.compiled import compiled
+
+Field = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.float32]
+
+
+def upsample_field(coarse: Field, shape_vox: Vox3) -> Field:
+    """Linear upsampling of (3, a, b, c) to (3, *shape_vox); first and last points stay at the edges. float32."""
+    fine = np.empty((3, *shape_vox), np.float32)
+    sizes = zip(coarse.shape[1:], shape_vox, strict=True)
+    at_z, at_y, at_x = (np.linspace(0, n - 1, m).astype(np.float32) for n, m in sizes)
+    _upsample(np.ascontiguousarray(coarse, dtype=np.float32), at_z, at_y, at_x, fine)
+    return fine
+
+
+def gather_nearest(source: npt.NDArray[np.generic], field: Field) -> npt.NDArray[np.generic]:
+    """The nearest voxel of source (z, y, x; any type, ids stay exact) for each voxel of the field; outside: 0."""
+    out = np.zeros(field.shape[1:], source.dtype)
+    _gather_nearest(np.ascontiguousarray(source), field, out)
+    return out
+
+
+def gather_linear(source: npt.NDArray[np.floating], field: Field) -> npt.NDArray[np.float32]:
+    """Trilinear interpolation of source (z, y, x) for each voxel of the field, float32; outside: 0."""
+    out = np.zeros(field.shape[1:], np.float32)
+    _gather_linear(np.ascontiguousarray(source, dtype=np.float32), field, out)
+    return out
+
+
+@compiled
+def _upsample(coarse: Field, at_z: Positions, at_y: Positions, at_x: Positions, fine: Field) -> None:
+    _, depth, height, width = coarse.shape
+    row = np.empty(width, np.float32)
+    for d in range(3):
+        for z in range(at_z.size):
+            z0 = min(int(at_z[z]), max(depth - 2, 0))
+            z1 = min(z0 + 1, depth - 1)
+            wz = at_z[z] - z0
+            for y in range(at_y.size):
+                y0 = min(int(at_y[y]), max(height - 2, 0))
+                y1 = min(y0 + 1, height - 1)
+                wy = at_y[y] - y0
+                for i in range(width):
+                    upper = coarse[d, z0, y0, i] * (1 - wy) + coarse[d, z0, y1, i] * wy
+                    lower = coarse[d, z1, y0, i] * (1 - wy) + coarse[d, z1, y1, i] * wy
+                    row[i] = upper * (1 - wz) + lower * wz
+                for x in range(at_x.size):
+                    x0 = min(int(at_x[x]), max(width - 2, 0))
+                    x1 = min(x0 + 1, width - 1)
+                    wx = at_x[x] - x0
+                    fine[d, z, y, x] = row[x0] * (1 - wx) + row[x1] * wx
+
+
+@compiled
+def _gather_nearest(source: npt.NDArray[np.generic], field: Field, out: npt.NDArray[np.generic]) -> None:
+    depth, height, width = source.shape
+    for z in range(out.shape[0]):
+        for y in range(out.shape[1]):
+            for x in range(out.shape[2]):
+                sz = int(np.floor(field[0, z, y, x] + np.float32(0.5)))
+                sy = int(np.floor(field[1, z, y, x] + np.float32(0.5)))
+                sx = int(np.floor(field[2, z, y, x] + np.float32(0.5)))
+                if 0 <= sz < depth and 0 <= sy < height and 0 <= sx < width:
+                    out[z, y, x] = source[sz, sy, sx]
+
+
+@compiled
+def _gather_linear(source: Field, field: Field, out: Field) -> None:
+    depth, height, width = source.shape
+    for z in range(out.shape[0]):
+        for y in range(out.shape[1]):
+            for x in range(out.shape[2]):
+                fz, fy, fx = field[0, z, y, x], field[1, z, y, x], field[2, z, y, x]
+                if not (0 <= fz <= depth - 1 and 0 <= fy <= height - 1 and 0 <= fx <= width - 1):
+                    continue
+                z0, y0, x0 = int(fz), int(fy), int(fx)
+                z1, y1, x1 = min(z0 + 1, depth - 1), min(y0 + 1, height - 1), min(x0 + 1, width - 1)
+                wz, wy, wx = fz - z0, fy - y0, fx - x0
+                near = (source[z0, y0, x0] * (1 - wx) + source[z0, y0, x1] * wx) * (1 - wy)
+                near += (source[z0, y1, x0] * (1 - wx) + source[z0, y1, x1] * wx) * wy
+                far = (source[z1, y0, x0] * (1 - wx) + source[z1, y0, x1] * wx) * (1 - wy)
+                far += (source[z1, y1, x0] * (1 - wx) + source[z1, y1, x1] * wx) * wy
+                out[z, y, x] = near * (1 - wz) + far * wz

@@ -1,0 +1,39 @@
+"""SIGTERM, SIGINT and SIGUSR2 during training: finish the step, write a checkpoint, then stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+
+
+class StopRequest:
+    """Remembers the signal that asked to stop; false while none has come."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """While inside, signals are remembered instead of ending the process; a second one ends it the usual way."""
+    request = StopRequest()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        request.name = signal.Signals(number).name
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in SIGNALS:
+        signal.signal(number, remember)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

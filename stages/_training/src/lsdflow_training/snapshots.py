@@ -1,0 +1,86 @@
+"""Snapshots: what the network sees and says at an iteration, snapshots/batch_<iteration>.hdf, names of the field."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import gunpowder as gp
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from lsdflow_contract.checkpoint import Kind
+from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
+from lsdflow_contract.geometry import Nm3
+from lsdflow_training.network_step import StepResult
+from lsdflow_training.pipeline import Keys
+
+_NAMES: dict[str, dict[str, str]] = {
+    "lsd": {
+        "gt_lsds": "volumes/gt_embedding",
+        "pred_lsds": "volumes/pred_embedding",
+        "grad_lsds": "volumes/embedding_gradient",
+    },
+    "mtlsd": {
+        "gt_lsds": "volumes/gt_lsds",
+        "pred_lsds": "volumes/pred_lsds",
+        "gt_affs": "volumes/gt_affinities",
+        "pred_affs": "volumes/pred_affinities",
+        "grad_affs": "volumes/affs_gradient",
+    },
+    "acrlsd": {
+        "lsds_u8": "volumes/labels/pretrained_lsd",
+        "gt_affs": "volumes/labels/gt_affinities",
+        "pred_affs": "volumes/labels/pred_affinities",
+        "grad_affs": "volumes/affs_gradient",
+    },
+}
+_NAMES["affinities"] = {key: name for key, name in _NAMES["acrlsd"].items() if key != "lsds_u8"}
+_INPUTS = {"raw": "volumes/raw", "labels": "volumes/labels/neuron_ids", "mask": "volumes/labels/mask"}
+
+
+def snapshot_path(folder: Path, iteration: int) -> Path:
+    """The file of an iteration; no zero padding, as gunpowder writes it."""
+    return folder / f"batch_{iteration}.hdf"
+
+
+def dataset_names(kind: Kind) -> dict[str, str]:
+    """What a snapshot of this kind of training holds: our name -> dataset."""
+    return {**_INPUTS, **_NAMES[kind]}
+
+
+def write_snapshot(
+    path: Path, kind: Kind, batch: gp.Batch, keys: Keys, *, result: StepResult, voxel_size_nm: Nm3
+) -> None:
+    """Write one snapshot in one step; `offset` and `resolution` in nm, relative to the raw patch."""
+    arrays = _arrays(batch, keys, result)
+    raw_shape = arrays["raw"].shape
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with h5py.File(partial, "w") as file:
+                for key, name in dataset_names(kind).items():
+                    dataset = file.create_dataset(name, data=arrays[key], compression="gzip", compression_opts=1)
+                    border = [(r - s) // 2 for r, s in zip(raw_shape, arrays[key].shape[-3:], strict=True)]
+                    dataset.attrs["offset"] = [b * v for b, v in zip(border, voxel_size_nm, strict=True)]
+                    dataset.attrs["resolution"] = voxel_size_nm
+                file.attrs["loss"] = float(result.loss.detach())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _arrays(batch: gp.Batch, keys: Keys, *, result: StepResult) -> dict[str, npt.NDArray[np.generic]]:
+    arrays = {"raw": batch[keys.raw].data, "labels": batch[keys.labels].data, "mask": batch[keys.mask].data}
+    for name, key in (("lsds", keys.lsds), ("affs", keys.affs)):
+        if key in batch.arrays:
+            prediction = result.predictions[name]
+            arrays[f"gt_{name}"] = batch[key].data
+            arrays[f"pred_{name}"] = prediction.detach()[0].cpu().numpy()
+            gradient = prediction.grad if prediction.grad is not None else prediction.detach() * 0
+            arrays[f"grad_{name}"] = gradient[0].cpu().numpy()
+    if "lsds_u8" in result.predictions:
+        arrays["lsds_u8"] = result.predictions["lsds_u8"][0].cpu().numpy()
+    return arrays

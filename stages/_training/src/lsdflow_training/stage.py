@@ -1,0 +1,165 @@
+"""What train-lsd and train-acrlsd do alike: read inputs, check, train, leave a manifest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.checkpoint import Bundle, Kind, bundle_folder, bundle_iterations, read_best
+from lsdflow_contract.errors import MissingInput, NotOurs, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_training.config import TrainingConfig
+from lsdflow_training.pipeline import Source
+from lsdflow_training.recipe import Recipe
+from lsdflow_training.resolve import resolve_recipe, training_parameters
+from lsdflow_training.sampling import chosen_volumes, common_voxel_size, make_sources, size_problems
+from lsdflow_training.volumes import TrainingVolume
+
+LOG = logging.getLogger("lsdflow.training")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training that is ready to start: everything is resolved and checked, nothing is written."""
+
+    experiment: Experiment
+    config: TrainingConfig
+    recipe: Recipe
+    sources: list[Source]
+    inputs: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """Names the training: parameters and inputs."""
+        return work_key(self.recipe.stage, json.loads(json.dumps(training_parameters(self.recipe))), self.inputs)
+
+    @property
+    def folder(self) -> Path:
+        """train/<stage> of the experiment."""
+        return self.experiment.layout.train_dir(self.recipe.stage)
+
+
+def prepare_training(
+    experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
+) -> Prepared:
+    """Read the volumes' metadata and resolve the recipe. Raises the first problem found, before anything is written."""
+    inputs = {"prepare": read_manifest(experiment.layout, "prepare").identity}
+    if lsd is not None:
+        inputs["lsd_weights"] = lsd.weights_sha256
+    volumes = _volumes(experiment, config)
+    recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
+    return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe), inputs)
+
+
+def training_problems(
+    experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
+) -> list[StageError]:
+    """All problems that can be seen without writing or training, the first of each kind."""
+    problems: list[StageError] = []
+    try:
+        read_manifest(experiment.layout, "prepare")
+    except StageError as error:
+        problems.append(error)
+    try:
+        volumes = _volumes(experiment, config)
+        recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
+    except StageError as error:
+        return [*problems, error]
+    return problems + size_problems(make_sources(volumes, config, recipe), recipe)
+
+
+def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
+    """Train and leave a manifest. Raises what trainer.train raises; NotOurs for results of another training."""
+    from lsdflow_training.trainer import train
+
+    problems = size_problems(prepared.sources, prepared.recipe)
+    if problems:
+        raise problems[0]
+    _make_room(prepared, replace)
+    outcome = train(prepared.recipe, prepared.sources, prepared.folder, prepared.key, lsd)
+    facts = {
+        "iteration": outcome.iteration,
+        "best_iteration": outcome.best.iteration,
+        "validation_loss": outcome.best.validation_loss,
+        "minutes": round(outcome.minutes, 3),
+        "it_per_s": round(outcome.it_per_s, 4),
+        "kind": prepared.recipe.kind,
+    }
+    stage = prepared.recipe.stage
+    Manifest(
+        writer=Writer.of(stage),
+        key=prepared.key,
+        config=prepared.config.model_dump(mode="json"),
+        inputs=prepared.inputs,
+        outputs={"checkpoints": f"train/{stage}/checkpoints", "best": f"train/{stage}/best.json"},
+        facts=facts,
+        identity=hash_of({"key": prepared.key, "weights": outcome.best.weights_sha256}),
+    ).write(prepared.experiment.layout)
+    LOG.info("%s: %s", stage, facts)
+
+
+def training_plan(prepared: Prepared) -> dict[str, Any]:
+    """What a run would do."""
+    recipe = prepared.recipe
+    return {
+        "kind": recipe.kind,
+        "volumes": {s.volume.name: round(s.probability, 4) for s in prepared.sources},
+        "raw_shape_vox": recipe.shapes.raw_vox,
+        "output_shape_vox": recipe.shapes.output_vox,
+        "voxel_size_nm": recipe.targets.voxel_size_nm,
+        "sigma_nm": recipe.targets.sigma_nm,
+        "max_iteration": recipe.schedules.max_iteration,
+        "max_minutes": recipe.schedules.max_minutes,
+        "done_iterations": max(bundle_iterations(prepared.folder / "checkpoints"), default=0),
+        "device": recipe.device,
+        "workers": recipe.num_workers,
+    }
+
+
+def training_status(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """What is trained so far."""
+    done = bundle_iterations(experiment.layout.checkpoints(stage))
+    facts: dict[str, Any] = {"stage": stage, "iterations": done, "finished": False}
+    try:
+        facts["best"] = read_best(experiment.layout.best_checkpoint(stage)).model_dump()
+        manifest = read_manifest(experiment.layout, stage)
+    except MissingInput:
+        return facts
+    return {**facts, "finished": True, **manifest.facts}
+
+
+def lsd_bundle_folder(experiment: Experiment, wanted: str | int) -> Path:
+    """Folder of the LSD bundle an affinity network is trained with. MissingInput if train-lsd left none."""
+    layout = experiment.layout
+    if wanted == "best":
+        wanted = read_best(layout.best_checkpoint("train-lsd")).iteration
+    return bundle_folder(layout.checkpoints("train-lsd"), int(wanted))
+
+
+def _volumes(experiment: Experiment, config: TrainingConfig) -> Sequence[TrainingVolume]:
+    return chosen_volumes(experiment.layout.training_volume("any").parent, config)
+
+
+def _make_room(prepared: Prepared, replace: bool) -> None:
+    """Delete an earlier training if asked to; refuse to mix two."""
+    if replace:
+        shutil.rmtree(prepared.folder, ignore_errors=True)
+        prepared.experiment.layout.manifest(prepared.recipe.stage).unlink(missing_ok=True)
+        return
+    try:
+        found = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
+    except MissingInput:
+        return
+    if found.key != prepared.key:
+        raise NotOurs(
+            "this experiment was trained with other parameters or volumes",
+            where=prepared.folder,
+            hint="run with --replace to train anew, or restore the earlier settings",
+        )

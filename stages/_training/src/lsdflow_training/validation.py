@@ -1,0 +1,78 @@
+"""Held-out validation: fixed patches of a slab of each volume that is never trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import gunpowder as gp
+import torch
+from torch import nn
+
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_network.precision import Precision
+from lsdflow_training.batches import batch_seed, seeded
+from lsdflow_training.network_step import Patch, forward_loss, to_patch
+from lsdflow_training.pipeline import Keys, Source, batch_request, validation_pipeline
+from lsdflow_training.recipe import Recipe
+
+
+def validation_slab(labels: Box, fraction: float) -> Box | None:
+    """The last `fraction` of a volume along z (at least one section); None for fraction 0."""
+    if fraction <= 0:
+        return None
+    depth = max(1, round(labels.shape_vox[0] * fraction))
+    z, y, x = labels.begin_vox
+    return Box((z + labels.shape_vox[0] - depth, y, x), (depth, *labels.shape_vox[1:]))
+
+
+def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
+    """Begins of up to `count` output patches, evenly over the slab, flush with its far end in z."""
+    steps = [max(1, math.ceil(n / o)) for n, o in zip(slab.shape_vox, output_vox, strict=True)]
+    grid: list[Vox3] = []
+    for iz in range(steps[0]):
+        for iy in range(steps[1]):
+            for ix in range(steps[2]):
+                index = (iz, iy, ix)
+                z, y, x = (
+                    b + (n - o if s == 1 else round(i * (n - o) / (s - 1)))
+                    for b, n, o, s, i in zip(slab.begin_vox, slab.shape_vox, output_vox, steps, index, strict=True)
+                )
+                grid.append((z, y, x))
+    chosen = range(0, len(grid), max(1, math.ceil(len(grid) / max(count, 1))))
+    return [grid[i] for i in chosen][:count]
+
+
+def read_patches(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> list[Patch]:
+    """All validation patches, on the CPU; empty if nothing is held out."""
+    held_out = [source for source in sources if source.validation is not None]
+    per_volume = math.ceil(recipe.schedules.validation_patches / max(len(held_out), 1))
+    return [patch for source in held_out for patch in _patches_of(keys, recipe, source, per_volume)]
+
+
+def _patches_of(keys: Keys, recipe: Recipe, source: Source, count: int) -> list[Patch]:
+    if source.validation is None:
+        return []
+    pipeline = validation_pipeline(keys, recipe, source)
+    patches = []
+    with gp.build(pipeline):
+        for number, begin in enumerate(patch_begins(source.validation, recipe.shapes.output_vox, count)):
+            request = seeded(batch_request(keys, recipe, begin), batch_seed(recipe.seed, number))
+            patches.append(to_patch(pipeline.request_batch(request), keys, torch.device("cpu")))
+    return [patch for patch in patches if any(bool((w > 0).any()) for w in patch.weights.values())]
+
+
+def validation_loss(network: nn.Module, patches: Sequence[Patch], device: torch.device, precision: Precision) -> float:
+    """Mean loss over the patches (the sum over outputs, as in training)."""
+    network.eval()
+    losses = []
+    with torch.no_grad():
+        for patch in patches:
+            moved = Patch(
+                raw=patch.raw.to(device),
+                targets={name: value.to(device) for name, value in patch.targets.items()},
+                weights={name: value.to(device) for name, value in patch.weights.items()},
+            )
+            losses.append(float(forward_loss(network, moved, precision).loss))
+    network.train()
+    return sum(losses) / len(losses)

@@ -1,0 +1,16 @@
+"""Compile the numeric loops once, before worker processes are forked: they inherit the result."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lsdflow_training import deformation, lsd_targets
+
+
+def compile_everything() -> None:
+    """Takes some seconds at the first call of a process."""
+    lsd_targets.warm_up()
+    field = deformation.upsample_field(np.zeros((3, 2, 2, 2), np.float32), (2, 2, 2))
+    deformation.gather_linear(np.zeros((2, 2, 2), np.float32), field)
+    for dtype in (np.uint8, np.uint64):
+        deformation.gather_nearest(np.zeros((2, 2, 2), dtype), field)

@@ -1,0 +1,1 @@
+"""train-acrlsd: learn affinities, from raw and LSDs (acrlsd) or from raw alone (mtlsd, affinities)."""

@@ -1,0 +1,88 @@
+"""Verbs of train-acrlsd: the affinity network of the experiment's mode.
+
+acrlsd   raw + LSDs of a frozen LSD network -> affinities
+mtlsd    raw -> LSDs and affinities
+affinities   raw -> affinities (baseline)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.checkpoint import Bundle, read_bundle
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_train_acrlsd.agreement import check_lsd_bundle
+from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
+from lsdflow_training.stage import (
+    Prepared,
+    lsd_bundle_folder,
+    prepare_training,
+    run_training,
+    training_plan,
+    training_problems,
+    training_status,
+)
+
+STAGE = "train-acrlsd"
+
+
+def run(experiment: Experiment, options: RunOptions) -> None:
+    """Train the affinity network."""
+    prepared = _prepared(experiment)
+    run_training(prepared, options.replace, _frozen_lsd(experiment))
+
+
+def validate(experiment: Experiment) -> list[StageError]:
+    """All problems that can be seen before training."""
+    try:
+        lsd = _lsd_bundle(experiment)
+    except StageError as error:
+        without = training_problems(experiment, _config(experiment), STAGE, "affinities")
+        return [error, *without]
+    problems = training_problems(experiment, _config(experiment), STAGE, experiment.common.mode, lsd)
+    if not problems:
+        try:
+            _prepared(experiment)
+        except StageError as error:
+            return [error]
+    return problems
+
+
+def plan(experiment: Experiment) -> dict[str, Any]:
+    """What a run would do."""
+    return training_plan(_prepared(experiment))
+
+
+def status(experiment: Experiment) -> dict[str, Any]:
+    """What is trained so far."""
+    return training_status(experiment, STAGE)
+
+
+def _prepared(experiment: Experiment) -> Prepared:
+    lsd = _lsd_bundle(experiment)
+    prepared = prepare_training(experiment, _config(experiment), STAGE, experiment.common.mode, lsd)
+    if lsd is not None:
+        check_lsd_bundle(lsd, prepared.recipe.targets)
+    return prepared
+
+
+def _config(experiment: Experiment) -> TrainAcrlsdConfig:
+    return experiment.table(STAGE, TrainAcrlsdConfig)
+
+
+def _lsd_bundle(experiment: Experiment) -> Bundle | None:
+    if experiment.common.mode != "acrlsd":
+        return None
+    return read_bundle(lsd_bundle_folder(experiment, _config(experiment).lsd_checkpoint))
+
+
+def _frozen_lsd(experiment: Experiment) -> object:
+    if experiment.common.mode != "acrlsd":
+        return None
+    from lsdflow_network.inference import load_network
+    from lsdflow_training.trainer import FrozenLsd
+
+    folder = lsd_bundle_folder(experiment, _config(experiment).lsd_checkpoint)
+    return FrozenLsd(*load_network(folder, expect_kind="lsd"))

@@ -1,0 +1,1 @@
+"""train-lsd: learn local shape descriptors from labelled volumes."""

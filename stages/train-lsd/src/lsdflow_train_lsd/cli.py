@@ -1,0 +1,13 @@
+"""The command `train-lsd`."""
+
+from __future__ import annotations
+
+from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_train_lsd.config import TrainLsdConfig
+
+app = stage_app(StageCommand(name="train-lsd", config=TrainLsdConfig, task="lsdflow_train_lsd.task"))
+
+
+def main() -> None:
+    """Entry point."""
+    app()

@@ -1,0 +1,9 @@
+"""The [train-lsd] table of the experiment file."""
+
+from __future__ import annotations
+
+from lsdflow_training.config import LsdTrainingConfig
+
+
+class TrainLsdConfig(LsdTrainingConfig):
+    """Options of train-lsd; those left out come from the profile (tiny or standard)."""
