@@ -44,7 +44,9 @@ def score_edges(
     edges = {}
     for name in merge_functions:
         history = merge_history(affinities, dense, name, _HIGHEST_SCORE)
-        edges[name] = RagEdges(ids[u], ids[v], merge_scores(history, len(ids) - 1, u, v))
+        scores = merge_scores(history, len(ids) - 1, u, v)
+        # means of means may leave [0, 1] by a rounding error; NaN stays NaN
+        edges[name] = RagEdges(ids[u], ids[v], np.clip(scores, 0, 1))
     return edges
 
 
