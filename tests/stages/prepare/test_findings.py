@@ -1,0 +1,81 @@
+"""Warnings come when they should and not otherwise; statistics of blocks are those of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lsdflow_contract.errors import BadData
+from lsdflow_prepare.findings import Findings, component_warnings, label_warnings, raw_warnings, shape_warnings
+from lsdflow_prepare.sampling import probabilities
+from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
+
+
+def counted(ids: list[int], states: list[int]) -> LabelStatistics:
+    statistics = LabelStatistics()
+    half = len(ids) // 2
+    for part in (slice(None, half), slice(half, None)):
+        statistics.add(np.array(ids[part], np.uint64), np.array(states[part], np.uint8))
+    return statistics
+
+
+def test_statistics_of_blocks_add_up() -> None:
+    statistics = counted([0, 5, 5, 2**60, 5, 0], [0, 1, 2, 1, 1, 0])
+    assert statistics.sizes == {0: 2, 5: 3, 2**60: 1}
+    assert (statistics.neurons, statistics.voxels, statistics.labelled_voxels) == (2, 6, 4)
+    assert statistics.trained_fraction == pytest.approx(4 / 6)
+
+
+def test_few_neurons_warn_below_five_only() -> None:
+    assert "only 4 neurons" in label_warnings(counted([1, 2, 3, 4], [1] * 4), complete=True)[0]
+    assert label_warnings(counted([1, 2, 3, 4, 5], [1] * 5), complete=True) == []
+    assert label_warnings(counted([1, 2], [1] * 2), complete=False) == []
+
+
+def test_low_mask_coverage_warns_below_one_half_only() -> None:
+    ids = [1, 2, 3, 4, 5, 6]
+    assert label_warnings(counted(ids, [1, 1, 2, 0, 0, 0]), complete=True) == []
+    assert "33.3%" in label_warnings(counted(ids, [1, 1, 0, 0, 0, 0]), complete=True)[0]
+
+
+def test_special_looking_ids_warn_with_the_option() -> None:
+    assert "ignore_ids = [-3]" in label_warnings(counted([1, 2, 3, 4, 5, 2**64 - 3], [1] * 6), complete=True)[0]
+
+
+def test_constant_and_clipped_raw_warn() -> None:
+    raw = RawStatistics()
+    raw.add(np.full((2, 2, 2), 7, np.uint8))
+    assert "constant" in raw_warnings(raw)[0]
+    raw.add(np.zeros((2, 2, 2), np.uint8), clipped=8)
+    assert "50.0%" in raw_warnings(raw)[0]
+
+
+def test_components_warn_when_many_neurons_are_in_many_pieces() -> None:
+    assert component_warnings(dict.fromkeys(range(100), 3)) == []
+    assert component_warnings({1: 5000, **dict.fromkeys(range(2, 100), 1)}) == []
+    assert "20 of 100" in component_warnings({label: 50 if label < 20 else 1 for label in range(100)})[0]
+
+
+def test_small_training_volumes_warn_and_targets_do_not() -> None:
+    assert shape_warnings((249, 300, 300), "training")
+    assert not shape_warnings((250, 250, 250), "training")
+    assert not shape_warnings((10, 10, 10), "target")
+
+
+def test_findings_keep_each_problem_once_and_go_on() -> None:
+    findings = Findings()
+    for _ in range(2):
+        with findings.collecting():
+            raise BadData("bad", where="a")
+        findings.warn("a", "odd")
+    assert (len(findings.errors), findings.warnings) == (1, ["a: odd"])
+
+
+def test_given_probabilities_are_kept_and_others_follow_labelled_voxels() -> None:
+    assert probabilities([0.05, 0.05, 0.45, 0.45], [1, 1, 1, 1]) == [0.05, 0.05, 0.45, 0.45]
+    assert probabilities([None, None], [300, 100]) == [0.75, 0.25]
+
+
+def test_nothing_to_train_on_is_refused() -> None:
+    with pytest.raises(BadData, match="no training volume"):
+        probabilities([None], [0])
