@@ -93,9 +93,10 @@ def build(root: Path, *, truth: bool) -> None:
     for block, part in enumerate((slice(0, some), slice(some, None))):
         rows = RagEdges(edges.u[part], edges.v[part], edges.merge_score[part])
         store.write_edges("agglomerate-key", "hist_quant_75", block, rows)
+        store.write_edges("agglomerate-key", "mean", block, RagEdges(rows.u, rows.v, rows.merge_score / np.float32(2)))
     manifest("watershed", "watershed-key", {}, {}).write(experiment.layout)
     inputs = {"watershed": "watershed-key-identity"}
-    config: dict[str, object] = {"merge_function": "hist_quant_75"}
+    config: dict[str, object] = {"merge_functions": ["hist_quant_75", "mean"]}
     manifest("agglomerate", "agglomerate-key", inputs, config).write(experiment.layout)
 
 

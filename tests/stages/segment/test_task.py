@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.arrays import FRAGMENTS, LABELS, SEGMENTATION
+from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges
@@ -19,7 +19,7 @@ from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import same_partition
 from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.cli import app
 from lsdflow_segment.task import plan, run, status, validate
 
@@ -59,7 +59,7 @@ def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment
 def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.thresholds_step=0.01")
     run(experiment, RUN)
-    names = {path.name for path in experiment.layout.luts.glob("lut_*.npz")}
+    names = {path.name for path in experiment.layout.luts.glob("lut_hist_quant_75_*.npz")}
     assert len(names) == 101
     table = np.load(experiment.layout.luts / "lut_hist_quant_75_0.2900.npz")["fragment_segment_lut"]
     assert (table.shape[0], table.dtype) == (2, np.uint64)
@@ -243,6 +243,28 @@ def test_plan_and_status_before_during_and_after(make_experiment: Make) -> None:
     assert status(experiment)["finished"] is False
     run(experiment, RUN)
     assert (status(experiment)["done"], status(experiment)["finished"]) == (18, True)
+
+
+def test_every_merge_function_has_its_tables_and_one_makes_the_segmentation(make_experiment: Make) -> None:
+    experiment = make_experiment("a", "segment.merge_function=mean")
+    run(experiment, RUN)
+    assert len(list(experiment.layout.luts.glob("lut_hist_quant_75_*.npz"))) == 21
+    assert len(list(experiment.layout.luts.glob("lut_mean_*.npz"))) == 21
+    facts = read_manifest(experiment.layout, "segment").facts
+    assert facts["merge_function"] == "mean"
+    assert 0.15 <= facts["threshold"] < 0.35
+    truth, found = cells_without_background(experiment)
+    assert same_partition(truth, found)
+
+
+def test_truth_under_an_ignore_mask_does_not_decide(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    truth = open_volume(experiment.layout.target_volume, LABELS.dataset)
+    output = OutputArray(experiment.layout.target_volume, MASK, truth.geometry, truth.box, (8, 8, 16))
+    output.create({"key": "made by the test"})
+    output.open().write(truth.box, np.zeros(truth.geometry.shape_vox, np.uint8))
+    run(experiment, RUN)
+    assert read_manifest(experiment.layout, "segment").facts["advice"]["method"] == "stability"
 
 
 def test_run_type_puts_the_tables_into_a_folder(make_experiment: Make) -> None:

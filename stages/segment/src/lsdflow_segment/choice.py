@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 
+from lsdflow_contract.arrays import MASK
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.volumes import open_volume
 from lsdflow_segment.advice import advise_by_stability, advise_by_voi, partition_facts
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource, SweptGraph
 from lsdflow_segment.regions import pieces, region_box
 from lsdflow_segment.tables import ThresholdTable
 from lsdflow_segment.thresholds import require_computed, threshold_range, with_extra
-from lsdflow_segment.truth import fragments_against_truth, voi_of_thresholds
+from lsdflow_segment.truth import Truth, fragments_against_truth, voi_of_thresholds
 from lsdflow_segment.work import open_fragments, target_grid
 
 LOG = logging.getLogger("lsdflow.segment")
@@ -34,8 +35,10 @@ def tables_key(config: SegmentConfig, source: GraphSource, merge_function: str) 
     return work_key("segment-tables", parameters, source.inputs)
 
 
-def choose(experiment: Experiment, config: SegmentConfig, graph: SweptGraph, merge_function: str) -> ThresholdTable:
-    """Facts of every threshold, the advice, and the threshold that is taken."""
+def choose(
+    experiment: Experiment, config: SegmentConfig, graph: SweptGraph, merge_function: str, taken: bool
+) -> ThresholdTable:
+    """Facts of every threshold, the advice, and the threshold: the one set if this merge function is `taken`."""
     thresholds = thresholds_of(config)
     partitions = zip(thresholds, graph.sweep.partitions(), strict=True)
     facts = tuple(partition_facts(t, positions, graph.sizes_vox) for t, positions in partitions)
@@ -45,7 +48,7 @@ def choose(experiment: Experiment, config: SegmentConfig, graph: SweptGraph, mer
     else:
         advice = advise_by_stability(facts, len(graph.fragments), int(graph.sizes_vox.sum()))
     chosen = advice.threshold
-    if config.threshold != "auto":
+    if taken and config.threshold != "auto":
         chosen = require_computed(config.threshold, thresholds, merge_function)
     return ThresholdTable(merge_function, facts, voi, advice, chosen)
 
@@ -58,7 +61,7 @@ def why(config: SegmentConfig, table: ThresholdTable) -> str:
     return f"threshold {table.chosen:.4f} as set (advice by {advice.method}: {advice.threshold:.4f}, {advice.reason})"
 
 
-def open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -> Volume | None:
+def open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -> Truth | None:
     """The truth of the target on the target's grid; none if the advice does not want it or the target has none.
 
     Raises MissingInput if advice = "truth" and there is none.
@@ -67,7 +70,8 @@ def open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) ->
     if config.advice == "stability":
         return None
     if (path / config.truth_dataset).exists():
-        return open_volume(path, config.truth_dataset, grid)
+        mask = open_volume(path, MASK.dataset, grid) if (path / MASK.dataset).exists() else None
+        return Truth(open_volume(path, config.truth_dataset, grid), mask)
     if config.advice == "truth":
         raise MissingInput(
             "advice by truth needs truth",
@@ -91,7 +95,7 @@ def _voi_of_thresholds(
     if truth is None:
         return ()
     fragments = open_fragments(experiment, grid)
-    box = truth_box(config, grid, fragments.box, truth.box)
+    box = truth_box(config, grid, fragments.box, truth.labels.box)
     table = fragments_against_truth(fragments, truth, pieces(box, fragments.chunk_shape_vox))
     if table.total_vox == 0:
         LOG.warning("the truth has no labels in %s: advice by stability", box)

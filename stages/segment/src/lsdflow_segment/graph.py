@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_runtime.rag_store import RagStore
 from lsdflow_segment.components import ThresholdSweep
-from lsdflow_segment.sizes import SizeCount
+from lsdflow_segment.sizes import SegmentSizes, SizeCount
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,28 @@ def merge_functions_of(config: dict[str, Any]) -> tuple[str, ...]:
     return functions
 
 
-def load_sweep(
-    store: RagStore, source: GraphSource, merge_function: str, thresholds: Sequence[float], buffer_edges: int
-) -> SweptGraph:
-    """Read nodes and edges once into a sweep. A fragment of several blocks counts with the sum of its voxels."""
+def read_fragments(store: RagStore, source: GraphSource) -> SegmentSizes:
+    """Fragments and their voxels; one that several blocks describe counts with the sum of its voxels."""
     count = SizeCount()
     for nodes in store.iter_nodes(source.watershed.key):
         count.add_counts(nodes.id, nodes.size_vox.astype(np.int64))
     sizes = count.sizes()
     if sizes.background_vox:
         raise BadData("a node of the graph has id 0, which is background", hint="run watershed again")
-    sweep = ThresholdSweep(sizes.ids, thresholds, buffer_edges)
-    edges = 0
-    for rows in store.iter_edges(source.agglomerate.key, merge_function):
+    return sizes
+
+
+def load_sweep(
+    edges: Iterable[RagEdges], fragments: SegmentSizes, thresholds: Sequence[float], buffer_edges: int
+) -> SweptGraph:
+    """Read the edges once into a sweep of all thresholds. Raises BadData for scores outside [0, 1]."""
+    sweep = ThresholdSweep(fragments.ids, thresholds, buffer_edges)
+    count = 0
+    for rows in edges:
         _require_scores(rows)
         sweep.add(rows.u, rows.v, rows.merge_score)
-        edges += len(rows)
-    return SweptGraph(sizes.ids, sizes.voxels.astype(np.uint64), sweep, edges)
+        count += len(rows)
+    return SweptGraph(fragments.ids, fragments.voxels.astype(np.uint64), sweep, count)
 
 
 def _require_scores(edges: RagEdges) -> None:

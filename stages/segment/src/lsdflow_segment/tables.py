@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,6 @@ class ThresholdTable:
         """All thresholds, ascending."""
         return tuple(f.threshold for f in self.facts)
 
-    def of(self, threshold: float) -> PartitionFacts:
-        """Facts at one of the thresholds."""
-        return self.facts[self.thresholds.index(threshold)]
-
 
 def luts_folder(luts: Path, run_type: str) -> Path:
     """The folder of the tables; `run_type` names a sub-folder, empty means none."""
@@ -67,11 +63,8 @@ def legacy_owners(merge_function: str, thresholds: Sequence[float]) -> dict[floa
     return owners
 
 
-def write_tables(folder: Path, graph: SweptGraph, table: ThresholdTable, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write every lookup table, then the summary. `facts` (key, fingerprint, ...) go into each side-car.
-
-    Gives the summary as written.
-    """
+def write_tables(folder: Path, graph: SweptGraph, table: ThresholdTable, facts: Mapping[str, Any]) -> None:
+    """Write every lookup table, then the summary. `facts` (key, fingerprint, ...) go into each side-car."""
     legacy = legacy_owners(table.merge_function, table.thresholds)
     changes = changes_to_next(table.facts)
     rows = []
@@ -97,12 +90,11 @@ def write_tables(folder: Path, graph: SweptGraph, table: ThresholdTable, facts: 
         **facts,
         "merge_function": table.merge_function,
         "merge_more": "a higher threshold merges more",
-        "advice": {"threshold": table.advice.threshold, "method": table.advice.method, "reason": table.advice.reason},
+        "advice": asdict(table.advice),
         "chosen": table.chosen,
         "thresholds": rows,
     }
     write_json(summary_path(folder, table.merge_function), summary)
-    return summary
 
 
 def read_summary(folder: Path, merge_function: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lsdflow_command.app import RunOptions
@@ -17,11 +18,13 @@ from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
+from lsdflow_runtime.rag_store import RagStore
 from lsdflow_segment.choice import choose, open_truth, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
-from lsdflow_segment.graph import graph_source, load_sweep
+from lsdflow_segment.graph import GraphSource, SweptGraph, graph_source, load_sweep, read_fragments
 from lsdflow_segment.regions import region_box
-from lsdflow_segment.tables import is_complete, luts_folder, read_summary, write_tables
+from lsdflow_segment.sizes import SegmentSizes
+from lsdflow_segment.tables import ThresholdTable, is_complete, luts_folder, read_summary, write_tables
 from lsdflow_segment.thresholds import require_computed
 from lsdflow_segment.verify import require_sizes
 from lsdflow_segment.work import STAGE, open_fragments, relabelling_task, target_grid
@@ -29,33 +32,64 @@ from lsdflow_segment.work import STAGE, open_fragments, relabelling_task, target
 LOG = logging.getLogger("lsdflow.segment")
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What one run works on."""
+
+    experiment: Experiment
+    config: SegmentConfig
+    source: GraphSource
+    store: RagStore
+    fragments: SegmentSizes
+    taken: str
+
+
 def run(experiment: Experiment, options: RunOptions) -> None:
     """Write the tables and the segmentation, and check it voxel by voxel against the graph."""
+    work = _opened(experiment)
+    graph, table = _swept(work, work.taken)
+    task = relabelling_task(experiment, work.config, work.source, work.taken, table.chosen)
+    task.create_outputs(options.replace)
+    _write(work, graph, table)
+    for other in work.source.merge_functions:
+        if other != work.taken:
+            _write(work, *_swept(work, other))
+    manifest = run_task(task, options)
+    sizes = require_sizes(experiment, task, graph, table)
+    chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
+    known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
+    manifest.model_copy(update={"facts": known}).write(experiment.layout)
+    LOG.info("%d segments, the largest has %d voxels", sizes["segments"], sizes["largest_segment_vox"])
+
+
+def _opened(experiment: Experiment) -> _Opened:
     config = experiment.table(STAGE, SegmentConfig)
     source = graph_source(experiment)
-    merge_function = source.chosen(config.merge_function)
-    store = relabelling_task(experiment, config, source, merge_function, 0.0).rag_store
-    graph = load_sweep(store, source, merge_function, thresholds_of(config), config.buffer_edges)
-    LOG.info("%s: %d fragments, %d edges", merge_function, len(graph.fragments), graph.edges)
-    table = choose(experiment, config, graph, merge_function)
-    LOG.info("%s: %s", merge_function, why(config, table))
-    task = relabelling_task(experiment, config, source, merge_function, table.chosen)
-    task.create_outputs(options.replace)
+    taken = source.chosen(config.merge_function)
+    store = relabelling_task(experiment, config, source, taken, 0.0).rag_store
+    return _Opened(experiment, config, source, store, read_fragments(store, source), taken)
+
+
+def _swept(work: _Opened, merge_function: str) -> tuple[SweptGraph, ThresholdTable]:
+    """Read the edges of a merge function and look at all thresholds."""
+    edges = work.store.iter_edges(work.source.agglomerate.key, merge_function)
+    graph = load_sweep(edges, work.fragments, thresholds_of(work.config), work.config.buffer_edges)
+    table = choose(work.experiment, work.config, graph, merge_function, merge_function == work.taken)
+    nodes, reason = len(graph.fragments), why(work.config, table)
+    LOG.info("%s: %d fragments, %d edges; %s", merge_function, nodes, graph.edges, reason)
+    return graph, table
+
+
+def _write(work: _Opened, graph: SweptGraph, table: ThresholdTable) -> None:
     facts = {
-        "key": tables_key(config, source, merge_function),
-        "fingerprint": source.agglomerate.identity,
-        "fragments_fingerprint": source.watershed.identity,
+        "key": tables_key(work.config, work.source, table.merge_function),
+        "fingerprint": work.source.agglomerate.identity,
+        "fragments_fingerprint": work.source.watershed.identity,
         "nodes": len(graph.fragments),
         "edges": graph.edges,
         "voxels": int(graph.sizes_vox.sum()),
     }
-    summary = write_tables(luts_folder(experiment.layout.luts, config.run_type), graph, table, facts)
-    manifest = run_task(task, options)
-    sizes = require_sizes(experiment, task, graph, table)
-    chosen = {"merge_function": merge_function, "threshold": table.chosen, "advice": summary["advice"]}
-    known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
-    manifest.model_copy(update={"facts": known}).write(experiment.layout)
-    LOG.info("%d segments, the largest has %d voxels", sizes["segments"], sizes["largest_segment_vox"])
+    write_tables(luts_folder(work.experiment.layout.luts, work.config.run_type), graph, table, facts)
 
 
 def validate(experiment: Experiment) -> list[StageError]:
@@ -121,7 +155,7 @@ def _require_regions(experiment: Experiment, config: SegmentConfig) -> None:
     region_box(config.roi, grid, written, "segment.roi")
     truth = open_truth(experiment, config, grid)
     if truth is not None:
-        truth_box(config, grid, written, truth.box)
+        truth_box(config, grid, written, truth.labels.box)
 
 
 def _problem_of(check: Callable[[], object]) -> StageError | None:
