@@ -221,7 +221,7 @@ def _open_labels(table: TrainingVolume | TargetVolume, resolve: Resolve) -> Sour
         given, dataset = table.labels, table.labels_dataset
     if given is not None:
         return open_source(resolve(given), dataset, LABELS.dataset)
-    if detect_format(resolve(table.raw)) in SINGLE_VOLUME_FORMATS:
+    if detect_format(resolve(table.raw), table.raw_dataset or RAW.dataset) in SINGLE_VOLUME_FORMATS:
         raise ConfigError(
             "labels are not given", where=table.raw, hint="this format holds one volume: set labels = PATH"
         )

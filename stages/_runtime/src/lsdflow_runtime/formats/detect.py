@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
 from lsdflow_runtime.formats import hdf5, n5, precomputed, roi_json, tiff, zarr_array
-from lsdflow_runtime.formats.folders import folder_of
+from lsdflow_runtime.formats.folders import first_folders, folder_of
 from lsdflow_runtime.formats.source import SourceVolume
 
 FILE_FORMATS: dict[str, Callable[[Path], bool]] = {
@@ -26,6 +26,7 @@ FOLDER_FORMATS: dict[str, Callable[[Path], bool]] = {
     "precomputed": precomputed.is_precomputed,
     "tiff": tiff.is_tiff_folder,
 }
+FOLDERS_SEARCHED = 100
 TREES: dict[str, tuple[Callable[[Path], bool], Callable[[Path, str], SourceVolume]]] = {
     "zarr": (zarr_array.is_image, zarr_array.open_zarr),
     "n5": (n5.is_image, n5.open_n5),
@@ -39,7 +40,7 @@ LOOKED_FOR = (
 def detect_format(path: Path, dataset: str = "") -> str:
     """Name of the format: zarr, n5, hdf5, tiff, precomputed or json.
 
-    zarr and N5 containers need no metadata of their own: the `dataset` in them is looked at too.
+    zarr and N5 containers need no metadata of their own: the `dataset` and the first folders in them are looked at.
 
     Raises:
         MissingInput: nothing there.
@@ -49,9 +50,9 @@ def detect_format(path: Path, dataset: str = "") -> str:
     try:
         formats = FILE_FORMATS if path.is_file() else FOLDER_FORMATS
         found = [name for name, holds in formats.items() if holds(path)]
-        if not found and path.is_dir() and dataset:
-            inner = folder_of(path, dataset)
-            found = [name for name, (is_image, _) in TREES.items() if is_image(inner)]
+        if not found and path.is_dir():
+            inner = [folder_of(path, dataset), *first_folders(path, FOLDERS_SEARCHED)]
+            found = [name for name, (is_image, _) in TREES.items() if any(map(is_image, inner))]
     except PermissionError as error:
         raise PermissionDenied("no permission to read", where=path, found=str(error)) from error
     if len(found) == 1:

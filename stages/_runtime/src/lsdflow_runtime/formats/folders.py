@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def arrays_below(container: Path, is_array: Callable[[Path], bool]) -> list[str]
             names.clear()
         names.sort()
     return found
+
+
+def first_folders(container: Path, most: int) -> list[Path]:
+    """The first folders of a tree, at most `most`."""
+    return [Path(folder) for folder, _, _ in islice(os.walk(container), most)]
 
 
 def no_such_dataset(container: Path, dataset: str, existing: Iterable[str]) -> MissingInput:

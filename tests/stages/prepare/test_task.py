@@ -1,0 +1,446 @@
+"""The stage from end to end: what it writes, what it refuses, how it goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import tifffile
+import zarr
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import LABELS, MASK, RAW
+from lsdflow_contract.errors import BadData, Interrupted, NotOurs, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_prepare import task, writing
+from lsdflow_prepare.config import PrepareConfig
+from lsdflow_runtime.formats.prepared import PreparedArrays
+from lsdflow_runtime.volumes import open_volume
+
+Make = Callable[..., Experiment]
+Put = Callable[..., Path]
+RUN = RunOptions()
+
+
+def made(experiment: Experiment, dataset: str, name: str = "a") -> np.ndarray:
+    return zarr.open_array(experiment.layout.training_volume(name) / dataset, mode="r")[:]
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    return {str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+
+
+def test_zarr_to_zarr_is_bit_identical_with_both_attribute_styles(
+    container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    loaded = experiment()
+    task.run(loaded, RUN)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
+    assert (made(loaded, MASK.dataset) == 1).all()
+    folder = loaded.layout.training_volume("a") / RAW.dataset
+    stored, attributes = (json.loads((folder / name).read_text()) for name in (".zarray", ".zattrs"))
+    assert (stored["zarr_format"], stored["chunks"]) == (2, [64, 64, 64])
+    assert {k: stored["compressor"][k] for k in ("id", "cname", "clevel")} == {
+        "id": "blosc",
+        "cname": "zstd",
+        "clevel": 3,
+    }
+    assert attributes["resolution"] == attributes["voxel_size"] == [8, 8, 8]
+    assert attributes["offset"] == [80, 0, 0]
+    assert attributes["axis_names"] == ["z", "y", "x"]
+    assert attributes["lsdflow"]["written_by"]["stage"] == "prepare"
+    volume = open_volume(loaded.layout.training_volume("a"), LABELS.dataset)
+    np.testing.assert_array_equal(volume.read(volume.box), ids)
+
+
+def test_manifest_names_outputs_counts_and_probability(container: Path, experiment: Make) -> None:
+    loaded = experiment()
+    task.run(loaded, RUN)
+    manifest = read_manifest(loaded.layout, "prepare")
+    assert manifest.outputs == {"training/a": "data/training/a.zarr"}
+    facts = manifest.facts["volumes"]["training/a"]
+    assert (facts["neurons"], facts["probability"], facts["trained_fraction"]) == (8, 1.0, 1.0)
+    assert facts["components"] == 8
+    assert any("250" in text for text in manifest.facts["warnings"])
+
+
+def test_target_with_truth_in_another_container(put: Put, experiment: Make, raw: np.ndarray, ids: np.ndarray) -> None:
+    put("volumes/raw", raw)
+    put("seg", ids.astype(np.int64), name="t.zarr")
+    table = {"target": {"raw": "../a.zarr", "truth": "../t.zarr", "truth_dataset": "seg"}}
+    loaded = experiment(table)
+    task.run(loaded, RUN)
+    target = loaded.layout.target_volume
+    np.testing.assert_array_equal(zarr.open_array(target / RAW.dataset, mode="r")[:], raw)
+    np.testing.assert_array_equal(zarr.open_array(target / LABELS.dataset, mode="r")[:], ids)
+
+
+def test_target_without_truth_has_raw_only(container: Path, experiment: Make) -> None:
+    loaded = experiment({"target": {"raw": "../a.zarr"}})
+    task.run(loaded, RUN)
+    assert not (loaded.layout.target_volume / LABELS.dataset).exists()
+
+
+def test_hdf5_labels_smaller_than_raw_are_padded_with_ignore_only_when_asked(
+    tmp_path: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    """The CREMI padded files: labels have an offset in nm."""
+    with h5py.File(tmp_path / "a.hdf", "w") as file:
+        file["volumes/raw"] = raw
+        file["volumes/labels/neuron_ids"] = ids[10:60, 20:50, 5:65]
+        for name in ("volumes/raw", "volumes/labels/neuron_ids"):
+            file[name].attrs["resolution"] = (40.0, 4.0, 4.0)
+        file["volumes/labels/neuron_ids"].attrs["offset"] = (400.0, 80.0, 20.0)
+    with pytest.raises(BadData, match="same region"):
+        task.run(experiment(raw="../a.hdf"), RUN)
+    loaded = experiment(raw="../a.hdf", pad_labels=True)
+    task.run(loaded, RUN)
+    inside = np.zeros(raw.shape, bool)
+    inside[10:60, 20:50, 5:65] = True
+    np.testing.assert_array_equal(made(loaded, MASK.dataset), inside)
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), np.where(inside, ids, 0))
+
+
+def test_roi_and_ignore_regions_are_cut_where_they_say(
+    container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    ignored = {"offset": "12, 0, 0 vox", "shape": "3, 66, 68 vox"}
+    loaded = experiment(roi={"offset": "160, 40, 0 nm", "shape": "50, 40, 60 vox"}, ignore_regions=[ignored])
+    task.run(loaded, RUN)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), raw[10:60, 5:45, :60])
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids[10:60, 5:45, :60])
+    mask = made(loaded, MASK.dataset)
+    assert (mask[2:5] == 0).all()
+    assert mask.mean() == pytest.approx(47 / 50)
+    attributes = zarr.open_array(loaded.layout.training_volume("a") / RAW.dataset, mode="r").attrs
+    assert attributes["offset"] == [160, 40, 0]
+
+
+def test_json_roi_container_and_expansion_factor(container: Path, experiment: Make, raw: np.ndarray) -> None:
+    content = {"container": "a.zarr", "offset": [160, 40, 0], "size": [400, 320, 480]}
+    (container.parent / "a.json").write_text(json.dumps(content))
+    loaded = experiment({"target": {"raw": "../a.json", "expansion_factor": 4.0}})
+    task.run(loaded, RUN)
+    array = zarr.open_array(loaded.layout.target_volume / RAW.dataset, mode="r")
+    np.testing.assert_array_equal(array[:], raw[10:60, 5:45, :60])
+    assert array.attrs["voxel_size"] == [2, 2, 2]
+    assert array.attrs["offset"] == [40, 10, 0]
+
+
+def test_non_integer_voxel_size_is_kept(container: Path, experiment: Make) -> None:
+    loaded = experiment(voxel_size="33.5, 8.25, 8.25 nm")
+    task.run(loaded, RUN)
+    attributes = zarr.open_array(loaded.layout.training_volume("a") / RAW.dataset, mode="r").attrs
+    assert attributes["resolution"] == [33.5, 8.25, 8.25]
+    assert attributes["offset"] == [335, 0, 0]
+
+
+def test_default_mask_of_the_container_is_used_and_none_turns_it_off(
+    container: Path, put: Put, experiment: Make, ids: np.ndarray
+) -> None:
+    states = (np.arange(ids.size).reshape(ids.shape) % 3).astype(np.uint8)
+    put("volumes/labels/mask", states)
+    loaded = experiment()
+    task.run(loaded, RUN)
+    np.testing.assert_array_equal(made(loaded, MASK.dataset), states)
+    task.run(experiment(mask="none"), RunOptions(replace=True))
+    assert (made(loaded, MASK.dataset) == 1).all()
+
+
+def test_tiff_of_16_bits_with_typed_size_and_range(tmp_path: Path, put: Put, experiment: Make, ids: np.ndarray) -> None:
+    raw16 = np.random.default_rng(0).integers(100, 4000, ids.shape, np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", raw16, photometric="minisblack", compression="zlib")
+    put("ids", ids, name="t.zarr", offset=None)
+    table = {"raw": "../a.tif", "labels": "../t.zarr", "labels_dataset": "ids", "voxel_size": "8 nm"}
+    loaded = experiment(**table, raw_range=[100, 4000])
+    task.run(loaded, RUN)
+    wanted = np.rint((raw16.astype(float) - 100) / 3900 * 255)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
+
+
+def test_chosen_channel_of_several(put: Put, experiment: Make, raw: np.ndarray) -> None:
+    zarr.create_array(put("x", raw) / "two", data=np.stack([raw, 255 - raw]), attributes={"resolution": [8, 8, 8]})
+    loaded = experiment({"target": {"raw": "../a.zarr", "raw_dataset": "two", "raw_channel": 1}})
+    task.run(loaded, RUN)
+    np.testing.assert_array_equal(zarr.open_array(loaded.layout.target_volume / RAW.dataset, mode="r")[:], 255 - raw)
+
+
+def damaged(kind: str, put: Put, raw: np.ndarray, ids: np.ndarray) -> dict[str, Any]:
+    """One fault in an otherwise good volume; returns what the table says besides."""
+    labels = "volumes/labels/neuron_ids"
+    floats = raw.astype(np.float32) / 255
+    if kind == "NaN":
+        floats[60, 2, 3] = np.nan
+        put("volumes/raw", floats)
+    elif kind == "float labels":
+        put(labels, ids.astype(np.float64))
+    elif kind == "negative labels":
+        put(labels, ids.astype(np.int64) * -1)
+    elif kind == "16 bits":
+        put("volumes/raw", raw.astype(np.uint16) * 16)
+    elif kind == "no voxel size":
+        put("volumes/raw", raw, resolution=None)
+    elif kind == "conflict":
+        put("volumes/raw", raw, voxel_size=[1, 1, 1])
+    elif kind == "shape":
+        put(labels, ids[:-1])
+    elif kind == "offset":
+        put(labels, ids, offset=[84, 0, 0])
+    elif kind == "mask misaligned":
+        put("volumes/labels/mask", np.ones(ids.shape, np.uint8), offset=[88, 0, 0])
+    elif kind == "mask values":
+        put("volumes/labels/mask", np.full(ids.shape, 255, np.uint8))
+    elif kind == "missing chunk":
+        (put("volumes/raw", raw) / "volumes/raw/1.1.1").unlink()
+    elif kind == "cut chunk":
+        (put("volumes/raw", raw) / "volumes/raw/1.1.1").write_bytes(b"123")
+    elif kind == "channels":
+        put("volumes/raw", np.stack([raw, raw]))
+    tables: dict[str, dict[str, Any]] = {
+        "no labels": {"labels_dataset": "volumes/labels/ids"},
+        "no raw": {"raw": "../b.zarr"},
+        "no mask": {"mask_dataset": "volumes/labels/masks"},
+        "empty roi": {"roi": {"offset": "0 vox", "shape": "0 vox"}},
+        "roi outside": {"roi": {"offset": "60 vox", "shape": "20 vox"}},
+        "same array": {"labels": "../a.zarr", "labels_dataset": "volumes/raw"},
+    }
+    return tables.get(kind, {})
+
+
+REFUSALS = {
+    "NaN": (65, "NaN"),
+    "float labels": (65, "labels are float64"),
+    "negative labels": (65, "ignore_ids"),
+    "16 bits": (65, "raw_range = [16, "),
+    "no voxel size": (65, '(name = "a") voxel_size = "40, 8, 8 nm"'),
+    "conflict": (65, "(1, 1, 1) nm"),
+    "shape": (65, "(69, 66, 68)"),
+    "offset": (65, "nearest that fits"),
+    "mask misaligned": (65, "same region"),
+    "mask values": (65, "mask_train_value = 255"),
+    "missing chunk": (65, "sparse = true"),
+    "cut chunk": (65, "re-copy"),
+    "channels": (65, "raw_channel"),
+    "no labels": (66, "volumes/labels/neuron_ids"),
+    "no raw": (66, "did you mean"),
+    "no mask": (66, "volumes/labels/masks"),
+    "empty roi": (78, "empty"),
+    "roi outside": (78, "leaves the volume"),
+    "same array": (78, "same array"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_bad_input_is_refused_with_its_code_and_nothing_is_written(
+    kind: str, container: Path, put: Put, experiment: Make, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    code, text = REFUSALS[kind]
+    loaded = experiment(**damaged(kind, put, raw, ids))
+    before = snapshot(container.parent)
+    problems = task.validate(loaded)
+    assert [problem.exit_code for problem in problems][:1] == [code], problems
+    assert text in problems[0].message()
+    with pytest.raises(StageError) as caught:
+        task.run(loaded, RUN)
+    assert caught.value.exit_code == code
+    assert snapshot(container.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"probability": 0.9}, "must sum to 1"),
+        ({"raw_rnage": [0, 1]}, "raw_rnage"),
+        ({"raw_range": [1, 0]}, "min < max"),
+        ({"voxel_size": "8"}, "unit"),
+        ({"voxel_size": "8 vox"}, "unit of length"),
+        ({"expansion_factor": 0}, "greater than 0"),
+        ({"name": "../a"}, "pattern"),
+        ({"ignore_ids": [1], "background_ids": [1]}, "both"),
+    ],
+)
+def test_a_wrong_table_is_a_config_error(experiment: Make, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(StageError, match=text) as caught:
+        experiment(**options).table("prepare", PrepareConfig)
+    assert caught.value.exit_code == 78
+
+
+def test_validate_lists_all_problems_at_once(
+    container: Path, put: Put, experiment: Make, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    put("volumes/raw", raw, name="b.zarr", resolution=None)
+    put("volumes/labels/neuron_ids", ids.astype(np.float32), name="b.zarr")
+    volumes = [{"name": "a", "raw": "../a.zarr"}, {"name": "b", "raw": "../b.zarr"}]
+    table = {"training": volumes, "target": {"raw": "../c.zarr"}}
+    codes = [problem.exit_code for problem in task.validate(experiment(table))]
+    assert codes == [65, 65, 66]
+
+
+def test_sparse_source_may_lack_chunks(container: Path, experiment: Make, raw: np.ndarray) -> None:
+    (container / "volumes/raw/1.1.1").unlink()
+    loaded = experiment(sparse=True)
+    task.run(loaded, RUN)
+    wanted = raw.copy()
+    wanted[32:64, 32:64, 32:64] = 0
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
+
+
+def test_second_run_does_nothing_and_changes_nothing_of_the_arrays(container: Path, experiment: Make) -> None:
+    loaded = experiment()
+    task.run(loaded, RUN)
+    identity = read_manifest(loaded.layout, "prepare").identity
+    before = snapshot(loaded.layout.training_volume("a"))
+    task.run(loaded, RUN)
+    assert snapshot(loaded.layout.training_volume("a")) == before
+    assert read_manifest(loaded.layout, "prepare").identity == identity
+
+
+@pytest.mark.parametrize("writes", range(1, 4))
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    writes: int, container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded = experiment()
+    task.run(loaded, RUN)
+    wanted = {d.dataset: made(loaded, d.dataset) for d in (RAW, LABELS, MASK)}
+    facts = read_manifest(loaded.layout, "prepare").facts["volumes"]
+    (tmp_path / "exp").rename(tmp_path / "first")
+    loaded = experiment()
+    done: list[int] = []
+    write = PreparedArrays.write
+
+    def stop(self: PreparedArrays, number: int, *rest: Any) -> None:
+        if len(done) == writes:
+            raise Interrupted("stopped")
+        done.append(number)
+        write(self, number, *rest)
+
+    monkeypatch.setattr(PreparedArrays, "write", stop)
+    with pytest.raises(Interrupted):
+        task.run(loaded, RUN)
+    assert not loaded.layout.manifest("prepare").exists()
+    assert not (loaded.layout.training_volume("a") / LABELS.dataset).exists()
+    again: list[int] = []
+    monkeypatch.setattr(PreparedArrays, "write", lambda *given: (again.append(given[1]), write(*given)))
+    task.run(loaded, RUN)
+    assert len(again) == 4 - writes
+    for dataset, values in wanted.items():
+        np.testing.assert_array_equal(made(loaded, dataset), values)
+    assert read_manifest(loaded.layout, "prepare").facts["volumes"] == facts
+
+
+def test_a_noted_brick_that_did_not_reach_the_disk_is_made_again(
+    container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, raw: np.ndarray
+) -> None:
+    loaded = experiment()
+    with monkeypatch.context() as patch:
+        patch.setattr(PreparedArrays, "finish", lambda _self: (_ for _ in ()).throw(Interrupted("power cut")))
+        with pytest.raises(Interrupted):
+            task.run(loaded, RUN)
+    partial = loaded.layout.training_volume("a") / "volumes/.raw.partial"
+    (partial / "0.0.0").write_bytes(b"")
+    task.run(loaded, RUN)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
+
+
+def test_other_parameters_are_refused_naming_them_and_replaced_on_request(
+    container: Path, experiment: Make, raw: np.ndarray
+) -> None:
+    task.run(experiment(), RUN)
+    changed = experiment(raw_range=[0, 100])
+    with pytest.raises(NotOurs) as caught:
+        task.run(changed, RUN)
+    assert "raw_range = [0.0, 100.0]" in caught.value.wanted
+    assert "raw_range = None" in caught.value.found
+    task.run(changed, RunOptions(replace=True))
+    np.testing.assert_array_equal(made(changed, RAW.dataset), np.rint(np.clip(raw / 100, 0, 1) * 255))
+
+
+def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment: Make, raw: np.ndarray) -> None:
+    loaded = experiment()
+    zarr.create_array(loaded.layout.training_volume("a") / RAW.dataset, data=raw, zarr_format=2)
+    with pytest.raises(NotOurs, match="not ours"):
+        task.run(loaded, RunOptions(replace=True))
+
+
+def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment: Make) -> None:
+    loaded = experiment()
+    lock = loaded.layout.root / "data" / ".prepare.lock"
+    lock.parent.mkdir()
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(NotOurs, match="another prepare"):
+            task.run(loaded, RUN)
+
+
+def test_volumes_cut_in_bricks_are_the_same(
+    container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
+    loaded = experiment()
+    task.run(loaded, RUN)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
+    assert "components" not in read_manifest(loaded.layout, "prepare").facts["volumes"]["training/a"]
+
+
+def test_plan_and_status_tell_shape_and_progress(container: Path, experiment: Make) -> None:
+    loaded = experiment()
+    assert task.plan(loaded)["training/a"]["shape_vox"] == [70, 66, 68]
+    assert task.status(loaded) == {"finished": False, "training a": "not begun"}
+    task.run(loaded, RUN)
+    assert task.plan(loaded)["training/a"]["done"] is True
+    assert task.status(loaded) == {"finished": True, "training a": "made"}
+
+
+def test_zarr_2_and_gunpowder_read_what_was_written(
+    container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
+) -> None:
+    """The training environment has another zarr: read there, compare here."""
+    default = Path(__file__).resolve().parents[3] / ".venv" / "training" / "bin" / "python"
+    python = Path(os.environ.get("LSDFLOW_TRAINING_PYTHON", default))
+    if not python.exists():
+        pytest.skip("the training environment is not installed (LSDFLOW_TRAINING_PYTHON)")
+    loaded = experiment()
+    task.run(loaded, RUN)
+    result = container.parent / "read.npz"
+    script = """
+import sys, numpy, gunpowder as gp, zarr
+keys = {gp.ArrayKey(n.upper()): "volumes/" + n for n in ("raw", "labels/neuron_ids", "labels/mask")}
+source = gp.ZarrSource(sys.argv[1], keys)
+with gp.build(source):
+    request = gp.BatchRequest({key: gp.ArraySpec(roi=source.spec[key].roi) for key in keys})
+    batch = source.request_batch(request)
+found = {name.split("/")[-1]: batch[key].data for key, name in keys.items()}
+size = [list(batch[key].spec.voxel_size) + list(batch[key].spec.roi.offset) for key in keys]
+assert zarr.__version__.startswith("2.")
+numpy.savez(sys.argv[2], place=size, **found)
+"""
+    subprocess.run([python, "-c", script, loaded.layout.training_volume("a"), result], check=True, timeout=120)
+    with np.load(result) as found:
+        np.testing.assert_array_equal(found["raw"], raw)
+        np.testing.assert_array_equal(found["neuron_ids"], ids)
+        assert (found["mask"] == 1).all()
+        assert found["place"].tolist() == [[8, 8, 8, 80, 0, 0]] * 3
+
+
+def test_real_training_volume(shared_data: Path, experiment: Make) -> None:
+    source = shared_data / "gala_mini" / "train.zarr"
+    loaded = experiment({"training": [{"name": "a", "raw": str(source)}]})
+    assert task.validate(loaded) == []
+    task.run(loaded, RUN)
+    for spec in (RAW, LABELS):
+        stored = zarr.open_array(source / spec.dataset, mode="r")[:]
+        np.testing.assert_array_equal(made(loaded, spec.dataset), stored)
+    facts = read_manifest(loaded.layout, "prepare").facts["volumes"]["training/a"]
+    assert facts["neurons"] == 87
