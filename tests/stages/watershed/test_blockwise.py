@@ -20,6 +20,7 @@ from lsdflow_contract.testing import same_partition
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_watershed import task
+from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 from lsdflow_watershed.ids import number_components
 
@@ -253,3 +254,9 @@ def test_plan_counts_blocks(make_experiment: MakeExperiment, affs: NDArray[np.ui
     facts = task.plan(make_experiment(affs, BLOCKS))
     assert facts["blocks"] == 2 * 3 * 2
     assert facts["bytes_out_uncompressed"] == 30 * 44 * 52 * 8
+
+
+def test_the_schema_shows_defaults_as_they_are_written_in_the_file() -> None:
+    defaults = {name: p.get("default") for name, p in WatershedConfig.model_json_schema()["properties"].items()}
+    assert defaults["block_shape"] == str(WatershedConfig().block_shape) == "256 vox"
+    assert WatershedConfig.model_validate(defaults) == WatershedConfig()

@@ -14,7 +14,9 @@ class WatershedConfig(StrictModel):
     """How fragments are made from affinities, and how the volume is cut into blocks."""
 
     block_shape: LengthsField = Field(
-        default=Lengths.parse("256 vox"), description="a block (write box), which is also the write unit on disk"
+        default=Lengths.parse("256 vox"),
+        description="a block (write box), which is also the write unit on disk",
+        json_schema_extra={"default": "256 vox"},
     )
     context: LengthsField | None = Field(
         default=None, description="read beyond a block on every side; none = 32 of the shortest voxel edges"
