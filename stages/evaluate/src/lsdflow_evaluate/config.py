@@ -36,8 +36,10 @@ class EvaluateConfig(StrictModel):
     skeleton_lattice: tuple[int, int, int] | None = Field(
         default=None, description="voxels between points when truth is thinned, z,y,x; none = about two voxels"
     )
-    merge_min_nodes: int = Field(
-        default=1, ge=1, description="a segment merges two neurons if it holds this many nodes of each"
+    merge_min_nodes: int | None = Field(
+        default=None,
+        ge=1,
+        description="a segment merges neurons if it holds this many nodes of each; none = 1, or 5 for thinned truth",
     )
     picture_edge_vox: int = Field(default=1024, ge=16, description="pictures show at most this many voxels across")
     viewer_url: str = Field(

@@ -66,9 +66,7 @@ def threshold_score(
     return ThresholdScore(merge_function, threshold, segments, partition, runs)
 
 
-def runs_of(
-    skeletons: Skeletons, fragments: NDArray[np.uint64], lut: Lut, merge_min_nodes: int
-) -> RunLengths:
+def runs_of(skeletons: Skeletons, fragments: NDArray[np.uint64], lut: Lut, merge_min_nodes: int) -> RunLengths:
     """Run lengths of one lookup table; `fragments` uint64 (n,): the fragment that each node lies in, 0 = none."""
     place = positions_in(fragments, lut.fragments, "the skeleton nodes")
     segments = np.where(place >= 0, lut.segments[np.maximum(place, 0)], np.uint64(0))

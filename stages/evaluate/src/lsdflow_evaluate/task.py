@@ -1,0 +1,158 @@
+"""evaluate: gather what the experiment has, score it where there is truth, write the report; also after a failure.
+
+truth + fragments + tables --> scores.json          every part that is missing or broken becomes a problem
+volumes, losses, block times --> index.html         on the page; the page is written first, then the first
+places of all volumes --> neuroglancer.json         problem that concerns evaluate ends the command
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import write_atomically, write_json
+from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_evaluate import history
+from lsdflow_evaluate.artefacts import Segmented, Truth, open_segmented, open_truth, target_grid
+from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.gather import Gathered, report_data
+from lsdflow_evaluate.regions import region_box
+from lsdflow_evaluate.report import render_report
+from lsdflow_evaluate.scores_file import NO_TRUTH, scores_with_truth, scores_without
+from lsdflow_evaluate.truth_scores import TruthScores, score_against_truth
+
+LOG = logging.getLogger("lsdflow.evaluate")
+
+STAGE = "evaluate"
+OUTPUTS = {"report": "report/index.html", "scores": "report/scores.json", "viewer": "report/neuroglancer.json"}
+
+
+def run(experiment: Experiment, options: RunOptions) -> None:
+    """Write scores.json, index.html and neuroglancer.json; raise the first error after that, if there was one."""
+    started = time.time()
+    config = experiment.table(STAGE, EvaluateConfig)
+    collector = history.Collector()
+    collector.problems.extend(history.run_problems(experiment))
+    gathered, scores = _scored(experiment, config, collector)
+    data = report_data(experiment, config, gathered, collector)
+    folder = experiment.layout.report
+    write_json(folder / "scores.json", scores)
+    write_json(folder / "neuroglancer.json", data.neuroglancer_state or {})
+    page = render_report(data).encode()
+    write_atomically(folder / "index.html", lambda file: file.write(page))
+    LOG.info("report: %s", folder / "index.html")
+    if collector.errors:
+        raise collector.errors[0]
+    _write_manifest(experiment, config, scores, time.time() - started)
+
+
+def validate(experiment: Experiment) -> list[StageError]:
+    """All problems that can be seen now; what earlier stages have not made yet is no problem."""
+    config = experiment.table(STAGE, EvaluateConfig)
+    checks: list[Callable[[], object]] = []
+    if config.skeletons not in ("auto", "truth", "none"):
+        checks.append(lambda: _require_skeletons(experiment, config))
+    if experiment.layout.target_volume.exists():
+        checks.append(lambda: _require_regions(experiment, config))
+    return [problem for check in checks if (problem := _problem_of(check)) is not None]
+
+
+def plan(experiment: Experiment) -> dict[str, Any]:
+    """What a run would compare and show."""
+    config = experiment.table(STAGE, EvaluateConfig)
+    grid = target_grid(experiment)
+    truth = open_truth(experiment, config, grid)
+    voxels = region_box(config.roi, grid, truth.labels.box, "evaluate.roi").size if truth else 0
+    return {"truth": truth is not None, "voxels_compared": voxels, "bytes_read": 16 * voxels, "outputs": OUTPUTS}
+
+
+def status(experiment: Experiment) -> dict[str, Any]:
+    """Whether the report is there, and whether everything in it was complete."""
+    report = experiment.layout.report / "index.html"
+    return {"report": report.exists(), "finished": experiment.layout.manifest(STAGE).exists()}
+
+
+def _scored(
+    experiment: Experiment, config: EvaluateConfig, collector: history.Collector
+) -> tuple[Gathered, dict[str, Any]]:
+    """Open what there is and score it; a part that fails is left out and becomes a problem."""
+    grid = collector.collect("prepare", lambda: target_grid(experiment), None)
+    if grid is None:
+        return Gathered(None, None, None, None), scores_without(False, "the target volume is missing", config.voi_limit)
+    truth = collector.collect("prepare", lambda: open_truth(experiment, config, grid), None)
+    segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
+    if truth is None:
+        return Gathered(grid, segmented, None, None), scores_without(False, NO_TRUTH, config.voi_limit)
+    found = None
+    if segmented is not None:
+        found = collector.collect(STAGE, lambda: _compare(experiment, config, grid, segmented, truth), None)
+    gathered = Gathered(grid, segmented, truth, found)
+    if found is None:
+        return gathered, scores_without(True, "nothing to compare: see the problems in the report", config.voi_limit)
+    return gathered, scores_with_truth(found, config.voi_limit)
+
+
+def _compare(
+    experiment: Experiment, config: EvaluateConfig, grid: Geometry, segmented: Segmented, truth: Truth
+) -> TruthScores:
+    found = score_against_truth(experiment, config, grid, segmented, truth)
+    chosen = found.chosen_score
+    if chosen is None:
+        raise MissingInput(
+            "no table of the chosen threshold",
+            where=experiment.layout.luts,
+            wanted=f"{found.chosen[0]} at {found.chosen[1]:.4f}",
+            hint="run segment again",
+        )
+    part = chosen.partition
+    voi = f"VOI {part.voi:.3f} = {part.voi_split:.3f} split + {part.voi_merge:.3f} merge"
+    LOG.info("%s at %.4f: %s, adapted Rand error %.3f", *found.chosen, voi, part.adapted_rand_error)
+    return found
+
+
+def _write_manifest(experiment: Experiment, config: EvaluateConfig, scores: dict[str, Any], seconds: float) -> None:
+    inputs = {s: m.identity for s, m in history.manifests(experiment).items() if s in ("watershed", "segment")}
+    table = config.model_dump(mode="json")
+    key = work_key(STAGE, table, inputs)
+    facts = {k: v for k, v in scores.items() if k != "thresholds"}
+    Manifest(
+        writer=Writer.of(STAGE),
+        key=key,
+        config=table,
+        inputs=inputs,
+        outputs=OUTPUTS,
+        facts={**facts, "seconds": seconds},
+        identity=hash_of([key, scores]),
+    ).write(experiment.layout)
+
+
+def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
+    path = experiment.resolve(config.skeletons)
+    if not path.exists():
+        raise MissingInput("no skeletons there", where=path, hint='"truth", "auto", "none", or a file or folder')
+
+
+def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
+    grid = target_grid(experiment)
+    truth = open_truth(experiment, config, grid)
+    if truth is None:
+        if config.roi is not None or config.threshold_roi is not None:
+            raise MissingInput("a region to score, but no truth", where=experiment.layout.target_volume)
+        return
+    region_box(config.roi, grid, truth.labels.box, "evaluate.roi")
+    region_box(config.threshold_roi, grid, truth.labels.box, "evaluate.threshold_roi")
+
+
+def _problem_of(check: Callable[[], object]) -> StageError | None:
+    try:
+        check()
+    except StageError as error:
+        return error
+    return None
