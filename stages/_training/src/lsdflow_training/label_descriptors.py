@@ -29,9 +29,9 @@ from lsdflow_training.label_runs import GroupedRuns, Runs
 
 # below this variance (nm^2) an axis counts as flat, so that Pearson coefficients stay finite (as in lsds)
 FLAT_NM2 = np.float32(1e-3)
-# the same as a share of the squared mean offset: less is rounding. At full resolution it is never met, because the
-# voxel itself belongs to its label; with downsampling all of a label may lie at one far place
-FLAT_SHARE = np.float32(3e-6)
+# a variance below this share of the squared mean offset is rounding and counts as 0. At full resolution it is never
+# met, because the voxel itself belongs to its label; with downsampling all of a label may lie at one far place
+ROUNDING_SHARE = np.float32(1e-5)
 
 
 class Grid(NamedTuple):
@@ -174,10 +174,20 @@ def _unit(value: np.float32) -> np.float32:
 
 
 @compiled
-def _variance(square_vox: np.float32, mean_vox: np.float32, voxel_size_nm: np.float32) -> np.float32:
-    """Variance along an axis in nm^2, at least that of a flat object."""
-    least = FLAT_SHARE * mean_vox * mean_vox
-    return max(max(square_vox - mean_vox * mean_vox, least) * voxel_size_nm * voxel_size_nm, FLAT_NM2)
+def _variance(square: np.float32, mean: np.float32) -> np.float32:
+    """Mean square minus squared mean (voxels^2); 0 if the difference is but rounding."""
+    variance = square - mean * mean
+    return variance if variance > ROUNDING_SHARE * mean * mean else np.float32(0)
+
+
+@compiled
+def _pearson(
+    covariance: np.float32, one: np.float32, other: np.float32, flat: tuple[np.float32, np.float32]
+) -> np.float32:
+    """Correlation of two axes * 0.5 + 0.5 from their variances `one` and `other`, each at least `flat`."""
+    if one == 0 or other == 0:
+        return np.float32(0.5)
+    return _unit(covariance / np.sqrt(max(one, flat[0]) * max(other, flat[1])) * np.float32(0.5) + np.float32(0.5))
 
 
 @compiled
@@ -188,27 +198,29 @@ def _to_channels(m: Floats, corner: tuple[int, int, int], grid: Grid) -> None:
     """
     half, one = np.float32(0.5), np.float32(1)
     vz, vy, vx = grid.voxel_size_nm[0], grid.voxel_size_nm[1], grid.voxel_size_nm[2]
-    sz, sy, sx = grid.sigma_nm[0], grid.sigma_nm[1], grid.sigma_nm[2]
+    # all in voxels of an axis from here on
+    sz, sy, sx = grid.sigma_nm[0] / vz, grid.sigma_nm[1] / vy, grid.sigma_nm[2] / vx
+    flat_z, flat_y, flat_x = FLAT_NM2 / (vz * vz), FLAT_NM2 / (vy * vy), FLAT_NM2 / (vx * vx)
     for i in range(TILE):
         empty = m[i] == 0  # only with downsampling: then lsds takes size 1 and the first voxel of the array as mean
         share = one if empty else m[i]
         per = one / share
         mean_z, mean_y, mean_x = m[i + 3 * TILE] * per, m[i + TILE] * per, m[i + 6 * TILE] * per
-        var_z = _variance(m[i + 5 * TILE] * per, mean_z, vz)
-        var_y = _variance(m[i + 2 * TILE] * per, mean_y, vy)
-        var_x = _variance(m[i + 9 * TILE] * per, mean_x, vx)
-        cov_zy = (m[i + 4 * TILE] * per - mean_z * mean_y) * vz * vy
-        cov_zx = (m[i + 8 * TILE] * per - mean_z * mean_x) * vz * vx
-        cov_yx = (m[i + 7 * TILE] * per - mean_y * mean_x) * vy * vx
+        var_z = _variance(m[i + 5 * TILE] * per, mean_z)
+        var_y = _variance(m[i + 2 * TILE] * per, mean_y)
+        var_x = _variance(m[i + 9 * TILE] * per, mean_x)
+        cov_zy = m[i + 4 * TILE] * per - mean_z * mean_y
+        cov_zx = m[i + 8 * TILE] * per - mean_z * mean_x
+        cov_yx = m[i + 7 * TILE] * per - mean_y * mean_x
         if empty:
             mean_z, mean_y, mean_x = -np.float32(corner[0]), -np.float32(corner[1]), -np.float32(corner[2] + i)
-        m[i] = _unit(mean_z * vz / sz * half + half)
-        m[i + TILE] = _unit(mean_y * vy / sy * half + half)
-        m[i + 2 * TILE] = _unit(mean_x * vx / sx * half + half)
-        m[i + 3 * TILE] = _unit(var_z / (sz * sz))
-        m[i + 4 * TILE] = _unit(var_y / (sy * sy))
-        m[i + 5 * TILE] = _unit(var_x / (sx * sx))
-        m[i + 6 * TILE] = _unit(cov_zy / np.sqrt(var_z * var_y) * half + half)
-        m[i + 7 * TILE] = _unit(cov_zx / np.sqrt(var_z * var_x) * half + half)
-        m[i + 8 * TILE] = _unit(cov_yx / np.sqrt(var_y * var_x) * half + half)
+        m[i] = _unit(mean_z / sz * half + half)
+        m[i + TILE] = _unit(mean_y / sy * half + half)
+        m[i + 2 * TILE] = _unit(mean_x / sx * half + half)
+        m[i + 3 * TILE] = _unit(max(var_z, flat_z) / (sz * sz))
+        m[i + 4 * TILE] = _unit(max(var_y, flat_y) / (sy * sy))
+        m[i + 5 * TILE] = _unit(max(var_x, flat_x) / (sx * sx))
+        m[i + 6 * TILE] = _pearson(cov_zy, var_z, var_y, (flat_z, flat_y))
+        m[i + 7 * TILE] = _pearson(cov_zx, var_z, var_x, (flat_z, flat_x))
+        m[i + 8 * TILE] = _pearson(cov_yx, var_y, var_x, (flat_y, flat_x))
         m[i + 9 * TILE] = _unit(share)

@@ -20,7 +20,7 @@ from lsdflow_contract.errors import BadData, UsageError
 from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_training.label_descriptors import Grid, describe
 from lsdflow_training.label_moments import kernels, running_sums
-from lsdflow_training.label_runs import present_labels, runs_by_y, runs_by_z
+from lsdflow_training.label_runs import Labels, present_labels, runs_by_y, runs_by_z
 
 CHANNELS = 10
 TRUNCATE_SIGMA = 3.0
@@ -56,11 +56,11 @@ def local_shape_descriptors(
     sigma, voxel_size = _positive(_per_axis(sigma_nm), "sigma_nm"), _positive(voxel_size_nm, "voxel_size_nm")
     box = _checked_roi(roi, volume.shape, downsample)
     out = np.zeros((CHANNELS, *box.shape_vox), dtype=np.float32)
-    wanted = np.ascontiguousarray(volume[box.slices()])
+    wanted = _plain(volume[box.slices()])
     ids = present_labels(wanted)
     if ids.size == 0:
         return out
-    sources = runs_by_y(np.ascontiguousarray(volume[::downsample, ::downsample, ::downsample]), ids)
+    sources = runs_by_y(_plain(volume[::downsample, ::downsample, ::downsample]), ids)
     targets = runs_by_z(wanted, ids, downsample)
     describe(sources, targets, _grid(sigma, voxel_size, box, downsample), out)
     return out
@@ -97,7 +97,7 @@ def _positive(values: Nm3, name: str) -> Nm3:
     return values
 
 
-def _checked_labels(labels: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.uint64]:
+def _checked_labels(labels: npt.NDArray[np.unsignedinteger]) -> Labels:
     if labels.ndim != 3 or labels.dtype.kind != "u":
         raise BadData(
             "labels must be a volume of unsigned integers",
@@ -105,6 +105,11 @@ def _checked_labels(labels: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.u
             found=f"{labels.dtype} {labels.shape}",
         )
     return labels.astype(np.uint64, copy=False)
+
+
+def _plain(labels: Labels) -> Labels:
+    """Contiguous and writable: other kinds of array would be compiled for anew."""
+    return np.require(labels, requirements=["C", "W"])
 
 
 def _checked_roi(roi: Box | None, shape: tuple[int, ...], downsample: int) -> Box:
