@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -206,7 +207,10 @@ def damaged(kind: str, put: Put, raw: np.ndarray, ids: np.ndarray) -> dict[str, 
     elif kind == "cut chunk":
         (put("volumes/raw", raw) / "volumes/raw/1.1.1").write_bytes(b"123")
     elif kind == "channels":
-        put("volumes/raw", np.stack([raw, raw]))
+        shutil.rmtree(put("volumes/raw", raw) / "volumes/raw")
+        attributes = {"resolution": [8, 8, 8], "offset": [80, 0, 0]}
+        where = put("volumes/x", raw) / "volumes/raw"
+        zarr.create_array(where, data=np.stack([raw, raw]), zarr_format=2, attributes=attributes)
     tables: dict[str, dict[str, Any]] = {
         "no labels": {"labels_dataset": "volumes/labels/ids"},
         "no raw": {"raw": "../b.zarr"},
@@ -222,7 +226,7 @@ REFUSALS = {
     "NaN": (65, "NaN"),
     "float labels": (65, "labels are float64"),
     "negative labels": (65, "ignore_ids"),
-    "16 bits": (65, "raw_range = [16, "),
+    "16 bits": (65, "raw_range = [144, "),
     "no voxel size": (65, '(name = "a") voxel_size = "40, 8, 8 nm"'),
     "conflict": (65, "(1, 1, 1) nm"),
     "shape": (65, "(69, 66, 68)"),

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box
 from lsdflow_prepare import findings as rules
-from lsdflow_prepare.bricks import bricks
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.greyscale import refuse_non_finite, refuse_unknown_range
 from lsdflow_prepare.inputs import VolumeInputs
@@ -20,21 +19,22 @@ from lsdflow_runtime.formats.source import SourceVolume
 
 SAMPLE_EDGE_VOX = 128
 MOST_CHUNKS_COUNTED = 50_000
+MOST_BOXES = 4096
 
 
 def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
     """Read blocks in random order (fixed seed) until all are read or `seconds` are over; report what is wrong."""
     deadline = time.monotonic() + seconds
-    boxes = _shuffled(inputs.region)
+    boxes, whole = _sample(inputs.region)
     for text in rules.shape_warnings(inputs.region.shape_vox, inputs.role):
         findings.warn(inputs.name, text)
     for source, box in _read_boxes(inputs):
         with findings.collecting():
             refuse_missing_chunks(source, box, inputs.table.sparse)
     half = deadline - seconds / 2 if inputs.labels else deadline
-    _survey_raw(inputs, findings, boxes, half)
+    _survey_raw(inputs, findings, boxes, half, whole=whole)
     if inputs.labels is not None:
-        _survey_labels(inputs, findings, boxes, deadline)
+        _survey_labels(inputs, findings, boxes, deadline, whole=whole)
 
 
 def refuse_missing_chunks(source: SourceVolume, box: Box, sparse: bool) -> None:
@@ -76,13 +76,19 @@ def _read_boxes(inputs: VolumeInputs) -> list[tuple[SourceVolume, Box]]:
     return boxes
 
 
-def _shuffled(region: Box) -> list[Box]:
-    boxes = [box.translate(region.begin_vox) for box in bricks(region.shape_vox, (SAMPLE_EDGE_VOX,) * 3)]
-    order = np.random.default_rng(0).permutation(len(boxes))
-    return [boxes[i] for i in order]
+def _sample(region: Box) -> tuple[list[Box], bool]:
+    """Boxes of the region in random order, and whether they are all of it; a large volume gives a few thousand."""
+    counts = [-(-length // SAMPLE_EDGE_VOX) for length in region.shape_vox]
+    total = counts[0] * counts[1] * counts[2]
+    chosen = np.random.default_rng(0).choice(total, min(total, MOST_BOXES), replace=False)
+    boxes = []
+    for z, y, x in zip(*(axis.tolist() for axis in np.unravel_index(chosen, counts)), strict=True):
+        corner = Box((z * SAMPLE_EDGE_VOX, y * SAMPLE_EDGE_VOX, x * SAMPLE_EDGE_VOX), (SAMPLE_EDGE_VOX,) * 3)
+        boxes.append(corner.translate(region.begin_vox).intersect(region))
+    return boxes, len(boxes) == total
 
 
-def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float) -> None:
+def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float, *, whole: bool) -> None:
     seen = RawStatistics()
     where = inputs.raw.where
 
@@ -92,7 +98,7 @@ def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], dead
         refuse_non_finite(block, f"{where} {box}")
 
     with findings.collecting():
-        complete = _until(boxes, deadline, look)
+        complete = _until(boxes, deadline, look) and whole
         sampled = "" if complete else "in a sample: "
         if inputs.table.raw_range is None:
             refuse_unknown_range(inputs.raw.dtype, seen.minimum, seen.maximum, where, sampled)
@@ -100,7 +106,7 @@ def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], dead
         findings.warn(inputs.name, text)
 
 
-def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float) -> None:
+def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float, *, whole: bool) -> None:
     seen = LabelStatistics()
 
     def look(box: Box) -> None:
@@ -109,7 +115,7 @@ def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], d
 
     complete = False
     with findings.collecting():
-        complete = _until(boxes, deadline, look)
+        complete = _until(boxes, deadline, look) and whole
     if complete:
         for text in rules.label_warnings(seen, complete):
             findings.warn(inputs.name, text)

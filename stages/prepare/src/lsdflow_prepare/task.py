@@ -18,16 +18,15 @@ from lsdflow_contract.errors import NotOurs, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_contract.manifest import Writer, work_key
 from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
+from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
 from lsdflow_prepare.identity import volume_identity
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
-from lsdflow_prepare.sampling import probabilities
 from lsdflow_prepare.survey import survey
-from lsdflow_prepare.writing import VolumeSummary, WritePlan, bytes_needed, write_plans, write_volume
+from lsdflow_prepare.writing import WritePlan, bytes_needed, write_plans, write_volume
 
-STAGE = "prepare"
 SURVEY_SECONDS = 6.0
 LOG = logging.getLogger("lsdflow.prepare")
 
@@ -63,7 +62,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
                 "format": inputs.raw.form,
                 "bricks": sum(len(p.bricks) for p in plans),
                 "bytes_expected": bytes_needed(inputs.region.shape_vox, inputs.labels is not None),
-                "done": all(p.arrays.is_done() for p in plans),
+                "done": finished_report(plans) is not None,
             }
     return facts
 
@@ -92,23 +91,46 @@ def run(experiment: Experiment, options: RunOptions) -> None:
         plans = [_plans(experiment, inputs) for inputs in volumes]
         for arrays in (p.arrays for group in plans for p in group):
             arrays.refuse_others(options.replace)
-        if not all(p.arrays.is_done() for group in plans for p in group):
-            _survey_all(volumes, findings)
+        _survey_all([v for v, group in zip(volumes, plans, strict=True) if finished_report(group) is None], findings)
         _raise_first(findings)
         _refuse_full_disk(experiment, volumes, plans)
         with _alone(experiment.layout.root):
-            summaries = _write_all(experiment, volumes, plans)
-            _write_manifest(experiment, volumes, summaries, findings, started)
+            _finish(experiment, volumes, plans, findings, started)
 
 
-def _write_all(
-    experiment: Experiment, volumes: list[VolumeInputs], plans: list[list[WritePlan]]
-) -> list[VolumeSummary]:
-    if not all(p.arrays.is_done() for group in plans for p in group):
+def _finish(
+    experiment: Experiment,
+    volumes: list[VolumeInputs],
+    plans: list[list[WritePlan]],
+    findings: Findings,
+    started: float,
+) -> None:
+    """Write all volumes, then the manifest; the manifest of an earlier run goes first."""
+    if any(finished_report(group) is None for group in plans):
         experiment.layout.manifest(STAGE).unlink(missing_ok=True)
-    total = sum(box.size for group in plans for p in group for box in p.bricks)
-    with Progress(STAGE, total=total, unit="voxel") as progress:
-        return [write_volume(inputs, group, progress) for inputs, group in zip(volumes, plans, strict=True)]
+    reports = _write_all(volumes, plans)
+    for label, report in reports.items():
+        for text in report.warnings:
+            if f"{label.removeprefix('training/')}: {text}" not in findings.warnings:
+                LOG.warning("warning: %s: %s", label, text)
+                findings.warn(label.removeprefix("training/"), text)
+    outputs = {_label(inputs): group[0].arrays.container for inputs, group in zip(volumes, plans, strict=True)}
+    table = experiment.table(STAGE, PrepareConfig)
+    seconds = time.time() - started
+    manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
+    manifest.write(experiment.layout)
+
+
+def _write_all(volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> dict[str, VolumeReport]:
+    """Reports of all volumes; finished ones are not read again."""
+    sizes = [sum(box.size for plan in group for box in plan.bricks) for group in plans]
+    known = [finished_report(group) for group in plans]
+    already = sum(size for size, report in zip(sizes, known, strict=True) if report is not None)
+    reports = {}
+    with Progress(STAGE, total=sum(sizes), unit="voxel", already=already) as progress:
+        for inputs, group, found in zip(volumes, plans, known, strict=True):
+            reports[_label(inputs)] = found or make_report(inputs, group, write_volume(inputs, group, progress))
+    return reports
 
 
 @contextmanager
@@ -197,65 +219,6 @@ def _alone(root: Path) -> Iterator[None]:
         except OSError as error:
             LOG.warning("warning: this file system has no locks (%s): do not run prepare twice at once", error)
         yield
-
-
-def _write_manifest(
-    experiment: Experiment,
-    volumes: list[VolumeInputs],
-    summaries: list[VolumeSummary],
-    findings: Findings,
-    started: float,
-) -> None:
-    table = experiment.table(STAGE, PrepareConfig)
-    root = experiment.layout.root
-    config = table.model_dump(mode="json")
-    inputs = {_label(v): hash_of(volume_identity(v)) for v in volumes}
-    made = {_label(v): summary.identity for v, summary in zip(volumes, summaries, strict=True)}
-    pairs = list(zip(volumes, summaries, strict=True))
-    facts = {_label(v): _facts(v, summary) for v, summary in pairs}
-    for name, value in zip((v.name for v in table.training), _probabilities(table, summaries), strict=True):
-        facts[f"training/{name}"]["probability"] = value
-    warnings = findings.warnings + [f"{v.name}: {text}" for v, summary in pairs for text in summary.warnings(v)]
-    for text in sorted(set(warnings) - set(findings.warnings)):
-        LOG.warning("warning: %s", text)
-    containers = {_label(v): _plans(experiment, v)[0].arrays.container for v in volumes}
-    key = work_key(STAGE, config, inputs)
-    Manifest(
-        writer=Writer.of(STAGE),
-        key=key,
-        config=config,
-        inputs=inputs,
-        outputs={name: str(path.relative_to(root)) for name, path in containers.items()},
-        facts={"volumes": facts, "warnings": list(dict.fromkeys(warnings)), "seconds": time.time() - started},
-        identity=hash_of({"key": key, "made": made}),
-    ).write(experiment.layout)
-
-
-def _probabilities(table: PrepareConfig, summaries: list[VolumeSummary]) -> list[float]:
-    labelled = [summary.labels.labelled_voxels if summary.labels else 0 for summary in summaries]
-    given = [volume.probability for volume in table.training]
-    return probabilities(given, labelled[: len(given)])
-
-
-def _facts(inputs: VolumeInputs, summary: VolumeSummary) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "shape_vox": list(inputs.region.shape_vox),
-        "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
-        "offset_nm": list(inputs.output_geometry.offset_nm),
-        "format": inputs.raw.form,
-        "raw_clipped_voxels": summary.raw.clipped,
-        "identity": summary.identity,
-    }
-    if summary.labels is not None:
-        facts |= {
-            "neurons": summary.labels.neurons,
-            "labelled_voxels": summary.labels.labelled_voxels,
-            "trained_fraction": summary.labels.trained_fraction,
-            "largest_id": summary.labels.largest_id,
-        }
-    if summary.components is not None:
-        facts["components"] = sum(summary.components.values())
-    return facts
 
 
 def _label(inputs: VolumeInputs) -> str:

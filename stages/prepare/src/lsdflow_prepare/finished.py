@@ -1,0 +1,116 @@
+"""What is left of a volume when it is made: a small report beside its arrays, and the manifest of them all.
+
+The report holds what only reading the whole volume tells (neurons, coverage, warnings), so that a finished volume is
+never read again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_contract.model import StrictModel
+from lsdflow_prepare.config import PrepareConfig
+from lsdflow_prepare.inputs import VolumeInputs
+from lsdflow_prepare.sampling import probabilities
+from lsdflow_prepare.writing import VolumeSummary, WritePlan
+
+STAGE = "prepare"
+
+
+class VolumeReport(StrictModel):
+    """One finished volume."""
+
+    key: str = Field(description="names the work: parameters and inputs")
+    identity: dict[str, str] = Field(description="names the content of each group of arrays")
+    labelled_voxels: int = Field(description="voxels that are not ignored")
+    facts: dict[str, Any] = Field(description="shape, voxel size, counts")
+    warnings: list[str] = Field(description="what is odd")
+
+
+def make_report(inputs: VolumeInputs, plans: list[WritePlan], summary: VolumeSummary) -> VolumeReport:
+    """The report of a volume that was just read as a whole; it is written beside the arrays."""
+    labels = summary.labels
+    report = VolumeReport(
+        key=plans[0].arrays.key,
+        identity=summary.identity,
+        labelled_voxels=labels.labelled_voxels if labels else 0,
+        facts=_facts(inputs, summary),
+        warnings=summary.warnings(inputs),
+    )
+    write_json(_path(plans), report.model_dump())
+    return report
+
+
+def finished_report(plans: list[WritePlan]) -> VolumeReport | None:
+    """The report of a volume that is finished with the same key; None if there is work to do."""
+    if not all(plan.arrays.is_done() for plan in plans):
+        return None
+    try:
+        report = VolumeReport.model_validate(read_json(_path(plans)))
+    except (MissingInput, BadData, ValidationError):
+        return None
+    return report if report.key == plans[0].arrays.key else None
+
+
+def make_manifest(
+    experiment: Experiment,
+    table: PrepareConfig,
+    reports: dict[str, VolumeReport],
+    outputs: dict[str, Path],
+    *,
+    warnings: list[str],
+    seconds: float,
+) -> Manifest:
+    """The manifest of all volumes; reports and outputs by label, training volumes in the order of the table."""
+    config = table.model_dump(mode="json")
+    inputs = {label: report.key for label, report in reports.items()}
+    facts = {label: dict(report.facts) for label, report in reports.items()}
+    labels = [f"training/{volume.name}" for volume in table.training]
+    given = [volume.probability for volume in table.training]
+    drawn = probabilities(given, [reports[label].labelled_voxels for label in labels])
+    for label, probability in zip(labels, drawn, strict=True):
+        facts[label]["probability"] = probability
+    key = work_key(STAGE, config, inputs)
+    made = {label: report.identity for label, report in reports.items()}
+    return Manifest(
+        writer=Writer.of(STAGE),
+        key=key,
+        config=config,
+        inputs=inputs,
+        outputs={label: path.relative_to(experiment.layout.root).as_posix() for label, path in outputs.items()},
+        facts={"volumes": facts, "warnings": warnings, "seconds": seconds},
+        identity=hash_of({"key": key, "made": made}),
+    )
+
+
+def _path(plans: list[WritePlan]) -> Path:
+    return plans[0].arrays.container / ".lsdflow" / "report.json"
+
+
+def _facts(inputs: VolumeInputs, summary: VolumeSummary) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "shape_vox": list(inputs.region.shape_vox),
+        "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
+        "offset_nm": list(inputs.output_geometry.offset_nm),
+        "format": inputs.raw.form,
+        "raw_clipped_voxels": summary.raw.clipped,
+        "identity": summary.identity,
+    }
+    if summary.labels is not None:
+        facts |= {
+            "neurons": summary.labels.neurons,
+            "labelled_voxels": summary.labels.labelled_voxels,
+            "trained_fraction": summary.labels.trained_fraction,
+            "largest_id": summary.labels.largest_id,
+        }
+    if summary.components is not None:
+        facts["components"] = sum(summary.components.values())
+    return facts
