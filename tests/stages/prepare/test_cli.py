@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from typer.testing import CliRunner
+
 from lsdflow_contract.experiment import Experiment
 from lsdflow_prepare.cli import app
-from typer.testing import CliRunner
 
 Make = Callable[..., Experiment]
 
