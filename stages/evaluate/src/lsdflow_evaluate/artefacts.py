@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import FRAGMENTS, MASK, RAW, MaskState
-from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.errors import ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Geometry
@@ -86,10 +86,19 @@ def open_truth(experiment: Experiment, config: EvaluateConfig, grid: Geometry) -
 
 
 def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:
-    """What segment left. MissingInput if it has not finished or its tables are gone."""
+    """What segment left. MissingInput if it has not finished, ContractMismatch if the fragments changed since."""
     manifest = read_manifest(experiment.layout, "segment")
+    watershed = read_manifest(experiment.layout, "watershed")
+    if manifest.inputs.get("watershed") != watershed.identity:
+        raise ContractMismatch(
+            "segmentation and fragments come from different runs",
+            where=experiment.layout.manifest("segment"),
+            wanted=f"fragments {watershed.identity[:12]}",
+            found=f"segmentation of fragments {manifest.inputs.get('watershed', 'unknown')[:12]}",
+            hint="run agglomerate and segment again",
+        )
     fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
-    luts = find_luts(experiment.layout.luts, manifest.inputs.get("watershed", ""))
+    luts = find_luts(experiment.layout.luts, watershed.identity)
     if not luts:
         raise MissingInput("no lookup table of these fragments", where=experiment.layout.luts, hint="run segment again")
     return Segmented(manifest, fragments, luts)

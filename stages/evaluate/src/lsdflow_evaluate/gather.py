@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lsdflow_contract.experiment import Experiment
@@ -16,10 +17,11 @@ from lsdflow_evaluate.report.data import Picture, ReportData
 from lsdflow_evaluate.report.neuroglancer import neuroglancer_state
 from lsdflow_evaluate.scores_file import verdict
 from lsdflow_evaluate.truth_scores import TruthScores
+from lsdflow_runtime.volumes import Volume
 
 VIEWER_HELP = (
-    "Serve the experiment folder with cross-origin requests allowed at {url} (only on this machine), open neuroglancer, "
-    "and paste this state (or report/neuroglancer.json) into its JSON editor."
+    "Serve the experiment folder with cross-origin requests allowed at {url} (only on this machine), open "
+    "neuroglancer, and paste this state (or report/neuroglancer.json) into its JSON editor."
 )
 
 
@@ -53,9 +55,7 @@ def report_data(
         created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         has_truth=gathered.truth is not None,
         verdicts=(verdict(chosen_score.partition.voi if chosen_score else None, config.voi_limit),),
-        scores=tuple(s.as_row((s.merge_function, s.threshold) == scores.chosen) for s in scores.scores)
-        if scores
-        else (),
+        scores=scores.rows() if scores else (),
         segment_counts=history.segment_counts(facts, gathered.chosen),
         advice=_advice(segmented),
         pictures=shown,
@@ -78,20 +78,17 @@ def _volumes(
 ) -> tuple[tuple[Picture, ...], dict[str, Any] | None]:
     """Pictures and viewer state of the volumes that exist; one that cannot be read is left out."""
     shown = layers(experiment, config, history.manifests(experiment))
-    opened = {}
+    opened: dict[str, Volume] = {}
+    nothing: dict[str, Volume] = {}
     for layer in shown:
-        opened.update(collector.collect(_writer(layer.name), lambda one=layer: open_layers((one,), grid), {}))
+        opened.update(collector.collect(_writer(layer.name), partial(open_layers, (layer,), grid), nothing))
     if not opened:
         return (), None
-    box, made = shown_box(opened), []
+    box = shown_box(opened)
+    made: list[Picture] = []
     for name, volume in opened.items():
-        made.extend(
-            collector.collect(
-                _writer(name),
-                lambda v=volume, n=name: pictures(v, n, box, grid, config.picture_edge_vox),
-                (),
-            )
-        )
+        look = partial(pictures, volume, name, box, grid, config.picture_edge_vox)
+        made.extend(collector.collect(_writer(name), look, ()))
     state = neuroglancer_state(viewer_layers(experiment.layout.root, shown, opened), config.viewer_url)
     return tuple(made), state
 

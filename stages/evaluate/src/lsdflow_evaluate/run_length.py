@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Skeletons:
-    """Skeleton graphs: nodes at `positions_nm` (n, 3) z, y, x; `neurons` uint64 (n,), each > 0; `edges` int64 (m, 2)."""
+    """Skeleton graphs: nodes at `positions_nm` (n, 3) z, y, x, of `neurons` uint64 (n,) > 0; `edges` int64 (m, 2)."""
 
     positions_nm: Floats
     neurons: UInt64s
@@ -55,7 +55,7 @@ class Skeletons:
     def lengths_nm(self) -> Floats:
         """Length of each edge, nm (m,)."""
         ends = self.positions_nm[self.edges]
-        return np.sqrt(((ends[:, 0] - ends[:, 1]) ** 2).sum(axis=1))
+        return np.asarray(np.linalg.norm(ends[:, 0] - ends[:, 1], axis=1), np.float64)
 
     def only(self, kept: NDArray[np.bool_]) -> Skeletons:
         """The nodes where `kept` (n,) is true, and the edges between them."""

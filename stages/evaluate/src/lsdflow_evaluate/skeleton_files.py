@@ -23,6 +23,13 @@ Node = tuple[int, int, float, float, float]
 
 def read_skeletons(path: Path) -> Skeletons:
     """Read skeletons from a CSV, an SWC, or a folder of them. MissingInput if absent, BadData naming file and line."""
+    try:
+        return _read(path)
+    except UnicodeDecodeError as error:
+        raise BadData("not a text file of skeletons", where=path, found=error) from error
+
+
+def _read(path: Path) -> Skeletons:
     if path.is_file() and path.suffix.lower() == ".csv":
         return _from_csv(path, None)
     if path.is_file() and path.suffix.lower() == ".swc":

@@ -33,9 +33,8 @@ def skeletons_of(labels: NDArray[np.uint64], spacing_nm: Nm3, first_nm: Nm3) -> 
     `labels` uint64 (z, y, x) on a lattice with `spacing_nm` between its voxels, the first of which has its centre at
     `first_nm`. Positions are voxel centres, nm.
     """
-    ids, dense = np.unique(labels, return_inverse=True)
-    dense = dense.reshape(labels.shape).astype(np.int32) + (0 if ids[:1] == 0 else 1)
-    names = ids if ids[:1] == 0 else np.concatenate([np.zeros(1, np.uint64), ids])
+    names = np.union1d(labels, np.zeros(1, np.uint64))
+    dense = np.searchsorted(names, labels).astype(np.int32)
     voxels, neurons, edges, nodes = [], [], [], 0
     for number, box in enumerate(ndimage.find_objects(dense), start=1):
         if box is None:
@@ -55,14 +54,15 @@ def skeletons_of(labels: NDArray[np.uint64], spacing_nm: Nm3, first_nm: Nm3) -> 
 
 def lattice_step_vox(voxel_size_nm: Nm3) -> tuple[int, int, int]:
     """Voxels between lattice points: a lattice as isotropic as can be, not finer than two of the shortest edges."""
-    wanted = max(2 * min(voxel_size_nm), max(voxel_size_nm))
+    wanted = max(2 * min(voxel_size_nm), *voxel_size_nm)
     z, y, x = (max(1, round(wanted / size)) for size in voxel_size_nm)
     return z, y, x
 
 
 def _thin(body: NDArray[np.bool_], spacing_nm: Nm3) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Skeleton of one body: voxels int64 (n, 3) that have an edge, and edges int64 (m, 2) of a spanning forest."""
-    skeleton = skeletonize(np.pad(body, 1))[1:-1, 1:-1, 1:-1].astype(bool)
+    thinned: NDArray[np.bool_] = skeletonize(np.pad(body, 1))  # type: ignore[no-untyped-call]
+    skeleton = thinned[1:-1, 1:-1, 1:-1].astype(bool)
     place = np.argwhere(skeleton)
     if len(place) < 2:
         return place, np.zeros((0, 2), np.int64)

@@ -34,12 +34,12 @@ STAGE = "evaluate"
 OUTPUTS = {"report": "report/index.html", "scores": "report/scores.json", "viewer": "report/neuroglancer.json"}
 
 
-def run(experiment: Experiment, options: RunOptions) -> None:
+def run(experiment: Experiment, options: RunOptions) -> None:  # noqa: ARG001 - the report is always made anew
     """Write scores.json, index.html and neuroglancer.json; raise the first error after that, if there was one."""
     started = time.time()
     config = experiment.table(STAGE, EvaluateConfig)
     collector = history.Collector()
-    collector.problems.extend(history.run_problems(experiment))
+    collector.problems.extend(collector.collect(STAGE, lambda: history.run_problems(experiment), []))
     gathered, scores = _scored(experiment, config, collector)
     data = report_data(experiment, config, gathered, collector)
     folder = experiment.layout.report
@@ -49,6 +49,7 @@ def run(experiment: Experiment, options: RunOptions) -> None:
     write_atomically(folder / "index.html", lambda file: file.write(page))
     LOG.info("report: %s", folder / "index.html")
     if collector.errors:
+        experiment.layout.manifest(STAGE).unlink(missing_ok=True)
         raise collector.errors[0]
     _write_manifest(experiment, config, scores, time.time() - started)
 

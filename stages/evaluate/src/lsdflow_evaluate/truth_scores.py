@@ -15,6 +15,7 @@ from lsdflow_contract.lut import read_lut
 from lsdflow_evaluate.artefacts import Segmented, Truth
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.regions import pieces, region_box
+from lsdflow_evaluate.report.data import Score
 from lsdflow_evaluate.run_length import Skeletons
 from lsdflow_evaluate.skeleton_files import read_skeletons
 from lsdflow_evaluate.skeletonise import lattice_step_vox, skeletons_of
@@ -42,6 +43,10 @@ class TruthScores:
         """The score of the chosen threshold."""
         found = [s for s in self.scores if (s.merge_function, s.threshold) == self.chosen]
         return found[0] if found else None
+
+    def rows(self) -> tuple[Score, ...]:
+        """The rows of the report."""
+        return tuple(s.as_row((s.merge_function, s.threshold) == self.chosen) for s in self.scores)
 
 
 def score_against_truth(

@@ -1,0 +1,70 @@
+"""Traced skeletons: the same skeleton from each form, and every fault named with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_evaluate.run_length import Skeletons
+from lsdflow_evaluate.skeleton_files import read_skeletons
+
+WITH_PARENTS = "neuron,node,z,y,x,parent\n7,1,0,0,10,\n7,2,0,5,20.5,1\n9,3,1,2,3,-1\n7,4,0,5,30,2\n"
+NODES = "neuron,node,z,y,x\n7,1,0,0,10\n7,2,0,5,20.5\n9,3,1,2,3\n7,4,0,5,30\n"
+EDGES = "source,target\n1,2\n2,4\n"
+SWC = "# z is the fifth field\n1 0 10 0 0 1 -1\n2 0 20.5 5 0 1 1\n4 0 30 5 0 1 2\n"
+
+
+def facts(skeletons: Skeletons) -> set[tuple[tuple[float, ...], tuple[float, ...]]]:
+    ends = skeletons.positions_nm[skeletons.edges]
+    return {tuple(sorted((tuple(a), tuple(b)))) for a, b in ends.tolist()}
+
+
+def test_all_forms_give_the_same_edges(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text(WITH_PARENTS)
+    (tmp_path / "pair").mkdir()
+    (tmp_path / "pair" / "nodes.csv").write_text(NODES)
+    (tmp_path / "pair" / "edges.csv").write_text(EDGES)
+    (tmp_path / "swc").mkdir()
+    (tmp_path / "swc" / "7.swc").write_text(SWC)
+    (tmp_path / "swc" / "cell.swc").write_text("1 0 3 2 1 1 -1\n")
+    one, pair, swc = (read_skeletons(tmp_path / name) for name in ("one.csv", "pair", "swc"))
+    assert facts(one) == facts(pair) == facts(swc)
+    assert one.neurons.tolist() == [7, 7, 9, 7]
+    assert sorted(swc.neurons.tolist()) == [2, 7, 7, 7]
+    assert one.positions_nm[1].tolist() == [0.0, 5.0, 20.5]
+
+
+def test_a_single_swc_is_one_neuron(tmp_path: Path) -> None:
+    (tmp_path / "a.swc").write_text(SWC)
+    found = read_skeletons(tmp_path / "a.swc")
+    assert (found.neurons.tolist(), len(found.edges)) == ([1, 1, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", "neuron,node,z,y\n", "columns are missing"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,a,0,0,\n", "line 2"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,nan,0,0,\n", "not finite"),
+        ("a.csv", "neuron,node,z,y,x,parent\n0,1,0,0,0,\n", "id above 0"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0,0,\n7,1,0,0,1,\n", "twice"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1,0,0,0,5\n", "not there"),
+        ("a.csv", "neuron,node,z,y,x,parent\n7,1.5,0,0,0,\n", "no whole number"),
+        ("a.swc", "1 0 1 2 3\n", "7 fields"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadData, match=words):
+        read_skeletons(tmp_path / name)
+
+
+def test_bytes_that_are_no_text_and_absent_files_are_said(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(bytes(np.arange(255, 100, -1, dtype=np.uint8)))
+    with pytest.raises(BadData, match="not a text file"):
+        read_skeletons(tmp_path / "a.csv")
+    with pytest.raises(MissingInput, match="no skeletons"):
+        read_skeletons(tmp_path / "absent")

@@ -1,0 +1,297 @@
+"""The whole stage: scores equal to whole volumes, regions, no truth, and a report after every failure."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, RAW, SEGMENTATION
+from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import write_json
+from lsdflow_contract.lut import lut_name, read_lut
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_evaluate import truth_scores
+from lsdflow_evaluate.cli import app
+from lsdflow_evaluate.task import plan, run, status, validate
+from lsdflow_metrics.contingency import contingency
+from lsdflow_metrics.scores import ZERO_POLICIES, ZeroPolicy, score
+from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.volumes import OutputArray, open_volume
+
+Make = Callable[..., Experiment]
+RUN = RunOptions()
+NUMBERS = ("voi_split", "voi_merge", "voi", "rand", "rand_split", "rand_merge", "adapted_rand_error", "nvi_split")
+
+
+def scores_of(experiment: Experiment) -> dict[str, Any]:
+    return dict(json.loads((experiment.layout.report / "scores.json").read_text()))
+
+
+def page_of(experiment: Experiment) -> str:
+    return (experiment.layout.report / "index.html").read_text()
+
+
+def segmentation_at(experiment: Experiment, threshold: float) -> np.ndarray:
+    """The whole segmented volume of a threshold, by a dictionary."""
+    lut = read_lut(experiment.layout.luts / lut_name("hist_quant_75", threshold))
+    entries = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True)) | {0: 0}
+    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    return np.vectorize(entries.__getitem__, otypes=[np.uint64])(volume.read(volume.box))
+
+
+def truth_of(experiment: Experiment) -> np.ndarray:
+    volume = open_volume(experiment.layout.target_volume, LABELS.dataset)
+    return volume.read(volume.box)
+
+
+@pytest.mark.parametrize("zeros", ZERO_POLICIES)
+def test_every_threshold_scores_exactly_what_the_whole_volume_scores(make_experiment: Make, zeros: ZeroPolicy) -> None:
+    experiment = make_experiment("a", f"evaluate.zeros={zeros}")
+    run(experiment, RUN)
+    rows = scores_of(experiment)["thresholds"]
+    assert [row["threshold"] for row in rows] == [0.1, 0.28, 0.29, 0.9]
+    for row in rows:
+        whole = score(contingency(segmentation_at(experiment, row["threshold"]), truth_of(experiment)), zeros)
+        assert {name: row[name] for name in NUMBERS} == {name: getattr(whole, name) for name in NUMBERS}
+        assert row["zeros"] == zeros
+
+
+def test_the_numbers_on_top_are_those_of_the_threshold_that_segment_took(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    run(experiment, RUN)
+    found = scores_of(experiment)
+    assert (found["threshold"], found["merge_function"], found["has_truth"]) == (0.28, "hist_quant_75", True)
+    written = open_volume(experiment.layout.segmentation, SEGMENTATION.dataset)
+    whole = score(contingency(written.read(written.box), truth_of(experiment)))
+    assert {name: found[name] for name in NUMBERS} == {name: getattr(whole, name) for name in NUMBERS}
+
+
+def test_a_region_scores_what_its_crop_scores(make_experiment: Make) -> None:
+    experiment = make_experiment("a", 'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}')
+    run(experiment, RUN)
+    crop = (slice(3, 13), slice(5, 20), slice(2, 22))
+    whole = score(contingency(segmentation_at(experiment, 0.28)[crop], truth_of(experiment)[crop]))
+    assert scores_of(experiment)["voi"] == whole.voi
+    assert scores_of(experiment)["roi"] == {"begin_vox": [3, 5, 2], "shape_vox": [10, 15, 20]}
+
+
+def test_the_threshold_is_chosen_on_one_region_and_reported_on_another(make_experiment: Make) -> None:
+    regions = (
+        'evaluate.threshold_roi={begin="0 vox", shape="18, 24, 10 vox"}',
+        'evaluate.roi={begin="0, 0, 10 vox", shape="18, 24, 16 vox"}',
+    )
+    experiment = make_experiment("a", *regions)
+    run(experiment, RUN)
+    there = (slice(None), slice(None), slice(0, 10))
+    by_hand = min(
+        (0.1, 0.28, 0.29, 0.9),
+        key=lambda t: score(contingency(segmentation_at(experiment, t)[there], truth_of(experiment)[there])).voi,
+    )
+    assert scores_of(experiment)["threshold"] == by_hand == 0.29
+    here = (slice(None), slice(None), slice(10, 26))
+    whole = score(contingency(segmentation_at(experiment, 0.29)[here], truth_of(experiment)[here]))
+    assert scores_of(experiment)["voi"] == whole.voi
+
+
+def test_success_is_voi_below_the_limit(make_experiment: Make) -> None:
+    run(make_experiment("a"), RUN)
+    assert scores_of(make_experiment("a"))["success"] == {"criterion": "voi < 2", "passed": True}
+    run(make_experiment("a", "evaluate.voi_limit=0.01"), RUN)
+    assert scores_of(make_experiment("a"))["success"] == {"criterion": "voi < 0.01", "passed": False}
+
+
+def trace_columns(experiment: Experiment) -> None:
+    """Skeletons along z in some columns: each truth cell is one neuron, traced voxel by voxel."""
+    truth = truth_of(experiment)
+    rows, node = ["neuron,node,z,y,x,parent"], 0
+    for y, x in ((6, 5), (12, 20), (20, 10), (20, 22)):
+        for z, neuron in enumerate(truth[:, y, x].tolist()):
+            node += 1
+            parent = str(node - 1) if z and truth[z - 1, y, x] == neuron else ""
+            rows.append(f"{neuron},{node},{400 + 20 * (z + 0.5)},{10.5 * (y + 0.5)},{21 + 10.5 * (x + 0.5)},{parent}")
+    (experiment.layout.root / "traced.csv").write_text("\n".join(rows))
+
+
+def test_a_better_threshold_has_longer_runs(make_experiment: Make) -> None:
+    experiment = make_experiment("a", "evaluate.skeletons=traced.csv")
+    trace_columns(experiment)
+    run(experiment, RUN)
+    rows = {row["threshold"]: row for row in scores_of(experiment)["thresholds"]}
+    assert 0 < rows[0.1]["normalized_erl"] < rows[0.28]["normalized_erl"] < rows[0.29]["normalized_erl"] == 1
+    assert rows[0.9]["normalized_erl"] == 0
+    assert rows[0.1]["split_edges"] > rows[0.28]["split_edges"] > rows[0.29]["split_edges"] == 0
+    assert rows[0.9]["merged_edges"] > rows[0.29]["merged_edges"] == 0
+
+
+def test_thinned_truth_of_a_perfect_segmentation_has_the_longest_runs(make_experiment: Make) -> None:
+    experiment = make_experiment("a", "evaluate.skeleton_lattice=[1, 1, 1]")
+    run(experiment, RUN)
+    rows = {row["threshold"]: row for row in scores_of(experiment)["thresholds"]}
+    assert rows[0.29]["normalized_erl"] == 1
+    assert rows[0.9]["normalized_erl"] < 0.01
+    assert "thinned truth" in scores_of(experiment)["settings"]["skeletons"]
+
+
+@pytest.mark.parametrize("step", [(1, 1, 1), (2, 3, 2), (5, 4, 7)])
+def test_the_lattice_read_by_pieces_is_the_strided_volume(make_experiment: Make, step: tuple[int, int, int]) -> None:
+    from lsdflow_contract.geometry import Box
+    from lsdflow_evaluate.artefacts import open_truth, target_grid
+    from lsdflow_evaluate.config import EvaluateConfig
+
+    experiment = make_experiment()
+    truth = open_truth(experiment, EvaluateConfig(), target_grid(experiment))
+    box = Box((1, 2, 3), (16, 20, 23))
+    wanted = truth_of(experiment)[1:17, 2:22, 3:26][:: step[0], :: step[1], :: step[2]]
+    assert truth is not None
+    assert np.array_equal(truth_scores._lattice(truth, box, step), wanted)
+
+
+def test_traced_skeletons_are_used_and_cropped(make_experiment: Make) -> None:
+    experiment = make_experiment("a", "evaluate.skeletons=traced.csv")
+    rows = ["neuron,node,z,y,x,parent"]
+    rows += [f"7,{i + 1},{405 + 20 * i},131,150,{i or ''}" for i in range(25)]
+    (experiment.layout.root / "traced.csv").write_text("\n".join(rows))
+    run(experiment, RUN)
+    found = scores_of(experiment)
+    assert found["edges"] == 17
+    assert found["settings"]["skeletons"] == "traced: traced.csv"
+
+
+def test_masked_truth_does_not_count(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    volume = open_volume(experiment.layout.target_volume, LABELS.dataset)
+    states = np.ones(volume.geometry.shape_vox, np.uint8)
+    states[:9] = 0
+    output = OutputArray(experiment.layout.target_volume, MASK, volume.geometry, volume.box, (8, 8, 16))
+    output.create({"key": "made by the test"})
+    output.open().write(volume.box, states)
+    run(experiment, RUN)
+    whole = score(contingency(segmentation_at(experiment, 0.28)[9:], truth_of(experiment)[9:]))
+    assert scores_of(experiment)["voi"] == whole.voi
+
+
+def test_without_truth_there_is_a_report_and_no_score(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    shutil.rmtree(experiment.layout.target_volume / LABELS.dataset)
+    run(experiment, RUN)
+    found = scores_of(experiment)
+    assert found["has_truth"] is False
+    assert "no truth" in found["reason"]
+    assert "voi" not in found
+    assert "no truth was given" in page_of(experiment)
+    assert read_manifest(experiment.layout, "evaluate").facts["has_truth"] is False
+
+
+def test_the_page_shows_layers_losses_times_versions_and_the_viewer_state(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    run(experiment, RUN)
+    page = page_of(experiment)
+    for words in ("Affinities", "Segmentation", "hist_quant_75", "0.1.0", "the widest plateau"):
+        assert words in page
+    assert page.count("data:image/png") >= 18
+    state = json.loads((experiment.layout.report / "neuroglancer.json").read_text())
+    names = [layer["name"] for layer in state["layers"]]
+    assert names == ["raw", "lsds", "affinities", "fragments", "segmentation", "truth"]
+    assert str(experiment.layout.root) not in page
+
+
+def spoil_fragments(experiment: Experiment) -> None:
+    shutil.rmtree(experiment.layout.fragments)
+
+
+def spoil_chunk(experiment: Experiment) -> None:
+    chunk = next(p for p in (experiment.layout.fragments / FRAGMENTS.dataset / "c").rglob("*") if p.is_file())
+    chunk.unlink()
+
+
+def spoil_segment(experiment: Experiment) -> None:
+    experiment.layout.manifest("segment").unlink()
+
+
+def spoil_tables(experiment: Experiment) -> None:
+    shutil.rmtree(experiment.layout.luts)
+
+
+def spoil_target(experiment: Experiment) -> None:
+    shutil.rmtree(experiment.layout.target_volume / RAW.dataset)
+
+
+def spoil_watershed(experiment: Experiment) -> None:
+    found = read_manifest(experiment.layout, "watershed")
+    found.model_copy(update={"identity": "made anew"}).write(experiment.layout)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (spoil_fragments, MissingInput),
+        (spoil_chunk, BadData),
+        (spoil_segment, MissingInput),
+        (spoil_tables, MissingInput),
+        (spoil_target, MissingInput),
+        (spoil_watershed, ContractMismatch),
+    ],
+)
+def test_a_report_is_made_also_when_something_is_missing_and_the_command_fails(
+    make_experiment: Make, spoil: Callable[[Experiment], None], kind: type[StageError]
+) -> None:
+    experiment = make_experiment()
+    run(experiment, RUN)
+    spoil(experiment)
+    shutil.rmtree(experiment.layout.report)
+    with pytest.raises(kind) as error:
+        run(experiment, RUN)
+    assert error.value.what in page_of(experiment)
+    assert scores_of(experiment)["thresholds"] == []
+    assert not experiment.layout.manifest("evaluate").exists()
+    assert status(experiment) == {"report": True, "finished": False}
+
+
+def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    failure = BadData("the affinities are spoilt", where="block 3").as_dict()
+    DoneMarks.of(experiment.layout.store, "watershed", "watershed-key").mark_failed(3, failure)
+    outcome = {"exit_code": 79, "error": MissingInput("agglomerate stopped early").as_dict()}
+    write_json(experiment.layout.stage_runs("agglomerate") / "20260101T000000-1" / "outcome.json", outcome)
+    run(experiment, RUN)
+    page = page_of(experiment)
+    assert "agglomerate stopped early" in page
+    assert "block 3: the affinities are spoilt" in page
+
+
+def test_tables_of_other_fragments_are_not_scored(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    run(experiment, RUN)
+    assert {row["merge_function"] for row in scores_of(experiment)["thresholds"]} == {"hist_quant_75"}
+
+
+def test_truth_without_a_label_in_the_region_is_said_not_scored_as_perfect(make_experiment: Make) -> None:
+    experiment = make_experiment("a", 'evaluate.roi={begin="0 vox", shape="18, 3, 26 vox"}')
+    with pytest.raises(BadData, match="nothing to compare"):
+        run(experiment, RUN)
+    assert "nothing to compare" in page_of(experiment)
+
+
+def test_validate_and_plan_say_what_can_be_known(make_experiment: Make) -> None:
+    assert validate(make_experiment("a")) == []
+    outside = validate(make_experiment("a", 'evaluate.roi={begin="0 vox", shape="99 vox"}'))
+    assert [type(p) for p in outside] == [ConfigError]
+    assert [type(p) for p in validate(make_experiment("a", "evaluate.skeletons=absent.csv"))] == [MissingInput]
+    assert plan(make_experiment("a"))["voxels_compared"] == 18 * 24 * 26
+
+
+def test_the_command_tells_its_exit_code(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 0
+    assert status(experiment) == {"report": True, "finished": True}
+    spoil_segment(experiment)
+    assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 66
+    assert CliRunner().invoke(app, ["run", "-e", str(experiment.path), "--set", "evaluate.voi=1"]).exit_code == 78
