@@ -7,7 +7,8 @@ the loss of entropy H (bits; each segment weighted by its voxels). Where the sco
     H |*
       | *                    1. merging must have begun: at most 90 % of the fragments are left as segments;
       |  *********           2. nothing has collapsed: the largest segment holds at most half of all voxels;
-      |     ^     *          3. a plateau is a stretch that loses at most 10 % of its entropy; the widest wins;
+      |     ^     *          3. a plateau loses at most 10 % of its entropy; of those nearly as wide as the
+      |                          widest (80 %) the highest wins: only merging in excess shows as a cliff;
       |   advice   *****     4. the advice is the threshold nearest to its middle.
       +------------------ t  If 1 and 2 leave nothing, the advice is the least merged threshold there is, and says why.
 
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 MERGING_BEGUN = 0.9
 COLLAPSED = 0.5
 PLATEAU_LOSS = 0.1
+NEARLY_AS_WIDE = 0.8
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,13 @@ def advise_by_stability(facts: Sequence[PartitionFacts], fragments: int, voxels:
         share = begun[0].largest_vox / max(voxels, 1)
         reason = f"one segment holds {share:.0%} of all voxels as soon as merging begins: look at the affinities"
         return Advice(begun[0].threshold, "stability", reason)
-    first, last = _widest_plateau(usable)
+    first, last = _plateau(usable)
     middle = (first.threshold + last.threshold) / 2
     chosen = min(usable, key=lambda f: (round(abs(f.threshold - middle), 9), f.threshold))
     loss = first.entropy_bits - last.entropy_bits
     reason = (
         f"from {first.threshold:.4f} to {last.threshold:.4f} the partition changes by only {loss:.3f} bits of "
-        f"{first.entropy_bits:.3f}, the widest plateau; this is its middle ({chosen.segments} segments)"
+        f"{first.entropy_bits:.3f}, a wide plateau; this is its middle ({chosen.segments} segments)"
     )
     return Advice(chosen.threshold, "stability", reason)
 
@@ -100,12 +102,12 @@ def advise_by_voi(thresholds: Sequence[float], voi_split: Sequence[float], voi_m
     return Advice(thresholds[best], "voi", reason)
 
 
-def _widest_plateau(facts: Sequence[PartitionFacts]) -> tuple[PartitionFacts, PartitionFacts]:
-    """First and last partition of the widest stretch that keeps at least 90 % of its entropy."""
-    best = (facts[0], facts[0])
+def _plateau(facts: Sequence[PartitionFacts]) -> tuple[PartitionFacts, PartitionFacts]:
+    """First and last partition of the highest stretch that keeps its entropy and is nearly as wide as the widest."""
+    stretches = []
     for begin, first in enumerate(facts):
         floor = (1 - PLATEAU_LOSS) * first.entropy_bits
-        last = [f for f in facts[begin:] if f.entropy_bits >= floor][-1]
-        if last.threshold - first.threshold > best[1].threshold - best[0].threshold + 1e-9:
-            best = (first, last)
-    return best
+        stretches.append((first, [f for f in facts[begin:] if f.entropy_bits >= floor][-1]))
+    widths = [last.threshold - first.threshold for first, last in stretches]
+    wide = [s for s, width in zip(stretches, widths, strict=True) if width >= NEARLY_AS_WIDE * max(widths) - 1e-9]
+    return wide[-1]
