@@ -9,12 +9,14 @@ order, but each number comes once.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gunpowder as gp
 import numpy as np
 
+from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_training.profiling import NodeTimes
 
 
@@ -32,10 +34,15 @@ class NumberedPreCache(gp.PreCache):  # type: ignore[misc]
         self.counter = multiprocessing.Value("q", first)
 
     def _run_worker(self) -> gp.Batch:
+        # forked from a process that only remembers signals; the pool ends its workers with SIGTERM
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         with self.counter.get_lock():
             number = self.counter.value
             self.counter.value += 1
-        return self.get_upstream_provider().request_batch(seeded(self.current_request, batch_seed(self.seed, number)))
+        request = seeded(self.current_request, batch_seed(self.seed, number))
+        with plain_errors(number):
+            return self.get_upstream_provider().request_batch(request)
 
 
 def seeded(request: gp.BatchRequest, seed: int) -> gp.BatchRequest:
@@ -44,6 +51,22 @@ def seeded(request: gp.BatchRequest, seed: int) -> gp.BatchRequest:
     for key, spec in request.items():
         copy[key] = spec.copy()
     return copy
+
+
+@contextmanager
+def plain_errors(number: int) -> Iterator[None]:
+    """Let the error that a node met through, instead of the pages gunpowder wraps around it."""
+    try:
+        yield
+    except (gp.PipelineRequestError, gp.BatchRequestError) as error:
+        cause: BaseException = error
+        while cause.__context__ is not None and not isinstance(cause, StageError):
+            cause = cause.__context__
+        if isinstance(cause, StageError):
+            raise cause from None
+        raise InternalError(
+            "a patch could not be made", where=f"batch {number}", found=f"{type(cause).__name__}: {cause}"
+        ) from error
 
 
 @contextmanager
@@ -72,7 +95,8 @@ def _numbered(
 ) -> Iterator[gp.Batch]:
     number = first
     while True:
-        batch = pipeline.request_batch(seeded(request, batch_seed(seed, number)))
+        with plain_errors(number):
+            batch = pipeline.request_batch(seeded(request, batch_seed(seed, number)))
         if times is not None:
             times.add(batch.profiling_stats)
         yield batch

@@ -23,7 +23,7 @@ class Curves:
         self.path = folder / "loss.csv"
         _truncate(self.path, from_iteration)
         with storage_errors(self.path):
-            self._file = self.path.open("a", newline="", encoding="utf-8")
+            self._file = self.path.open("a", newline="", encoding="utf-8", buffering=1)
         self._rows = csv.writer(self._file)
         self._board = SummaryWriter(str(folder / "log"), purge_step=from_iteration + 1)
 

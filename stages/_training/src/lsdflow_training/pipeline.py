@@ -21,6 +21,7 @@ import gunpowder as gp
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_training.augmentation import elastic_augment
+from lsdflow_training.location import RandomLocation
 from lsdflow_training.lsd_node import AddLsdTargets
 from lsdflow_training.nodes import AllTrained, ApplyBackground, CompactIds, GrowBoundary, RestrictMask, TrainedVoxels
 from lsdflow_training.recipe import Augmentation, Recipe, Targets
@@ -80,7 +81,7 @@ def training_pipeline(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> 
     padding = labels_padding_vox(recipe)
     branches = tuple(
         volume_source(keys, source.volume, padding, outside=source.validation)
-        + gp.RandomLocation(min_masked=recipe.min_masked, mask=keys.mask)
+        + RandomLocation(recipe.min_masked, keys.mask, recipe.shapes.output_vox, source.volume.name)
         for source in sources
     )
     pipeline = branches + gp.RandomProvider(probabilities=[source.probability for source in sources])

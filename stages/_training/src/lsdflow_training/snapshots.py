@@ -72,7 +72,7 @@ def write_snapshot(
             partial.unlink(missing_ok=True)
 
 
-def _arrays(batch: gp.Batch, keys: Keys, *, result: StepResult) -> dict[str, npt.NDArray[np.generic]]:
+def _arrays(batch: gp.Batch, keys: Keys, result: StepResult) -> dict[str, npt.NDArray[np.generic]]:
     arrays = {"raw": batch[keys.raw].data, "labels": batch[keys.labels].data, "mask": batch[keys.mask].data}
     for name, key in (("lsds", keys.lsds), ("affs", keys.affs)):
         if key in batch.arrays:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle
-from lsdflow_contract.errors import BadData, Interrupted
+from lsdflow_contract.errors import BadData, InternalError, Interrupted
 from lsdflow_network.composition import AcrLsd
 from lsdflow_network.precision import Precision, choose_precision, memory_format
 from lsdflow_network.unet import UNet
@@ -131,7 +131,10 @@ class Trainer:
         )
         with stream as batches, Progress(self.recipe.stage, how.max_iteration, "iteration", self.iteration) as progress:
             while not self._finished() and not stop:
-                result = self._step(next(batches))
+                batch = _next_batch(batches, stop)
+                if batch is None:
+                    break
+                result = self._step(batch)
                 self._log(curves, result, progress)
                 if self.iteration % how.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
@@ -214,3 +217,13 @@ class Trainer:
         how = self.recipe.schedules
         out_of_time = how.max_minutes is not None and self._minutes() >= how.max_minutes and self.iteration > 0
         return self.iteration >= how.max_iteration or out_of_time
+
+
+def _next_batch(batches: Iterator[gp.Batch], stop: StopRequest) -> gp.Batch | None:
+    """The next batch; None if a signal that reached us also ended the workers."""
+    try:
+        return next(batches)
+    except InternalError:
+        if stop:
+            return None
+        raise

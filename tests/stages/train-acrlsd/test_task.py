@@ -1,0 +1,86 @@
+"""train-acrlsd as users run it, in its three modes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("gunpowder", reason="the training environment has gunpowder")
+
+from typer.testing import CliRunner
+
+from lsdflow_contract.checkpoint import bundle_folder, read_best, read_bundle
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_train_acrlsd.cli import app
+from lsdflow_train_lsd.cli import app as lsd_app
+from lsdflow_training.testing import micro_experiment
+
+
+def call(verb: str, toml, *more: str, command=app):
+    return CliRunner().invoke(command, [verb, "--experiment", str(toml), *more])
+
+
+def best_bundle(root):
+    layout = ExperimentLayout(root)
+    best = read_best(layout.best_checkpoint("train-acrlsd"))
+    return read_bundle(bundle_folder(layout.checkpoints("train-acrlsd"), best.iteration))
+
+
+@pytest.mark.parametrize(("mode", "outputs"), [("mtlsd", {"lsds": 10, "affs": 3}), ("affinities", {"affs": 3})])
+def test_one_network_modes_need_no_lsd_bundle(tmp_path, mode, outputs) -> None:
+    toml = micro_experiment(tmp_path, mode)
+    assert call("validate", toml).exit_code == 0
+    result = call("run", toml)
+    assert result.exit_code == 0, result.output
+    bundle = best_bundle(tmp_path)
+    assert (bundle.kind, bundle.outputs, bundle.unet.in_channels) == (mode, outputs, 1)
+    assert bundle.neighborhood == ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
+    assert (bundle.sigma_nm is None) == (mode == "affinities")
+
+
+def test_acrlsd_names_the_lsd_bundle_it_was_trained_with(tmp_path) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("run", toml, command=lsd_app).exit_code == 0
+    assert call("validate", toml).exit_code == 0
+    result = call("run", toml)
+    assert result.exit_code == 0, result.output
+    bundle = best_bundle(tmp_path)
+    lsd = read_best(ExperimentLayout(tmp_path).best_checkpoint("train-lsd"))
+    assert bundle.lsd_bundle_sha256 == lsd.weights_sha256
+    assert bundle.unet.in_channels == 11
+    assert read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").inputs["lsd_weights"] == lsd.weights_sha256
+
+
+def test_acrlsd_without_an_lsd_bundle_is_a_missing_input(tmp_path) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("validate", toml).exit_code == 66
+    assert call("run", toml).exit_code == 66
+    assert not (tmp_path / "train").exists()
+
+
+def test_another_sigma_than_the_lsd_networks_is_refused_before_training(tmp_path) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("run", toml, command=lsd_app).exit_code == 0
+    result = call("run", toml, "--set", "train-acrlsd.sigma=40 nm")
+    assert result.exit_code == 76
+    assert "sigma" in result.output
+    assert call("validate", toml, "--set", "train-acrlsd.sigma=40 nm").exit_code == 76
+    assert not (tmp_path / "train" / "train-acrlsd").exists()
+
+
+def test_without_a_sigma_of_its_own_it_takes_the_lsd_networks(tmp_path) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("run", toml, command=lsd_app).exit_code == 0
+    text = toml.read_text()
+    head, tail = text.split("[train-acrlsd]")
+    toml.write_text(head + "[train-acrlsd]" + tail.replace('sigma = "24 nm"\n', ""))
+    assert call("run", toml).exit_code == 0
+    assert best_bundle(tmp_path).sigma_nm == (24, 24, 24)
+
+
+def test_a_new_lsd_network_makes_the_old_affinity_training_another_one(tmp_path) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("run", toml, command=lsd_app).exit_code == 0
+    assert call("run", toml).exit_code == 0
+    assert call("run", toml, "--set", "train-lsd.learning_rate=0.01", "--replace", command=lsd_app).exit_code == 0
+    assert call("run", toml).exit_code == 73

@@ -1,0 +1,194 @@
+"""The real gunpowder pipeline on a micro volume: every node is there, and masks, ids and targets are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+gp = pytest.importorskip("gunpowder")
+
+from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
+from lsdflow_contract.errors import BadData  # noqa: E402
+from lsdflow_training.batches import batch_seed, batch_stream, seeded  # noqa: E402
+from lsdflow_training.pipeline import (  # noqa: E402
+    Keys,
+    batch_request,
+    labels_padding_vox,
+    make_keys,
+    training_pipeline,
+    validation_pipeline,
+)
+from lsdflow_training.testing import write_zarr2  # noqa: E402
+
+PUBLISHED = [
+    "ZarrSource", "Normalize", "RestrictMask", "Pad", "RandomLocation", "RandomProvider", "ElasticAugment",
+    "SimpleAugment", "ElasticAugment", "IntensityAugment", "CompactIds", "ApplyBackground", "GrowBoundary",
+    "AddLsdTargets", "TrainedVoxels", "AddAffinities", "BalanceLabels", "IntensityScaleShift",
+]  # fmt: skip
+
+
+def node_names(provider) -> list[str]:
+    names = [name for upstream in provider.get_upstream_providers()[:1] for name in node_names(upstream)]
+    return [*names, type(provider).__name__]
+
+
+def batches(prepared, count: int, keys: Keys | None = None, first: int = 1, workers: int = 0):
+    keys = keys or make_keys()
+    recipe = prepared.recipe
+    pipeline = training_pipeline(keys, recipe, prepared.sources)
+    request = batch_request(keys, recipe)
+    with batch_stream(pipeline, request, seed=0, first=first, num_workers=workers, cache_size=4) as stream:
+        return keys, [next(stream) for _ in range(count)]
+
+
+def set_mask(prepared, states: np.ndarray) -> None:
+    volume = prepared.sources[0].volume
+    write_zarr2(volume.path, MASK.dataset, states, volume.voxel_size_nm, (0.0, 0.0, 0.0))
+
+
+def test_every_node_of_the_published_pipeline_is_there_in_order(prepared) -> None:
+    training = prepared("mtlsd")
+    pipeline = training_pipeline(make_keys(), training.recipe, training.sources)
+    with gp.build(pipeline):
+        names = node_names(pipeline.output)
+    assert [name for name, before in zip(names, ["", *names], strict=False) if name != before] == PUBLISHED
+    assert names.count("Pad") == 3
+
+
+def test_a_batch_has_raw_around_targets(prepared) -> None:
+    training = prepared("mtlsd", elastic_probability=1.0)
+    keys, (batch,) = batches(training, 1)
+    raw, output = training.recipe.shapes.raw_vox, training.recipe.shapes.output_vox
+    assert batch[keys.raw].data.shape == raw
+    assert batch[keys.raw].data.dtype == np.float32
+    assert -1 <= batch[keys.raw].data.min() < batch[keys.raw].data.max() <= 1
+    for key, channels in ((keys.lsds, 10), (keys.lsds_weight, 10), (keys.affs, 3), (keys.affs_weight, 3)):
+        assert batch[key].data.shape == (channels, *output)
+    assert batch[keys.labels].data.max() < 100, "ids beyond 2^53 came through as small, distinct ids"
+    assert 0 < batch[keys.affs].data.mean() < 1
+
+
+def test_a_batch_is_determined_by_seed_and_number_alone(prepared) -> None:
+    training = prepared("mtlsd", elastic_probability=0.5)
+    keys, one = batches(training, 3)
+    _, other = batches(training, 2, keys, first=2)
+    for a, b in zip(one[1:], other, strict=True):
+        np.testing.assert_array_equal(a[keys.raw].data, b[keys.raw].data)
+        np.testing.assert_array_equal(a[keys.affs_weight].data, b[keys.affs_weight].data)
+    assert not np.array_equal(one[0][keys.raw].data, one[1][keys.raw].data)
+
+
+def test_workers_ahead_of_time_make_the_same_batches_each_once(prepared) -> None:
+    """gunpowder's own PreCache would send the same seed to each worker, and repeat one batch for ever."""
+    training = prepared("affinities", elastic_probability=0.0)
+    keys, here = batches(training, 3)
+    _, there = batches(training, 3, keys, workers=1)
+    for a, b in zip(here, there, strict=True):
+        np.testing.assert_array_equal(a[keys.raw].data, b[keys.raw].data)
+
+
+def test_ignored_voxels_have_weight_exactly_zero_and_others_do_not(prepared) -> None:
+    training = prepared("mtlsd", elastic_probability=0.0)
+    states = np.ones((40, 40, 40), np.uint8)
+    states[:, :, 20:] = MaskState.IGNORE
+    set_mask(training, states)
+    keys, found = batches(training, 4)
+    for batch in found:
+        ignored = batch[keys.mask].data == MaskState.IGNORE
+        assert (batch[keys.affs_weight].data[:, ignored] == 0).all()
+        assert (batch[keys.lsds_weight].data[:, ignored] == 0).all()
+    assert any((batch[keys.affs_weight].data > 0).any() for batch in found)
+    assert any((batch[keys.mask].data == 0).any() for batch in found)
+
+
+def test_background_is_trained_as_background_whatever_the_label(prepared) -> None:
+    training = prepared("mtlsd", elastic_probability=0.0)
+    set_mask(training, np.full((40, 40, 40), MaskState.BACKGROUND, np.uint8))
+    keys, (batch,) = batches(training, 1)
+    inside = batch[keys.mask].data == MaskState.BACKGROUND
+    assert inside.any()
+    assert (batch[keys.affs].data == 0).all()
+    assert (batch[keys.lsds].data == 0).all()
+    assert (batch[keys.lsds_weight].data[:, inside] == 1).all()
+
+
+def test_balanced_weights_give_both_classes_the_same_share(prepared) -> None:
+    keys, (batch,) = batches(prepared("affinities", elastic_probability=0.0), 1)
+    weight, target = batch[keys.affs_weight].data, batch[keys.affs].data
+    assert weight[target == 1].sum() == pytest.approx(weight[target == 0].sum(), rel=1e-3)
+
+
+def test_non_integer_anisotropic_voxel_sizes_train(prepared) -> None:
+    training = prepared("mtlsd", voxel_size_nm=(40.5, 7.3, 7.3), elastic_probability=1.0)
+    assert training.recipe.augmentation.anisotropic
+    keys, (batch,) = batches(training, 1)
+    assert batch[keys.lsds].data.max() > 0
+
+
+def test_probabilities_choose_the_volume(prepared) -> None:
+    """Raw patches of a volume that is drawn with probability 0 never come up."""
+    from lsdflow_training.pipeline import Source
+    from lsdflow_training.testing import micro_volume
+    from lsdflow_training.volumes import open_training_volume
+
+    training = prepared("affinities", elastic_probability=0.0)
+    first = training.sources[0]
+    other = first.volume.path.with_name("other.zarr")
+    micro_volume(other, mask=np.full((40, 40, 40), 2, np.uint8))
+    keys, recipe = make_keys(), training.recipe
+    sources = [Source(open_training_volume(other), 0.0, None), Source(first.volume, 1.0, None)]
+    pipeline = training_pipeline(keys, recipe, sources)
+    with gp.build(pipeline):
+        for number in range(4):
+            batch = pipeline.request_batch(seeded(batch_request(keys, recipe), batch_seed(0, number)))
+            assert 2 not in batch[keys.mask].data
+
+
+def test_the_validation_slab_is_never_trained_and_alone_validated(prepared) -> None:
+    training = prepared("affinities", elastic_probability=0.0, validation_fraction=0.5)
+    source = training.sources[0]
+    assert source.validation.begin_vox == (20, 0, 0)
+    states = np.ones((40, 40, 40), np.uint8)
+    states[20:] = MaskState.BACKGROUND
+    set_mask(training, states)
+    keys = make_keys()
+    pipeline = validation_pipeline(keys, training.recipe, source)
+    size = training.recipe.shapes.output_vox[0]
+    with gp.build(pipeline):
+        batch = pipeline.request_batch(seeded(batch_request(keys, training.recipe, (20 - size // 2, 10, 10)), 1))
+    used = batch[keys.affs_weight].data.any(axis=(0, 2, 3))
+    assert not used[: size // 2].any()
+    assert used[size // 2 + 1 :].all()
+    trained_keys, found = batches(training, 5)
+    for trained in found:
+        assert MaskState.BACKGROUND not in trained[trained_keys.mask].data
+
+
+def test_padding_lets_any_voxel_be_a_patch_centre(prepared) -> None:
+    training = prepared("mtlsd", elastic_probability=0.0)
+    output = training.recipe.shapes.output_vox[0]
+    context = 2 + int(np.ceil(3 * 24 / 8))
+    assert labels_padding_vox(training.recipe) == (int(np.ceil((output + 2 * context) / 2)),) * 3
+
+
+def test_a_volume_without_enough_trained_voxels_is_refused_instead_of_searched_for_ever(prepared, monkeypatch) -> None:
+    from lsdflow_training import location
+
+    monkeypatch.setattr(location, "MAX_TRIES", 50)
+    training = prepared("affinities", elastic_probability=0.0)
+    states = np.zeros((40, 40, 40), np.uint8)
+    states[0, 0, 0] = 1
+    set_mask(training, states)
+    for workers in (0, 1):
+        with pytest.raises(BadData, match="no place found"):
+            batches(training, 1, workers=workers)
+
+
+def test_box_sums_are_those_of_the_array() -> None:
+    from lsdflow_training.location import box_sum
+
+    array = np.random.default_rng(0).integers(0, 5, (4, 5, 6))
+    integral = array.cumsum(0).cumsum(1).cumsum(2)
+    for begin, end in (([0, 0, 0], [4, 5, 6]), ([1, 2, 3], [3, 5, 4]), ([-2, 3, 0], [2, 9, 6]), ([5, 0, 0], [7, 2, 2])):
+        clipped = tuple(slice(max(b, 0), max(e, 0)) for b, e in zip(begin, end, strict=True))
+        assert box_sum(integral, begin, end) == array[clipped].sum()

@@ -1,0 +1,196 @@
+"""The training loop on a micro volume: resume, checkpoints, snapshots, curves, interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+
+import numpy as np
+import pytest
+
+gp = pytest.importorskip("gunpowder")
+torch = pytest.importorskip("torch")
+h5py = pytest.importorskip("h5py")
+
+from lsdflow_contract.checkpoint import (  # noqa: E402
+    bundle_folder,
+    bundle_iterations,
+    read_best,
+    read_bundle,
+)
+from lsdflow_contract.errors import BadData, Interrupted, NotOurs  # noqa: E402
+from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
+from lsdflow_network.composition import AcrLsd  # noqa: E402
+from lsdflow_network.inference import load_network, load_predictor  # noqa: E402
+from lsdflow_training import trainer as trainer_module  # noqa: E402
+from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
+from lsdflow_training.trainer import FrozenLsd, Trainer, train  # noqa: E402
+
+
+def run(prepared, folder, lsd=None, **schedules):
+    recipe = prepared.recipe
+    recipe = dataclasses.replace(recipe, schedules=dataclasses.replace(recipe.schedules, **schedules))
+    return train(recipe, prepared.sources, folder, prepared.key, lsd)
+
+
+def weights(folder, iteration):
+    return load_bundle(bundle_folder(folder / "checkpoints", iteration))[1]
+
+
+def test_resumed_training_is_bit_identical_to_uninterrupted(prepared, tmp_path) -> None:
+    training = prepared("mtlsd", schedule="constant", elastic_probability=0.5)
+    run(training, tmp_path / "whole", max_iteration=4)
+    for maximum in (1, 3, 4):
+        outcome = run(training, tmp_path / "parts", max_iteration=maximum)
+        assert outcome.iteration == maximum
+    assert tensors_equal(weights(tmp_path / "whole", 4), weights(tmp_path / "parts", 4))
+
+
+def test_max_iteration_is_a_total_and_a_finished_training_is_left_alone(prepared, tmp_path) -> None:
+    training = prepared("affinities")
+    run(training, tmp_path / "t", max_iteration=2)
+    before = weights(tmp_path / "t", 2)
+    assert run(training, tmp_path / "t", max_iteration=2).iteration == 2
+    assert tensors_equal(before, weights(tmp_path / "t", 2))
+
+
+def test_training_learns(prepared, tmp_path) -> None:
+    """Weights move and the loss goes down on a volume this easy."""
+    training = prepared("affinities", elastic_probability=0.0, num_fmaps=6)
+    run(training, tmp_path / "t", max_iteration=60, learning_rate=3e-3, schedule="constant")
+    rows = np.genfromtxt(tmp_path / "t" / "loss.csv", delimiter=",", names=True)
+    assert list(rows["iteration"][~np.isnan(rows["loss"])]) == list(range(1, 61))
+    loss = rows["loss"][~np.isnan(rows["loss"])]
+    assert loss[-10:].mean() < 0.9 * loss[:5].mean()
+
+
+def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(prepared, tmp_path, caplog) -> None:
+    training = prepared("affinities")
+    run(training, tmp_path / "t", max_iteration=4)
+    newest = bundle_folder(tmp_path / "t" / "checkpoints", 4) / "weights.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        assert run(training, tmp_path / "t", max_iteration=5).iteration == 5
+    assert "cannot be used" in caplog.text
+    load_bundle(bundle_folder(tmp_path / "t" / "checkpoints", 5))
+
+
+def test_all_checkpoints_damaged_is_an_error_not_a_new_start(prepared, tmp_path) -> None:
+    training = prepared("affinities")
+    run(training, tmp_path / "t", max_iteration=2)
+    for folder in (tmp_path / "t" / "checkpoints").iterdir():
+        (folder / "resume.pt").write_bytes(b"rubbish")
+    with pytest.raises(BadData, match="all checkpoints"):
+        run(training, tmp_path / "t", max_iteration=3)
+
+
+def test_other_parameters_are_refused(prepared, tmp_path) -> None:
+    run(prepared("affinities"), tmp_path / "t", max_iteration=2)
+    with pytest.raises(NotOurs):
+        run(prepared("affinities", learning_rate=0.5), tmp_path / "t", max_iteration=3)
+
+
+def test_old_checkpoints_are_removed_but_not_the_best(prepared, tmp_path) -> None:
+    training = prepared("affinities", validation_fraction=0.3)
+    run(training, tmp_path / "t", max_iteration=5, checkpoint_every=1, keep_checkpoints=2)
+    left = bundle_iterations(tmp_path / "t" / "checkpoints")
+    best = read_best(tmp_path / "t" / "best.json")
+    assert set(left) == {4, 5, best.iteration}
+    assert best.validation_loss is not None
+    losses = {i: read_bundle(bundle_folder(tmp_path / "t" / "checkpoints", i)).validation_loss for i in left}
+    assert min(losses, key=lambda i: losses[i]) == best.iteration
+
+
+@pytest.mark.parametrize("kind", ["lsd", "mtlsd", "affinities"])
+def test_snapshots_have_the_names_of_the_field(prepared, tmp_path, kind) -> None:
+    run(prepared(kind), tmp_path / "t", max_iteration=2)
+    assert sorted(p.name for p in (tmp_path / "t" / "snapshots").iterdir()) == ["batch_1.hdf", "batch_2.hdf"]
+    with h5py.File(snapshot_path(tmp_path / "t" / "snapshots", 2)) as file:
+        names = dataset_names(kind)
+        for name in names.values():
+            assert isinstance(file[name], h5py.Dataset)
+            assert list(file[name].attrs["resolution"]) == [8, 8, 8]
+        gradient = [n for n in names.values() if n.endswith("gradient")]
+        assert all(np.abs(file[n][:]).max() > 0 for n in gradient)
+
+
+def test_acrlsd_trains_behind_a_frozen_network_with_quantised_lsds(prepared, tmp_path) -> None:
+    run(prepared("lsd"), tmp_path / "lsd", max_iteration=2)
+    lsd_folder = bundle_folder(tmp_path / "lsd" / "checkpoints", 2)
+    lsd_bundle, lsd_network = load_network(lsd_folder, "lsd")
+    before = {name: value.clone() for name, value in lsd_network.state_dict().items()}
+    training = prepared("acrlsd", lsd=lsd_bundle)
+    run(training, tmp_path / "affs", FrozenLsd(lsd_bundle, lsd_network), max_iteration=2)
+    assert tensors_equal(before, lsd_network.state_dict())
+    folder = bundle_folder(tmp_path / "affs" / "checkpoints", 2)
+    assert read_bundle(folder).lsd_bundle_sha256 == lsd_bundle.weights_sha256
+    with h5py.File(snapshot_path(tmp_path / "affs" / "snapshots", 1)) as file:
+        raw, stored = file["volumes/raw"][:], file["volumes/labels/pretrained_lsd"][:]
+        assert stored.dtype == np.uint8
+        predicted = load_predictor(folder, precision="float32", lsd_folder=lsd_folder).predict(raw)
+        np.testing.assert_array_equal(predicted["lsds_u8"], stored)
+
+
+def test_the_lsd_network_gets_no_gradient(prepared, tmp_path) -> None:
+    run(prepared("lsd"), tmp_path / "lsd", max_iteration=2)
+    bundle, network = load_network(bundle_folder(tmp_path / "lsd" / "checkpoints", 2))
+    training = prepared("acrlsd", lsd=bundle)
+    made = Trainer(training.recipe, training.sources, tmp_path / "a", training.key, FrozenLsd(bundle, network))
+    assert isinstance(made.network, AcrLsd)
+    trained = {id(p) for group in made.optimizer.param_groups for p in group["params"]}
+    assert not trained & {id(p) for p in made.network.lsd_network.parameters()}
+    assert not any(p.requires_grad for p in made.network.lsd_network.parameters())
+
+
+def test_a_signal_leaves_a_checkpoint_and_is_resumable(prepared, tmp_path, monkeypatch) -> None:
+    training = prepared("affinities")
+    step = trainer_module.train_step
+
+    def stopping(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "train_step", stopping)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="SIGTERM at iteration 1"):
+        run(training, tmp_path / "t", max_iteration=9)
+    assert signal.getsignal(signal.SIGTERM) == before
+    monkeypatch.undo()
+    assert bundle_iterations(tmp_path / "t" / "checkpoints") == [1]
+    assert run(training, tmp_path / "t", max_iteration=2).iteration == 2
+
+
+def test_worker_processes_end_with_the_training(prepared, tmp_path) -> None:
+    """Workers are forked while signals are only remembered; the pool ends them with SIGTERM."""
+    run(prepared("affinities", num_workers=1, elastic_probability=0.0), tmp_path / "t", max_iteration=2)
+    assert bundle_iterations(tmp_path / "t" / "checkpoints") == [2]
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_naming_the_iteration(prepared, tmp_path) -> None:
+    training = prepared("affinities")
+    made = Trainer(training.recipe, training.sources, tmp_path / "t", training.key, None)
+    with torch.no_grad():
+        made.trained.heads["affs"].bias.fill_(float("nan"))
+    with pytest.raises(BadData, match="not finite") as caught:
+        made.run()
+    assert caught.value.where == "iteration 1"
+    assert not bundle_iterations(tmp_path / "t" / "checkpoints")
+
+
+def test_a_time_budget_ends_the_training_in_order(prepared, tmp_path) -> None:
+    outcome = run(prepared("affinities"), tmp_path / "t", max_iteration=1000, max_minutes=1e-6)
+    assert outcome.iteration == 1
+    assert outcome.best.iteration == 1
+
+
+def test_the_curve_of_a_cut_run_has_no_rows_twice(prepared, tmp_path) -> None:
+    training = prepared("affinities")
+    run(training, tmp_path / "t", max_iteration=3, checkpoint_every=2)
+    path = tmp_path / "t" / "loss.csv"
+    path.write_text(path.read_text() + "4,0.5,1,1,\n5,0.5")
+    run(training, tmp_path / "t", max_iteration=5)
+    iterations = [row.split(",")[0] for row in path.read_text().splitlines()[1:] if row.split(",")[1]]
+    assert iterations == ["1", "2", "3", "4", "5"]
+    assert any((tmp_path / "t" / "log").iterdir())
