@@ -1,7 +1,7 @@
 """What a report shows: numpy arrays and plain values, nothing that has to be opened.
 
-`task.py` gathers a `ReportData`; `report.render_report` turns it into one page of HTML. Every part may be empty: a report is
-also made after a failure, and what is missing is named in `problems`, which the page shows first.
+`task.py` gathers a `ReportData`; `report.render_report` turns it into one page of HTML. Every part may be empty: a
+report is also made after a failure, and what is missing is named in `problems`, which the page shows first.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Problem:
 class Picture:
     """One layer seen in one plane.
 
-    `image` is (rows, columns) uint8 for "grey", (rows, columns, 3) uint8 for "colour", (rows, columns) uint64 for "labels"
-    (0 = background). Rows and columns are the two axes that remain, in the order z, y, x. `index_vox` counts on the grid of the
-    target raw volume; `pixel_size_nm` is (row, column).
+    `image` is (rows, columns) uint8 for "grey", (rows, columns, 3) uint8 for "colour", (rows, columns) uint64 for
+    "labels" (0 = background). Rows and columns are the two axes that remain, in the order z, y, x. `index_vox` counts
+    on the grid of the target raw volume; `pixel_size_nm` is (row, column).
     """
 
     layer: str
@@ -49,8 +49,8 @@ class Picture:
 class Score:
     """Quality of one merge function at one threshold against the truth (VOI in bits, others in [0, 1]).
 
-    `adapted_rand_error` counts segmentation 0 as one label, as `voi_*` and `rand_*` do, unless the config says otherwise;
-    the choice is recorded in `ReportData.settings`. ERL values are nm, None without skeletons.
+    `adapted_rand_error` counts segmentation 0 as one label, as `voi_*` and `rand_*` do, unless the config says
+    otherwise; the choice is recorded in `ReportData.settings`. ERL values are nm, None without skeletons.
     """
 
     merge_function: str
@@ -87,7 +87,7 @@ class SegmentCount:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One success criterion: `value` `comparison` `limit`, e.g. 1.84 < 2.0; `passed` None when it could not be measured."""
+    """One success criterion: `value` `comparison` `limit`, e.g. 1.84 < 2.0; `passed` None: could not be measured."""
 
     name: str
     value: float | None
@@ -99,7 +99,7 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class LossCurve:
-    """The loss of one training stage: iterations int64 (n,), and one float64 (n,) series per name; NaN = not measured."""
+    """The loss of one training stage: iterations int64 (n,), one float64 (n,) series per name; NaN = not measured."""
 
     stage: str
     iterations: NDArray[np.int64]
@@ -119,7 +119,7 @@ class BlockTimes:
 
 @dataclass(frozen=True)
 class StageVersion:
-    """Who wrote an artefact; empty strings where unknown."""
+    """Who wrote an artefact; empty strings where unknown. `wall_s`: run time of the whole stage, None where unknown."""
 
     stage: str
     version: str = ""
@@ -127,6 +127,7 @@ class StageVersion:
     revision: str = ""
     contract: str = ""
     identity: str = ""
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,162 @@
+"""Slices of volumes as PNG pictures: grey images, three-channel images and labels with outlines over the raw image.
+
+1. Every picture becomes a PNG inside a `data:` address, so that the page needs no other file and no network.
+2. Labels get a colour that depends on nothing but their id: the same neuron has the same colour in every picture of
+   every report. They are half transparent, so that the raw image can lie beneath; outlines are opaque.
+3. The scale bar is a length in nm and its share of the width of the picture. The page draws it in that share, so it
+   stays right at whatever size the picture is shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lsdflow_evaluate.report.data import Picture
+
+LONGEST_SIDE_PX = 1024  # larger slices are shown reduced
+OUTLINED_SIDE_PX = 800  # small slices of labels are enlarged to this, so that outlines are thin
+FILL_ALPHA = 118
+LARGEST_BAR_SHARE = 0.3
+MICROMETRE_NM = 1000.0
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class ScaleBar:
+    """A bar of `length_nm`, `width_percent` of the picture wide, with its text."""
+
+    length_nm: float
+    width_percent: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What the page needs of one picture: a `data:` address, width / height in nm, the scale bar."""
+
+    layer: str
+    kind: str
+    axis: str
+    index_vox: int
+    uri: str
+    aspect: float
+    bar: ScaleBar
+
+
+def figure_of(picture: Picture) -> Figure:
+    """The figure of one picture. Raises ValueError if array, kind and pixel size do not fit each other."""
+    _check(picture)
+    rows, columns = picture.image.shape[:2]
+    row_nm, column_nm = picture.pixel_size_nm
+    if picture.kind == "labels":
+        pixels = _paint_labels(np.asarray(picture.image, np.uint64))
+    else:
+        pixels = _reduced(np.asarray(picture.image, np.uint8))
+    return Figure(
+        layer=picture.layer,
+        kind=picture.kind,
+        axis=picture.axis,
+        index_vox=picture.index_vox,
+        uri=png_uri(pixels),
+        aspect=(columns * column_nm) / (rows * row_nm),
+        bar=scale_bar(columns * column_nm),
+    )
+
+
+def _check(picture: Picture) -> None:
+    wanted_axes = 3 if picture.kind == "colour" else 2
+    image = picture.image
+    if image.ndim != wanted_axes or min(image.shape) < 1 or (picture.kind == "colour" and image.shape[2] != 3):
+        raise ValueError(f"picture of {picture.layer}: found an array {image.shape} for kind {picture.kind!r}")
+    if not min(picture.pixel_size_nm) > 0:
+        raise ValueError(f"picture of {picture.layer}: found pixel size {picture.pixel_size_nm} nm, wanted lengths > 0")
+
+
+def colours_of_ids(ids: NDArray[np.uint64]) -> Bytes:
+    """RGB u8 (..., 3) of label ids, by a hash of the id alone; id 0 is black. Hues spread over the whole circle."""
+    mixed = _mix(ids.astype(np.uint64))
+    hue = (mixed & np.uint64(0xFFFF)).astype(np.float64) / 65536.0
+    saturation = 0.50 + 0.40 * ((mixed >> np.uint64(16)) & np.uint64(0xFF)).astype(np.float64) / 255.0
+    value = 0.72 + 0.28 * ((mixed >> np.uint64(24)) & np.uint64(0xFF)).astype(np.float64) / 255.0
+    # Hue to RGB: each channel is a trapezium wave over the circle, shifted by a third.
+    shift = np.array([5.0, 3.0, 1.0])
+    k = (shift + hue[..., None] * 6.0) % 6.0
+    wave = np.clip(np.minimum(k, 4.0 - k), 0.0, 1.0)
+    rgb = value[..., None] * (1.0 - saturation[..., None] * wave)
+    rgb[ids == 0] = 0.0
+    return np.asarray(np.rint(255.0 * rgb), np.uint8)
+
+
+def _mix(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser: neighbouring ids get unrelated bits."""
+    with np.errstate(over="ignore"):
+        mixed = ids + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def outlines(labels: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """True at pixels (rows, columns) that differ from a pixel beside, above or below: lines two pixels wide."""
+    lines = np.zeros(labels.shape, bool)
+    down, across = labels[:-1] != labels[1:], labels[:, :-1] != labels[:, 1:]
+    lines[:-1] |= down
+    lines[1:] |= down
+    lines[:, :-1] |= across
+    lines[:, 1:] |= across
+    return lines
+
+
+def _paint_labels(labels: NDArray[np.uint64]) -> Bytes:
+    """RGBA: half transparent colour per label, opaque outlines, nothing at all where the label is 0."""
+    step = -(-max(labels.shape) // LONGEST_SIDE_PX)
+    labels = labels[::step, ::step]
+    enlarge = max(1, OUTLINED_SIDE_PX // max(labels.shape))
+    labels = np.repeat(np.repeat(labels, enlarge, axis=0), enlarge, axis=1)
+    ids, place = np.unique(labels, return_inverse=True)
+    rgb = colours_of_ids(ids)[place.reshape(labels.shape)]
+    alpha = np.where(labels == 0, 0, np.where(outlines(labels), 255, FILL_ALPHA)).astype(np.uint8)
+    return np.dstack([rgb, alpha])
+
+
+def _reduced(image: Bytes) -> Bytes:
+    rows, columns = image.shape[:2]
+    longest = max(rows, columns)
+    if longest <= LONGEST_SIDE_PX:
+        return image
+    size = (max(1, columns * LONGEST_SIDE_PX // longest), max(1, rows * LONGEST_SIDE_PX // longest))
+    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
+
+
+def png_uri(pixels: Bytes) -> str:
+    """A PNG of grey (r,c), RGB (r,c,3) or RGBA (r,c,4) pixels as a `data:` address."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def scale_bar(width_nm: float) -> ScaleBar:
+    """The longest round length (1, 2 or 5 times a power of ten nm) that takes at most 30 % of `width_nm`."""
+    room = LARGEST_BAR_SHARE * width_nm
+    power = 10.0 ** np.floor(np.log10(room))
+    length = float(max(f * power for f in (1.0, 2.0, 5.0) if f * power <= room * (1 + 1e-9)))
+    text = f"{length / MICROMETRE_NM:g} µm" if length >= MICROMETRE_NM else f"{length:g} nm"
+    return ScaleBar(length, 100.0 * length / width_nm, text)
+
+
+def lsds_to_rgb(lsds: NDArray[Any]) -> Bytes:
+    """LSDs (10, rows, columns) u8 as colour: the three channels of the mean offset as red, green and blue."""
+    return np.ascontiguousarray(np.moveaxis(np.asarray(lsds[:3], np.uint8), 0, -1))
+
+
+def affinities_to_rgb(affinities: NDArray[Any]) -> Bytes:
+    """Affinities (3, rows, columns) u8 as colour: z, y and x as red, green and blue; dark = boundary."""
+    return np.ascontiguousarray(np.moveaxis(np.asarray(affinities[:3], np.uint8), 0, -1))

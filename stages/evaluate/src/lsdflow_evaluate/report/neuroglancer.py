@@ -1,0 +1,106 @@
+"""The state of a neuroglancer viewer that shows all volumes of an experiment in their right places.
+
+neuroglancer reads zarr arrays over HTTP. A bare array has axes d0, d1, ... and no unit, so every source carries a
+transform that names the axes, gives them their voxel size in metres, and moves the array to its offset::
+
+    position along an axis (in voxels of this array) = index + offset_nm / voxel_size_nm
+
+Offsets need not be whole voxels, voxel sizes need not be integers and may differ from layer to layer. Axes of the
+arrays are z, y, x; the viewer counts x, y, z.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+METRE_PER_NM = 1e-9
+Nm3 = tuple[float, float, float]
+Kind = Literal["image", "lsds", "affinities", "labels"]
+
+GREY_SHADER = "#uicontrol invlerp normalized\nvoid main() { emitGrayscale(normalized()); }\n"
+RGB_SHADER = (
+    "void main() { emitRGB(vec3(toNormalized(getDataValue(0)), toNormalized(getDataValue(1)),"
+    " toNormalized(getDataValue(2)))); }\n"
+)
+
+
+@dataclass(frozen=True)
+class ViewerLayer:
+    """One array to show: `path` below the prefix (container and dataset), its place in nm, its shape (z,y,x)."""
+
+    name: str
+    kind: Kind
+    path: str
+    voxel_size_nm: Nm3
+    offset_nm: Nm3
+    shape_vox: tuple[int, int, int]
+    visible: bool = True
+
+
+def neuroglancer_state(layers: tuple[ViewerLayer, ...], url_prefix: str) -> dict[str, Any]:
+    """The viewer state (plain values, ready for JSON); the view starts in the middle of the first layer.
+
+    `url_prefix` is where the experiment folder is served, for example http://127.0.0.1:9000.
+    Raises ValueError for no layers, an empty prefix, or a voxel size that is not positive.
+    """
+    if not layers:
+        raise ValueError("neuroglancer: found no layers to show")
+    if not url_prefix:
+        raise ValueError("neuroglancer: found no address prefix, wanted for example http://127.0.0.1:9000")
+    first = layers[0]
+    return {
+        "dimensions": {name: _length(first.voxel_size_nm[axis]) for name, axis in (("x", 2), ("y", 1), ("z", 0))},
+        "position": [_middle_vox(first, axis) for axis in (2, 1, 0)],
+        "crossSectionScale": 1,
+        "projectionScale": 2 * max(first.shape_vox),
+        "layers": [_layer(layer, url_prefix) for layer in layers],
+        "selectedLayer": {"layer": layers[-1].name, "visible": True},
+        "showSlices": False,
+        "layout": "4panel",
+    }
+
+
+def _length(nm: float) -> list[Any]:
+    if not nm > 0:
+        raise ValueError(f"neuroglancer: found voxel size {nm} nm, wanted a length > 0")
+    # Twelve digits: 8.1 nm stays 8.1e-09 and does not become 8.100000000000001e-09.
+    return [float(f"{nm * METRE_PER_NM:.12g}"), "m"]
+
+
+def _middle_vox(layer: ViewerLayer, axis: int) -> float:
+    return layer.offset_nm[axis] / layer.voxel_size_nm[axis] + layer.shape_vox[axis] / 2
+
+
+def _layer(layer: ViewerLayer, url_prefix: str) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": layer.name,
+        "type": "segmentation" if layer.kind == "labels" else "image",
+        "source": {"url": _address(layer.path, url_prefix), "transform": _transform(layer)},
+        "visible": layer.visible,
+    }
+    if layer.kind == "labels":
+        described["selectedAlpha"] = 0.35
+    else:
+        described["shader"] = GREY_SHADER if layer.kind == "image" else RGB_SHADER
+    return described
+
+
+def _address(path: str, url_prefix: str) -> str:
+    prefix = url_prefix.rstrip("/")
+    return f"{prefix if prefix.startswith('zarr://') else 'zarr://' + prefix}/{path.strip('/')}"
+
+
+def _transform(layer: ViewerLayer) -> dict[str, Any]:
+    """Array axes to space: one matrix row per axis, the last column is the shift in voxels of this array."""
+    channels = 0 if layer.kind in {"image", "labels"} else 1
+    space = {name: _length(size) for name, size in zip("zyx", layer.voxel_size_nm, strict=True)}
+    # "c^": an axis of channels that the shader reads, not an axis of space.
+    output = {**({"c^": [1, ""]} if channels else {}), **space}
+    shift = [0.0] * channels + [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]
+    rank = len(output)
+    return {
+        "inputDimensions": {f"d{i}": scale for i, scale in enumerate(output.values())},
+        "outputDimensions": output,
+        "matrix": [[float(i == j) for j in range(rank)] + [shift[i]] for i in range(rank)],
+    }

@@ -1,0 +1,64 @@
+"""Sentences of the report: what is missing, how it was made (methods), and what to cite."""
+
+from __future__ import annotations
+
+from lsdflow_evaluate.report.content import CROSS, chosen_count, chosen_score
+from lsdflow_evaluate.report.data import ReportData
+
+CITATIONS = (
+    "Sheridan A, Nguyen TM, Deb D, Lee W-CA, Saalfeld S, Turaga SC, Manor U, Funke J. Local shape descriptors for "
+    "neuron segmentation. Nature Methods 20, 295-303 (2023). doi:10.1038/s41592-022-01711-z",
+    "Funke J, Tschopp F, Grisaitis W, Sheridan A, Singh C, Saalfeld S, Turaga SC. Large scale image segmentation with "
+    "structured loss based deep learning for connectome reconstruction. IEEE Transactions on Pattern Analysis and "
+    "Machine Intelligence 41(7), 1669-1680 (2019; online 2018). doi:10.1109/TPAMI.2018.2835450",
+    "Meilă M. Comparing clusterings: an information based distance. Journal of Multivariate Analysis 98(5), 873-895 "
+    "(2007). doi:10.1016/j.jmva.2006.11.013",
+    "gunpowder: data loading and augmentation for learning on large volumes. funkelab, github.com/funkelab/gunpowder",
+    "daisy: block-wise task scheduling for large volumes. funkelab, github.com/funkelab/daisy",
+    "waterz: watershed and region agglomeration. funkelab, github.com/funkelab/waterz",
+)
+
+
+def missing_parts(data: ReportData) -> tuple[str, ...]:
+    """Sentences for the parts of a full report that this one lacks."""
+    parts = (
+        (
+            not data.scores,
+            "There are no scores: " + ("no truth was given." if not data.has_truth else "none was made."),
+        ),
+        (not data.segment_counts, "The number of segments per threshold is not known."),
+        (data.segment_sizes is None, "The sizes of the segments are not known."),
+        (not data.losses, "There are no loss curves: no training log was found."),
+    )
+    return tuple(text for missing, text in parts if missing)
+
+
+def methods(data: ReportData) -> tuple[str, ...]:
+    """The methods section, as far as the data carries it."""
+    if not (data.scores or data.segment_counts):
+        return ("No segmentation was made yet. The method and its software are those of the papers below.",)
+    volume = "The volume"
+    if data.shape_vox and data.voxel_size_nm:
+        shape, size = (f" {CROSS} ".join(f"{n:g}" for n in values) for values in (data.shape_vox, data.voxel_size_nm))
+        volume = f"The volume ({shape} voxels of {size} nm, axes z, y, x)"
+    trained = [f"{c.stage} {int(c.iterations.max()):,}" for c in data.losses if c.iterations.size]
+    iterations = f" Iterations of training: {', '.join(trained)}." if trained else ""
+    text = [
+        f"{volume} was segmented with lsdflow. A three-dimensional U-Net was trained to predict local shape "
+        f"descriptors (LSDs) and a second one, or the same one, voxel affinities [1].{iterations} Training batches "
+        "were made with gunpowder [4].",
+        "Fragments were grown by a seeded watershed on the affinities and joined in a region adjacency graph whose "
+        "edges were scored by hierarchical agglomeration with waterz [2, 6]; blocks were scheduled with daisy [5].",
+    ]
+    chosen = chosen_score(data) or chosen_count(data)
+    if chosen:
+        text.append(
+            f"Edges of the merge function {chosen.merge_function} with a score of at most {chosen.threshold:g} were "
+            "merged; a higher threshold merges more."
+        )
+    if data.scores:
+        text.append(
+            "The segmentation was compared with the truth by variation of information (in bits; split and merge add "
+            "up to the sum) [3] and adapted Rand error; voxels without a label in the truth were left out."
+        )
+    return tuple(text)
