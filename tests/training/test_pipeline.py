@@ -118,6 +118,19 @@ def test_balanced_weights_give_both_classes_the_same_share(prepared) -> None:
     assert weight[target == 1].sum() == pytest.approx(weight[target == 0].sum(), rel=1e-3)
 
 
+def test_without_balancing_trained_affinities_have_weight_one(prepared) -> None:
+    training = prepared("affinities", elastic_probability=0.0, balance_labels=False)
+    states = np.ones((40, 40, 40), np.uint8)
+    states[:, :, 20:] = MaskState.IGNORE
+    set_mask(training, states)
+    keys, found = batches(training, 4)
+    for batch in found:
+        weight, trained = batch[keys.affs_weight].data, batch[keys.mask].data > 0
+        assert set(np.unique(weight)) <= {0, 1}
+        assert (weight[:, ~trained] == 0).all()
+        assert (weight[0, 1:][trained[1:] & trained[:-1]] == 1).all()
+
+
 def test_non_integer_anisotropic_voxel_sizes_train(prepared) -> None:
     training = prepared("mtlsd", voxel_size_nm=(40.5, 7.3, 7.3), elastic_probability=1.0)
     assert training.recipe.augmentation.anisotropic

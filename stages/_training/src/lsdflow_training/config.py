@@ -25,10 +25,15 @@ class TrainingConfig(StrictModel):
         default=None, description="LSD Gaussian, standard deviation; none = 10 of the shortest voxel edges"
     )
     lsd_downsample: int = Field(default=2, ge=1, le=4, description="LSD statistics from every n-th voxel")
-    grow_boundary_vox: int = Field(default=1, ge=0, description="background grown between neurons, voxels")
+    grow_boundary_vox: int | None = Field(
+        default=None, ge=0, description="background grown between neurons, voxels; none = profile"
+    )
     train_background: bool = Field(
         default=False,
         description="true: LSDs are trained to be 0 at boundaries and on background; false: they are not trained there",
+    )
+    balance_labels: bool | None = Field(
+        default=None, description="weigh affinities 0 and 1 alike in each patch, as published; none = profile"
     )
     min_masked: float = Field(default=0.5, ge=0, lt=1, description="share of a patch that must not be ignored")
     num_fmaps: int | None = Field(default=None, ge=1, description="feature maps of the top level; none = profile")

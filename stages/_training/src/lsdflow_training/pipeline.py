@@ -159,9 +159,10 @@ def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropi
             keys.labels,
             keys.affs,
             labels_mask=keys.trained,
-            affinities_mask=keys.affs_mask,
+            affinities_mask=keys.affs_mask if targets.balance_labels else keys.affs_weight,
         )
-        pipeline += gp.BalanceLabels(keys.affs, keys.affs_weight, mask=keys.affs_mask)
+        if targets.balance_labels:
+            pipeline += gp.BalanceLabels(keys.affs, keys.affs_weight, mask=keys.affs_mask)
     return pipeline + gp.IntensityScaleShift(keys.raw, 2, -1)
 
 

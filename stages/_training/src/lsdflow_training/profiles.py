@@ -23,6 +23,8 @@ class Profile:
     learning_rate: float
     schedule: Schedule
     elastic_probability: float
+    grow_boundary_vox: int
+    balance_labels: bool
     validation_fraction: float
     validation_every: int
     checkpoint_every: int
@@ -41,6 +43,8 @@ STANDARD = Profile(
     learning_rate=0.5e-4,
     schedule="constant",
     elastic_probability=1.0,
+    grow_boundary_vox=1,
+    balance_labels=True,
     validation_fraction=0.05,
     validation_every=2_000,
     checkpoint_every=10_000,
@@ -59,6 +63,8 @@ TINY = Profile(
     learning_rate=1e-3,
     schedule="one_cycle",
     elastic_probability=0.2,
+    grow_boundary_vox=0,
+    balance_labels=False,
     validation_fraction=0.0,
     validation_every=250,
     checkpoint_every=250,

@@ -49,6 +49,7 @@ class Targets:
     neighborhood: tuple[Vox3, ...]
     grow_boundary_vox: int
     train_background: bool
+    balance_labels: bool
 
 
 @dataclass(frozen=True)

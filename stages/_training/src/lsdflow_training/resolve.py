@@ -53,7 +53,7 @@ def resolve_recipe(
         outputs=OUTPUTS[kind],
         shapes=_shapes(config, profile, unet, lsd),
         predict_input_vox=_predict_input(config, profile, unet),
-        targets=_targets(config, kind, voxel_size_nm, lsd),
+        targets=_targets(config, profile, kind, voxel_size_nm, lsd),
         augmentation=_augmentation(config, profile, anisotropic),
         schedules=_schedules(config, profile, kind),
         seed=experiment.common.seed,
@@ -146,7 +146,7 @@ def _predict_input(config: TrainingConfig, profile: Profile, unet: UNetSpec) -> 
     return shapes.nearest_valid_input_shapes(unet, profile.predict_input_shape_vox)[1]
 
 
-def _targets(config: TrainingConfig, kind: Kind, voxel_size_nm: Nm3, lsd: Bundle | None) -> Targets:
+def _targets(config: TrainingConfig, profile: Profile, kind: Kind, voxel_size_nm: Nm3, lsd: Bundle | None) -> Targets:
     return Targets(
         lsds="lsds" in OUTPUTS[kind],
         affinities="affs" in OUTPUTS[kind],
@@ -154,8 +154,9 @@ def _targets(config: TrainingConfig, kind: Kind, voxel_size_nm: Nm3, lsd: Bundle
         voxel_size_nm=voxel_size_nm,
         lsd_downsample=config.lsd_downsample,
         neighborhood=AFFINITY_NEIGHBORHOOD,
-        grow_boundary_vox=config.grow_boundary_vox,
+        grow_boundary_vox=_or(config.grow_boundary_vox, profile.grow_boundary_vox),
         train_background=config.train_background,
+        balance_labels=_or(config.balance_labels, profile.balance_labels),
     )
 
 

@@ -31,6 +31,8 @@ MICRO_OPTIONS: dict[str, Any] = {
     "threads": 1,
     "precision": "float32",
     "sigma": "24 nm",
+    "grow_boundary_vox": 1,
+    "balance_labels": True,
 }
 
 
