@@ -1,0 +1,100 @@
+"""The viewer state: every volume at its size and place, also with voxels that are neither equal nor whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsdflow_evaluate.report.neuroglancer import ViewerLayer, neuroglancer_state
+
+VOXEL_SIZE_NM = (32.5, 6.47, 6.47)
+OFFSET_NM = (65.0, 100.0, 0.0)
+SHAPE_VOX = (20, 300, 400)
+
+
+def _layer(**changes: Any) -> ViewerLayer:
+    told = {
+        "name": "raw",
+        "kind": "image",
+        "path": "data/target.zarr/volumes/raw",
+        "voxel_size_nm": VOXEL_SIZE_NM,
+        "offset_nm": OFFSET_NM,
+        "shape_vox": SHAPE_VOX,
+    }
+    return ViewerLayer(**{**told, **changes})
+
+
+def _world_nm(source: dict[str, Any], index: list[float]) -> dict[str, float]:
+    """Where the viewer puts an array index, in nm by axis name: the matrix, then the size of the output voxels."""
+    matrix = np.array(source["transform"]["matrix"])
+    out = matrix @ np.array([*index, 1.0])
+    sizes = source["transform"]["outputDimensions"]
+    return {name: out[i] * scale[0] * 1e9 for i, (name, scale) in enumerate(sizes.items()) if scale[1] == "m"}
+
+
+def _source(state: dict[str, Any], number: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = state["layers"][number]["source"]
+    return found
+
+
+def test_every_voxel_lies_at_its_offset_plus_index_times_voxel_size() -> None:
+    state = neuroglancer_state((_layer(),), "http://127.0.0.1:9000")
+    for index in ([0.0, 0.0, 0.0], [3.0, 5.0, 7.0]):
+        world = _world_nm(_source(state), index)
+        for axis, name in enumerate("zyx"):
+            assert world[name] == pytest.approx(OFFSET_NM[axis] + index[axis] * VOXEL_SIZE_NM[axis])
+
+
+def test_the_channel_axis_comes_first_and_moves_nothing() -> None:
+    affinities = _layer(name="affinities", kind="affinities")
+    state = neuroglancer_state((_layer(), affinities), "http://127.0.0.1:9000")
+    transform = _source(state, 1)["transform"]
+    assert list(transform["outputDimensions"]) == ["c^", "z", "y", "x"]
+    assert list(transform["inputDimensions"]) == ["d0", "d1", "d2", "d3"]
+    assert np.array(transform["matrix"]).shape == (4, 5)
+    assert _world_nm(_source(state, 1), [2.0, 3.0, 5.0, 7.0]) == pytest.approx(
+        _world_nm(_source(state), [3.0, 5.0, 7.0])
+    )
+
+
+def test_a_layer_with_another_voxel_size_and_offset_keeps_its_own() -> None:
+    other = _layer(name="truth", kind="labels", voxel_size_nm=(16.0, 8.0, 8.0), offset_nm=(416.0, 416.0, 420.0))
+    state = neuroglancer_state((_layer(), other), "http://127.0.0.1:9000")
+    assert _world_nm(_source(state, 1), [1.0, 1.0, 1.0]) == pytest.approx({"z": 432.0, "y": 424.0, "x": 428.0})
+
+
+def test_voxel_sizes_are_in_metres_and_as_short_as_they_were_given() -> None:
+    state = neuroglancer_state((_layer(voxel_size_nm=(8.1, 8.0, 40.0)),), "http://127.0.0.1:9000")
+    assert state["dimensions"] == {"x": [4e-8, "m"], "y": [8e-9, "m"], "z": [8.1e-9, "m"]}
+
+
+def test_the_view_starts_in_the_middle_of_the_first_layer_in_the_order_x_y_z() -> None:
+    state = neuroglancer_state((_layer(),), "http://127.0.0.1:9000")
+    middle = [(o / v + n / 2) for o, v, n in zip(OFFSET_NM, VOXEL_SIZE_NM, SHAPE_VOX, strict=True)]
+    assert state["position"] == pytest.approx(middle[::-1])
+    assert list(state["dimensions"]) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize("prefix", ["http://127.0.0.1:9000", "http://127.0.0.1:9000/", "zarr://http://127.0.0.1:9000"])
+def test_sources_are_the_prefix_and_the_path(prefix: str) -> None:
+    url = _source(neuroglancer_state((_layer(),), prefix))["url"]
+    assert url == "zarr://http://127.0.0.1:9000/data/target.zarr/volumes/raw"
+
+
+def test_labels_are_segmentations_and_all_else_are_images() -> None:
+    layers = tuple(_layer(name=kind, kind=kind) for kind in ("image", "lsds", "affinities", "labels"))
+    state = neuroglancer_state(layers, "http://127.0.0.1:9000")
+    assert [layer["type"] for layer in state["layers"]] == ["image", "image", "image", "segmentation"]
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_a_state_that_cannot_be_right_is_refused() -> None:
+    with pytest.raises(ValueError, match="no layers"):
+        neuroglancer_state((), "http://127.0.0.1:9000")
+    with pytest.raises(ValueError, match="no address prefix"):
+        neuroglancer_state((_layer(),), "")
+    with pytest.raises(ValueError, match="voxel size"):
+        neuroglancer_state((_layer(voxel_size_nm=(0.0, 8.0, 8.0)),), "http://127.0.0.1:9000")

@@ -1,0 +1,234 @@
+"""The page: complete on its own, safe with any name, errors first, nothing left blank."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from lsdflow_evaluate.report import ReportData, render_report
+from lsdflow_evaluate.report.content import duration
+from lsdflow_evaluate.report.data import (
+    BlockTimes,
+    LossCurve,
+    Picture,
+    Problem,
+    Score,
+    SegmentCount,
+    SizeHistogram,
+    StageVersion,
+    Verdict,
+)
+
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}</style>"
+KINDS = {"raw": "grey", "lsds": "colour", "affinities": "colour", "fragments": "labels", "segmentation": "labels"}
+
+
+class _Page(HTMLParser):
+    """All tags with their attributes, in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def _pictures() -> tuple[Picture, ...]:
+    shapes = {"z": (12, 16), "y": (8, 16), "x": (8, 12)}
+    made = []
+    for axis, shape in shapes.items():
+        for layer, kind in {**KINDS, "truth": "labels"}.items():
+            image = np.ones((*shape, 3) if kind == "colour" else shape, np.uint64 if kind == "labels" else np.uint8)
+            made.append(Picture(layer, kind, axis, 4, image, (10.0, 10.0)))  # type: ignore[arg-type]
+    return tuple(made)
+
+
+def _score(threshold: float, chosen: bool, merge_function: str = "hist_quant_75") -> Score:
+    return Score(merge_function, threshold, chosen, 1.0, 0.5, 1.5, 0.9, 0.8, 0.85, 0.3, 0.2, 0.1, 321)
+
+
+def _full() -> ReportData:
+    iterations = np.arange(0, 1000, 10)
+    return ReportData(
+        "demo",
+        "2026-01-01",
+        has_truth=True,
+        verdicts=(Verdict("VOI sum", 1.5, "<", 2.0, True),),
+        scores=(_score(0.3, False), _score(0.4, True)),
+        segment_counts=(SegmentCount("hist_quant_75", 0.3, 400), SegmentCount("hist_quant_75", 0.4, 321, chosen=True)),
+        pictures=_pictures(),
+        losses=(LossCurve("train-lsd", iterations, {"training": 1.0 / (1 + iterations)}),),
+        block_times=(BlockTimes("watershed", np.array([1.0, 2.0, 3.0]), 3, 1, 4),),
+        segment_sizes=SizeHistogram(np.array([1, 10, 100]), np.array([3, 4])),
+        versions=(StageVersion("watershed", "0.3.0", "sha256:abc", "f00", "1.0", "cafe", wall_s=75.0),),
+        voxel_size_nm=(40.0, 8.1, 8.1),
+        shape_vox=(8, 12, 16),
+        neuroglancer_state={"layers": [{"source": "zarr://http://127.0.0.1:9000/raw"}]},
+        settings={"seed": "1"},
+    )
+
+
+def test_the_page_loads_nothing_from_anywhere() -> None:
+    html = render_report(_full())
+    page = _Page(html)
+    assert not page.all("link")
+    assert not page.all("iframe")
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "srcset", "data", "action"):
+            assert (attributes.get(name) or "data:").startswith("data:"), (tag, name)
+    assert all(address.startswith("data:image/png;base64,") for address in re.findall(r"url\(([^)]*)\)", html))
+    assert "@import" not in html
+
+
+def test_the_page_forbids_the_network_and_all_scripts_but_its_own() -> None:
+    policy = next(m["content"] for m in _Page(render_report(_full())).all("meta") if m.get("http-equiv")) or ""
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+    assert "http" not in policy
+
+
+def test_every_layer_is_shown_in_every_plane() -> None:
+    shown = [image["alt"] or "" for image in _Page(render_report(_full())).all("img")]
+    for layer in ("Raw", "LSDs", "Affinities", "Fragments", "Segmentation", "Truth"):
+        for plane in ("xy", "xz", "yz"):
+            assert sum(alt.startswith(f"{layer}, {plane} plane") for alt in shown) == 1
+
+
+def test_scale_bars_have_the_share_of_the_picture_that_they_name() -> None:
+    html = render_report(_full())
+    found = re.findall(r'class="bar-box" style="width: ([\d.]+)%"><i></i><b>(\d+) nm</b>', html)
+    assert len(found) == 18
+    widths_nm = {round(100.0 * float(length) / float(percent)) for percent, length in found}
+    assert widths_nm == {160, 120}
+
+
+def test_hostile_names_are_shown_as_text_wherever_they_come_from() -> None:
+    full = _full()
+    data = dataclasses.replace(
+        full,
+        experiment=HOSTILE,
+        created=HOSTILE,
+        roi=HOSTILE,
+        advice=HOSTILE,
+        neuroglancer_help=HOSTILE,
+        neuroglancer_state={"name": HOSTILE},
+        settings={HOSTILE: HOSTILE},
+        problems=(Problem(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
+        verdicts=(Verdict(HOSTILE, 1.0, HOSTILE, 2.0, True, HOSTILE),),
+        scores=(_score(0.4, True, HOSTILE),),
+        segment_counts=(SegmentCount(HOSTILE, 0.4, 3, chosen=True),),
+        losses=(LossCurve(HOSTILE, np.arange(3), {HOSTILE: np.ones(3)}),),
+        block_times=(BlockTimes(HOSTILE, np.ones(3), 3, 0, 3),),
+        versions=(StageVersion(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
+        pictures=tuple(dataclasses.replace(p, layer=HOSTILE) for p in full.pictures[:1]),
+    )
+    page, plain = _Page(render_report(data)), _Page(render_report(full))
+    assert len(page.all("script")) == len(plain.all("script")) == 1
+    assert not [a for _, attributes in page.tags for a in attributes if a.startswith("on")]
+    assert len(page.all("img")) == 1
+    assert "49" not in re.findall(r"<h1>(.*?)</h1>", render_report(data), re.DOTALL)[0]
+
+
+def test_problems_come_before_everything_else() -> None:
+    problem = Problem("watershed", "2 blocks failed", "runs/x", "all done", "out of memory", "give it more memory")
+    html = render_report(dataclasses.replace(_full(), problems=(problem,)))
+    assert html.index('id="errors"') < html.index('id="summary"') < html.index('id="pictures"')
+    for text in ("2 blocks failed", "runs/x", "all done", "out of memory", "give it more memory"):
+        assert text in html
+    assert 'id="errors"' not in render_report(_full())
+
+
+def test_a_report_of_nothing_says_what_is_missing() -> None:
+    html = render_report(ReportData("empty", "2026-01-01"))
+    for sentence in (
+        "There are no pictures",
+        "There are no scores: no truth was given.",
+        "The sizes of the segments are not known.",
+        "There are no loss curves",
+        "No stage has left a manifest.",
+        "There is no viewer state",
+        "Nothing is recorded",
+        "No segmentation was made yet.",
+    ):
+        assert sentence in html
+
+
+def test_a_missing_layer_has_a_placeholder_with_the_reason() -> None:
+    data = dataclasses.replace(_full(), pictures=tuple(p for p in _pictures() if p.layer != "lsds"))
+    html = render_report(data)
+    assert html.count("No picture: predict keeps them in memory") == 3
+
+
+@pytest.mark.parametrize(("passed", "text"), [(True, "✓ passed"), (False, "✗ failed")])
+def test_the_verdict_is_said_in_words_and_not_by_colour_alone(passed: bool, text: str) -> None:
+    html = render_report(dataclasses.replace(_full(), verdicts=(Verdict("VOI sum", 1.5, "<", 2.0, passed),)))
+    assert text in html
+    other = {"✓ passed", "✗ failed"} - {text}
+    assert other.pop() not in html
+
+
+def test_the_summary_carries_the_numbers_of_the_chosen_threshold() -> None:
+    html = render_report(_full())
+    summary = html[html.index('id="summary"') : html.index('id="pictures"')].replace("\u200b", "")
+    for text in (
+        "1.500",
+        "1.000 + 0.500 bits",
+        "321",
+        "0.4",
+        "hist_quant_75",
+        "8\u00d712\u00d716",
+        "40 \u00d7 8.1 \u00d7 8.1 nm",
+        "1 min 15 s",
+    ):
+        assert text in summary
+
+
+def test_failed_blocks_are_named_in_the_table_of_stages() -> None:
+    html = render_report(_full())
+    assert "3 of 4 blocks" in html
+    assert "1 failed" in html
+    assert "0.3.0" in html
+
+
+def test_the_methods_name_the_papers_and_the_software() -> None:
+    html = render_report(_full())
+    for text in (
+        "s41592-022-01711-z",
+        "TPAMI.2018.2835450",
+        "gunpowder",
+        "daisy",
+        "waterz",
+        "merge function hist_quant_75",
+    ):
+        assert text in html
+
+
+def test_light_and_dark_and_narrow_screens_are_provided_for() -> None:
+    html = render_report(_full())
+    assert "prefers-color-scheme: dark" in html
+    assert "width=device-width" in html
+    assert "max-width: 560px" in html
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.42, "0.42 s"),
+        (12.0, "12 s"),
+        (200.0, "3 min 20 s"),
+        (3600.0, "1 h"),
+        (18720.0, "5 h 12 min"),
+        (1e5, "1 d 3 h"),
+    ],
+)
+def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
