@@ -92,7 +92,7 @@ def _clearance_nm(places_nm: Floats, others: list[Neurite]) -> Floats:
     return clear
 
 
-def _half_walk(  # noqa: PLR0917 - geometry of one walk
+def _half_walk(
     start: Floats, heading: Floats, radius_nm: float, extent_nm: Floats, others: list[Neurite], rng: np.random.Generator
 ) -> Floats:
     """Steps from `start` until the walk has left the block or is walled in; (N,3) nm, without the start."""

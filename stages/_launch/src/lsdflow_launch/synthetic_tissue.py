@@ -118,7 +118,7 @@ def _winner_on_grid(points_grid: Floats32, radii_grid: Floats32, shape: tuple[in
     return winner
 
 
-def _best_near(  # noqa: PLR0917 - the arrays of one search
+def _best_near(
     position_nm: Floats32,
     points_nm: Floats32,
     radii_nm: Floats32,
