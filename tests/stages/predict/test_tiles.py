@@ -35,7 +35,7 @@ begins = st.tuples(*[st.integers(-300, 300)] * 3)
 
 
 @given(begins, sizes, begins, st.integers(20, 200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_tile_begins_on_the_pooling_grid_and_holds_its_cell(begin, shape, phase, largest):
     tiling = plan_tiling(Net(), Box(begin, shape), phase, (largest,) * 3)
     for index in ((0, 0, 0), (1, 2, 3)):
@@ -48,7 +48,7 @@ def test_every_tile_begins_on_the_pooling_grid_and_holds_its_cell(begin, shape, 
 
 
 @given(begins, sizes, st.integers(32, 200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_outputs_stay_within_the_largest_and_cells_are_balanced(begin, shape, largest):
     largest = 8 + 12 * ((largest - 8) // 12)
     tiling = plan_tiling(Net(), Box(begin, shape), (0, 0, 0), (largest,) * 3)
@@ -64,16 +64,16 @@ def test_a_step_larger_than_the_largest_output_still_gives_one_step():
     assert plan_tiling(Net(), Box((0, 0, 0), (50, 50, 50)), (0, 0, 0), (8, 8, 8)).cell_vox == (12, 12, 12)
 
 
-@given(st.tuples(*[st.integers(-30, 60)] * 3), st.tuples(*[st.integers(0, 40)] * 3))
-@settings(max_examples=100, deadline=None)
+@given(st.tuples(*[st.integers(-12, 20)] * 3), st.tuples(*[st.integers(0, 20)] * 3))
+@settings(max_examples=30, deadline=None)
 def test_tiles_touching_a_box_are_those_whose_cell_shares_a_voxel(begin, shape):
     tiling = Tiling((3, -5, 7), (12, 6, 4), (1, 0, 2), (20, 8, 8), (4, 4, 4))
     box = Box(begin, shape)
     slow = [
         (z, y, x)
-        for z in range(-5, 10)
-        for y in range(-10, 20)
-        for x in range(-12, 26)
+        for z in range(-2, 4)
+        for y in range(-2, 8)
+        for x in range(-5, 10)
         if not tiling.cell((z, y, x)).intersect(box).is_empty
     ]
     assert list(tiling.indices_touching(box)) == slow
@@ -131,7 +131,7 @@ def test_a_tile_without_values_stays_zero():
 
 
 @given(sizes, st.integers(1, 500))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_blocks_are_whole_cells_and_not_larger_than_needed(region, largest):
     block = block_of_cells((24, 24, 24), region, (largest,) * 3)
     for edge, extent in zip(block, region, strict=True):

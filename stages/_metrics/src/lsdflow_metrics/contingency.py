@@ -1,8 +1,8 @@
 """Count how often each label meets each truth object, block by block.
 
 A contingency table is the list of distinct (label, truth) pairs with the number of voxels that carry both. Tables of
-disjoint blocks add up to the table of the whole volume, so scores are exact however the volume was cut, and memory is that
-of the distinct pairs:
+disjoint blocks add up to the table of the whole volume, so scores are exact however the volume was cut, and memory is
+that of the distinct pairs:
 
     labels  7 7 9      truth  1 1 1       label truth voxels
             7 9 9             1 2 0    ->     7     1      3
@@ -12,8 +12,8 @@ of the distinct pairs:
 1. Both arrays are read along x. A run is a stretch in which neither label changes; one run is one row, so a block of a
    million voxels gives some ten thousand rows to sort, not a million.
 2. Rows are sorted by (label, truth) and equal neighbours are added.
-3. Tables are merged by step 2. `ContingencySum` waits until the waiting rows are as many as the merged ones, so that each row is
-   sorted a logarithmic number of times.
+3. Tables are merged by step 2. `ContingencySum` waits until the waiting rows are as many as the merged ones, so that
+   each row is sorted a logarithmic number of times.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _WAITING_ROWS = 1 << 20
 class Contingency:
     """Distinct (label, truth) pairs in ascending order, truth never 0.
 
-    `labels`, `truths` uint64 (n,); `voxels` int64 (n,), all > 0; `unlabelled_vox` is the number of voxels left out because
-    their truth is 0. Labels are fragment or segment ids; label 0 is kept as a row.
+    `labels`, `truths` uint64 (n,); `voxels` int64 (n,), all > 0; `unlabelled_vox` is the number of voxels left out
+    because their truth is 0. Labels are fragment or segment ids; label 0 is kept as a row.
     """
 
     labels: UInt64s
@@ -66,7 +66,7 @@ class Contingency:
 def contingency(labels: NDArray[Any], truth: NDArray[Any]) -> Contingency:
     """Count the pairs of one block.
 
-    `labels`, `truth`: integer arrays of one shape, ids >= 0 (converted to uint64). Raises BadData when the shapes differ.
+    `labels`, `truth`: integer arrays of one shape, ids >= 0 (converted to uint64). Raises BadData when shapes differ.
     """
     if labels.shape != truth.shape:
         raise BadData(

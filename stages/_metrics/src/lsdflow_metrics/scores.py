@@ -3,11 +3,11 @@
 With counts p_ij of (segment i, truth j), marginals s_i and t_j, and n = sum of p_ij:
 
 1. VOI (bits): split = H(S|T) = -sum p_ij/n log2(p_ij / t_j), merge = H(T|S) = -sum p_ij/n log2(p_ij / s_i).
-2. Rand counts pairs of two different voxels: together in both P = sum p_ij (p_ij - 1), in the truth sum t_j (t_j - 1), in
-   the segmentation sum s_i (s_i - 1). split = P / truth pairs, merge = P / segmentation pairs, and the adapted Rand
+2. Rand counts pairs of two different voxels: together in both P = sum p_ij (p_ij - 1), in the truth sum t_j (t_j - 1),
+   in the segmentation sum s_i (s_i - 1). split = P / truth pairs, merge = P / segmentation pairs, and the adapted Rand
    error is 1 - their harmonic mean.
 
-Voxels whose truth is 0 are never in the table. Voxels whose segmentation is 0 are treated by `zeros`; the README has the table.
+Voxels whose truth is 0 are never in the table. Voxels whose segmentation is 0 are treated by `zeros`: see the README.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ZERO_POLICIES: tuple[ZeroPolicy, ...] = ("label", "ignore", "singletons")
 class PartitionScores:
     """Agreement of a segmentation with the truth; definitions and ranges in the README.
 
-    `voi*` in bits; `nvi*`, `nid`, `rand*`, `adapted_rand_error` in [0, 1]. `voxels` were compared, `segments` and `objects`
-    are the numbers of labels among them, `zero_fraction` is the share of labelled voxels that the segmentation left at 0
-    (before `zeros` was applied), `unlabelled_vox` were left out because their truth is 0.
+    `voi*` in bits; `nvi*`, `nid`, `rand*`, `adapted_rand_error` in [0, 1]. `voxels` were compared, `segments` and
+    `objects` are the numbers of labels among them, `zero_fraction` is the share of labelled voxels that the
+    segmentation left at 0 (before `zeros` was applied), `unlabelled_vox` were left out because their truth is 0.
     """
 
     voi_split: float
@@ -56,7 +56,7 @@ class PartitionScores:
 
 @dataclass(frozen=True, eq=False)
 class _Counts:
-    """Counts as floats: one per pair, segment and truth object; `singletons` more pairs of one voxel lie in truth objects."""
+    """Counts as floats, one per pair, segment and truth object; `singletons` more pairs of one voxel are in objects."""
 
     pairs: Floats
     segment_of_pair: Floats
@@ -70,8 +70,8 @@ class _Counts:
 def score(table: Contingency, zeros: ZeroPolicy = "label") -> PartitionScores:
     """Score a segmentation against the truth.
 
-    `zeros` says what voxels with segmentation 0 are: one more segment ("label"), left out ("ignore") or each a segment of
-    its own ("singletons"). Raises BadData when no voxel is left to compare, UsageError for another `zeros`.
+    `zeros` says what voxels with segmentation 0 are: one more segment ("label"), left out ("ignore") or each a segment
+    of its own ("singletons"). Raises BadData when no voxel is left to compare, UsageError for another `zeros`.
     """
     if zeros not in ZERO_POLICIES:
         raise UsageError("unknown policy for segmentation 0", wanted=", ".join(ZERO_POLICIES), found=str(zeros))

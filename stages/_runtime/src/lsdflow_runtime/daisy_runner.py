@@ -94,8 +94,9 @@ def worker_number() -> int:
     """Number of this worker process among those of its coordinator; 0 outside a worker."""
     import daisy
 
-    context = daisy.Context.from_env() if "DAISY_CONTEXT" in os.environ else {}
-    return int(context.get("worker_id", 0))
+    if "DAISY_CONTEXT" not in os.environ:
+        return 0
+    return int(daisy.Context.from_env().get("worker_id", 0))
 
 
 def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) -> Callable[[], None]:

@@ -153,7 +153,7 @@ def _require_kind(found: BundleAt, wanted: Kind) -> BundleAt:
             "the checkpoint holds another kind of network",
             where=found.folder,
             wanted=f"{wanted}: gives {_OUTPUTS[wanted]}",
-            found=f"{bundle.kind} from {bundle.writer.stage}: {bundle.unet.in_channels} channels in, gives {bundle.outputs}",
+            found=f"{bundle.kind} from {bundle.writer.stage}: {bundle.unet.in_channels} in, gives {bundle.outputs}",
         )
     inputs = 1 + (10 if wanted == "acrlsd" else 0)
     if bundle.outputs != _OUTPUTS[wanted] or bundle.unet.in_channels != inputs:

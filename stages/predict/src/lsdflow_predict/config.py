@@ -23,7 +23,7 @@ class PredictConfig(StrictModel):
     checkpoint: int | str = Field(default="best", description='network: "best", an iteration, or the path of a bundle')
     lsd_checkpoint: int | str = Field(
         default="trained_with",
-        description='LSD network (mode acrlsd): "trained_with" (the one the affinity network names), an iteration, or a path',
+        description='LSD network (mode acrlsd): "trained_with" (as the affinity network says), an iteration, or a path',
     )
     allow_lsd_mismatch: bool = Field(
         default=False, description="accept another LSD network than the one trained with; recorded"

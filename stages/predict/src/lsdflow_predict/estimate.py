@@ -17,13 +17,13 @@ from lsdflow_predict.job import Job
 from lsdflow_predict.networks import choose_device, prepare_torch
 from lsdflow_predict.opened import load
 from lsdflow_predict.patches import LSD_CHANNELS
-from lsdflow_predict.scheme import Scheme
+from lsdflow_predict.scheme import Layer, Scheme
 from lsdflow_predict.tiles import Tiling
 from lsdflow_runtime.block_task import BlockTask
 
 _FLOAT_BYTES = 4
-# The finest level holds the skip connection, the merged input (2 x) and a convolution's result at the same time.
-_LIVE_COPIES = 5
+# The finest level holds the skip connection (1), the merged input (2), a result (1) and work space; measured: 5.8.
+_LIVE_COPIES = 6
 _PROCESS_BYTES = 500_000_000
 
 
@@ -43,6 +43,8 @@ def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[st
         facts["lsd_bytes_out_uncompressed"] = LSD_CHANNELS * first_pass.plan.total.size
     if scheme.lsds is not None:
         facts["lsd_tile_input_vox"] = list(scheme.lsds.tiling.input_vox)
+        if first_pass is None:
+            facts["lsd_tiles_per_affinity_tile"] = lsd_tiles_per_affinity_tile(scheme.affinities, scheme.lsds)
     seconds = seconds_of_finished(task)
     if seconds is not None:
         facts["seconds_per_block"] = seconds
@@ -50,6 +52,16 @@ def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[st
     if job.config.measure:
         facts |= measured_tiles(job)
     return facts
+
+
+def lsd_tiles_per_affinity_tile(affinities: Layer, lsds: Layer) -> float:
+    """LSD tiles that one pass evaluates for each affinity tile of a block: the price of not storing LSDs.
+
+    Larger blocks bring it towards 1; two passes evaluate each LSD tile once.
+    """
+    block = Box(affinities.region.begin_vox, affinities.block_vox)
+    needed = affinities.tiling.inputs_hull(block)
+    return len(list(lsds.tiling.indices_touching(needed))) / len(list(affinities.tiling.indices_touching(block)))
 
 
 def worker_bytes(scheme: Scheme, networks: Networks) -> int:

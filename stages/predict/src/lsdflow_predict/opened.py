@@ -58,7 +58,7 @@ class AffinityBlocks:
             raw = Window(inputs, self.raw(inputs))
             lsds = None if self.lsds is None else Window(inputs, self.lsds(inputs))
             own = self.outputs if lsds is None else {"affs": self.outputs["affs"]}
-            arrays = predict_box(tiling, box, wanted, self.network, own, raw, lsds)
+            arrays = predict_box(tiling, box, wanted, network=self.network, outputs=own, raw=raw, lsds=lsds)
             if lsds is not None and "lsds" in self.outputs:
                 arrays["lsds"] = paste(lsds, box)
         facts = {"blocks_outside_mask": int(not wanted), "tiles": len(wanted)}

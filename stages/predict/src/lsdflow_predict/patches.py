@@ -34,7 +34,7 @@ class Window:
 
 @dataclass
 class TileCache:
-    """The tiles used last, up to `capacity_bytes`. What is in it changes no value, only how often tiles are computed."""
+    """The tiles used last, up to `capacity_bytes`. What is kept changes no value, only how often tiles are computed."""
 
     capacity_bytes: int
     _tiles: OrderedDict[Index3, U8] = field(default_factory=OrderedDict)
@@ -92,6 +92,7 @@ def predict_box(
     tiling: Tiling,
     box: Box,
     wanted: Sequence[Index3],
+    *,
     network: Network,
     outputs: dict[str, int],
     raw: Window,

@@ -109,8 +109,8 @@ def raw_read_around(layer: Layer, scheme: Scheme, one_pass: bool) -> Vox3:
     block = Box(layer.region.begin_vox, layer.block_vox)
     reads = [layer.tiling.inputs_hull(block)]
     if one_pass and scheme.lsds is not None:
-        cell = scheme.lsds.tiling.cell_vox
-        z, y, x = (2 * (c + n) for c, n in zip(cell, scheme.lsds.tiling.context_vox, strict=True))
+        lsd = scheme.lsds.tiling
+        z, y, x = (o + c for o, c in zip(lsd.output_vox, lsd.context_vox, strict=True))
         reads.append(reads[0].grow((z, y, x)))
     outer = hull(iter(reads))
     bounds = zip(block.begin_vox, block.end_vox, outer.begin_vox, outer.end_vox, strict=True)

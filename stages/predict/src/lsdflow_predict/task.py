@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +20,7 @@ from lsdflow_predict.job import STAGE, Job, gather, open_mask
 from lsdflow_predict.opened import open_affinities, open_lsds, predictions_of
 from lsdflow_predict.problems import find_problems
 from lsdflow_predict.scheme import Layer, raw_read_around
-from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.volumes import OutputArray
@@ -66,6 +68,11 @@ def worker(experiment: Experiment) -> None:
     worker_task(lsd_task(job) if job.config.part == "lsds" else affinity_task(job))
 
 
+def block_task(experiment: Experiment) -> BlockTask:
+    """The blocks that make the affinities."""
+    return affinity_task(gather(experiment))
+
+
 def affinity_task(job: Job) -> BlockTask:
     """The blocks of affinities; with two passes they depend on the stored LSDs."""
     layer = job.scheme.affinities
@@ -75,7 +82,8 @@ def affinity_task(job: Job) -> BlockTask:
         inputs["lsds"] = lsd_task(job).key
     elif job.scheme.lsds is not None:
         parameters["lsds"] = job.scheme.lsds.tiling_dict()
-    return _task(job, layer, parameters, inputs, list(job.outputs), partial(open_affinities, job))
+    opener = partial(open_affinities, job)
+    return _task(job, layer, parameters=parameters, inputs=inputs, names=list(job.outputs), opener=opener)
 
 
 def lsd_task(job: Job) -> BlockTask:
@@ -85,7 +93,8 @@ def lsd_task(job: Job) -> BlockTask:
     layer = job.scheme.lsds
     parameters = {**_parameters(job, layer), "part": "lsds", "seen_by": job.scheme.affinities.tiling_dict()}
     inputs = {name: identity for name, identity in job.inputs().items() if name != "network"}
-    return _task(job, layer, parameters, inputs, ["lsds"], partial(open_lsds, job))
+    opener = partial(open_lsds, job)
+    return _task(job, layer, parameters=parameters, inputs=inputs, names=["lsds"], opener=opener)
 
 
 def only_lsds(job: Job) -> Job:
@@ -109,7 +118,13 @@ def _parameters(job: Job, layer: Layer) -> dict[str, Any]:
 
 
 def _task(
-    job: Job, layer: Layer, parameters: dict[str, Any], inputs: dict[str, str], names: list[str], opener: Any
+    job: Job,
+    layer: Layer,
+    *,
+    parameters: dict[str, Any],
+    inputs: dict[str, str],
+    names: list[str],
+    opener: Callable[[], AbstractContextManager[BlockFunction]],
 ) -> BlockTask:
     outputs = {
         name: OutputArray(

@@ -106,7 +106,7 @@ def plan_tiling(net: NetShapes, region: Box, phase_vox: Vox3, largest_output_vox
 
 
 def block_of_cells(cell_vox: Vox3, region_vox: Vox3, largest_block_vox: Vox3) -> Vox3:
-    """Block shape of whole cells: at most `largest_block_vox` (but one cell at least), no larger than the region needs."""
+    """Block shape of whole cells: at most `largest_block_vox` but one cell at least; no larger than needed."""
     return _per_axis(lambda c, n, m: _balanced(n, max(c, m // c * c), c), cell_vox, region_vox, largest_block_vox)
 
 

@@ -1,0 +1,65 @@
+"""The chain of stages: which run for a mode, in which order, and what happens when one fails."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lsdflow_contract.errors import Interrupted, UsageError
+from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
+from lsdflow_launch.commands import run_stage
+
+LOG = logging.getLogger("lsdflow.run")
+LAST = "evaluate"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages to run on an experiment, in order."""
+
+    experiment: Experiment
+    stages: tuple[str, ...]
+    replace: bool
+
+    def run(self) -> int:
+        """Run them one after another; the exit code of the first that fails, after a report has been made."""
+        for stage in self.stages:
+            code = self._call(stage)
+            if code != 0:
+                LOG.error("%s ended with exit code %d", stage, code)
+                if stage != LAST and code != Interrupted.exit_code:
+                    self._call(LAST)
+                return code
+        return 0
+
+    def _call(self, stage: str) -> int:
+        arguments = ["run", "--experiment", str(self.experiment.path)]
+        for override in self.experiment.overrides:
+            arguments += ["--set", override]
+        if self.replace:
+            arguments.append("--replace")
+        LOG.info("$ %s", shlex.join([stage, *arguments]))
+        return run_stage(stage, arguments)
+
+
+def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) -> tuple[str, ...]:
+    """Stages from `first` to `last` that the experiment's mode needs.
+
+    train-lsd is needed for mode acrlsd alone. Raises UsageError (2) for a word that is no stage, or the wrong order.
+    """
+    for name in (first, last):
+        if name not in STAGES:
+            raise UsageError(f"no stage {name!r}", wanted=", ".join(STAGES), hint=did_you_mean(name, STAGES))
+    begin, end = STAGES.index(first), STAGES.index(last)
+    if begin > end:
+        raise UsageError(f"{first} comes after {last}", wanted=" -> ".join(STAGES))
+    needs_lsd = experiment.common.mode == "acrlsd"
+    return tuple(s for s in STAGES[begin : end + 1] if s != "train-lsd" or needs_lsd)
+
+
+def stage_arguments(verb: str, experiment: Experiment) -> Sequence[str]:
+    """Arguments of a reporting verb of a stage on this experiment."""
+    overrides = [part for override in experiment.overrides for part in ("--set", override)]
+    return [verb, "--experiment", str(experiment.path), "--json", *overrides]

@@ -1,0 +1,177 @@
+"""The typer application `lsdflow`."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsdflow_command.app import exit_codes, start_logging
+from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.errors import UsageError
+from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_contract.files import read_json
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_launch import demo as demo_module
+from lsdflow_launch import doctor as doctor_module
+from lsdflow_launch.chain import Chain, stages_of
+from lsdflow_launch.start import Start, init_experiment
+from lsdflow_launch.state import plans_of, problems_of, status_of
+
+app = typer.Typer(name="lsdflow", no_args_is_help=True, pretty_exceptions_enable=False)
+Folder = Annotated[Path, typer.Argument(help="folder of the experiment")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the experiment file")]
+Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lsdflow {version('lsdflow-launch')} (contract {CONTRACT_VERSION})")
+        raise typer.Exit
+
+
+@app.callback(help="Neuron segmentation with Local Shape Descriptors. Example: lsdflow demo demo && lsdflow run demo")
+def _front(
+    show: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="version")] = False,
+) -> None:
+    del show
+    start_logging()
+
+
+@app.command(help="Make an experiment: DIR/experiment.toml with every option explained, DIR/images.env.")
+def init(
+    folder: Folder,
+    train: Annotated[list[Path], typer.Option(help="volume with labels to train on (repeat for more)")],
+    volume: Annotated[Path, typer.Option(help="volume to segment")],
+    labels: Annotated[Path | None, typer.Option(help="labels of --train, if in another container")] = None,
+    truth: Annotated[Path | None, typer.Option(help="true labels of --volume, for the scores")] = None,
+    profile: Annotated[str, typer.Option(help="tiny or standard")] = "standard",
+    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "acrlsd",
+    override: Set = None,
+    debug: Debug = False,
+) -> None:
+    with exit_codes(debug):
+        told = Start(folder, tuple(train), volume, labels, truth, profile, mode, tuple(override or ()))
+        layout = init_experiment(told)
+        typer.echo(f"wrote {layout.experiment_toml} and {layout.images_env}")
+        _show_problems(folder, [], as_json=False)
+        typer.echo(f"next: lsdflow run {folder}")
+
+
+@app.command(help="All problems of all stages; writes nothing.")
+def validate(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
+    with exit_codes(debug, as_json):
+        _show_problems(folder, override or [], as_json)
+
+
+@app.command(help="What a run would do: blocks, bytes, iterations.")
+def plan(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
+    with exit_codes(debug, as_json):
+        _show_tables(plans_of(load_experiment(folder, override or [])), as_json)
+
+
+@app.command(help="Run the chain of stages; what is done already is not done again.")
+def run(
+    folder: Folder,
+    on: Annotated[str, typer.Option(help="where: local")] = "local",
+    first: Annotated[str, typer.Option("--from", help="first stage")] = STAGES[0],
+    last: Annotated[str, typer.Option("--to", help="last stage")] = STAGES[-1],
+    override: Set = None,
+    replace: Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")] = False,
+    debug: Debug = False,
+) -> None:
+    with exit_codes(debug):
+        if on != "local":
+            raise UsageError(f"--on {on} is not there yet", wanted="local")
+        experiment = load_experiment(folder, override or [])
+        code = Chain(experiment, stages_of(experiment, first, last), replace).run()
+        _show_result(experiment.layout)
+    raise typer.Exit(code)
+
+
+@app.command(help="What is done, what failed and why.")
+def status(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
+    with exit_codes(debug, as_json):
+        _show_tables(status_of(load_experiment(folder, override or [])), as_json)
+
+
+@app.command(help="Make the report anew from what is there.")
+def report(folder: Folder, override: Set = None, debug: Debug = False) -> None:
+    with exit_codes(debug):
+        experiment = load_experiment(folder, override or [])
+        code = Chain(experiment, (STAGES[-1],), replace=False).run()
+        _show_result(experiment.layout)
+    raise typer.Exit(code)
+
+
+@app.command(help="This machine: commands, versions, cores, memory, disk.")
+def doctor(folder: Annotated[Path, typer.Argument(help="where an experiment would lie")] = Path()) -> None:
+    lines = doctor_module.findings(folder)
+    for fine, text in lines:
+        typer.echo(f"{'ok' if fine else 'MEND':>4}  {text}")
+    raise typer.Exit(0 if all(fine for fine, _ in lines) else 1)
+
+
+@app.command(help="Make a synthetic EM volume with truth, and an experiment on it.")
+def demo(
+    folder: Folder,
+    seed: Annotated[int, typer.Option(help="another seed, another volume")] = 0,
+    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "acrlsd",
+    debug: Debug = False,
+) -> None:
+    with exit_codes(debug):
+        layout = demo_module.make_demo(folder, seed=seed, mode=mode)
+        typer.echo(f"wrote {layout.experiment_toml}\nnext: lsdflow run {folder}")
+
+
+def _show_problems(folder: Path, overrides: list[str], as_json: bool) -> None:
+    found = problems_of(load_experiment(folder, overrides))
+    if as_json:
+        typer.echo(json.dumps(found))
+    for stage, problems in () if as_json else found.items():
+        for problem in problems:
+            typer.echo(f"{stage}: {problem['what']}", err=True)
+            parts = [
+                (n, problem.get(k))
+                for n, k in (("where", "where"), ("wanted", "wanted"), ("found", "found"), ("to do", "hint"))
+            ]
+            for name, text in parts:
+                if text:
+                    typer.echo(f"  {name:>8}: {text}", err=True)
+    codes = [problem["exit_code"] for problems in found.values() for problem in problems]
+    if codes:
+        raise typer.Exit(codes[0])
+    if not as_json:
+        typer.echo("no problems found")
+
+
+def _show_tables(tables: dict[str, dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(tables))
+        return
+    for stage, facts in tables.items():
+        typer.echo(f"{stage}: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v not in ("", None, {}, [])))
+
+
+def _show_result(layout: ExperimentLayout) -> None:
+    scores_path = layout.report / "scores.json"
+    if scores_path.exists():
+        best = read_json(scores_path)
+        if isinstance(best, dict) and best.get("voi") is not None:
+            typer.echo(
+                f"VOI {best['voi']:.3f} bits (split {best['voi_split']:.3f} + merge {best['voi_merge']:.3f}), "
+                f"adapted Rand error {best['adapted_rand_error']:.3f}, "
+                f"{best['merge_function']} at threshold {best['threshold']}"
+            )
+    page = layout.report / "index.html"
+    if page.exists():
+        typer.echo(f"report: {page}")

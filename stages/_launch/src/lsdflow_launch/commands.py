@@ -1,0 +1,66 @@
+"""Where the commands of the stages are, and how they are called: a list of arguments, never a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lsdflow_contract.errors import InternalError, MissingInput
+
+BIN_VARIABLE = "LSDFLOW_BIN"
+
+
+def stage_command(stage: str) -> Path:
+    """The stage's command: in $LSDFLOW_BIN, beside the called `lsdflow`, beside this Python, or on PATH.
+
+    Raises MissingInput if it is in none of them.
+    """
+    folders = [os.environ.get(BIN_VARIABLE, ""), str(Path(sys.argv[0]).parent), str(Path(sys.executable).parent)]
+    for folder in filter(None, folders):
+        if (candidate := Path(folder) / stage).is_file():
+            return candidate.absolute()
+    if found := shutil.which(stage):
+        return Path(found)
+    raise MissingInput(
+        f"the command {stage} is not installed",
+        where=f"{', '.join(filter(None, folders))} and PATH",
+        hint=f"run make setup, or name the folder that holds it in {BIN_VARIABLE}",
+    )
+
+
+def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
+    """Run a verb that answers with JSON on stdout; the parsed answer, also when the verb exits with a code.
+
+    Raises InternalError if the answer is no JSON.
+    """
+    done = subprocess.run([stage_command(stage), *arguments], capture_output=True, text=True, check=False)
+    try:
+        return json.loads(done.stdout)
+    except json.JSONDecodeError as error:
+        raise InternalError(
+            f"{stage} {arguments[0]} gave no answer", where=stage, found=(done.stderr or done.stdout)[-2000:]
+        ) from error
+
+
+def run_stage(stage: str, arguments: Sequence[str]) -> int:
+    """Run a stage with its output passed through; SIGINT and SIGTERM go on to it. Returns its exit code."""
+    with subprocess.Popen([stage_command(stage), *arguments]) as child:
+
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            child.send_signal(number)
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            code = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return code if code >= 0 else 128 - code

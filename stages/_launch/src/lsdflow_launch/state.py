@@ -1,0 +1,57 @@
+"""What of an experiment is done: from manifests, run folders and the stages' own status."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.commands import ask_stage
+
+
+def status_of(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """For each stage of the chain: state, seconds, last outcome, and what the stage itself says."""
+    stages = stages_of(experiment)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage), stages), strict=True))
+
+
+def problems_of(experiment: Experiment) -> dict[str, list[dict[str, Any]]]:
+    """All problems that the stages find, by stage; writes nothing."""
+    stages = stages_of(experiment)
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda stage: ask_stage(stage, stage_arguments("validate", experiment)), stages)
+        found = dict(zip(stages, answers, strict=True))
+    return {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
+
+
+def plans_of(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """What each stage would do; a stage whose inputs are not made yet says so."""
+    stages = stages_of(experiment)
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda stage: ask_stage(stage, stage_arguments("plan", experiment)), stages)
+        found = dict(zip(stages, answers, strict=True))
+    return {s: {"not known yet": a["what"]} if "exit_code" in a else a for s, a in found.items()}
+
+
+def _stage_status(experiment: Experiment, stage: str) -> dict[str, Any]:
+    runs = sorted(experiment.layout.stage_runs(stage).glob("*/outcome.json"))
+    last = read_json(runs[-1]) if runs else None
+    try:
+        manifest = read_manifest(experiment.layout, stage)
+    except MissingInput:
+        manifest = None
+    except StageError as error:
+        return {"state": "damaged", "problem": error.what}
+    if manifest is not None:
+        return {"state": "finished", "seconds": manifest.facts.get("seconds"), "identity": manifest.identity[:12]}
+    if last is None and not experiment.layout.stage_runs(stage).exists():
+        return {"state": "not started"}
+    told = ask_stage(stage, stage_arguments("status", experiment))
+    state = "running or killed" if last is None else f"ended with exit code {last['exit_code']}"
+    problem = (last or {}).get("error") or {}
+    return {"state": state, "problem": problem.get("what", ""), **({} if "exit_code" in told else told)}

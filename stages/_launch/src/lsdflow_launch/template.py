@@ -1,0 +1,83 @@
+"""The commented experiment file, written from the schemas of the stages: one table each, chosen values active.
+
+Every key stands there with its description; a key at its default is commented out.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+HEADER = """\
+# An lsdflow experiment. Lengths carry their unit: "64 vox", "2048 nm", "40, 8, 8 nm" (z, y, x). Paths are absolute or
+# relative to this file. A line that begins with "# key = " shows a default; remove the "# " to change it.
+# All keys of a stage: `<stage> schema`. Check: `lsdflow validate .`   Run: `lsdflow run .`
+"""
+WIDTH = 110
+
+
+def experiment_text(schemas: Mapping[str, dict[str, Any]], chosen: Mapping[str, Any]) -> str:
+    """The file's text: `schemas` are JSON schemas by table name, in order; `chosen` are the values that are set."""
+    parts = [HEADER]
+    for table, schema in schemas.items():
+        parts.append("\n".join(_table(table, schema, chosen.get(table, {}))))
+    return "\n".join(parts) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """A plain value (str, bool, number, list, dict) as inline TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
+    return "[" + ", ".join(toml_value(v) for v in value) + "]"
+
+
+def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+    yield f"[{name}]"
+    nested = {key: value for key, value in chosen.items() if _is_table(value)}
+    for key, about in schema.get("properties", {}).items():
+        if key not in nested:
+            yield from _key(key, about, chosen)
+    for key, value in nested.items():
+        tables = value if isinstance(value, list) else [value]
+        heading = f"[[{name}.{key}]]" if isinstance(value, list) else f"[{name}.{key}]"
+        for table in tables:
+            yield ""
+            yield heading
+            yield from (f"{k} = {toml_value(v)}" for k, v in table.items())
+    yield ""
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+
+
+def _key(key: str, about: dict[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+    words = about.get("description", "")
+    if allowed := about.get("enum"):
+        words = f"{words} ({' | '.join(map(str, allowed))})"
+    yield from textwrap.wrap(words, WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    if key in chosen:
+        yield f"{key} = {toml_value(chosen[key])}"
+    elif about.get("default") is not None:
+        yield f"# {key} = {toml_value(about['default'])}"
+    else:
+        yield f"# {key} ="
+
+
+def merged(values: Mapping[str, Any], overrides: Sequence[tuple[list[str], Any]]) -> dict[str, Any]:
+    """`values` with dotted keys laid over them."""
+    result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    for parts, value in overrides:
+        node = result
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+        node[parts[-1]] = value
+    return result
