@@ -86,6 +86,8 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         text = json.dumps(error.as_dict()) if as_json else f"error: {error.message()}"
         typer.echo(text, err=not as_json)
         raise typer.Exit(error.exit_code) from error
+    except typer.Exit:
+        raise
     except KeyboardInterrupt as error:
         typer.echo("interrupted; run the same command again to go on", err=True)
         raise typer.Exit(Interrupted.exit_code) from error

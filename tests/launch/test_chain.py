@@ -1,0 +1,181 @@
+"""`lsdflow run` calls the stages in order, stops at the first failure with its code, and still makes a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+FAKE = """#!{python}
+import json, os, sys, time
+from pathlib import Path
+here = Path({folder!r})
+stage = Path(sys.argv[0]).name
+with (here / "calls").open("a") as calls:
+    calls.write(json.dumps([stage, *sys.argv[1:]]) + "\\n")
+verb = sys.argv[1]
+if verb == "--version":
+    print(stage, "0.1.0", "(contract 1.0.0)")
+elif verb == "schema":
+    print(json.dumps({{"properties": {{"size": {{"default": 3, "description": "how big"}}}}}}))
+elif verb in ("validate", "plan", "status"):
+    answer = here / f"{{verb}}-{{stage}}"
+    print(answer.read_text() if answer.exists() else "[]" if verb == "validate" else "{{}}")
+elif (here / f"sleep-{{stage}}").exists():
+    time.sleep(30)
+elif (here / f"fail-{{stage}}").exists():
+    sys.exit(int((here / f"fail-{{stage}}").read_text()))
+"""
+
+
+@pytest.fixture
+def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for stage in STAGES:
+        command = folder / stage
+        command.write_text(FAKE.format(python=sys.executable, folder=str(folder)))
+        command.chmod(0o755)
+    monkeypatch.setenv("LSDFLOW_BIN", str(folder))
+    return folder
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "experiment.toml").write_text('[experiment]\nmode = "acrlsd"\n')
+    return folder
+
+
+def _lsdflow(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = "from lsdflow_launch.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+
+
+def _calls(stages: Path, verb: str = "run") -> list[str]:
+    lines = (stages / "calls").read_text().splitlines() if (stages / "calls").exists() else []
+    return [call[0] for call in map(json.loads, lines) if call[1] == verb]
+
+
+def test_all_stages_run_in_order_and_each_command_is_shown(stages: Path, experiment: Path) -> None:
+    done = _lsdflow("run", str(experiment))
+    assert done.returncode == 0
+    assert _calls(stages) == list(STAGES)
+    assert f"$ watershed run --experiment {experiment}" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["mtlsd", "affinities"])
+def test_a_mode_without_lsd_network_leaves_train_lsd_out(stages: Path, experiment: Path, mode: str) -> None:
+    _lsdflow("run", str(experiment), "--set", f"experiment.mode={mode}")
+    assert _calls(stages) == [s for s in STAGES if s != "train-lsd"]
+
+
+def test_from_and_to_choose_a_part_of_the_chain(stages: Path, experiment: Path) -> None:
+    assert _lsdflow("run", str(experiment), "--from", "predict", "--to", "agglomerate").returncode == 0
+    assert _calls(stages) == ["predict", "watershed", "agglomerate"]
+
+
+@pytest.mark.parametrize(("first", "last"), [("segment", "predict"), ("watersheed", "evaluate")])
+def test_a_wrong_part_is_a_usage_error_and_nothing_runs(stages: Path, experiment: Path, first: str, last: str) -> None:
+    done = _lsdflow("run", str(experiment), "--from", first, "--to", last)
+    assert done.returncode == 2
+    assert "watershed" in done.stderr
+    assert _calls(stages) == []
+
+
+def test_the_first_failure_stops_the_chain_keeps_its_code_and_still_makes_a_report(
+    stages: Path, experiment: Path
+) -> None:
+    (stages / "fail-watershed").write_text("79")
+    done = _lsdflow("run", str(experiment))
+    assert done.returncode == 79
+    assert _calls(stages) == [*STAGES[:5], "evaluate"]
+
+
+def test_an_interrupted_stage_gives_75_and_nothing_else_runs(stages: Path, experiment: Path) -> None:
+    (stages / "fail-predict").write_text("75")
+    assert _lsdflow("run", str(experiment)).returncode == 75
+    assert _calls(stages)[-1] == "predict"
+
+
+def test_overrides_and_replace_reach_every_stage(stages: Path, experiment: Path) -> None:
+    _lsdflow("run", str(experiment), "--set", "compute.workers=5", "--replace", "--to", "prepare")
+    call = json.loads((stages / "calls").read_text().splitlines()[-1])
+    assert call[-3:] == ["--set", "compute.workers=5", "--replace"]
+
+
+def test_sigterm_is_passed_on_to_the_running_stage(stages: Path, experiment: Path) -> None:
+    (stages / "sleep-predict").touch()
+    program = "from lsdflow_launch.cli import main; main()"
+    child = subprocess.Popen([sys.executable, "-c", program, "run", str(experiment)])
+    deadline = time.monotonic() + 60
+    while "predict" not in _calls(stages) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait(timeout=20) == 128 + signal.SIGTERM
+
+
+def test_another_place_to_run_is_refused(stages: Path, experiment: Path) -> None:
+    assert _lsdflow("run", str(experiment), "--on", "slurm").returncode == 2
+    assert _calls(stages) == []
+
+
+def test_a_missing_command_says_what_to_do(experiment: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lsdflow_contract.errors import MissingInput
+    from lsdflow_launch.commands import stage_command
+
+    monkeypatch.setenv("LSDFLOW_BIN", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingInput, match="make setup"):
+        stage_command("no-such-stage")
+
+
+def test_validate_lists_the_problems_of_all_stages_with_the_first_code(stages: Path, experiment: Path) -> None:
+    for stage, code in (("predict", 76), ("segment", 78)):
+        problem = {"what": f"{stage} is unhappy", "exit_code": code, "where": "there", "hint": "mend it"}
+        (stages / f"validate-{stage}").write_text(json.dumps([problem]))
+    done = _lsdflow("validate", str(experiment))
+    assert done.returncode == 76
+    assert "predict is unhappy" in done.stderr
+    assert "segment is unhappy" in done.stderr
+
+
+def test_status_tells_what_never_started(stages: Path, experiment: Path) -> None:
+    told = json.loads(_lsdflow("status", str(experiment), "--json").stdout)
+    assert list(told) == list(STAGES)
+    assert told["predict"]["state"] == "not started"
+
+
+def test_init_writes_a_commented_file_that_parses_and_never_overwrites(stages: Path, tmp_path: Path) -> None:
+    from lsdflow_contract.experiment import load_experiment
+
+    volume = tmp_path / "raw volume é.zarr"
+    volume.mkdir()
+    root = tmp_path / "new"
+    arguments = ["init", str(root), "--train", str(volume), "--volume", str(volume), "--set", "watershed.size=7"]
+    done = _lsdflow(*arguments)
+    assert done.returncode == 0, done.stderr
+    text = (root / "experiment.toml").read_text()
+    assert "# how big\nsize = 7" in text
+    assert "# size = 3" in text
+    loaded = load_experiment(root)
+    assert loaded.tables["prepare"]["target"]["raw"] == "../raw volume é.zarr"
+    assert loaded.resolve(loaded.tables["prepare"]["training"][0]["raw"]) == volume.resolve()
+    assert "WATERSHED_IMAGE=lsdflow/watershed:0.1.0" in (root / "images.env").read_text()
+    assert "latest" not in (root / "images.env").read_text()
+    assert _lsdflow(*arguments).returncode == 73
+
+
+def test_init_of_a_volume_that_does_not_exist_writes_nothing(stages: Path, tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    done = _lsdflow("init", str(root), "--train", str(tmp_path / "no"), "--volume", str(tmp_path / "no"))
+    assert done.returncode == 66
+    assert not root.exists()
