@@ -53,10 +53,16 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_if_changed(path: Path, content: bytes) -> None:
+    """Write `content` atomically, unless the file holds just that already: a rerun leaves finished files untouched."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    write_atomically(path, lambda file: file.write(content))
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Write `value` as indented JSON, atomically; nothing is touched if it stands there already."""
+    write_if_changed(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:

@@ -6,6 +6,7 @@ side-car with the threshold as a number: a file name never is the only place of 
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import write_atomically, write_json
+from lsdflow_contract.files import write_if_changed, write_json
 from lsdflow_contract.graph import SCORE_CONVENTION, edges_collection
 
 LUT_KEY = "fragment_segment_lut"
@@ -49,7 +50,9 @@ def legacy_lut_name(merge_function: str, threshold: float) -> str:
 def write_lut(path: Path, lut: Lut, facts: dict[str, Any]) -> None:
     """Write the npz and its JSON side-car (`facts` + the score convention), each atomically."""
     table = np.stack([lut.fragments.astype(np.uint64), lut.segments.astype(np.uint64)])
-    write_atomically(path, lambda file: np.savez_compressed(file, fragment_segment_lut=table))
+    content = io.BytesIO()
+    np.savez_compressed(content, fragment_segment_lut=table)
+    write_if_changed(path, content.getvalue())
     write_json(path.with_suffix(".json"), {"score_convention": SCORE_CONVENTION, "fragments": len(lut), **facts})
 
 

@@ -47,7 +47,7 @@ def _front(
     start_logging()
 
 
-@app.command(help="Make an experiment: DIR/experiment.toml with every option explained, DIR/images.env.")
+@app.command()
 def init(
     folder: Folder,
     train: Annotated[list[Path], typer.Option(help="volume with labels to train on (repeat for more)")],
@@ -59,6 +59,7 @@ def init(
     override: Set = None,
     debug: Debug = False,
 ) -> None:
+    """Make an experiment: DIR/experiment.toml with every option explained, DIR/images.env."""
     with exit_codes(debug):
         told = Start(folder, tuple(train), volume, labels, truth, profile, mode, tuple(override or ()))
         layout = init_experiment(told)
@@ -67,19 +68,21 @@ def init(
         typer.echo(f"next: lsdflow run {folder}")
 
 
-@app.command(help="All problems of all stages; writes nothing.")
+@app.command()
 def validate(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
+    """All problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
         _show_problems(folder, override or [], as_json)
 
 
-@app.command(help="What a run would do: blocks, bytes, iterations.")
+@app.command()
 def plan(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
+    """What a run would do: blocks, bytes, iterations."""
     with exit_codes(debug, as_json):
         _show_tables(plans_of(load_experiment(folder, override or [])), as_json)
 
 
-@app.command(help="Run the chain of stages; what is done already is not done again.")
+@app.command()
 def run(
     folder: Folder,
     on: Annotated[str, typer.Option(help="where: local")] = "local",
@@ -89,6 +92,7 @@ def run(
     replace: Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")] = False,
     debug: Debug = False,
 ) -> None:
+    """Run the chain of stages; what is done already is not done again."""
     with exit_codes(debug):
         if on != "local":
             raise UsageError(f"--on {on} is not there yet", wanted="local")
@@ -98,14 +102,16 @@ def run(
     raise typer.Exit(code)
 
 
-@app.command(help="What is done, what failed and why.")
+@app.command()
 def status(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
+    """What is done, what failed and why."""
     with exit_codes(debug, as_json):
         _show_tables(status_of(load_experiment(folder, override or [])), as_json)
 
 
-@app.command(help="Make the report anew from what is there.")
+@app.command()
 def report(folder: Folder, override: Set = None, debug: Debug = False) -> None:
+    """Make the report anew from what is there."""
     with exit_codes(debug):
         experiment = load_experiment(folder, override or [])
         code = Chain(experiment, (STAGES[-1],), replace=False).run()
@@ -113,21 +119,23 @@ def report(folder: Folder, override: Set = None, debug: Debug = False) -> None:
     raise typer.Exit(code)
 
 
-@app.command(help="This machine: commands, versions, cores, memory, disk.")
+@app.command()
 def doctor(folder: Annotated[Path, typer.Argument(help="where an experiment would lie")] = Path()) -> None:
+    """This machine: commands, versions, cores, memory, disk."""
     lines = doctor_module.findings(folder)
     for fine, text in lines:
         typer.echo(f"{'ok' if fine else 'MEND':>4}  {text}")
     raise typer.Exit(0 if all(fine for fine, _ in lines) else 1)
 
 
-@app.command(help="Make a synthetic EM volume with truth, and an experiment on it.")
+@app.command()
 def demo(
     folder: Folder,
     seed: Annotated[int, typer.Option(help="another seed, another volume")] = 0,
-    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "acrlsd",
+    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = demo_module.DEMO_MODE,
     debug: Debug = False,
 ) -> None:
+    """Make a synthetic EM volume with truth, and an experiment on it."""
     with exit_codes(debug):
         layout = demo_module.make_demo(folder, seed=seed, mode=mode)
         typer.echo(f"wrote {layout.experiment_toml}\nnext: lsdflow run {folder}")

@@ -18,16 +18,22 @@ from lsdflow_launch.synthetic import synthetic_em
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
 DEMO_SHAPE_VOX = (224, 160, 160)
 TRAINED_SECTIONS = 128
+# A demo must fit in ten minutes on two cores: one network, and as many iterations as that leaves room for.
+DEMO_MODE = "mtlsd"
+DEMO_ITERATIONS = 300
 
 
-def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode: str = "acrlsd") -> ExperimentLayout:
+def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode: str = DEMO_MODE) -> ExperimentLayout:
     """Write input/train.hdf and input/volume.hdf (CREMI style) and an experiment of profile tiny on them."""
     raw, labels = synthetic_em(shape_vox, VOXEL_SIZE_NM, seed)
     cut = min(TRAINED_SECTIONS, shape_vox[0] * 4 // 7)
     train, volume = root / "input" / "train.hdf", root / "input" / "volume.hdf"
     write_volume(train, raw[:cut], labels[:cut])
     write_volume(volume, raw[cut:], labels[cut:])
-    return init_experiment(Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode))
+    iterations = tuple(f"{stage}.max_iteration={DEMO_ITERATIONS}" for stage in ("train-lsd", "train-acrlsd"))
+    return init_experiment(
+        Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode, overrides=iterations)
+    )
 
 
 def write_volume(path: Path, raw: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint64]) -> None:

@@ -10,7 +10,6 @@ number means (0.56), or else the lowest; the others have no file of that name, a
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import read_json, write_atomically, write_json
+from lsdflow_contract.files import read_json, write_if_changed, write_json
 from lsdflow_contract.lut import Lut, legacy_lut_name, lut_name, write_lut
 from lsdflow_segment.advice import Advice, PartitionFacts, changes_to_next
 from lsdflow_segment.graph import SweptGraph
@@ -114,5 +113,4 @@ def is_complete(folder: Path, summary: Mapping[str, Any]) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as file:
-        write_atomically(target, lambda out: shutil.copyfileobj(file, out))
+    write_if_changed(target, source.read_bytes())

@@ -1,0 +1,184 @@
+"""All stages by their commands on a small synthetic volume: what users run, and what must not change its bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.lut import read_lut
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_runtime.volumes import open_volume
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
+MICRO = {
+    "num_fmaps": 4,
+    "fmap_inc_factor": 2,
+    "input_shape_vox": [52, 52, 52],
+    "predict_input_shape_vox": [68, 68, 68],
+    "max_iteration": 6,
+    "checkpoint_every": 3,
+    "snapshot_every": 6,
+    "num_workers": 0,
+    "validation_fraction": 0.0,
+}
+SMALL_BLOCKS = ("watershed.block_shape=16 vox", "watershed.context=8 vox", "predict.block_shape=28 vox")
+BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment")
+pytestmark = pytest.mark.skipif(not (BIN / "train-lsd").exists(), reason="make setup has not made bin/")
+
+
+def _arguments(folder: Path, *more: str) -> list[str]:
+    training = [f"{s}.{k}={json.dumps(v)}" for s in ("train-lsd", "train-acrlsd") for k, v in MICRO.items()]
+    overrides = [part for o in (*training, *SMALL_BLOCKS, *more) for part in ("--set", o)]
+    return ["--experiment", str(folder / "experiment.toml"), *overrides]
+
+
+def _run(stage: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / stage), "run", *_arguments(folder, *more)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def _identities(folder: Path, stages: tuple[str, ...] = BLOCK_STAGES) -> dict[str, str]:
+    return {stage: read_manifest(ExperimentLayout(folder), stage).identity for stage in stages}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment after prepare, train-lsd and train-acrlsd (a few iterations of micro networks)."""
+    folder = tmp_path_factory.mktemp("pipeline") / "trained"
+    program = (
+        "import sys; from pathlib import Path; from lsdflow_launch.demo import make_demo;"
+        "make_demo(Path(sys.argv[1]), (112, 66, 70), seed=3)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(folder)], check=True, env={**os.environ, "LSDFLOW_BIN": str(BIN)}
+    )
+    for stage in ("prepare", "train-lsd", "train-acrlsd"):
+        done = _run(stage, folder)
+        assert done.returncode == 0, f"{stage}: {done.stderr}"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(trained: Path) -> Path:
+    """The whole chain by the serial runner."""
+    folder = trained.parent / "reference"
+    shutil.copytree(trained, folder)
+    for stage in (*BLOCK_STAGES, "evaluate"):
+        done = _run(stage, folder, "compute.runner=serial")
+        assert done.returncode == 0, f"{stage}: {done.stderr}"
+    return folder
+
+
+def test_every_artefact_of_the_design_is_there(reference: Path) -> None:
+    layout = ExperimentLayout(reference)
+    predictions = layout.root / read_manifest(layout, "predict").outputs["affs"]
+    assert predictions.is_relative_to(layout.root / "predictions")
+    for path in (layout.fragments, layout.segmentation, layout.report / "index.html", layout.report / "scores.json"):
+        assert path.exists(), path
+    assert json.loads((layout.report / "neuroglancer.json").read_text())["layers"]
+    assert (layout.store / "edges_hist_quant_75").is_dir()
+    scores = json.loads((layout.report / "scores.json").read_text())
+    for name in ("voi_split", "voi_merge", "voi", "adapted_rand_error", "threshold", "merge_function"):
+        assert scores[name] is not None, name
+    assert scores["voi"] == pytest.approx(scores["voi_split"] + scores["voi_merge"])
+
+
+def test_the_segmentation_is_the_fragments_through_the_chosen_lut(reference: Path) -> None:
+    layout = ExperimentLayout(reference)
+    facts = read_manifest(layout, "segment").facts
+    fragments, segmentation = (
+        open_volume(p, f"volumes/{n}")
+        for p, n in ((layout.fragments, "fragments"), (layout.segmentation, "segmentation"))
+    )
+    lut = read_lut(layout.luts / f"lut_{facts['merge_function']}_{facts['threshold']:.4f}.npz")
+    table = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True))
+    ids = fragments.read(fragments.box)
+    expected = np.array([table.get(i, 0) for i in ids.ravel().tolist()], np.uint64).reshape(ids.shape)
+    assert np.array_equal(segmentation.read(segmentation.box), expected)
+    assert all(segment <= fragment for fragment, segment in table.items())
+
+
+def test_daisy_workers_leave_the_same_bits_as_the_serial_run(trained: Path, reference: Path) -> None:
+    folder = trained.parent / "daisy"
+    shutil.copytree(trained, folder)
+    for stage in BLOCK_STAGES:
+        done = _run(stage, folder, "compute.runner=daisy", "compute.workers=3")
+        assert done.returncode == 0, f"{stage}: {done.stderr}"
+    assert _identities(folder) == _identities(reference)
+    _assert_same_files(folder, reference)
+
+
+def test_stages_killed_at_random_moments_and_run_again_leave_the_same_bits(trained: Path, reference: Path) -> None:
+    folder = trained.parent / "killed"
+    shutil.copytree(trained, folder)
+    generator = random.Random(5)
+    for stage in BLOCK_STAGES:
+        for _ in range(2):
+            child = subprocess.Popen(
+                [str(BIN / stage), "run", *_arguments(folder)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            time.sleep(generator.uniform(1.0, 6.0))
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        done = _run(stage, folder)
+        assert done.returncode == 0, f"{stage}: {done.stderr}"
+    assert _identities(folder) == _identities(reference)
+    _assert_same_files(folder, reference)
+
+
+def _assert_same_files(folder: Path, reference: Path) -> None:
+    for dataset in ("fragments.zarr", "segmentation.zarr"):
+        a, b = (open_volume(root / dataset, f"volumes/{dataset[:-5]}") for root in (folder, reference))
+        assert np.array_equal(a.read(a.box), b.read(b.box)), dataset
+    names = sorted(p.name for p in (reference / "luts").glob("lut_*.npz"))
+    assert names
+    assert names == sorted(p.name for p in (folder / "luts").glob("lut_*.npz"))
+    for name in names:
+        a_lut, b_lut = read_lut(folder / "luts" / name), read_lut(reference / "luts" / name)
+        assert np.array_equal(a_lut.segments, b_lut.segments), name
+
+
+def test_a_rerun_of_the_finished_chain_makes_nothing_anew(reference: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in reference.rglob("*") if p.is_file() and "runs" not in p.parts}
+    for stage in ("prepare", *BLOCK_STAGES):
+        assert _run(stage, reference, "compute.runner=serial").returncode == 0
+    after = {p: p.stat().st_mtime_ns for p in reference.rglob("*") if p.is_file() and "runs" not in p.parts}
+    assert after == before
+
+
+def test_a_changed_parameter_is_refused_before_anything_is_written(reference: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in reference.rglob("*") if p.is_file() and "runs" not in p.parts}
+    done = _run("watershed", reference, "watershed.min_seed_distance_vox=6")
+    assert done.returncode == 73
+    assert "--replace" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {p: p.stat().st_mtime_ns for p in reference.rglob("*") if p.is_file() and "runs" not in p.parts} == before
+
+
+def test_a_lost_chunk_of_the_affinities_stops_watershed_with_65_naming_it(reference: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lost"
+    shutil.copytree(reference, folder)
+    affs = folder / read_manifest(ExperimentLayout(folder), "predict").outputs["affs"]
+    victim = next(p for p in sorted(affs.rglob("*")) if p.is_file() and p.name != "zarr.json")
+    victim.unlink()
+    done = _run("watershed", folder, "watershed.min_seed_distance_vox=6", "compute.runner=serial")
+    assert done.returncode in (65, 73)
+    shutil.rmtree(folder / "fragments.zarr")
+    done = _run("watershed", folder, "watershed.min_seed_distance_vox=6", "compute.runner=serial")
+    assert done.returncode == 65
+    assert str(victim) in done.stderr
