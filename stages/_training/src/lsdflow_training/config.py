@@ -19,7 +19,7 @@ class TrainingConfig(StrictModel):
     backend: Literal["torch"] = Field(default="torch", description="framework")
     volumes: tuple[str, ...] = Field(default=(), description="names of prepared training volumes; empty = all")
     probabilities: tuple[float, ...] = Field(
-        default=(), description="how often each volume is drawn (sum 1, one per volume); empty = by labelled size"
+        default=(), description="how often each volume is drawn (sum 1, one per volume); empty = as prepare says"
     )
     sigma: LengthsField | None = Field(
         default=None, description="LSD Gaussian, standard deviation; none = 10 of the shortest voxel edges"

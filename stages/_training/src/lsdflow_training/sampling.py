@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
 from lsdflow_contract.experiment import did_you_mean
 from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.manifest import Manifest
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.pipeline import Source
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.validation import validation_slab
 from lsdflow_training.volumes import TrainingVolume, open_training_volume
 
+_TRAINING = "training/"
 
-def chosen_volumes(folder: Path, config: TrainingConfig) -> list[TrainingVolume]:
-    """The volumes named in the config, or all of the folder by name. MissingInput / BadData / ConfigError."""
-    there = sorted(p.name.removesuffix(".zarr") for p in folder.glob("*.zarr"))
+
+def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
+    """Name -> how often prepare says a training volume is drawn (given, or by labelled voxels); in prepare's order."""
+    volumes = prepared.facts.get("volumes", {})
+    return {k.removeprefix(_TRAINING): v["probability"] for k, v in volumes.items() if k.startswith(_TRAINING)}
+
+
+def chosen_volumes(folder: Path, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
+    """The volumes named in the config, or all that prepare made (`there`). MissingInput / BadData / ConfigError."""
     if not there:
-        raise MissingInput("no training volumes", where=folder, hint="run prepare first")
+        raise MissingInput("no training volumes", where=folder, hint="give [[prepare.training]] and run prepare")
     for name in config.volumes:
         if name not in there:
             raise ConfigError(f"no training volume {name!r}", where="volumes", hint=did_you_mean(name, there))
@@ -51,10 +59,12 @@ def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
     return first.voxel_size_nm
 
 
-def make_sources(volumes: Sequence[TrainingVolume], config: TrainingConfig, recipe: Recipe) -> list[Source]:
-    """Volumes with their probabilities (given, or by labelled size) and validation slabs."""
-    sizes = [volume.labelled_voxels for volume in volumes]
-    given = config.probabilities or tuple(size / sum(sizes) for size in sizes)
+def make_sources(
+    volumes: Sequence[TrainingVolume], config: TrainingConfig, recipe: Recipe, prepared: Mapping[str, float]
+) -> list[Source]:
+    """Volumes with probabilities (of this stage's config, else prepare's, scaled to sum 1) and validation slabs."""
+    weights = [prepared[volume.name] for volume in volumes]
+    given = config.probabilities or tuple(weight / sum(weights) for weight in weights)
     return [
         Source(volume, probability, validation_slab(volume.labels, recipe.validation_fraction))
         for volume, probability in zip(volumes, given, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from lsdflow_training.config import TrainingConfig
 from lsdflow_training.pipeline import Source
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.resolve import resolve_recipe, training_parameters
-from lsdflow_training.sampling import chosen_volumes, common_voxel_size, make_sources, size_problems
+from lsdflow_training.sampling import (
+    chosen_volumes,
+    common_voxel_size,
+    make_sources,
+    prepared_probabilities,
+    size_problems,
+)
 from lsdflow_training.volumes import TrainingVolume
 
 LOG = logging.getLogger("lsdflow.training")
@@ -50,29 +56,27 @@ def prepare_training(
     experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
 ) -> Prepared:
     """Read the volumes' metadata and resolve the recipe. Raises the first problem found, before anything is written."""
-    inputs = {"prepare": read_manifest(experiment.layout, "prepare").identity}
+    made = read_manifest(experiment.layout, "prepare")
+    inputs = {"prepare": made.identity}
     if lsd is not None:
         inputs["lsd_weights"] = lsd.weights_sha256
-    volumes = _volumes(experiment, config)
+    probabilities = prepared_probabilities(made)
+    volumes = _volumes(experiment, config, probabilities)
     recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
-    return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe), inputs)
+    return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
 
 
 def training_problems(
     experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
 ) -> list[StageError]:
     """All problems that can be seen without writing or training, the first of each kind."""
-    problems: list[StageError] = []
     try:
-        read_manifest(experiment.layout, "prepare")
-    except StageError as error:
-        problems.append(error)
-    try:
-        volumes = _volumes(experiment, config)
+        probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))
+        volumes = _volumes(experiment, config, probabilities)
         recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
     except StageError as error:
-        return [*problems, error]
-    return problems + size_problems(make_sources(volumes, config, recipe), recipe)
+        return [error]
+    return size_problems(make_sources(volumes, config, recipe, probabilities), recipe)
 
 
 def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
@@ -89,6 +93,7 @@ def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
         "best_iteration": outcome.best.iteration,
         "validation_loss": outcome.best.validation_loss,
         "minutes": round(outcome.minutes, 3),
+        "seconds": round(60 * outcome.minutes, 1),
         "it_per_s": round(outcome.it_per_s, 4),
         "kind": prepared.recipe.kind,
     }
@@ -143,8 +148,10 @@ def lsd_bundle_folder(experiment: Experiment, wanted: str | int) -> Path:
     return bundle_folder(layout.checkpoints("train-lsd"), int(wanted))
 
 
-def _volumes(experiment: Experiment, config: TrainingConfig) -> Sequence[TrainingVolume]:
-    return chosen_volumes(experiment.layout.training_volume("any").parent, config)
+def _volumes(
+    experiment: Experiment, config: TrainingConfig, probabilities: Mapping[str, float]
+) -> Sequence[TrainingVolume]:
+    return chosen_volumes(experiment.layout.training_volume("any").parent, config, tuple(probabilities))
 
 
 def _make_room(prepared: Prepared, replace: bool) -> None:

@@ -82,7 +82,13 @@ def micro_experiment(
     layout = ExperimentLayout(root)
     micro_volume(layout.training_volume("micro"), voxel_size_nm=voxel_size_nm)
     Manifest(
-        writer=Writer(stage="prepare", version="0"), key="k", config={}, inputs={}, outputs={}, identity="prepared"
+        writer=Writer(stage="prepare", version="0"),
+        key="k",
+        config={},
+        inputs={},
+        outputs={},
+        facts={"volumes": {"training/micro": {"probability": 1.0}}},
+        identity="prepared",
     ).write(layout)
     lines = ["[experiment]", f'mode = "{mode}"', 'profile = "tiny"', "[compute]", 'device = "cpu"']
     for stage in ("train-lsd", "train-acrlsd"):

@@ -23,11 +23,6 @@ class TrainingVolume:
     labels: Box
     mask: Box | None
 
-    @property
-    def labelled_voxels(self) -> int:
-        """Number of voxels with labels (the default sampling weight)."""
-        return self.labels.size
-
 
 def open_training_volume(path: Path) -> TrainingVolume:
     """Read the metadata of one training volume.
