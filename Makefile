@@ -28,7 +28,6 @@ BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),sta
 TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
-export PYTHONDONTWRITEBYTECODE ?= 1
 
 .PHONY: help setup demo test test-blocks test-training test-real check format lock clean bench
 
@@ -95,7 +94,6 @@ bench: setup  ## benchmarks against the named peers
 # agree; then each gets its own lock under those constraints.
 COMPILE := $(UV) pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	$(foreach p,contract command runtime network metrics training,--no-emit-package lsdflow-$(p))
-EXTRAS := --no-emit-package setuptools
 PROJECTS = $(foreach p,$(1),stages/$(p)/pyproject.toml)
 
 lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml

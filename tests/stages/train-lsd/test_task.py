@@ -135,3 +135,14 @@ def test_the_standard_profile_is_the_published_training(tmp_path) -> None:
     assert affinities.shapes.output_vox == (92,) * 3
     assert affinities.unet.in_channels == 11
     assert affinities.schedules.max_iteration == 400_000
+
+
+def test_the_published_package_can_compute_the_targets_and_leads_to_the_same_loss(tmp_path) -> None:
+    losses = []
+    for engine in ("lsdflow", "lsds"):
+        toml = micro_experiment(tmp_path / engine)
+        result = call("run", toml, "--set", f"train-lsd.lsd_engine={engine}")
+        assert result.exit_code == 0, result.output
+        lines = (tmp_path / engine / "train" / "train-lsd" / "loss.csv").read_text().splitlines()
+        losses.append([float(line.split(",")[1]) for line in lines[1:]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)

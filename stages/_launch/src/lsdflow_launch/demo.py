@@ -30,9 +30,12 @@ def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode:
     train, volume = root / "input" / "train.hdf", root / "input" / "volume.hdf"
     write_volume(train, raw[:cut], labels[:cut])
     write_volume(volume, raw[cut:], labels[cut:])
-    iterations = tuple(f"{stage}.max_iteration={DEMO_ITERATIONS}" for stage in ("train-lsd", "train-acrlsd"))
+    settings = [f"{stage}.max_iteration={DEMO_ITERATIONS}" for stage in ("train-lsd", "train-acrlsd")]
+    settings.append("predict.store_lsds=true")
     return init_experiment(
-        Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode, overrides=iterations)
+        Start(
+            root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode, overrides=tuple(settings)
+        )
     )
 
 

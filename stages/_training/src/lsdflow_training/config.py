@@ -25,6 +25,9 @@ class TrainingConfig(StrictModel):
         default=None, description="LSD Gaussian, standard deviation; none = 10 of the shortest voxel edges"
     )
     lsd_downsample: int = Field(default=2, ge=1, le=4, description="LSD statistics from every n-th voxel")
+    lsd_engine: Literal["lsdflow", "lsds"] = Field(
+        default="lsdflow", description="who computes LSD targets; lsds: the published package, if installed, far slower"
+    )
     grow_boundary_vox: int | None = Field(
         default=None, ge=0, description="background grown between neurons, voxels; none = profile"
     )

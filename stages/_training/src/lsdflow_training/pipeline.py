@@ -151,6 +151,7 @@ def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropi
             voxel_size_nm=targets.voxel_size_nm,
             downsample=targets.lsd_downsample,
             train_background=targets.train_background,
+            engine=targets.lsd_engine,
         )
     if targets.affinities:
         pipeline += TrainedVoxels(keys.mask, keys.trained)

@@ -46,6 +46,7 @@ class Targets:
     sigma_nm: Nm3
     voxel_size_nm: Nm3
     lsd_downsample: int
+    lsd_engine: Literal["lsdflow", "lsds"]
     neighborhood: tuple[Vox3, ...]
     grow_boundary_vox: int
     train_background: bool

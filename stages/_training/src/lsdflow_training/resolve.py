@@ -153,6 +153,7 @@ def _targets(config: TrainingConfig, profile: Profile, kind: Kind, voxel_size_nm
         sigma_nm=_sigma_nm(config, voxel_size_nm, lsd),
         voxel_size_nm=voxel_size_nm,
         lsd_downsample=config.lsd_downsample,
+        lsd_engine=config.lsd_engine,
         neighborhood=AFFINITY_NEIGHBORHOOD,
         grow_boundary_vox=_or(config.grow_boundary_vox, profile.grow_boundary_vox),
         train_background=config.train_background,
