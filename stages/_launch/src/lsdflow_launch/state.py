@@ -48,7 +48,11 @@ def _stage_status(experiment: Experiment, stage: str) -> dict[str, Any]:
     except StageError as error:
         return {"state": "damaged", "problem": error.what}
     if manifest is not None:
-        return {"state": "finished", "seconds": round(manifest.facts.get("seconds", 0.0), 1), "identity": manifest.identity[:12]}
+        return {
+            "state": "finished",
+            "seconds": round(manifest.facts.get("seconds", 0.0), 1),
+            "identity": manifest.identity[:12],
+        }
     if last is None and not experiment.layout.stage_runs(stage).exists():
         return {"state": "not started"}
     told = ask_stage(stage, stage_arguments("status", experiment))
