@@ -179,3 +179,14 @@ def test_init_of_a_volume_that_does_not_exist_writes_nothing(stages: Path, tmp_p
     done = _lsdflow("init", str(root), "--train", str(tmp_path / "no"), "--volume", str(tmp_path / "no"))
     assert done.returncode == 66
     assert not root.exists()
+
+
+def test_what_an_earlier_stage_has_still_to_make_is_no_problem(stages: Path, experiment: Path) -> None:
+    missing = {"what": "not finished", "exit_code": 66, "where": f"{experiment.resolve()}/manifests/prepare.json"}
+    foreign = {"what": "no such mask", "exit_code": 66, "where": "/elsewhere/mask.zarr"}
+    (stages / "validate-predict").write_text(json.dumps([missing]))
+    assert _lsdflow("validate", str(experiment)).returncode == 0
+    (stages / "validate-watershed").write_text(json.dumps([foreign]))
+    done = _lsdflow("validate", str(experiment))
+    assert done.returncode == 66
+    assert "no such mask" in done.stderr

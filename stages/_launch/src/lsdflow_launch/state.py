@@ -26,7 +26,13 @@ def problems_of(experiment: Experiment) -> dict[str, list[dict[str, Any]]]:
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda stage: ask_stage(stage, stage_arguments("validate", experiment)), stages)
         found = dict(zip(stages, answers, strict=True))
-    return {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
+    listed = {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
+    return {stage: [p for p in problems if not _made_later(p, experiment)] for stage, problems in listed.items()}
+
+
+def _made_later(problem: dict[str, Any], experiment: Experiment) -> bool:
+    """True for an artefact that is missing because a stage of the chain has still to make it."""
+    return problem["exit_code"] == MissingInput.exit_code and str(experiment.layout.root) in problem["where"]
 
 
 def plans_of(experiment: Experiment) -> dict[str, dict[str, Any]]:
