@@ -69,10 +69,10 @@ endif
 test: setup test-blocks test-training  ## all tests
 
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py
 
 test-training: setup
-	.venv/training/bin/pytest -n 2 $(TRAINING_TESTS)
+	.venv/training/bin/pytest -n 2 --dist loadfile $(TRAINING_TESTS)
 
 test-real: setup  ## the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s tests/pipeline/test_real_volumes.py

@@ -18,7 +18,7 @@ from lsdflow_contract.errors import NotOurs, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Writer, work_key
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
@@ -118,7 +118,16 @@ def _finish(
     table = experiment.table(STAGE, PrepareConfig)
     seconds = time.time() - started
     manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
-    manifest.write(experiment.layout)
+    if not _stands(experiment, manifest):
+        manifest.write(experiment.layout)
+
+
+def _stands(experiment: Experiment, manifest: Manifest) -> bool:
+    """True if an earlier run left the same result: its manifest, with its run time, stays untouched."""
+    if not experiment.layout.manifest(STAGE).exists():
+        return False
+    found = read_manifest(experiment.layout, STAGE)
+    return (found.key, found.identity) == (manifest.key, manifest.identity)
 
 
 def _write_all(volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> dict[str, VolumeReport]:

@@ -78,6 +78,7 @@ def chosen_score(data: ReportData) -> Score | None:
 
 
 def chosen_count(data: ReportData) -> SegmentCount | None:
+    """The segment count of the threshold that made the segmentation; None if there is none."""
     return next((count for count in data.segment_counts if count.chosen), None)
 
 
