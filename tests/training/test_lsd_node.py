@@ -11,6 +11,7 @@ gp = pytest.importorskip("gunpowder")
 from lsdflow_contract.arrays import MaskState  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
 from lsdflow_contract.geometry import Box  # noqa: E402
+from lsdflow_training.batches import NumberedPreCache  # noqa: E402
 from lsdflow_training.lsd_node import AddLsdTargets, lsd_weights  # noqa: E402
 from lsdflow_training.lsd_targets import local_shape_descriptors  # noqa: E402
 
@@ -150,7 +151,9 @@ def test_worker_processes_deliver_the_same(labels: np.ndarray, states: np.ndarra
     source = Given({LABELS: labels, MASK: states})
     request = request_of([LSDS, WEIGHTS])
     wanted = get(source + node(), request)
-    pipeline = Given({LABELS: labels, MASK: states}) + node() + gp.PreCache(cache_size=4, num_workers=2)
+    pipeline = (
+        Given({LABELS: labels, MASK: states}) + node() + NumberedPreCache(seed=0, first=0, cache_size=4, num_workers=2)
+    )
     with gp.build(pipeline):
         for _ in range(4):
             batch = pipeline.request_batch(request)

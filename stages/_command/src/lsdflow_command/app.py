@@ -105,10 +105,15 @@ def start_logging() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
-def interrupt_on_signals() -> None:
-    """SIGTERM and SIGUSR2 end the work as Interrupted (75): whatever is finished stays."""
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, _interrupt)
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGUSR2 end the work as Interrupted (75): whatever is finished stays. Handlers are put back after."""
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
@@ -143,8 +148,7 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         replace: ReplaceOption = False,
         debug: DebugOption = False,
     ) -> None:
-        interrupt_on_signals()
-        with exit_codes(debug):
+        with exit_codes(debug), interrupt_on_signals():
             loaded = _load(experiment, override)
             config = loaded.table(stage.name, stage.config)
             with run_folder(stage.name, loaded, config.model_dump(mode="json")):
@@ -194,6 +198,5 @@ def _add_schema(app: typer.Typer, stage: StageCommand) -> None:
 def _add_worker(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(hidden=True, help="Worker process of a running coordinator.")
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
-        interrupt_on_signals()
-        with exit_codes(debug):
+        with exit_codes(debug), interrupt_on_signals():
             stage.module().worker(_load(experiment, override))
