@@ -38,17 +38,36 @@ class ExperimentTable(StrictModel):
 class StoreTable(StrictModel):
     """[store]: where blocks and graph are kept."""
 
-    engine: Literal["files"] = Field(default="files", description="files: embedded, one Parquet file per block")
+    engine: Literal["files", "mongo"] = Field(
+        default="files", description="files: embedded, one Parquet file per block; mongo: a MongoDB server"
+    )
+    uri_file: str | None = Field(
+        default=None,
+        description="mongo: file (mode 0600) with the whole mongodb:// URI; none = the file named by $MONGO_URI_FILE",
+    )
+    database: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9_-]{1,63}$", description="mongo: database; none = the experiment's name"
+    )
 
 
 class ComputeTable(StrictModel):
     """[compute]: how blocks are worked on."""
 
-    runner: Literal["daisy", "serial"] = Field(
-        default="daisy", description="daisy: worker processes; serial: one after another, the reference"
+    runner: Literal["daisy", "serial", "cluster"] = Field(
+        default="daisy",
+        description="daisy: worker processes; serial: one after another, the reference; cluster: `<stage> worker` of "
+        "other jobs join (set by the wrappers)",
     )
     workers: int = Field(default=2, ge=1, description="worker processes")
     threads_per_worker: int = Field(default=1, ge=1, description="threads of one worker")
+    block_timeout_s: float = Field(
+        default=900.0, gt=0, description="a block held longer than this is given to another worker (lost node)"
+    )
+    join_wait_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="cluster: how long a worker waits for a coordinator before it leaves (exit 75)",
+    )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
 
 
@@ -129,7 +148,7 @@ def _apply_override(tables: dict[str, Any], override: str) -> None:
 
 
 def _refuse_unknown_tables(tables: dict[str, Any], path: Path) -> None:
-    known = ("experiment", "store", "compute", *STAGES)
+    known = ("experiment", "store", "compute", "cluster", *STAGES)
     for name, value in tables.items():
         if name not in known:
             raise ConfigError(f"unknown table [{name}]", where=path, hint=did_you_mean(name, known))
