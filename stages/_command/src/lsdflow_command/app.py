@@ -4,8 +4,9 @@ run       do the work; resumes what is there
 validate  list all problems; writes nothing
 plan      what a run would do
 status    what is done
+verify    read back what a finished stage made
 schema    JSON schema of the stage's table
-worker    (hidden) a worker process of a running coordinator
+worker    take blocks from a coordinator that runs in another job (stages that work on blocks)
 """
 
 from __future__ import annotations
@@ -27,11 +28,16 @@ import typer
 
 from lsdflow_command.runfolder import run_folder
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import Interrupted, StageError
+from lsdflow_contract.errors import Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
+_REPORTS = (
+    ("plan", "What a run would do: blocks, bytes, time."),
+    ("status", "What is done so far."),
+    ("verify", "Read back what the finished stage made; exit code 0 only if all of it is there and right."),
+)
 
 ExperimentOption = Annotated[Path, typer.Option("--experiment", "-e", help="experiment.toml, or its folder")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the experiment file")]
@@ -68,7 +74,7 @@ def stage_app(stage: StageCommand) -> typer.Typer:
     )
     _add_run(app, stage)
     _add_validate(app, stage)
-    for verb, text in (("plan", "What a run would do: blocks, bytes, time."), ("status", "What is done so far.")):
+    for verb, text in _REPORTS:
         _add_report_verb(app, stage, verb, text)
     _add_schema(app, stage)
     _add_worker(app, stage)
@@ -196,7 +202,11 @@ def _add_schema(app: typer.Typer, stage: StageCommand) -> None:
 
 
 def _add_worker(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(hidden=True, help="Worker process of a running coordinator.")
+    @app.command(help="Take blocks from a coordinator that runs in another job (run --set compute.runner=cluster).")
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
         with exit_codes(debug), interrupt_on_signals():
-            stage.module().worker(_load(experiment, override))
+            loaded = _load(experiment, override)
+            join = getattr(stage.module(), "join", None)
+            if join is None:
+                raise UsageError(f"{stage.name} does not work on blocks: it has no workers", hint=f"{stage.name} run")
+            join(loaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors, write_json
-from lsdflow_contract.manifest import Writer
+from lsdflow_contract.manifest import JOB_VARIABLE, Writer
 
 
 @contextmanager
@@ -30,6 +31,7 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     outcome: dict[str, Any] = {"writer": writer, "started": started, "exit_code": 70, "error": None}
+    outcome |= {"host": socket.gethostname(), "job": os.environ.get(JOB_VARIABLE, "")}
     try:
         yield folder
         outcome["exit_code"] = 0

@@ -68,6 +68,9 @@ class ComputeTable(StrictModel):
         gt=0,
         description="cluster: how long a worker waits for a coordinator before it leaves (exit 75)",
     )
+    verify_fraction: float = Field(
+        default=1.0, gt=0, le=1, description="part of the blocks that `verify` reads back, spread evenly; 1 = all"
+    )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
 
 

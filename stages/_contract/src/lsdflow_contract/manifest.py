@@ -20,6 +20,9 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
 
+# Set by the wrappers and the launcher: digest of the image, source revision, job (scheduler's id, restarts, node).
+DIGEST_VARIABLE, REVISION_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_REVISION", "LSDFLOW_JOB"
+
 
 class Writer(StrictModel):
     """Which stage, version, image and revision wrote an artefact."""
@@ -36,9 +39,9 @@ class Writer(StrictModel):
             stage_version = version(f"lsdflow-{stage}")
         except PackageNotFoundError:
             stage_version = "unknown"
-        digest = os.environ.get("LSDFLOW_IMAGE_DIGEST", "")
+        digest = os.environ.get(DIGEST_VARIABLE, "")
         return cls(
-            stage=stage, version=stage_version, image_digest=digest, revision=os.environ.get("LSDFLOW_REVISION", "")
+            stage=stage, version=stage_version, image_digest=digest, revision=os.environ.get(REVISION_VARIABLE, "")
         )
 
 

@@ -8,14 +8,15 @@ Order of a commit (a block is done only after the last step, and every step can 
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from lsdflow_contract import CONTRACT_VERSION
@@ -23,10 +24,10 @@ from lsdflow_contract.errors import InternalError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_contract.manifest import Writer
+from lsdflow_contract.manifest import JOB_VARIABLE, Writer
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.rag_store import FilesRagStore, RagStore
+from lsdflow_runtime.rag_store import FilesRagStore, RagStore, checksum_of_edges, checksum_of_nodes
 from lsdflow_runtime.volumes import OutputArray, Volume
 
 
@@ -100,16 +101,18 @@ def commit_block(
     checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
     if output.nodes is not None:
         task.rag_store.write_nodes(task.key, block.number, output.nodes)
-        checksums["nodes"] = _checksum(output.nodes.id, output.nodes.center_nm, output.nodes.size_vox)
+        checksums["nodes"] = checksum_of_nodes(output.nodes)
     for merge_function, edges in sorted(output.edges.items()):
         task.rag_store.write_edges(task.key, merge_function, block.number, edges)
-        checksums[f"edges_{merge_function}"] = _checksum(edges.u, edges.v, edges.merge_score)
+        checksums[f"edges_{merge_function}"] = checksum_of_edges(edges)
     record = {
         "block": block.number,
         "checksums": checksums,
         "facts": dict(output.facts),
         "seconds": seconds,
         "finished": time.time(),
+        "host": socket.gethostname(),
+        "job": os.environ.get(JOB_VARIABLE, ""),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     task.marks.mark_done(block.number, record)
@@ -126,7 +129,3 @@ def _write_checked(volume: Volume, block: Block, values: npt.NDArray[Any]) -> st
     if hash_of_array(volume.read(block.write)) != checksum:
         raise StorageFailure("what was read back is not what was written", where=f"{volume.where} {block}")
     return checksum
-
-
-def _checksum(*columns: npt.NDArray[Any]) -> str:
-    return hash_of([hash_of_array(np.asarray(c)) for c in columns])

@@ -1,7 +1,8 @@
 """Running a BlockTask: resume, workers, failures, and the manifest when every block is done.
 
 The serial runner is the reference: blocks in ascending order in one process. The daisy runner starts worker processes
-that open the task once and take blocks from the coordinator. Both commit through `commit_block`, and a block function
+that open the task once and take blocks from the coordinator; the cluster runner hands them to workers of other jobs
+(rendezvous, joining). All commit through `commit_block`, and a block function
 is pure, so any number of workers, any order and any interruption leave the same bits.
 """
 
@@ -22,12 +23,13 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.daisy_runner import run_with_daisy, take_blocks
+from lsdflow_runtime.daisy_runner import lead_with_daisy, run_with_daisy, take_blocks
 from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
 ATTEMPTS = 3
-POLL_SECONDS = 0.5
+# How often the done marks are counted: often for workers of this machine, seldom on shared storage.
+POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
 # Errors after which no other block can fare better: stop at once instead of failing every block.
 FATAL_CODES = {65, 66, 69, 73, 74, 75, 76, 77, 78}
 
@@ -53,7 +55,7 @@ def run_blocks(task: BlockTask, options: RunOptions) -> int:
     if pending:
         task.experiment.layout.manifest(task.stage).unlink(missing_ok=True)
         _run_blocks(task, pending)
-    _require_all_done(task)
+    require_all_done(task)
     return len(pending)
 
 
@@ -102,8 +104,9 @@ def _run_blocks(task: BlockTask, pending: list[int]) -> None:
                     _attempt(task, do_block, number, attempts=ATTEMPTS)
                     progress.advance()
         else:
+            serve = lead_with_daisy if task.experiment.compute.runner == "cluster" else run_with_daisy
             with _watched(task, progress, total - len(pending)):
-                run_with_daisy(task, pending, ATTEMPTS)
+                serve(task, pending, ATTEMPTS)
 
 
 @contextmanager
@@ -155,7 +158,7 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
 
     def watch() -> None:
         seen = already
-        while not stop.wait(POLL_SECONDS):
+        while not stop.wait(POLL_SECONDS[task.experiment.compute.runner]):
             now = len(task.marks.done())
             progress.advance(now - seen)
             seen = now
@@ -170,7 +173,8 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
         thread.join()
 
 
-def _require_all_done(task: BlockTask) -> None:
+def require_all_done(task: BlockTask) -> None:
+    """BlocksFailed (79) that lists the first blocks without a done mark and why."""
     done = task.marks.done()
     missing = [n for n in range(len(task.plan)) if n not in done]
     if not missing:

@@ -1,4 +1,4 @@
-"""daisy 2 behind two functions: a coordinator that hands out block numbers, and a worker loop that takes them.
+"""daisy 2 behind three functions: a coordinator with workers of its own, one that others join, and the worker's loop.
 
 daisy sees a row of unit blocks, one per pending block: no context and no conflicts reach it, because a block writes
 only its own whole chunks. Our own done marks are the truth; daisy's are not used.
@@ -10,23 +10,29 @@ import importlib
 import json
 import logging
 import os
+import socket
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import load_experiment
+from lsdflow_runtime.rendezvous import Notice, NoticeBoard, has_fatal, leave_fatal, own_address, read_pending
 
 if TYPE_CHECKING:
     from lsdflow_runtime.block_task import BlockTask
 
 LOG = logging.getLogger("lsdflow.daisy")
-PENDING_VARIABLE = "LSDFLOW_PENDING_BLOCKS"
-FATAL_FILE = "fatal.json"
-BLOCK_TIMEOUT_SECONDS = 3600.0
+ROUND_VARIABLE = "LSDFLOW_ROUND"
+CONTEXT_VARIABLE = "DAISY_CONTEXT"
+LOOPBACK = "127.0.0.1"
 # A worker that dies is replaced; this many deaths per run are weather (spot nodes), more are a fault of the stage.
 SPARE_RESTARTS = 20
+# Numbers of workers that daisy did not start itself begin here: outside its own range.
+FIRST_JOINED_WORKER = 100_000
 
 
 def run_with_daisy(task: BlockTask, pending: list[int], attempts: int) -> None:
@@ -34,69 +40,95 @@ def run_with_daisy(task: BlockTask, pending: list[int], attempts: int) -> None:
 
     Raises the StageError that a worker found to concern every block.
     """
-    import daisy
-    import daisy.logging
-
     with tempfile.TemporaryDirectory(prefix="lsdflow-") as scratch:
-        daisy.logging.set_log_basedir(scratch)
-        pending_file = Path(scratch) / "pending.json"
-        pending_file.write_text(json.dumps(pending))
-        os.environ[PENDING_VARIABLE] = str(pending_file)
-        blocks = daisy.Task(
-            task.stage,
-            total_roi=daisy.Roi((0,), (len(pending),)),
-            read_roi=daisy.Roi((0,), (1,)),
-            write_roi=daisy.Roi((0,), (1,)),
-            process_function=_worker_starter(task.stage, task.experiment.path, task.experiment.overrides),
-            read_write_conflict=False,
-            max_workers=min(task.experiment.compute.workers, len(pending)),
-            max_retries=attempts - 1,
-            timeout=BLOCK_TIMEOUT_SECONDS,
-            max_worker_restarts=SPARE_RESTARTS + attempts * len(pending),
-        )
+        folder = Path(scratch)
+        (folder / "pending.json").write_text(json.dumps(pending))
+        os.environ[ROUND_VARIABLE] = scratch
+        starter = _worker_starter(task.stage, task.experiment.path, task.experiment.overrides)
+        workers = min(task.experiment.compute.workers, len(pending))
         try:
-            daisy.run_blockwise(blocks, progress=False, summary=False, host="127.0.0.1", return_states=True)
-        except RuntimeError as error:
-            LOG.warning("daisy gave up: %s", error)
+            _serve(task, len(pending), starter, workers=workers, attempts=attempts, host=LOOPBACK)
         finally:
-            del os.environ[PENDING_VARIABLE]
-        _raise_fatal(Path(scratch))
+            del os.environ[ROUND_VARIABLE]
+        _raise_fatal(folder)
+
+
+def lead_with_daisy(task: BlockTask, pending: list[int], attempts: int) -> None:
+    """Hand out the pending blocks to workers of other jobs, which find this coordinator by its notice.
+
+    daisy starts one process of ours; it does no block but puts up the notice and stays while the server listens.
+    Raises the StageError that a worker found to concern every block.
+    """
+    board = NoticeBoard.of(task.stage, task.experiment)
+    folder = board.open_round(pending)
+    before = board.read() or Notice("starting")
+    notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides)
+    host = own_address()
+    LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(pending), host)
+    _serve(task, len(pending), _announcer(board, notice), workers=1, attempts=attempts, host=host)
+    _raise_fatal(folder)
 
 
 def take_blocks(do_block: Callable[[int], bool]) -> None:
     """Take block numbers from the coordinator until it has none left; failed ones go back to it for another attempt."""
     import daisy
 
-    pending_file = Path(os.environ[PENDING_VARIABLE])
-    pending: list[int] = json.loads(pending_file.read_text())
-    fatal = pending_file.parent / FATAL_FILE
+    folder = Path(os.environ[ROUND_VARIABLE])
+    pending = read_pending(folder)
     client = daisy.Client()
     while True:
         with client.acquire_block() as block:
             if block is None:
                 return
             # After a fatal error the rest is handed back undone: a worker that left would be replaced, again and again.
-            if fatal.exists() or not _do_or_note(do_block, pending[block.write_roi.offset[0]], fatal):
+            if has_fatal(folder) or not _do_or_note(do_block, pending[block.write_roi.offset[0]], folder):
                 block.status = daisy.BlockStatus.FAILED
 
 
-def _do_or_note(do_block: Callable[[int], bool], number: int, fatal: Path) -> bool:
-    try:
-        return do_block(number)
-    except Interrupted:
-        raise
-    except StageError as error:
-        fatal.write_text(json.dumps(error.as_dict()))
-        return False
+def joined_context(context: str, worker: int) -> str:
+    """The coordinator's context for a worker that it did not start: own number, no log folder of another machine."""
+    import daisy
+
+    os.environ[CONTEXT_VARIABLE] = context
+    ours = daisy.Context.from_env()
+    ours["worker_id"] = FIRST_JOINED_WORKER + worker
+    ours["logdir"] = ""
+    return str(ours.to_env())
 
 
 def worker_number() -> int:
     """Number of this worker process among those of its coordinator; 0 outside a worker."""
     import daisy
 
-    if "DAISY_CONTEXT" not in os.environ:
+    if CONTEXT_VARIABLE not in os.environ:
         return 0
     return int(daisy.Context.from_env().get("worker_id", 0))
+
+
+def _serve(
+    task: BlockTask, blocks: int, process: Callable[..., None], *, workers: int, attempts: int, host: str
+) -> None:
+    import daisy
+    import daisy.logging
+
+    row = daisy.Task(
+        task.stage,
+        total_roi=daisy.Roi((0,), (blocks,)),
+        read_roi=daisy.Roi((0,), (1,)),
+        write_roi=daisy.Roi((0,), (1,)),
+        process_function=process,
+        read_write_conflict=False,
+        max_workers=workers,
+        max_retries=attempts - 1,
+        timeout=task.experiment.compute.block_timeout_s,
+        max_worker_restarts=SPARE_RESTARTS + attempts * blocks,
+    )
+    with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
+        daisy.logging.set_log_basedir(logs)
+        try:
+            daisy.run_blockwise(row, progress=False, summary=False, host=host, return_states=True)
+        except RuntimeError as error:
+            LOG.warning("daisy gave up: %s", error)
 
 
 def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) -> Callable[[], None]:
@@ -108,11 +140,38 @@ def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) ->
     return start_worker
 
 
-def _raise_fatal(scratch: Path) -> None:
-    path = scratch / FATAL_FILE
-    if not path.exists():
+def _announcer(board: NoticeBoard, notice: Notice) -> Callable[..., None]:
+    def announce(*, context: Any) -> None:
+        host, port = str(context["hostname"]), int(context["port"])
+        board.post(replace(notice, context=context.to_env(), host=host, port=port))
+        while _listens(host, port):
+            time.sleep(1)
+
+    return announce
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _do_or_note(do_block: Callable[[int], bool], number: int, folder: Path) -> bool:
+    try:
+        return do_block(number)
+    except Interrupted:
+        raise
+    except StageError as error:
+        leave_fatal(folder, error)
+        return False
+
+
+def _raise_fatal(folder: Path) -> None:
+    if not has_fatal(folder):
         return
-    found = json.loads(path.read_text())
+    found = json.loads((folder / "fatal.json").read_text())
     kinds = {kind.__name__: kind for kind in StageError.__subclasses__()}
     kind = kinds.get(found["error"], InternalError)
     raise kind(found["what"], where=found["where"], wanted=found["wanted"], found=found["found"], hint=found["hint"])

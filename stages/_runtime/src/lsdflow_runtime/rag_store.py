@@ -4,23 +4,29 @@
     store/edges_<merge_function>/<key>/<block>.parquet   u, v, merge_score (null = never merged)
 
 `key` names the work that made the rows, so rows of other parameters are never mixed in. A block's rows are replaced as
-one file by rename: safe to write again, safe on NFS.
+one file by rename: safe to write again, safe on NFS. Pages carry checksums, and the file's metadata the hash of its
+rows: a footer has no checksum of its own, and a flipped bit there could change what the rows are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
+from lsdflow_contract.hashing import hash_of, hash_of_array
+
+ROWS_HASH = b"lsdflow.rows"
+Rows = TypeVar("Rows", RagNodes, RagEdges)
 
 
 class RagStore(Protocol):
@@ -31,6 +37,12 @@ class RagStore(Protocol):
 
     def write_edges(self, key: str, merge_function: str, block: int, edges: RagEdges) -> None:
         """Replace the edges of a block for a merge function."""
+
+    def read_nodes(self, key: str, block: int) -> RagNodes:
+        """The nodes of a block. BadData if they are lost or damaged."""
+
+    def read_edges(self, key: str, merge_function: str, block: int) -> RagEdges:
+        """The edges of a block. BadData if they are lost or damaged."""
 
     def iter_nodes(self, key: str) -> Iterator[RagNodes]:
         """Nodes, block by block in ascending block number."""
@@ -49,42 +61,91 @@ class FilesRagStore:
         """Replace the nodes of a block."""
         center = nodes.center_nm
         columns = {"id": nodes.id, "center_z": center[:, 0], "center_y": center[:, 1], "center_x": center[:, 2]}
-        _write(self._folder(NODES_COLLECTION, key), block, pa.table({**columns, "size": nodes.size_vox}))
+        table = pa.table({**columns, "size": nodes.size_vox})
+        _write(self._folder(NODES_COLLECTION, key) / f"{block}.parquet", table, checksum_of_nodes(nodes))
 
     def write_edges(self, key: str, merge_function: str, block: int, edges: RagEdges) -> None:
         """Replace the edges of a block for a merge function; NaN scores become null."""
         score = pa.array(edges.merge_score, from_pandas=True)
         table = pa.table({"u": edges.u, "v": edges.v, "merge_score": score})
-        _write(self._folder(edges_collection(merge_function), key), block, table)
+        path = self._folder(edges_collection(merge_function), key) / f"{block}.parquet"
+        _write(path, table, checksum_of_edges(edges))
+
+    def read_nodes(self, key: str, block: int) -> RagNodes:
+        """The nodes of a block. BadData if they are lost or damaged."""
+        return _read_nodes(self._folder(NODES_COLLECTION, key) / f"{block}.parquet")
+
+    def read_edges(self, key: str, merge_function: str, block: int) -> RagEdges:
+        """The edges of a block. BadData if they are lost or damaged."""
+        return _read_edges(self._folder(edges_collection(merge_function), key) / f"{block}.parquet")
 
     def iter_nodes(self, key: str) -> Iterator[RagNodes]:
         """Nodes, block by block in ascending block number."""
-        for table in _tables(self._folder(NODES_COLLECTION, key)):
-            center = np.stack([table[f"center_{axis}"].to_numpy() for axis in "zyx"], axis=1)
-            yield RagNodes(table["id"].to_numpy(), center, table["size"].to_numpy())
+        return (_read_nodes(path) for path in _files(self._folder(NODES_COLLECTION, key)))
 
     def iter_edges(self, key: str, merge_function: str) -> Iterator[RagEdges]:
         """Edges of a merge function, block by block in ascending block number; null scores become NaN."""
-        for table in _tables(self._folder(edges_collection(merge_function), key)):
-            score = table["merge_score"].to_numpy().astype(np.float32)
-            yield RagEdges(table["u"].to_numpy(), table["v"].to_numpy(), score)
+        return (_read_edges(path) for path in _files(self._folder(edges_collection(merge_function), key)))
 
     def _folder(self, collection: str, key: str) -> Path:
         return self.root / collection / key
 
 
-def _write(folder: Path, block: int, table: pa.Table) -> None:
-    path = folder / f"{block}.parquet"
-    write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
+def checksum_of_nodes(nodes: RagNodes) -> str:
+    """Hash of the rows of nodes, in their order."""
+    return _checksum(nodes.id, nodes.center_nm, nodes.size_vox)
 
 
-def _tables(folder: Path) -> Iterator[pa.Table]:
+def checksum_of_edges(edges: RagEdges) -> str:
+    """Hash of the rows of edges, in their order; every NaN counts as the same."""
+    score = np.where(np.isnan(edges.merge_score), np.float32(np.nan), edges.merge_score)
+    return _checksum(edges.u, edges.v, score)
+
+
+def _checksum(*columns: npt.NDArray[Any]) -> str:
+    return hash_of([hash_of_array(np.asarray(c)) for c in columns])
+
+
+def _write(path: Path, table: pa.Table, checksum: str) -> None:
+    marked = table.replace_schema_metadata({ROWS_HASH: checksum})
+    write_atomically(path, lambda file: pq.write_table(marked, file, compression="zstd", write_page_checksum=True))
+
+
+def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        return
-    for path in sorted((p for p in folder.glob("*.parquet") if p.stem.isdigit()), key=lambda p: int(p.stem)):
-        try:
-            yield pq.read_table(path, page_checksum_verification=True)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise BadData(
-                "damaged graph file", where=path, found=error, hint="run the stage that writes it again"
-            ) from error
+        return []
+    return sorted((p for p in folder.glob("*.parquet") if p.stem.isdigit()), key=lambda p: int(p.stem))
+
+
+def _read_nodes(path: Path) -> RagNodes:
+    def rows(table: pa.Table) -> tuple[RagNodes, str]:
+        center = np.stack([table[f"center_{axis}"].to_numpy() for axis in "zyx"], axis=1)
+        nodes = RagNodes(table["id"].to_numpy(), center, table["size"].to_numpy())
+        return nodes, checksum_of_nodes(nodes)
+
+    return _read(path, rows)
+
+
+def _read_edges(path: Path) -> RagEdges:
+    def rows(table: pa.Table) -> tuple[RagEdges, str]:
+        score = table["merge_score"].to_numpy().astype(np.float32)
+        edges = RagEdges(table["u"].to_numpy(), table["v"].to_numpy(), score)
+        return edges, checksum_of_edges(edges)
+
+    return _read(path, rows)
+
+
+def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
+    """The rows of a file, after a comparison with the hash they were written with. BadData if lost or damaged."""
+    hint = "run the stage that writes it again"
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        found, checksum = rows(table)
+        wanted = (table.schema.metadata or {}).get(ROWS_HASH, b"").decode()
+    except FileNotFoundError as error:
+        raise BadData("a graph file that should exist does not", where=path, hint=hint) from error
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, BadData) as error:
+        raise BadData("damaged graph file", where=path, found=error, hint=hint) from error
+    if checksum != wanted:
+        raise BadData("damaged graph file", where=path, wanted=wanted[:12], found=checksum[:12], hint=hint)
+    return found

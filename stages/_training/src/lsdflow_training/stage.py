@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.checkpoint import Bundle, Kind, bundle_folder, bundle_iterations, read_best
-from lsdflow_contract.errors import MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
@@ -138,6 +138,28 @@ def training_status(experiment: Experiment, stage: str) -> dict[str, Any]:
     except MissingInput:
         return facts
     return {**facts, "finished": True, **manifest.facts}
+
+
+def verify_training(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """Load the best bundle of a finished training: its weights must be those that its description and best.json name.
+
+    Raises MissingInput (66) if the training has not finished, BadData (65) for damaged weights.
+    """
+    from lsdflow_network.bundle import load_bundle
+
+    layout = experiment.layout
+    manifest = read_manifest(layout, stage)
+    best = read_best(layout.best_checkpoint(stage))
+    bundle, _ = load_bundle(bundle_folder(layout.checkpoints(stage), best.iteration))
+    if bundle.weights_sha256 != best.weights_sha256:
+        raise BadData(
+            "the best checkpoint is not the one that was chosen",
+            where=layout.best_checkpoint(stage),
+            wanted=best.weights_sha256[:12],
+            found=bundle.weights_sha256[:12],
+            hint=f"run {stage} again",
+        )
+    return {"iteration": best.iteration, "identity": manifest.identity, "verified": True}
 
 
 def lsd_bundle_folder(experiment: Experiment, wanted: str | int) -> Path:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import write_atomically, write_json
+from lsdflow_contract.files import read_json, write_atomically, write_json
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_evaluate import history
 from lsdflow_evaluate.artefacts import Segmented, Truth, open_segmented, open_truth, target_grid
 from lsdflow_evaluate.config import EvaluateConfig
@@ -78,6 +78,24 @@ def status(experiment: Experiment) -> dict[str, Any]:
     """Whether the report is there, and whether everything in it was complete."""
     report = experiment.layout.report / "index.html"
     return {"report": report.exists(), "finished": experiment.layout.manifest(STAGE).exists()}
+
+
+def verify(experiment: Experiment) -> dict[str, Any]:
+    """The finished report's files are there and the scores are those of the manifest."""
+    manifest = read_manifest(experiment.layout, STAGE)
+    missing = [path for path in OUTPUTS.values() if not (experiment.layout.root / path).is_file()]
+    if missing:
+        raise MissingInput("parts of the report are missing", where=", ".join(missing), hint="run: evaluate run")
+    identity = hash_of([manifest.key, read_json(experiment.layout.root / OUTPUTS["scores"])])
+    if identity != manifest.identity:
+        raise BadData(
+            "the scores are not those of the manifest",
+            where=experiment.layout.root / OUTPUTS["scores"],
+            wanted=manifest.identity[:12],
+            found=identity[:12],
+            hint="run: evaluate run",
+        )
+    return {"identity": manifest.identity, "verified": True}
 
 
 def _scored(

@@ -23,6 +23,9 @@ from lsdflow_predict.scheme import Layer, raw_read_around
 from lsdflow_runtime.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
+from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.verify import verify_blocks, verify_task
 from lsdflow_runtime.volumes import OutputArray
 
 _SPECS = {"affs": AFFS, "lsds": LSDS}
@@ -34,10 +37,25 @@ def run(experiment: Experiment, options: RunOptions) -> None:
     job = gather(experiment)
     check_weights(job.networks)
     open_mask(experiment, job.config, job.raw)
+    with coordinating(STAGE, experiment):
+        if job.stores_lsds_first:
+            run_blocks(lsd_task(only_lsds(job)), options)
+        if job.config.part == "all":
+            _name_stored_lsds(job, run_task(affinity_task(job), options))
+
+
+def join(experiment: Experiment) -> None:
+    """Take blocks from a coordinator that runs in another job."""
+    join_coordinator(STAGE, experiment)
+
+
+def verify(experiment: Experiment) -> dict[str, Any]:
+    """Read back what a finished run made; with two passes the stored LSDs too."""
+    job = gather(experiment)
+    facts = verify_task(affinity_task(job))
     if job.stores_lsds_first:
-        run_blocks(lsd_task(only_lsds(job)), options)
-    if job.config.part == "all":
-        _name_stored_lsds(job, run_task(affinity_task(job), options))
+        facts["lsds_blocks_read_back"] = verify_blocks(lsd_task(job))
+    return facts
 
 
 def validate(experiment: Experiment) -> list[StageError]:

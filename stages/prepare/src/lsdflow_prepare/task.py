@@ -25,6 +25,7 @@ from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_
 from lsdflow_prepare.identity import volume_identity
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.survey import survey
+from lsdflow_prepare.verify import require_whole
 from lsdflow_prepare.writing import WritePlan, bytes_needed, write_plans, write_volume
 
 SURVEY_SECONDS = 6.0
@@ -76,6 +77,16 @@ def status(experiment: Experiment) -> dict[str, Any]:
         containers["target"] = layout.target_volume
     state: dict[str, Any] = {name: _state(path) for name, path in containers.items()}
     return {"finished": layout.manifest(STAGE).exists(), **state}
+
+
+def verify(experiment: Experiment) -> dict[str, Any]:
+    """Read back what a finished run made. Raises as `require_whole`, MissingInput if prepare has not finished."""
+    manifest = read_manifest(experiment.layout, STAGE)
+    findings = Findings()
+    with _opened(experiment, findings) as volumes:
+        _raise_first(findings)
+        bricks = {_label(v): require_whole(_label(v), _plans(experiment, v)) for v in volumes}
+    return {"bricks": bricks, "identity": manifest.identity, "verified": True}
 
 
 def run(experiment: Experiment, options: RunOptions) -> None:

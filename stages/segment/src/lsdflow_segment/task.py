@@ -18,7 +18,10 @@ from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
+from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rag_store import RagStore
+from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.verify import verify_task
 from lsdflow_segment.choice import choose, open_truth, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource, SweptGraph, graph_source, load_sweep, read_fragments
@@ -46,6 +49,21 @@ class _Opened:
 
 def run(experiment: Experiment, options: RunOptions) -> None:
     """Write the tables and the segmentation, and check it voxel by voxel against the graph."""
+    with coordinating(STAGE, experiment):
+        _run(experiment, options)
+
+
+def join(experiment: Experiment) -> None:
+    """Take blocks from a coordinator that runs in another job."""
+    join_coordinator(STAGE, experiment)
+
+
+def verify(experiment: Experiment) -> dict[str, Any]:
+    """Read back what a finished run made."""
+    return verify_task(block_task(experiment))
+
+
+def _run(experiment: Experiment, options: RunOptions) -> None:
     work = _opened(experiment)
     graph, table = _swept(work, work.taken)
     task = relabelling_task(experiment, work.config, work.source, work.taken, table.chosen)

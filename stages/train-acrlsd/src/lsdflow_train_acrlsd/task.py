@@ -23,6 +23,7 @@ from lsdflow_training.stage import (
     training_plan,
     training_problems,
     training_status,
+    verify_training,
 )
 
 STAGE = "train-acrlsd"
@@ -58,6 +59,11 @@ def plan(experiment: Experiment) -> dict[str, Any]:
 def status(experiment: Experiment) -> dict[str, Any]:
     """What is trained so far."""
     return training_status(experiment, STAGE)
+
+
+def verify(experiment: Experiment) -> dict[str, Any]:
+    """Load the best bundle of the finished training and check its weights."""
+    return verify_training(experiment, STAGE)
 
 
 def _prepared(experiment: Experiment) -> Prepared:

@@ -9,7 +9,14 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
-from lsdflow_training.stage import prepare_training, run_training, training_plan, training_problems, training_status
+from lsdflow_training.stage import (
+    prepare_training,
+    run_training,
+    training_plan,
+    training_problems,
+    training_status,
+    verify_training,
+)
 
 STAGE = "train-lsd"
 LOG = logging.getLogger("lsdflow.training")
@@ -39,6 +46,13 @@ def status(experiment: Experiment) -> dict[str, Any]:
     """What is trained so far."""
     facts = training_status(experiment, STAGE)
     return {**facts, "nothing_to_do": _reason(experiment)} if _not_needed(experiment) else facts
+
+
+def verify(experiment: Experiment) -> dict[str, Any]:
+    """Load the best bundle of the finished training and check its weights."""
+    if _not_needed(experiment):
+        return {"nothing_to_do": _reason(experiment), "verified": True}
+    return verify_training(experiment, STAGE)
 
 
 def _config(experiment: Experiment) -> TrainLsdConfig:

@@ -15,6 +15,9 @@ from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
+from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
 from lsdflow_watershed.blocking import check_sections, plan_blocks
@@ -27,7 +30,18 @@ STAGE = "watershed"
 
 def run(experiment: Experiment, options: RunOptions) -> None:
     """Make the fragments of all blocks that are not done."""
-    run_task(block_task(experiment), options)
+    with coordinating(STAGE, experiment):
+        run_task(block_task(experiment), options)
+
+
+def join(experiment: Experiment) -> None:
+    """Take blocks from a coordinator that runs in another job."""
+    join_coordinator(STAGE, experiment)
+
+
+def verify(experiment: Experiment) -> dict[str, Any]:
+    """Read back what a finished run made."""
+    return verify_task(block_task(experiment))
 
 
 def worker(experiment: Experiment) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
+from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
@@ -16,7 +18,10 @@ from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import worker_task
+from lsdflow_runtime.blockwise import run_task, worker_task
+from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
 DOUBLED = ArraySpec("volumes/doubled", "uint64", 0, "image")
@@ -41,6 +46,19 @@ def block_task(experiment: Experiment) -> BlockTask:
     )
 
 
+def run(experiment: Experiment, options: RunOptions) -> None:
+    with coordinating("toy", experiment):
+        run_task(block_task(experiment), options)
+
+
+def join(experiment: Experiment) -> None:
+    join_coordinator("toy", experiment)
+
+
+def verify(experiment: Experiment) -> dict:
+    return verify_task(block_task(experiment))
+
+
 def worker(experiment: Experiment) -> None:
     worker_task(block_task(experiment))
 
@@ -51,6 +69,10 @@ def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
     raw = open_volume(experiment.layout.target_volume, RAW.dataset)
 
     def double(block: Block) -> BlockOutput:
+        if (root / "slow").exists():
+            time.sleep(float((root / "slow").read_text()))
+        if (root / "segfault").exists() and block.number == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
         if (root / "kill-once").exists() and block.number == 3:
             (root / "kill-once").unlink()
             os.kill(os.getpid(), signal.SIGKILL)

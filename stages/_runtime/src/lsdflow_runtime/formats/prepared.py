@@ -123,6 +123,17 @@ class PreparedArrays:
                 return None
         return values
 
+    def damaged(self, bricks: Sequence[Box]) -> list[int]:
+        """Numbers of the bricks of finished arrays that are not as they were noted when they were written."""
+        for spec in self.specs:
+            self._open[spec.dataset] = _open(self._final(spec))
+        notes = self._notes()
+        return [
+            number
+            for number, box in enumerate(bricks)
+            if number not in notes or self.noted_brick(box, notes[number]) is None
+        ]
+
     def finish(self) -> None:
         """Give the arrays their final names."""
         with storage_errors(self.container):

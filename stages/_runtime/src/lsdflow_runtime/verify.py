@@ -1,0 +1,118 @@
+"""verify: is every block of a finished stage really there, bit for bit? The next stage of a chain waits for this.
+
+1. the manifest names this very work (key) and the checksums in the done marks (identity)
+2. every block has a done mark
+3. the arrays of every block are read back and hashed against its mark (compute.verify_fraction of the blocks)
+4. the graph rows of these blocks are read back and hashed as well
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lsdflow_command.progress import Progress
+from lsdflow_contract.errors import BadData, NotOurs, StageError
+from lsdflow_contract.hashing import hash_of, hash_of_array
+from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.blockwise import require_all_done
+from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.volumes import Volume
+
+LISTED = 10
+
+
+def verify_task(task: BlockTask) -> dict[str, Any]:
+    """Check a finished stage; facts of what was checked.
+
+    Raises MissingInput (66) if the stage has not finished, NotOurs (73) for the results of other work, BlocksFailed
+    (79) for blocks without a done mark, BadData (65) naming every block whose data is lost or damaged.
+    """
+    manifest = read_manifest(task.experiment.layout, task.stage)
+    if manifest.key != task.key:
+        raise NotOurs(
+            "the results were made with other parameters or inputs",
+            where=task.experiment.layout.manifest(task.stage),
+            wanted=f"key {task.key[:12]}",
+            found=f"key {manifest.key[:12]}",
+            hint=f"run {task.stage} with --replace, or restore the earlier settings",
+        )
+    records = _records(task)
+    _require_identity(task, manifest, records)
+    checked = _read_back(task, records)
+    return {"blocks": len(records), "blocks_read_back": checked, "identity": manifest.identity, "verified": True}
+
+
+def verify_blocks(task: BlockTask) -> int:
+    """Check the blocks of a pass that has no manifest of its own; how many were read back. Raises as verify_task."""
+    return _read_back(task, _records(task))
+
+
+def damaged_parts(task: BlockTask, record: Mapping[str, Any], block: Block, opened: Mapping[str, Volume]) -> list[str]:
+    """What of one block is not as its done mark says; empty if all is well."""
+    return [what for what, found in _checksums(task, block, opened, record) if found != record["checksums"].get(what)]
+
+
+def _records(task: BlockTask) -> dict[int, dict[str, Any]]:
+    require_all_done(task)
+    return {n: task.marks.record(n) for n in range(len(task.plan))}
+
+
+def _require_identity(task: BlockTask, manifest: Manifest, records: Mapping[int, Mapping[str, Any]]) -> None:
+    identity = hash_of([task.key, [records[n]["checksums"] for n in range(len(records))]])
+    if identity != manifest.identity:
+        raise BadData(
+            "the manifest and the done marks do not belong together",
+            where=task.experiment.layout.manifest(task.stage),
+            wanted=manifest.identity[:12],
+            found=identity[:12],
+            hint=f"run {task.stage} again: what is done is not done again",
+        )
+
+
+def _read_back(task: BlockTask, records: Mapping[int, Mapping[str, Any]]) -> int:
+    opened = {name: output.open() for name, output in task.outputs.items()}
+    step = max(1, round(1 / task.experiment.compute.verify_fraction))
+    numbers = range(0, len(records), step)
+    problems: list[str] = []
+    with Progress(f"verify {task.stage}", total=len(numbers), unit="block") as progress:
+        for number in numbers:
+            block = task.plan.block(number)
+            problems += [f"{block}: {what}" for what in damaged_parts(task, records[number], block, opened)]
+            progress.advance()
+    if problems:
+        raise BadData(
+            f"{len(problems)} parts of blocks of {task.stage} are lost or damaged",
+            where=", ".join(str(output.folder) for output in task.outputs.values()) or task.experiment.layout.store,
+            found="; ".join(problems[:LISTED]) + ("; ..." if len(problems) > LISTED else ""),
+            hint=f"make them again: run {task.stage} with --replace",
+        )
+    return len(numbers)
+
+
+def _checksums(
+    task: BlockTask, block: Block, opened: Mapping[str, Volume], record: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    for name, volume in sorted(opened.items()):
+        yield name, _array_checksum(volume, block)
+    for name in sorted(set(record["checksums"]) - set(opened)):
+        yield name, _rows_checksum(task, name, block)
+
+
+def _array_checksum(volume: Volume, block: Block) -> str:
+    try:
+        return hash_of_array(volume.read(block.write))
+    except StageError as error:
+        return error.what
+
+
+def _rows_checksum(task: BlockTask, name: str, block: Block) -> str:
+    try:
+        if name == "nodes":
+            return checksum_of_nodes(task.rag_store.read_nodes(task.key, block.number))
+        edges = task.rag_store.read_edges(task.key, name.removeprefix("edges_"), block.number)
+        return checksum_of_edges(edges)
+    except StageError as error:
+        return error.what

@@ -1,0 +1,9 @@
+"""The toy stage as a command: python -m lsdflow_toy.cli run --experiment E."""
+
+from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_contract.model import StrictModel
+
+app = stage_app(StageCommand(name="toy", config=StrictModel, task="lsdflow_toy.task"))
+
+if __name__ == "__main__":
+    app()
