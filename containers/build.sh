@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# build.sh STAGE: the image lsdflow/<stage>:<version> of this checkout.
+#
+#   CONTAINER_TOOL  docker (default), or podman
+#   TORCH           cpu or cuda: which lock, for the stages that use torch
+#   BASE_IMAGE, BASE_DIGEST, SOURCE_URL    the base, its digest (for releases), the address of the source (default: origin's)
+#   BUILD_ARGS      further options, such as --no-cache or --build-arg PIP_EXTRA_INDEX_URL=...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=containers/facts.sh
+source containers/facts.sh
+
+stage=$(known_stage "${1:-}")
+version=$(version_of "$stage")
+revision=$(revision_of_checkout)
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
+image=lsdflow/$stage:$version
+
+# A machine without a registry has a stand-in under the shorter name.
+if [[ -z ${BASE_IMAGE:-} ]]; then
+  BASE_IMAGE=python:3.11-slim-bookworm
+  have_image "$BASE_IMAGE" || "$TOOL" pull -q "$BASE_IMAGE" >/dev/null 2>&1 || BASE_IMAGE=python:3.11-slim
+fi
+if [[ -n ${BASE_DIGEST:-} ]]; then
+  base_found=$BASE_DIGEST
+else
+  have_image "$BASE_IMAGE" || "$TOOL" pull -q "$BASE_IMAGE" >/dev/null
+  base_found=$(digest_of "$BASE_IMAGE")
+fi
+
+"$PYTHON" containers/ledger.py may-build "$stage"
+
+options=(
+  --file "containers/$stage/Dockerfile"
+  --tag "$image"
+  --build-arg "BASE_IMAGE=$BASE_IMAGE"
+  --build-arg "BASE_DIGEST=${BASE_DIGEST:-}"
+  --build-arg "BASE_FOUND=$base_found"
+  --build-arg "VERSION=$version"
+  --build-arg "REVISION=$revision"
+  --build-arg "CREATED=$(date --utc --date="@$epoch" +%Y-%m-%dT%H:%M:%SZ)"
+  --build-arg "CONTRACT=$(version_of _contract)"
+  --build-arg "SOURCE=$(source_address)"
+  --build-arg "SOURCE_DATE_EPOCH=$epoch"
+)
+if uses_torch "$stage"; then options+=(--build-arg "TORCH=${TORCH:-cuda}"); fi
+read -ra more <<<"${BUILD_ARGS:-}"
+
+started=$SECONDS
+DOCKER_BUILDKIT=1 "$TOOL" build "${options[@]}" "${more[@]}" .
+size=$("$TOOL" image inspect --format '{{.Size}}' "$image")
+printf '%s  %s  %d MB  base %s  %d s\n' "$image" "$(digest_of "$image")" $((size / 1000000)) "$BASE_IMAGE" $((SECONDS - started))
