@@ -1,7 +1,7 @@
 """containers/published.tsv: what was published, one line per stage and version, added at the end and never changed.
 
 ledger.py may-build STAGE              refuses (73) to build a published version from other content
-ledger.py publish STAGE REGISTRY       pushes lsdflow/STAGE:VERSION and adds its line; refuses (73) a version that has one
+ledger.py publish STAGE REGISTRY       pushes lsdflow/STAGE:VERSION and adds its line; refuses (73) if it has one
 ledger.py check                        is the ledger well formed, and are its lines those of the last commit and more?
 
 Content of a stage = what its Dockerfile copies. It may not change under a version that people pin.
