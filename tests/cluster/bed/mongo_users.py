@@ -1,0 +1,34 @@
+"""Make the administrator and the users of a mongod that runs with authorization; passwords come from files.
+
+The first user is made through the server's localhost exception, which ends with it. Run again it sets the passwords
+anew and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pymongo
+from pymongo.errors import OperationFailure
+
+# A user's own databases are made by name as experiments come, so the role is for any database but the server's own.
+ROLES = ["readWriteAnyDatabase"]
+
+
+def main(secrets: Path, server: str, users: list[str]) -> None:
+    """Raises OperationFailure if the server has users but not this administrator."""
+    password = (secrets / "admin").read_text().strip()
+    admin = pymongo.MongoClient(f"mongodb://{server}", username="admin", password=password)
+    try:
+        admin.admin.command("usersInfo")
+    except OperationFailure:
+        pymongo.MongoClient(f"mongodb://{server}").admin.command("createUser", "admin", pwd=password, roles=["root"])
+    known = {user["user"] for user in admin.admin.command("usersInfo")["users"]}
+    for user in users:
+        order = "updateUser" if user in known else "createUser"
+        admin.admin.command(order, user, pwd=(secrets / user).read_text().strip(), roles=ROLES)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
