@@ -31,7 +31,7 @@ fi
 "$PYTHON" containers/ledger.py may-build "$stage"
 
 options=(
-  --file "containers/$stage/Dockerfile"
+  --file -
   --tag "$image"
   --build-arg "BASE_IMAGE=$BASE_IMAGE"
   --build-arg "BASE_DIGEST=${BASE_DIGEST:-}"
@@ -47,6 +47,13 @@ if uses_torch "$stage"; then options+=(--build-arg "TORCH=${TORCH:-cuda}"); fi
 read -ra more <<<"${BUILD_ARGS:-}"
 
 started=$SECONDS
-DOCKER_BUILDKIT=1 "$TOOL" build "${options[@]}" "${more[@]}" .
+# The Dockerfile comes by stdin: BuildKit knows files of a folder by size and time alone, and two Dockerfiles of one
+# fresh clone can be equal in both. It then builds another stage than it was asked for (seen); hence also the check.
+DOCKER_BUILDKIT=1 "$TOOL" build "${options[@]}" "${more[@]}" . <"containers/$stage/Dockerfile"
+made=$("$TOOL" image inspect --format '{{index .Config.Labels "lsdflow.stage"}} {{index .Config.Labels "org.opencontainers.image.version"}}' "$image")
+if [[ $made != "$stage $version" ]]; then
+  printf 'error: the build of %s made the image of another: %s\n' "$image" "$made" >&2
+  exit 70
+fi
 size=$("$TOOL" image inspect --format '{{.Size}}' "$image")
 printf '%s  %s  %d MB  base %s  %d s\n' "$image" "$(digest_of "$image")" $((size / 1000000)) "$BASE_IMAGE" $((SECONDS - started))
