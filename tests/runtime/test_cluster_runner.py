@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lsdflow_command.app import RunOptions
@@ -22,6 +24,7 @@ from lsdflow_runtime.blockwise import run_task
 from lsdflow_runtime.rag_store import checksum_of_nodes
 from lsdflow_runtime.rendezvous import NoticeBoard, own_address
 from lsdflow_runtime.verify import verify_task
+from lsdflow_runtime.volumes import open_volume
 
 Make = Callable[..., Experiment]
 TOY = Path(__file__).parent / "toy"
@@ -97,6 +100,26 @@ def test_workers_that_come_before_and_after_the_coordinator_share_the_blocks(
 
     marks = block_task(experiment).marks
     assert {marks.record(n)["job"] for n in marks.done()} == {"early", "late"}
+
+
+def test_workers_find_the_second_round_of_a_coordinator(make_experiment: Make, start: Start, reference: str) -> None:
+    experiment = make_experiment("a")
+    (experiment.layout.root / "two-rounds").touch()
+    jobs = [start("run", experiment), start("worker", experiment), start("worker", experiment)]
+    assert [_end(p)[0] for p in jobs] == [0, 0, 0]
+    assert _identity(experiment) == reference
+    first, second = (open_volume(experiment.layout.root / f"{n}.zarr", "volumes/doubled") for n in ("first", "toy"))
+    assert np.array_equal(first.read(first.box), second.read(second.box))
+
+
+def test_workers_leave_when_the_coordinator_ends_with_an_error_before_its_first_round(
+    make_experiment: Make, start: Start
+) -> None:
+    experiment = make_experiment("a")
+    shutil.rmtree(experiment.layout.target_volume)
+    worker, coordinator = start("worker", experiment), start("run", experiment)
+    assert _end(coordinator)[0] == 66
+    assert _end(worker, seconds=20)[0] == 0
 
 
 def test_a_worker_process_killed_inside_a_block_costs_nothing(

@@ -34,10 +34,10 @@ _ONLY_LSDS = f'{STAGE}.part="lsds"'
 
 def run(experiment: Experiment, options: RunOptions) -> None:
     """Predict everything that is not there yet."""
-    job = gather(experiment)
-    check_weights(job.networks)
-    open_mask(experiment, job.config, job.raw)
     with coordinating(STAGE, experiment):
+        job = gather(experiment)
+        check_weights(job.networks)
+        open_mask(experiment, job.config, job.raw)
         if job.stores_lsds_first:
             run_blocks(lsd_task(only_lsds(job)), options)
         if job.config.part == "all":

@@ -13,12 +13,12 @@ import numpy as np
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_task, worker_task
+from lsdflow_runtime.blockwise import run_blocks, run_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.verify import verify_task
@@ -29,7 +29,8 @@ DOUBLED = ArraySpec("volumes/doubled", "uint64", 0, "image")
 
 def block_task(experiment: Experiment) -> BlockTask:
     target = open_volume(experiment.layout.target_volume, RAW.dataset)
-    parameters = {"factor": experiment.tables["experiment"].get("seed", 2)}
+    name = experiment.common.name
+    parameters = {"factor": experiment.tables["experiment"].get("seed", 2), "name": name}
     box = target.geometry.box
     return BlockTask(
         stage="toy",
@@ -39,8 +40,8 @@ def block_task(experiment: Experiment) -> BlockTask:
         inputs={},
         plan=BlockPlan(box, (8, 8, 8), (1, 1, 1)),
         outputs={
-            "doubled": OutputArray(experiment.layout.root / "toy.zarr", DOUBLED, target.geometry, box, (8, 8, 8)),
-            "affs": OutputArray(experiment.layout.root / "toy.zarr", AFFS, target.geometry, box, (8, 8, 8)),
+            "doubled": OutputArray(experiment.layout.root / f"{name}.zarr", DOUBLED, target.geometry, box, (8, 8, 8)),
+            "affs": OutputArray(experiment.layout.root / f"{name}.zarr", AFFS, target.geometry, box, (8, 8, 8)),
         },
         open=lambda: _open(experiment, parameters["factor"]),
     )
@@ -48,6 +49,9 @@ def block_task(experiment: Experiment) -> BlockTask:
 
 def run(experiment: Experiment, options: RunOptions) -> None:
     with coordinating("toy", experiment):
+        if (experiment.layout.root / "two-rounds").exists():
+            first = load_experiment(experiment.path, [*experiment.overrides, "experiment.name=first"])
+            run_blocks(block_task(first), options)
         run_task(block_task(experiment), options)
 
 
