@@ -11,13 +11,13 @@ import typer
 
 from lsdflow_command.app import exit_codes, start_logging
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch import demo as demo_module
 from lsdflow_launch import doctor as doctor_module
-from lsdflow_launch.chain import Chain, stages_of
+from lsdflow_launch.chain import Chain
+from lsdflow_launch.place import Containing, run_on
 from lsdflow_launch.start import Start, init_experiment
 from lsdflow_launch.state import plans_of, problems_of, status_of
 
@@ -85,19 +85,20 @@ def plan(folder: Folder, override: Set = None, as_json: Json = False, debug: Deb
 @app.command()
 def run(
     folder: Folder,
-    on: Annotated[str, typer.Option(help="where: local")] = "local",
+    on: Annotated[str, typer.Option(help="where: local, container or slurm")] = "local",
     first: Annotated[str, typer.Option("--from", help="first stage")] = STAGES[0],
     last: Annotated[str, typer.Option("--to", help="last stage")] = STAGES[-1],
     override: Set = None,
     replace: Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")] = False,
+    engine: Annotated[str | None, typer.Option(help="container: docker, podman or singularity")] = None,
+    images: Annotated[Path | None, typer.Option(help="container: folder of the SIFs, for singularity")] = None,
+    network: Annotated[str | None, typer.Option(help="container: network to the mongo store (default: host)")] = None,
     debug: Debug = False,
 ) -> None:
     """Run the chain of stages; what is done already is not done again."""
     with exit_codes(debug):
-        if on != "local":
-            raise UsageError(f"--on {on} is not there yet", wanted="local")
         experiment = load_experiment(folder, override or [])
-        code = Chain(experiment, stages_of(experiment, first, last), replace).run()
+        code = run_on(on, experiment, first, last, replace, Containing(engine, images, network))
         _show_result(experiment.layout)
     raise typer.Exit(code)
 

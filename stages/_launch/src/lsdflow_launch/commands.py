@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +17,9 @@ from typing import Any
 
 from lsdflow_contract.errors import InternalError, MissingInput
 
+LOG = logging.getLogger("lsdflow.run")
 BIN_VARIABLE = "LSDFLOW_BIN"
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 def stage_command(stage: str) -> Path:
@@ -51,13 +55,19 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:
-    """Run a stage with its output passed through; SIGINT and SIGTERM go on to it. Returns its exit code."""
-    with subprocess.Popen([stage_command(stage), *arguments]) as child:
+    """Run a stage's own command, shown first. Returns its exit code."""
+    LOG.info("$ %s", shlex.join([stage, *arguments]))
+    return run_command([str(stage_command(stage)), *arguments])
+
+
+def run_command(command: Sequence[str]) -> int:
+    """Run a command with its output passed through; signals that stop a stage go on to it. Returns its exit code."""
+    with subprocess.Popen(command) as child:
 
         def pass_on(number: int, _frame: FrameType | None) -> None:
             child.send_signal(number)
 
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
         try:
             code = child.wait()
         finally:

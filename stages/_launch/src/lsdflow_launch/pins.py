@@ -1,0 +1,95 @@
+"""images.env: which image each stage of an experiment was made with. One line a pin, read by compose as well."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.experiment import STAGES, did_you_mean
+
+FORM = "KEY=registry/name:version, or KEY=registry/name:version@sha256:<64 hex>"
+_COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_PIN = re.compile(
+    rf"(?P<name>(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?{_COMPONENT}(?:/{_COMPONENT})*)"
+    r"(?::(?P<version>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def key_of(stage: str) -> str:
+    """The stage's key in images.env: TRAIN_LSD_IMAGE for train-lsd."""
+    return stage.upper().replace("-", "_") + "_IMAGE"
+
+
+# The database is no stage, but compose starts it and wants it pinned as well.
+KEYS = (*map(key_of, STAGES), "MONGO_IMAGE")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One pinned image; `digest` is sha256:... or empty."""
+
+    key: str
+    name: str
+    version: str
+    digest: str = ""
+
+    @property
+    def tagged(self) -> str:
+        """registry/name:version."""
+        return f"{self.name}:{self.version}"
+
+    def __str__(self) -> str:
+        return self.tagged + (f"@{self.digest}" if self.digest else "")
+
+
+def read_pins(path: Path) -> dict[str, Pin]:
+    """All pins of an images.env by key.
+
+    Raises MissingInput (66) if there is no such file, ConfigError (78) for a line that is no pin, an unknown or
+    repeated key, `latest` or no version.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise MissingInput(
+            "no pinned images", where=path, hint="lsdflow init writes it; or copy another one"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("not a text file", where=path, found=error) from error
+    pins: dict[str, Pin] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        pin = _pin_of(line, f"{path}:{number}")
+        if pin.key in pins:
+            raise ConfigError(f"{pin.key} is pinned twice", where=f"{path}:{number}", found=line)
+        pins[pin.key] = pin
+    return pins
+
+
+def pin_of_stage(pins: dict[str, Pin], stage: str, path: Path) -> Pin:
+    """The stage's pin. ConfigError (78) naming the key if it is not there."""
+    key = key_of(stage)
+    if key not in pins:
+        raise ConfigError(f"{stage} has no pinned image", where=path, wanted=f"a line {key}=registry/name:version")
+    return pins[key]
+
+
+def _pin_of(line: str, where: str) -> Pin:
+    key, equals, value = line.partition("=")
+    if not equals:
+        raise ConfigError("not a pin", where=where, wanted=FORM, found=repr(line))
+    if key not in KEYS:
+        raise ConfigError(f"unknown key {key!r}", where=where, hint=did_you_mean(key.strip(), KEYS))
+    match = _PIN.fullmatch(value)
+    if match is None:
+        raise ConfigError(f"{key}: not an image", where=where, wanted=FORM, found=repr(value))
+    name, version, digest = match["name"], match["version"], match["digest"] or ""
+    if not version or version == "latest":
+        found = "latest" if version else "no version"
+        hint = "a pin must mean the same image next year: name a version"
+        raise ConfigError(f"{key}: an image without a fixed version", where=where, wanted=FORM, found=found, hint=hint)
+    return Pin(key, name, version, digest)
