@@ -1,4 +1,4 @@
-"""Tests of the bed's own pieces run everywhere; those on a cluster only by `make test-cluster`, which sets the variable."""
+"""The own pieces of the bed are tested everywhere; what needs a cluster by `make test-cluster` alone."""
 
 from __future__ import annotations
 

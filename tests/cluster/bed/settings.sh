@@ -11,7 +11,7 @@ BED_ACCOUNTING=${LSDFLOW_BED_ACCOUNTING:-1}     # 0: no slurmdbd, no sacct
 BED_SOURCE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 BED_CLONE=$(cd "$BED_SOURCE/../../.." && pwd)
 BED_PYTHON=${LSDFLOW_BED_PYTHON:-$BED_CLONE/.venv/blocks/bin/python}   # needs pymongo: it makes the database users
-BED_PIP=$BED_CLONE/.venv/tools/bin/python       # a Python with pip, which knows this machine's package indexes
+BED_PIP=${LSDFLOW_BED_PIP:-$BED_CLONE/.venv/tools/bin/python}         # has pip, and so knows this machine's package indexes
 
 BRIDGE=lsdflow0
 HEAD_ADDRESS=$BED_NET.1

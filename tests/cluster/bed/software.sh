@@ -6,7 +6,8 @@ DEBIAN_PACKAGES=(
   docker.io iptables mmdebstrap                                        # images
   slurmctld slurmd slurm-client munge                                  # the queue
   squashfs-tools squashfuse fuse-overlayfs uidmap                      # what Apptainer runs SIFs with
-  iproute2 python3 python3-venv make git                               # nodes' network; what a user needs
+  iproute2 procps libcurl4                                             # nodes; mongod
+  python3 python3-venv make git                                        # what a user needs
 )
 ACCOUNTING_PACKAGES=(slurmdbd mariadb-server)
 
