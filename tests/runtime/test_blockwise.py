@@ -140,3 +140,23 @@ def test_plan_counts_blocks_and_bytes_without_writing(make_experiment: Make) -> 
     assert facts["blocks"] == 12
     assert facts["bytes_out_uncompressed"] == 18 * 16 * 11 * (8 + 3)
     assert _files(experiment) == before
+
+
+def test_a_block_that_fails_by_itself_is_tried_three_times_by_whatever_worker(make_experiment: Make) -> None:
+    experiment = make_experiment("a", "compute.workers=2")
+    (experiment.layout.root / "poison").touch()
+    with pytest.raises(BlocksFailed, match="poisoned"):
+        _run(experiment)
+    from lsdflow_toy.task import block_task
+
+    assert block_task(experiment).marks.failure(2)["attempts"] == 3
+    with pytest.raises(BlocksFailed, match="poisoned"):
+        _run(experiment)
+    assert block_task(experiment).marks.failure(2)["attempts"] == 3, "a new run tries again"
+
+
+def test_a_block_survives_more_lost_workers_than_it_may_fail(make_experiment: Make) -> None:
+    serial, weather = make_experiment("a", SERIAL), make_experiment("b", "compute.workers=1")
+    (weather.layout.root / "kill-times").write_text("5")
+    assert _run(serial).identity == _run(weather).identity
+    assert (weather.layout.root / "kill-times").read_text() == "0"

@@ -12,21 +12,23 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_command.progress import Progress
-from lsdflow_contract.errors import BlocksFailed, Interrupted, StageError, StorageFailure
+from lsdflow_contract.errors import BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.daisy_runner import lead_with_daisy, run_with_daisy, take_blocks
+from lsdflow_runtime.daisy_runner import current_round, lead_with_daisy, run_with_daisy, take_blocks
 from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
+# Times that a block may fail by itself; workers that are lost (HAND_OUTS of daisy_runner) do not count.
 ATTEMPTS = 3
 # How often the done marks are counted: often for workers of this machine, seldom on shared storage.
 POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
@@ -62,7 +64,7 @@ def run_blocks(task: BlockTask, options: RunOptions) -> int:
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
     with _block_runner(task) as do_block:
-        take_blocks(lambda number: _attempt(task, do_block, number, attempts=1))
+        take_blocks(lambda number: _attempt_in_turn(task, do_block, number, current_round()))
 
 
 def plan_task(task: BlockTask) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _run_blocks(task: BlockTask, pending: list[int]) -> None:
         else:
             serve = lead_with_daisy if task.experiment.compute.runner == "cluster" else run_with_daisy
             with _watched(task, progress, total - len(pending)):
-                serve(task, pending, ATTEMPTS)
+                serve(task, pending)
 
 
 @contextmanager
@@ -127,25 +129,49 @@ def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunctio
     commit_block(task, opened, block, output, time.monotonic() - started)
 
 
-def _attempt(task: BlockTask, do_block: Callable[[int], None], number: int, attempts: int) -> bool:
-    """Do a block up to `attempts` times; the last failure is recorded. Errors that concern every block are raised."""
+def _attempt_in_turn(task: BlockTask, do_block: Callable[[int], None], number: int, round_: str) -> bool:
+    """Do a block once, unless workers of this round have failed at it ATTEMPTS times: then it goes back undone.
+
+    The coordinator hands a block out more often than that, since a lost worker is no fault of the block.
+    """
+    try:
+        failure = task.marks.failure(number)
+    except MissingInput:
+        failure = {}
+    spent = int(failure.get("attempts", 0)) if failure.get("round") == round_ else 0
+    if spent >= ATTEMPTS:
+        return False
+    return _attempt(task, do_block, number, attempts=1, known={"round": round_, "attempts": spent + 1})
+
+
+def _attempt(
+    task: BlockTask,
+    do_block: Callable[[int], None],
+    number: int,
+    attempts: int,
+    known: Mapping[str, Any] = MappingProxyType({}),
+) -> bool:
+    """Do a block up to `attempts` times; the last failure is recorded, with what is `known` of earlier ones.
+
+    Errors that concern every block are raised.
+    """
     for attempt in range(1, attempts + 1):
         try:
             do_block(number)
         except (Interrupted, KeyboardInterrupt):
             raise
         except StageError as error:
-            task.marks.mark_failed(number, error.as_dict())
+            task.marks.mark_failed(number, {**error.as_dict(), **known})
             if error.exit_code in FATAL_CODES:
                 raise
         except OSError as error:
             failure = StorageFailure(f"reading or writing failed: {error}", where=task.plan.block(number))
-            task.marks.mark_failed(number, failure.as_dict())
+            task.marks.mark_failed(number, {**failure.as_dict(), **known})
             raise failure from error
         except Exception as error:  # noqa: BLE001 - any fault of one block must not stop the others
             LOG.warning("block %d, attempt %d: %s: %s", number, attempt, type(error).__name__, error)
             record = {"error": type(error).__name__, "exit_code": 70, "what": f"{type(error).__name__}: {error}"}
-            task.marks.mark_failed(number, {**record, "traceback": traceback.format_exc()})
+            task.marks.mark_failed(number, {**record, **known, "traceback": traceback.format_exc()})
         else:
             return True
     return False
@@ -186,7 +212,7 @@ def require_all_done(task: BlockTask) -> None:
         lines.append(f"{task.plan.block(number)}: {why}")
     raise BlocksFailed(
         f"{len(missing)} of {len(task.plan)} blocks of {task.stage} are not done",
-        where=task.marks.folder,
+        where=task.marks.where,
         found="; ".join(lines),
         hint="mend the cause and run the same command again: only these blocks are done again",
     )

@@ -29,13 +29,14 @@ LOG = logging.getLogger("lsdflow.daisy")
 ROUND_VARIABLE = "LSDFLOW_ROUND"
 CONTEXT_VARIABLE = "DAISY_CONTEXT"
 LOOPBACK = "127.0.0.1"
-# A worker that dies is replaced; this many deaths per run are weather (spot nodes), more are a fault of the stage.
-SPARE_RESTARTS = 20
+# How often a block is handed out before it counts as failed. Most hand-outs but one are for workers that were lost
+# (spot nodes, crashes): with one loss in six, one block in 10^8 fails.
+HAND_OUTS = 10
 # Numbers of workers that daisy did not start itself begin here: outside its own range.
 FIRST_JOINED_WORKER = 100_000
 
 
-def run_with_daisy(task: BlockTask, pending: list[int], attempts: int) -> None:
+def run_with_daisy(task: BlockTask, pending: list[int]) -> None:
     """Run the pending blocks in worker processes of this machine. Blocks that fail are left without a done mark.
 
     Raises the StageError that a worker found to concern every block.
@@ -47,13 +48,13 @@ def run_with_daisy(task: BlockTask, pending: list[int], attempts: int) -> None:
         starter = _worker_starter(task.stage, task.experiment.path, task.experiment.overrides)
         workers = min(task.experiment.compute.workers, len(pending))
         try:
-            _serve(task, len(pending), starter, workers=workers, attempts=attempts, host=LOOPBACK)
+            _serve(task, len(pending), starter, workers=workers, host=LOOPBACK)
         finally:
             del os.environ[ROUND_VARIABLE]
         _raise_fatal(folder)
 
 
-def lead_with_daisy(task: BlockTask, pending: list[int], attempts: int) -> None:
+def lead_with_daisy(task: BlockTask, pending: list[int]) -> None:
     """Hand out the pending blocks to workers of other jobs, which find this coordinator by its notice.
 
     daisy starts one process of ours; it does no block but puts up the notice and stays while the server listens.
@@ -65,7 +66,7 @@ def lead_with_daisy(task: BlockTask, pending: list[int], attempts: int) -> None:
     notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides)
     host = own_address()
     LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(pending), host)
-    _serve(task, len(pending), _announcer(board, notice), workers=1, attempts=attempts, host=host)
+    _serve(task, len(pending), _announcer(board, notice), workers=1, host=host)
     _raise_fatal(folder)
 
 
@@ -83,6 +84,11 @@ def take_blocks(do_block: Callable[[int], bool]) -> None:
             # After a fatal error the rest is handed back undone: a worker that left would be replaced, again and again.
             if has_fatal(folder) or not _do_or_note(do_block, pending[block.write_roi.offset[0]], folder):
                 block.status = daisy.BlockStatus.FAILED
+
+
+def current_round() -> str:
+    """Name of the round that this worker process takes part in."""
+    return Path(os.environ[ROUND_VARIABLE]).name
 
 
 def joined_context(context: str, worker: int) -> str:
@@ -105,9 +111,7 @@ def worker_number() -> int:
     return int(daisy.Context.from_env().get("worker_id", 0))
 
 
-def _serve(
-    task: BlockTask, blocks: int, process: Callable[..., None], *, workers: int, attempts: int, host: str
-) -> None:
+def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, workers: int, host: str) -> None:
     import daisy
     import daisy.logging
 
@@ -119,9 +123,9 @@ def _serve(
         process_function=process,
         read_write_conflict=False,
         max_workers=workers,
-        max_retries=attempts - 1,
+        max_retries=HAND_OUTS - 1,
         timeout=task.experiment.compute.block_timeout_s,
-        max_worker_restarts=SPARE_RESTARTS + attempts * blocks,
+        max_worker_restarts=HAND_OUTS * (blocks + 1),
     )
     with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
         daisy.logging.set_log_basedir(logs)

@@ -33,7 +33,8 @@ LOG = logging.getLogger("lsdflow.worker")
 POLL_SECONDS = 1.0
 # A notice "finished" that was there before the worker may be of an earlier run, whose successor is just starting.
 LINGER_SECONDS = 60.0
-FAILURES_IN_A_ROW = 5
+# More than a single crashing block can cause (HAND_OUTS of daisy_runner): then it is this machine that is at fault.
+FAILURES_IN_A_ROW = 20
 PARENT_DEATH_SIGNAL = 1
 
 

@@ -75,6 +75,10 @@ def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
     def double(block: Block) -> BlockOutput:
         if (root / "slow").exists():
             time.sleep(float((root / "slow").read_text()))
+        kills = root / "kill-times"
+        if kills.exists() and block.number == 3 and int(kills.read_text()) > 0:
+            kills.write_text(str(int(kills.read_text()) - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
         if (root / "segfault").exists() and block.number == 2:
             os.kill(os.getpid(), signal.SIGSEGV)
         if (root / "kill-once").exists() and block.number == 3:
