@@ -1,0 +1,206 @@
+#!/usr/bin/env bash
+# Submits the stages of an experiment as a chain of jobs; prints every command. `lsdflow submit DIR` calls it.
+#
+#   pipeline.sh --experiment DIR --settings FILE [--from STAGE] [--to STAGE] [--dry-run]
+#   pipeline.sh --experiment DIR --only-workers STAGE=N [--dry-run]      more workers for a stage that is running
+#
+# FILE is one like example.settings.env; `-` is standard input. What is submitted is frozen first: these scripts, the
+# settings and the pins go to DIR/runs/submit/<time>/, with a line in jobs.tsv for every job.
+#
+#   coordinator <-after- workers      a stage of blocks; the workers begin when the coordinator does
+#        ^-------afterany- verify     looks at everything the stage made; fails unless it is all there
+#                             ^-afterok- next stage     goes (kill-on-invalid-dep) if verify fails
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=slurm_wrappers/_common.sh
+source "$here/_common.sh"
+
+experiment='' settings='' first='' last='' dry='' only=''
+while (($#)); do
+  case $1 in
+    --experiment) experiment=${2:?} && shift ;;
+    --settings) settings=${2:?} && shift ;;
+    --from) first=${2:?} && shift ;;
+    --to) last=${2:?} && shift ;;
+    --only-workers) only=${2:?} && shift ;;
+    --dry-run) dry=yes ;;
+    -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" && exit ;;
+    *) fail 2 "unknown option $1" '' '' "$0 --help" ;;
+  esac
+  shift
+done
+[[ -n $experiment ]] || fail 2 'no experiment' '--experiment DIR'
+[[ -e $experiment/experiment.toml ]] || fail "$MISSING" 'no experiment file' "$experiment/experiment.toml" '' 'lsdflow init DIR ...'
+experiment=$(cd "$experiment" && pwd -P)
+# These would mean something else to sbatch (%), to the container's bind option (: and ,) or in jobs.tsv.
+[[ ! $experiment =~ [[:cntrl:]\'\"\\\$\`%:,\;] ]] || fail "$BAD_CONFIG" 'the path of the experiment cannot be used here' \
+  "none of ' \" \\ \$ \` % : , ;" "$experiment"
+
+# show COMMAND...: as one could type it.
+show() {
+  printf '$'
+  printf ' %q' "$@"
+  printf '\n'
+}
+
+# --- what is to be submitted ------------------------------------------------------------------------------------
+submission=''
+freeze() {
+  local name
+  name=$(date -u +%Y%m%dT%H%M%S)-$$
+  submission=$experiment/runs/submit/$name
+  if [[ -n $dry ]]; then return; fi
+  mkdir -p "$submission"
+  cp "$here/_common.sh" "$here"/*.sbatch "$here/pipeline.sh" "$experiment/images.env" "$submission/"
+  : >"$submission/jobs.tsv"
+  {
+    printf "EXPERIMENT='%s'\n" "$experiment"
+    printf '%s\n' "$settings_text"
+  } >"$submission/settings.env"
+}
+
+# read_text: settings into memory, since standard input can be read but once.
+read_text() {
+  [[ -n $settings ]] || fail 2 'no settings' '--settings FILE' '' "begin with $here/example.settings.env"
+  if [[ $settings == - ]]; then settings_text=$(cat); else settings_text=$(<"$settings"); fi
+  read_settings <(printf '%s\n' "$settings_text") "$settings"
+  [[ ${SETTING[EXPERIMENT]:-$experiment} == "$experiment" ]] || fail "$BAD_CONFIG" 'the settings are of another experiment' \
+    "$experiment" "${SETTING[EXPERIMENT]}"
+}
+
+# choose_stages: those of STAGES from --from to --to.
+choose_stages() {
+  local stage inside=''
+  read -ra wanted <<<"$(setting STAGES "${ALL_STAGES[*]}")"
+  stages=()
+  for stage in "${first:-${wanted[0]}}" "${last:-${wanted[-1]}}" "${wanted[@]}"; do
+    is_one_of "$stage" "${ALL_STAGES[@]}" || fail 2 "no stage $stage" "${ALL_STAGES[*]}"
+  done
+  for stage in "${ALL_STAGES[@]}"; do
+    if [[ $stage == "${first:-${wanted[0]}}" ]]; then inside=yes; fi
+    if [[ -n $inside ]] && is_one_of "$stage" "${wanted[@]}"; then stages+=("$stage"); fi
+    if [[ $stage == "${last:-${wanted[-1]}}" ]]; then inside=''; fi
+  done
+  ((${#stages[@]})) || fail 2 'no stage to submit' '' "--from $first --to $last"
+}
+
+# check_images: before anything waits in a queue; only where the container's program is at hand.
+check_images() {
+  local stage
+  if ! command -v "$(setting SINGULARITY singularity)" >/dev/null; then
+    say "no $(setting SINGULARITY singularity) here: the jobs will check their images"
+    return
+  fi
+  for stage in "${stages[@]}"; do
+    use_image "$stage" "$experiment/images.env"
+    say "$stage: $SIF"
+  done
+}
+
+# --- submitting -------------------------------------------------------------------------------------------------
+# resources PREFIX: options of sbatch from PREFIX_PARTITION, _CPUS, _MEM, _TIME, _GRES, _NODES; general ones as well.
+resources() {
+  local name value
+  OPTIONS=()
+  for name in partition:PARTITION cpus-per-task:CPUS mem:MEM time:TIME gres:GRES nodes:NODES; do
+    value=$(setting "$1_${name#*:}")
+    if [[ -n $value ]]; then OPTIONS+=("--${name%%:*}=$value"); fi
+  done
+  for name in account:ACCOUNT qos:QOS; do
+    value=$(setting "${name#*:}")
+    if [[ -n $value ]]; then OPTIONS+=("--${name%%:*}=$value"); fi
+  done
+  OPTIONS+=(${SBATCH_OPTIONS[@]+"${SBATCH_OPTIONS[@]}"})
+}
+
+# submit STAGE ROLE PREFIX DEPENDENCY ARRAY ARGUMENTS...: sets JOB.
+submit() {
+  local stage=$1 role=$2 prefix=$3 dependency=$4 array=$5 logs pattern=%x.%j name
+  shift 5
+  logs=$experiment/runs/$stage/slurm
+  name=$(setting NAME experiment)-$stage
+  if [[ $role == workers || $role == verify ]]; then name+=-$role; fi
+  resources "$prefix"
+  local -a command=(sbatch --parsable "--job-name=$name" --requeue --open-mode=append --export=NONE)
+  command+=("--signal=B:USR2@$(setting WARN_S 120)")
+  if [[ -n $dependency ]]; then command+=("--dependency=$dependency" --kill-on-invalid-dep=yes); fi
+  if [[ -n $array ]]; then
+    command+=("--array=$array")
+    pattern=%x.%A_%a
+  fi
+  command+=("--chdir=$experiment" "--output=$logs/$pattern.log" "--error=$logs/$pattern.log" "${OPTIONS[@]}")
+  command+=("$submission/$stage.sbatch" "$submission" "$@")
+  show "${command[@]}"
+  JOB="<$stage-$role>"
+  if [[ -n $dry ]]; then return; fi
+  mkdir -p "$logs"
+  JOB=$("${command[@]}" 2>&1) || give_up "$JOB"
+  JOB=${JOB##*$'\n'} # warnings come first
+  JOB=${JOB%%;*}      # number;cluster
+  [[ $JOB =~ ^[0-9]+$ ]] || give_up "$JOB"
+  printf '%s\t%s\t%s\t%s\n' "$stage" "$role" "$JOB" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" >>"$submission/jobs.tsv"
+  say "$stage $role: job $JOB"
+}
+
+# give_up MESSAGE: half a chain is of no use.
+give_up() {
+  local stage role id rest code=$BAD_CONFIG
+  while IFS=$'\t' read -r stage role id rest; do
+    if [[ -z $only ]]; then scancel "$id" && say "$stage $role: job $id taken back"; fi
+  done <"$submission/jobs.tsv"
+  if [[ $1 == *'nable to contact'* ]]; then code=$NO_SERVICE; fi
+  fail "$code" 'sbatch refused the job' '' "$1" 'mend [cluster] of the experiment file (partitions: sinfo)'
+}
+
+# submit_workers STAGE COUNT DEPENDENCY COORDINATOR: an array, at most WORKERS_AT_ONCE of it at a time.
+submit_workers() {
+  local key at_once
+  key=$(stage_key "$1")
+  at_once=$(setting "${key}_WORKERS_AT_ONCE")
+  if ! [[ $2 =~ ^[0-9]+$ ]] || (($2 < 1 || $2 > 1000)); then fail "$BAD_CONFIG" "workers of $1" '1 to 1000' "$2"; fi
+  submit "$1" workers "${key}_WORKER" "$3" "0-$(($2 - 1))${at_once:+%$at_once}" work "$4"
+}
+
+submit_chain() {
+  local stage key before=''
+  for stage in "${stages[@]}"; do
+    key=$(stage_key "$stage")
+    if is_one_of "$stage" "${BLOCK_STAGES[@]}"; then
+      submit "$stage" coordinator "$key" "$before" '' coordinate
+      local coordinator=$JOB
+      # `after` holds too when the coordinator is cancelled, hence the earlier stage's verify once more.
+      submit_workers "$stage" "$(setting "${key}_WORKERS" 2)" "after:$coordinator${before:+,$before}" "$coordinator"
+      submit "$stage" verify VERIFY "afterany:$coordinator${before:+,$before}" '' verify
+    else
+      submit "$stage" run "$key" "$before" '' run
+      submit "$stage" verify VERIFY "afterok:$JOB" '' verify
+    fi
+    before=afterok:$JOB
+  done
+}
+
+# add_workers STAGE=N: to the coordinator of the newest submission.
+add_workers() {
+  local stage=${1%%=*} coordinator
+  is_one_of "$stage" "${BLOCK_STAGES[@]}" || fail 2 "$stage has no workers" "${BLOCK_STAGES[*]}"
+  submission=$(find "$experiment/runs/submit" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | sort | tail -n 1)
+  [[ -n $submission ]] || fail "$MISSING" 'nothing was submitted' "$experiment/runs/submit"
+  read_settings "$submission/settings.env"
+  coordinator=$(awk -F '\t' -v stage="$stage" '$1 == stage && $2 == "coordinator" { id = $3 } END { print id }' "$submission/jobs.tsv")
+  if [[ -z $coordinator ]] || ! is_in_queue "$coordinator"; then
+    fail "$MISSING" "$stage has no coordinator in the queue" '' "job ${coordinator:-none}" 'lsdflow submit'
+  fi
+  submit_workers "$stage" "${1#*=}" "after:$coordinator" "$coordinator"
+}
+
+if [[ -n $only ]]; then
+  add_workers "$only"
+  exit
+fi
+settings_text='' wanted=() stages=()
+read_text
+choose_stages
+check_images
+freeze
+submit_chain
+if [[ -z $dry ]]; then say "submitted: $submission"; fi
