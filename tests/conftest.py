@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,3 +21,19 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("real volumes (../shared/data) are not on this machine")
     return folder
+
+
+@pytest.fixture(scope="session")
+def mongod_for_tests() -> ModuleType:
+    """The module that fetches and starts a real mongod (tests/mongod); fails, never skips, if it cannot be had."""
+    folder = str(REPOSITORY / "tests" / "mongod")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module("mongod_for_tests")
+
+
+@pytest.fixture(scope="session")
+def mongod(mongod_for_tests: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running mongod that asks for passwords."""
+    with mongod_for_tests.running_mongod(tmp_path_factory.mktemp("mongod")) as server:
+        yield server

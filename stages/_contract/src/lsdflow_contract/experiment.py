@@ -48,6 +48,9 @@ class StoreTable(StrictModel):
     database: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9_-]{1,63}$", description="mongo: database; none = the experiment's name"
     )
+    retry_s: float = Field(
+        default=120.0, ge=0, description="mongo: how long a server that does not answer is waited for (exit 69 after)"
+    )
 
 
 class ComputeTable(StrictModel):

@@ -26,8 +26,9 @@ from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.rag_store import FilesRagStore, RagStore, checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.done_marks import BlockStore
+from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, Volume
 
 
@@ -63,14 +64,14 @@ class BlockTask:
     unit: str = "block"
 
     @property
-    def marks(self) -> DoneMarks:
+    def marks(self) -> BlockStore:
         """Done marks of this work."""
-        return DoneMarks.of(self.experiment.layout.store, self.stage, self.key)
+        return open_store(self.experiment).blocks(self.stage, self.key, self.plan)
 
     @property
     def rag_store(self) -> RagStore:
         """The experiment's graph store."""
-        return FilesRagStore(self.experiment.layout.store)
+        return open_store(self.experiment).rag
 
     def provenance(self) -> dict[str, Any]:
         """The lsdflow block of the attributes of every array this work makes."""
@@ -87,7 +88,11 @@ class BlockTask:
 
         Done marks of an array that had to be made anew (replaced meanwhile by other work, or deleted) are forgotten.
         """
+        store = open_store(self.experiment)
+        store.begin(self.stage, self.key)
         made = [output.create(self.provenance(), replace) for output in self.outputs.values()]
+        if replace:
+            store.drop_others(self.stage, self.key)
         if any(made):
             self.marks.forget()
 

@@ -1,4 +1,4 @@
-"""Done marks: one small JSON per finished block, in a folder named by the work's key.
+"""Done marks. One protocol, engines behind it; here: `files`, one JSON per block in a folder named by the work's key.
 
 store/blocks/<stage>/<key>/done/<block number>.json     checksums, counts, seconds, peak memory
 store/blocks/<stage>/<key>/failed/<block number>.json   the last error of a block that is not done
@@ -10,14 +10,49 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lsdflow_contract.files import read_json, storage_errors, write_json
 
 
+class BlockStore(Protocol):
+    """What is known of the blocks of one piece of work. A block is done only by its mark."""
+
+    @property
+    def where(self) -> str:
+        """Where the marks are, for messages."""
+
+    def done(self) -> set[int]:
+        """Numbers of the finished blocks."""
+
+    def count_done(self) -> int:
+        """How many blocks are finished."""
+
+    def failed(self) -> set[int]:
+        """Numbers of blocks that failed and are not done."""
+
+    def forget(self) -> None:
+        """Remove all marks: what they stand for is no longer there."""
+
+    def mark_done(self, number: int, record: dict[str, Any]) -> None:
+        """Record a finished block; the last step of its commit."""
+
+    def mark_failed(self, number: int, record: dict[str, Any]) -> None:
+        """Record why a block failed."""
+
+    def record(self, number: int) -> dict[str, Any]:
+        """What was recorded when the block was done. MissingInput if it is not."""
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """What was recorded of every finished block, in one reading."""
+
+    def failure(self, number: int) -> dict[str, Any]:
+        """Why the block failed. MissingInput if it did not."""
+
+
 @dataclass(frozen=True)
 class DoneMarks:
-    """The marks of one piece of work."""
+    """The marks of one piece of work, as files."""
 
     folder: Path
 
@@ -26,9 +61,18 @@ class DoneMarks:
         """Marks of `stage` for the work named by `key`."""
         return cls(store / "blocks" / stage / key)
 
+    @property
+    def where(self) -> str:
+        """Where the marks are, for messages."""
+        return str(self.folder)
+
     def done(self) -> set[int]:
         """Numbers of the finished blocks."""
         return _numbers(self.folder / "done")
+
+    def count_done(self) -> int:
+        """How many blocks are finished."""
+        return len(self.done())
 
     def forget(self) -> None:
         """Remove all marks: what they stand for is no longer there."""
@@ -52,6 +96,10 @@ class DoneMarks:
     def record(self, number: int) -> dict[str, Any]:
         """What was recorded when the block was done."""
         return dict(read_json(self.folder / "done" / f"{number}.json"))
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """What was recorded of every finished block."""
+        return {number: self.record(number) for number in sorted(self.done())}
 
     def failure(self, number: int) -> dict[str, Any]:
         """Why the block failed."""

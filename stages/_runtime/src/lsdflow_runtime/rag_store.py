@@ -10,6 +10,7 @@ rows: a footer has no checksum of its own, and a flipped bit there could change 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.files import write_atomically
+from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
 
@@ -49,6 +50,15 @@ class RagStore(Protocol):
 
     def iter_edges(self, key: str, merge_function: str) -> Iterator[RagEdges]:
         """Edges of a merge function, block by block in ascending block number."""
+
+    def count_nodes(self, key: str) -> int:
+        """How many rows of nodes there are."""
+
+    def count_edges(self, key: str, merge_function: str) -> int:
+        """How many rows of edges of a merge function there are."""
+
+    def drop(self, key: str) -> None:
+        """Remove all rows of a work."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,21 @@ class FilesRagStore:
         """Edges of a merge function, block by block in ascending block number; null scores become NaN."""
         return (_read_edges(path) for path in _files(self._folder(edges_collection(merge_function), key)))
 
+    def count_nodes(self, key: str) -> int:
+        """How many rows of nodes there are."""
+        return _count(self._folder(NODES_COLLECTION, key))
+
+    def count_edges(self, key: str, merge_function: str) -> int:
+        """How many rows of edges of a merge function there are."""
+        return _count(self._folder(edges_collection(merge_function), key))
+
+    def drop(self, key: str) -> None:
+        """Remove all rows of a work."""
+        for folder in (self._folder(NODES_COLLECTION, key), *self.root.glob(f"{edges_collection('*')}/{key}")):
+            if folder.is_dir():
+                with storage_errors(folder):
+                    shutil.rmtree(folder)
+
     def _folder(self, collection: str, key: str) -> Path:
         return self.root / collection / key
 
@@ -115,6 +140,10 @@ def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.glob("*.parquet") if p.stem.isdigit()), key=lambda p: int(p.stem))
+
+
+def _count(folder: Path) -> int:
+    return sum(int(pq.read_metadata(path).num_rows) for path in _files(folder))
 
 
 def _read_nodes(path: Path) -> RagNodes:

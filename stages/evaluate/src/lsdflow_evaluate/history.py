@@ -13,7 +13,8 @@ from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_evaluate.report.data import BlockTimes, LossCurve, Problem, SegmentCount, SizeHistogram, StageVersion
-from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.done_marks import BlockStore
+from lsdflow_runtime.stores import open_store
 
 TRAINING = ("train-lsd", "train-acrlsd")
 MOST_BLOCK_RECORDS = 2000
@@ -154,16 +155,14 @@ def _last_outcome(experiment: Experiment, stage: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _marks(experiment: Experiment, stage: str) -> DoneMarks | None:
+def _marks(experiment: Experiment, stage: str) -> BlockStore | None:
     """Marks of the finished work, or else of the newest; none if the stage has no blocks."""
-    folder = experiment.layout.store / "blocks" / stage
-    if not folder.is_dir():
-        return None
+    store = open_store(experiment)
+    keys = store.works(stage)
     finished = manifests(experiment).get(stage)
-    if finished is not None and (folder / finished.key).is_dir():
-        return DoneMarks.of(experiment.layout.store, stage, finished.key)
-    keys = sorted((key for key in folder.iterdir() if key.is_dir()), key=lambda key: key.stat().st_mtime)
-    return DoneMarks(keys[-1]) if keys else None
+    if not keys:
+        return None
+    return store.blocks(stage, finished.key if finished is not None and finished.key in keys else keys[-1])
 
 
 def _blocks_planned(experiment: Experiment, stage: str) -> int:

@@ -1,0 +1,198 @@
+"""The way to a MongoDB server: its address from a secret file, one client per process, retries, and clean messages.
+
+The URI holds a password: it comes from a file that only its owner can read, and no message, log line, repr or chain of
+exceptions shows it. A client is made at its first use and never shared with a forked process. Every operation can be
+repeated without harm, so a server that restarts is waited for (`[store] retry_s`), then the run stops with exit 69.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote_plus, unquote_plus
+
+from pymongo import MongoClient
+from pymongo.database import Database
+from pymongo.errors import PyMongoError
+from pymongo.uri_parser import parse_uri
+from pymongo.write_concern import WriteConcern
+
+from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
+from lsdflow_contract.experiment import Experiment
+from lsdflow_runtime.mongo_errors import is_transient, stage_error
+
+LOG = logging.getLogger("lsdflow.store")
+URI_FILE_VARIABLE = "MONGO_URI_FILE"
+RESERVED = {"admin", "local", "config"}
+# Acknowledged means: on disk of most members. The time limit turns a lost majority into an error that is retried.
+DURABLE = WriteConcern(w="majority", j=True, wtimeout=30_000)
+# Milliseconds; a value in the URI goes first. A server that accepts and then says nothing is given up after a minute.
+TIMEOUTS = {"serverSelectionTimeoutMS": 5_000, "connectTimeoutMS": 5_000, "socketTimeoutMS": 60_000}
+
+Document = dict[str, Any]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class MongoAddress:
+    """Where the store is. `hosts` may be shown; `uri` and `secrets` never."""
+
+    file: Path
+    hosts: str
+    database: str
+    uri: str = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.hosts}/{self.database}"
+
+    def clean(self, text: object) -> str:
+        """The text without any part of the URI's secrets."""
+        shown = str(text)
+        for secret in self.secrets:
+            shown = shown.replace(secret, "***")
+        return shown
+
+
+def mongo_address(experiment: Experiment) -> MongoAddress:
+    """The address from the experiment's secret file.
+
+    Raises ConfigError (78), MissingInput (66) or PermissionDenied (77); no message holds any part of the URI.
+    """
+    file = _uri_file(experiment)
+    uri = _secret_text(file)
+    try:
+        parts = parse_uri(uri)
+    except (PyMongoError, ValueError, OSError):
+        # The library quotes pieces of the URI, a password with an unescaped "/" among them: its text is not shown.
+        raise ConfigError(
+            "not a MongoDB URI",
+            where=file,
+            wanted="mongodb://USER:PASSWORD@HOST:27017/?authSource=DATABASE, one line",
+            hint="write : / ? # [ ] @ % in user and password as %3A %2F %3F %23 %5B %5D %40 %25",
+        ) from None
+    password = parts["password"] or ""
+    secrets = tuple(s for s in {uri, password, quote_plus(password), unquote_plus(password)} if s)
+    hosts = ",".join(f"{host}:{port}" for host, port in parts["nodelist"])
+    longest_first = tuple(sorted(secrets, key=len, reverse=True))
+    return MongoAddress(file, hosts, _database_name(experiment), uri, longest_first, dict(parts["options"]))
+
+
+@dataclass
+class MongoConnection:
+    """One process's connection to the experiment's database."""
+
+    address: MongoAddress
+    retry_s: float
+    prepared: set[str] = field(default_factory=set)
+    _client: MongoClient[Document] | None = None
+    _given_up: bool = False
+
+    def call(self, operation: Callable[[Database[Document]], Found]) -> Found:
+        """Do `operation` on the database, again and again while the server is away; it must be repeatable.
+
+        Raises StoreUnreachable (69) after retry_s, PermissionDenied (77) for a wrong password or missing rights.
+        Once it has given up, later calls of this process try only once.
+        """
+        deadline = time.monotonic() + (0.0 if self._given_up else self.retry_s)
+        pause, told = 0.1, False
+        while True:
+            try:
+                found = operation(self._database())
+            except PyMongoError as error:
+                transient = is_transient(error)
+                if not transient or time.monotonic() + pause > deadline:
+                    self._given_up = transient
+                    raise stage_error(error, self.address) from None
+                if not told:
+                    LOG.warning("the store at %s does not answer; trying for %.0f s", self.address, self.retry_s)
+                told = True
+            else:
+                self._given_up = False
+                return found
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the workers' attempts, no secret
+            pause = min(2 * pause, 5.0)
+
+    def _database(self) -> Database[Document]:
+        if self._client is None:
+            self._client = open_client(self.address, self.address.uri)
+        return self._client.get_database(self.address.database, write_concern=DURABLE)
+
+    def close(self) -> None:
+        """Close the client; the next call makes a new one."""
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+
+def open_client(address: MongoAddress, uri: str | list[str], **options: Any) -> MongoClient[Document]:
+    """A client that connects when used; wire compression is off. ConfigError for files or options that are wrong."""
+    named = {name.lower() for name in address.options}
+    defaults = {name: value for name, value in TIMEOUTS.items() if name.lower() not in named}
+    try:
+        return MongoClient(uri, connect=False, compressors=[], appname="lsdflow", **{**defaults, **options})
+    except (PyMongoError, ValueError, TypeError, OSError) as error:
+        raise ConfigError(
+            "the options of the MongoDB URI cannot be used",
+            where=address.file,
+            found=address.clean(f"{type(error).__name__}: {error}"),
+            hint="check the TLS files and options named in it",
+        ) from None
+
+
+def _uri_file(experiment: Experiment) -> Path:
+    named = experiment.store.uri_file
+    if named is not None:
+        return experiment.resolve(named)
+    if os.environ.get(URI_FILE_VARIABLE):
+        return Path(os.environ[URI_FILE_VARIABLE])
+    raise ConfigError(
+        "the store is mongo, but no file with its URI is named",
+        where=experiment.path,
+        hint=f'set [store] uri_file = "mongo.uri", or {URI_FILE_VARIABLE}=FILE in the environment',
+    )
+
+
+def _secret_text(file: Path) -> str:
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & 0o177:
+            raise PermissionDenied(
+                "the file with the password of the store is open to others",
+                where=file,
+                wanted="mode 0600 or 0400",
+                found=f"mode {mode:04o}",
+                hint=f"chmod 600 {file}",
+            )
+        text = file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError as error:
+        hint = "write mongodb://USER:PASSWORD@HOST:27017/?authSource=DATABASE into it, then chmod 600"
+        raise MissingInput("no file with the URI of the store", where=file, hint=hint) from error
+    except PermissionError as error:
+        raise PermissionDenied("may not read the URI of the store", where=file, found=f"uid {os.geteuid()}") from error
+    except (UnicodeDecodeError, OSError):
+        raise ConfigError("the file with the URI of the store cannot be read as text", where=file) from None
+    if not text or len(text.splitlines()) != 1:
+        raise ConfigError("the file with the URI of the store must hold one line", where=file)
+    return text
+
+
+def _database_name(experiment: Experiment) -> str:
+    name = experiment.store.database or experiment.common.name.replace(".", "_")
+    if len(name) > 63 or name in RESERVED:
+        raise ConfigError(
+            "not a name for the experiment's database",
+            where=experiment.path,
+            wanted="at most 63 letters, digits, _ and -; not admin, local or config",
+            found=name,
+            hint='set [store] database = "..."',
+        )
+    return name
