@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does the database let us in with the password of the URI file, and nobody without? Run inside a block stage's image."""
+"""Does the database let us in with the password of the URI file, and nobody without? Run in a block stage's image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.uri_parser import parse_uri
 
 DATABASE = "lsdflow_smoke_test"
@@ -19,7 +19,7 @@ def writes_and_reads(uri: str) -> None:
     with MongoClient(uri, serverSelectionTimeoutMS=5000) as client:
         client[DATABASE]["notes"].insert_one({"_id": os.getpid()})
         found = client[DATABASE]["notes"].find_one({"_id": os.getpid()})
-        client.drop_database(DATABASE)
+        client[DATABASE].drop_collection("notes")
     if found is None:
         sys.exit("the document that was just written is not there")
 
@@ -38,5 +38,8 @@ def refuses_strangers(uri: str) -> None:
 
 if __name__ == "__main__":
     address = Path(sys.argv[1]).read_text().strip()
-    writes_and_reads(address)
+    try:
+        writes_and_reads(address)
+    except PyMongoError as error:
+        sys.exit(f"not in with the password of {sys.argv[1]}: {type(error).__name__}: {str(error)[:120]}")
     refuses_strangers(address)

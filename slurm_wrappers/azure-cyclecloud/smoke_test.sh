@@ -3,17 +3,19 @@
 # (on an empty cluster that means one machine each, some minutes), prints one line per check, leaves 1 if any failed.
 set -euo pipefail
 shopt -s inherit_errexit
+export APPTAINER_MESSAGELEVEL=1
 
 usage() {
   cat <<USAGE
-smoke_test.sh --sif WATERSHED.sif [--mount /data] [--uri-file FILE] [--partitions 'cpu gpu gpulowprio'] [--minutes 40]
+smoke_test.sh --sif WATERSHED.sif [--mount /data] [--uri-file FILE] [--partitions 'cpu gpu gpulowprio'] [--minutes 40] [--driver yes]
   --sif        SIF of a block stage, on the mount; it is executed on a node of each partition
   --uri-file   file with the database's URI (default MOUNT/lsdflow/secrets/mongo.uri; 'none' leaves the database out)
   --minutes    how long to wait for a job, machines included
+  --driver     'no' on a test cluster whose GPUs are none: nvidia-smi is not asked
 USAGE
 }
 
-sif='' mount=/data uri_file='' partitions='cpu gpu gpulowprio' minutes=40
+sif='' mount=/data uri_file='' partitions='cpu gpu gpulowprio' minutes=40 driver=yes
 while (($#)); do
   case $1 in
     --sif) sif=$2 ;;
@@ -21,11 +23,12 @@ while (($#)); do
     --uri-file) uri_file=$2 ;;
     --partitions) partitions=$2 ;;
     --minutes) minutes=$2 ;;
-    *) usage >&2 && exit 2 ;;
+    --driver) driver=$2 ;;
+    *) usage >&2; exit 2 ;;
   esac
   shift 2
 done
-[[ -n $sif ]] || { usage >&2 && exit 2; }
+[[ -n $sif ]] || { usage >&2; exit 2; }
 uri_file=${uri_file:-$mount/lsdflow/secrets/mongo.uri}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 failures=0
@@ -70,7 +73,7 @@ lock_state() {
 private_file() {
   local mode
   mode=$(stat -c %a "$1")
-  [[ $mode == 600 && -O $1 ]] || { echo "$1 has mode $mode; it must be yours, mode 600" && return 1; }
+  [[ $mode == 600 && -O $1 ]] || { echo "$1 has mode $mode; it must be yours, mode 600"; return 1; }
   echo 'mode 600, yours'
 }
 
@@ -83,9 +86,10 @@ write_job() {
   cat >"$work/job.sh" <<JOB
 #!/usr/bin/env bash
 set -euo pipefail
+export APPTAINER_MESSAGELEVEL=1
 singularity exec --cleanenv --no-eval --nv $(printf %q "$sif") watershed --version
-if [[ \${SLURM_JOB_PARTITION} == *gpu* ]]; then
-  if command -v nvidia-smi >/dev/null; then nvidia-smi --query-gpu=name,memory.total --format=csv,noheader; else echo 'no nvidia-smi here'; fi
+if [[ \$SLURM_JOB_PARTITION == *gpu* && $driver == yes ]]; then
+  nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
 fi
 hostname >"\$1"
 JOB
@@ -96,13 +100,16 @@ job() {
   local gres=() log=$work/$1.log
   [[ $1 != *gpu* ]] || gres=(--gres=gpu:1)
   timeout "$((minutes * 60))" sbatch --wait --parsable --partition="$1" "${gres[@]}" --job-name="smoke-$1" --time=5 \
-    --mem=1G --export=NONE --output="$log" "$work/job.sh" "$work/$1.host" || { cat "$log" && return 1; }
+    --mem=1G --export=NONE --output="$log" "$work/job.sh" "$work/$1.host" || {
+      [[ ! -f $log ]] || cat "$log"
+      return 1
+    }
   for _ in {1..30}; do
     [[ ! -s $work/$1.host ]] || break
     sleep 2 # NFS clients look at a folder anew after some seconds
   done
-  [[ -s $work/$1.host ]] || { echo 'the job ended, but its file does not show on the mount' && return 1; }
-  echo "on $(<"$work/$1.host"): $(grep -v -e '^INFO' "$log" | tr '\n' ' ')"
+  [[ -s $work/$1.host ]] || { echo 'the job ended, but its file does not show on the mount'; return 1; }
+  echo "on $(<"$work/$1.host"): $(tr '\n' ' ' <"$log")"
 }
 
 work=$(mktemp -d "$mount/smoke-test-XXXXXX")

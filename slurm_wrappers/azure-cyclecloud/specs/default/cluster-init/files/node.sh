@@ -45,7 +45,7 @@ fstab_line() {
   [[ $1 =~ ^[A-Za-z0-9.-]+$ ]] || fail "the mount's address '$1' is neither a name nor an IPv4 address"
   [[ $2 =~ ^/[A-Za-z0-9._/-]+$ && $3 =~ ^/[A-Za-z0-9._/-]+$ ]] || fail "export '$2' and mount point '$3' must be absolute paths"
   local options
-  options=$(mount_options "$4")
+  options=$(mount_options "$4") || return 1 # inside $(...) set -e does not reach
   printf '%s:%s %s nfs %s 0 0\n' "$1" "$2" "$3" "$options"
 }
 

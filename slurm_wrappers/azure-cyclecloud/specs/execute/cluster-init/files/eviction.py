@@ -31,7 +31,7 @@ direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def ask(address: str) -> str:
     """One answer of the metadata service, as text. OSError if it is not there or refuses."""
-    request = urllib.request.Request(address, headers={"Metadata": "true"})
+    request = urllib.request.Request(address, headers={"Metadata": "true"})  # noqa: S310 - address is an option
     with direct.open(request, timeout=ASKING_S) as answer:
         return answer.read().decode()
 
@@ -109,7 +109,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--node", default=socket.gethostname().split(".")[0], help="this node's name in Slurm")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two looks")
     parser.add_argument("--grace", type=float, default=12.0, help="seconds the jobs have to go by themselves")
-    parser.add_argument("--withdraw", choices=("POWER_DOWN_ASAP", "DRAIN"), default="POWER_DOWN_ASAP", help="node state")
+    parser.add_argument(
+        "--withdraw", choices=("POWER_DOWN_ASAP", "DRAIN"), default="POWER_DOWN_ASAP", help="node state"
+    )
     parser.add_argument("--once", action="store_true", help="leave after the first event")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     watch(parser.parse_args(arguments))

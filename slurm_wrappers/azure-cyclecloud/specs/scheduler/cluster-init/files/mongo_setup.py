@@ -64,7 +64,9 @@ def first_start(port: int, secrets: Path, member: str) -> None:
         server.command("replSetInitiate", {"_id": SET, "members": [{"_id": 0, "host": member}]})
     except OperationFailure as error:
         if error.code == UNAUTHORIZED:
-            raise SystemExit("the server has users, but not the password of secrets/admin: restore that file") from error
+            raise SystemExit(
+                "the server has users, but not the password of secrets/admin: restore that file"
+            ) from error
         if error.code != ALREADY_INITIALIZED:
             raise
     wait_until("becoming primary", lambda: server.command("hello")["isWritablePrimary"])
@@ -96,7 +98,7 @@ def write_uri(path: Path, uri: str, owner: str) -> None:
     os.chown(path.parent, user.pw_uid, user.pw_gid)
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(uri + "\n")
     os.chown(new, user.pw_uid, user.pw_gid)
     new.replace(path)
