@@ -17,9 +17,12 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch import demo as demo_module
 from lsdflow_launch import doctor as doctor_module
 from lsdflow_launch.chain import Chain
+from lsdflow_launch.cluster_cli import add_verbs, whole_status
+from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.place import Containing, run_on
 from lsdflow_launch.start import Start, init_experiment
-from lsdflow_launch.state import plans_of, problems_of, status_of
+from lsdflow_launch.state import Ask, plans_of, problems_of
 
 app = typer.Typer(name="lsdflow", no_args_is_help=True, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Argument(help="folder of the experiment")]
@@ -107,7 +110,7 @@ def run(
 def status(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """What is done, what failed and why."""
     with exit_codes(debug, as_json):
-        _show_tables(status_of(load_experiment(folder, override or [])), as_json)
+        _show_tables(whole_status(load_experiment(folder, override or [])), as_json)
 
 
 @app.command()
@@ -142,8 +145,16 @@ def demo(
         typer.echo(f"wrote {layout.experiment_toml}\nnext: lsdflow run {folder}")
 
 
-def _show_problems(folder: Path, overrides: list[str], as_json: bool) -> None:
-    found = problems_of(load_experiment(folder, overrides))
+@app.command(name="compose-env")
+def compose_env(folder: Folder, override: Set = None, debug: Debug = False) -> None:
+    """Check the pins and write DIR/compose.env (and passwords of a mongo store) for docker compose."""
+    with exit_codes(debug):
+        written = write_compose_env(load_experiment(folder, override or []))
+        typer.echo(f"wrote {written.path}\nnext: {written.command()}")
+
+
+def _show_problems(folder: Path, overrides: list[str], as_json: bool, ask: Ask = ask_stage) -> None:
+    found = problems_of(load_experiment(folder, overrides), ask)
     if as_json:
         typer.echo(json.dumps(found))
     for stage, problems in () if as_json else found.items():
@@ -161,6 +172,9 @@ def _show_problems(folder: Path, overrides: list[str], as_json: bool) -> None:
         raise typer.Exit(codes[0])
     if not as_json:
         typer.echo("no problems found")
+
+
+add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
 
 
 def _show_tables(tables: dict[str, dict[str, Any]], as_json: bool) -> None:

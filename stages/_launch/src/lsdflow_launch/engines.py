@@ -97,6 +97,10 @@ class DockerLike:
             *(image.reference, *call.arguments),
         ]
 
+    def knows(self, name: str) -> bool:
+        """Whether the engine finds an image by just this name."""
+        return self._inspect(name) is not None
+
     def _inspect(self, name: str) -> dict[str, Any] | None:
         done = _ask([self.program, "image", "inspect", name])
         if done.returncode == 0:
