@@ -12,7 +12,7 @@ import os
 import random
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
 
-from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
+from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.mongo_errors import is_transient, stage_error
 
@@ -35,6 +35,7 @@ RESERVED = {"admin", "local", "config"}
 DURABLE = WriteConcern(w="majority", j=True, wtimeout=30_000)
 # Milliseconds; a value in the URI goes first. A server that accepts and then says nothing is given up after a minute.
 TIMEOUTS = {"serverSelectionTimeoutMS": 5_000, "connectTimeoutMS": 5_000, "socketTimeoutMS": 60_000}
+QUICK = {"serverSelectionTimeoutMS": 2_000, "connectTimeoutMS": 2_000, "socketTimeoutMS": 5_000}
 
 Document = dict[str, Any]
 Found = TypeVar("Found")
@@ -92,6 +93,7 @@ class MongoConnection:
 
     address: MongoAddress
     retry_s: float
+    options: Mapping[str, Any] = field(default_factory=dict)
     prepared: set[str] = field(default_factory=set)
     _client: MongoClient[Document] | None = None
     _given_up: bool = False
@@ -123,7 +125,7 @@ class MongoConnection:
 
     def _database(self) -> Database[Document]:
         if self._client is None:
-            self._client = open_client(self.address, self.address.uri)
+            self._client = open_client(self.address, self.address.uri, **self.options)
         return self._client.get_database(self.address.database, write_concern=DURABLE)
 
     def close(self) -> None:
@@ -146,6 +148,22 @@ def open_client(address: MongoAddress, uri: str | list[str], **options: Any) -> 
             found=address.clean(f"{type(error).__name__}: {error}"),
             hint="check the TLS files and options named in it",
         ) from None
+
+
+def warn_if_open(address: MongoAddress) -> bool:
+    """Does the server let in a stranger, one without a password? Logs a warning if so."""
+    tls = {name: value for name, value in address.options.items() if name.lower().startswith("tls")}
+    try:
+        with open_client(address, address.hosts.split(","), **{**tls, **QUICK}) as stranger:
+            stranger[address.database].list_collection_names()
+    except (PyMongoError, StageError):
+        return False
+    LOG.warning(
+        "WARNING: the MongoDB server at %s lets anyone in without a password: whoever reaches it can read, change and "
+        "delete the graph. Start it with authorization enabled, and give each experiment a user of its own.",
+        address.hosts,
+    )
+    return True
 
 
 def _uri_file(experiment: Experiment) -> Path:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
-
-from pymongo.errors import PyMongoError
 
 from lsdflow_contract.errors import PermissionDenied, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_runtime.mongo_connection import Document, MongoAddress, MongoConnection, mongo_address, open_client
+from lsdflow_runtime.mongo_connection import QUICK, Document, MongoConnection, mongo_address, warn_if_open
 from lsdflow_runtime.mongo_store import MongoStore
 
-LOG = logging.getLogger("lsdflow.store")
 NEEDED = ("find", "insert", "update", "remove", "createIndex")
-STRANGER_TIMEOUTS = {"serverSelectionTimeoutMS": 2_000, "connectTimeoutMS": 2_000, "socketTimeoutMS": 5_000}
 
 
 def problems_of_mongo(experiment: Experiment) -> list[StageError]:
     """All problems of the store; tries once, writes nothing. Warns in the log of a server that asks no password."""
     try:
         address = mongo_address(experiment)
-        connection = MongoConnection(address, retry_s=0.0)
+        connection = MongoConnection(address, retry_s=0.0, options=QUICK)
     except StageError as error:
         return [error]
     problems: list[StageError] = []
@@ -34,22 +29,6 @@ def problems_of_mongo(experiment: Experiment) -> list[StageError]:
     finally:
         connection.close()
     return problems
-
-
-def warn_if_open(address: MongoAddress) -> bool:
-    """Does the server let in a stranger, one without a password? Logs a warning if so."""
-    tls = {name: value for name, value in address.options.items() if name.lower().startswith("tls")}
-    try:
-        with open_client(address, address.hosts.split(","), **{**tls, **STRANGER_TIMEOUTS}) as stranger:
-            stranger[address.database].list_collection_names()
-    except (PyMongoError, StageError):
-        return False
-    LOG.warning(
-        "WARNING: the MongoDB server at %s lets anyone in without a password: whoever reaches it can read, change and "
-        "delete the graph. Start it with authorization enabled, and give each experiment a user of its own.",
-        address.hosts,
-    )
-    return True
 
 
 def _require_rights(connection: MongoConnection) -> None:

@@ -21,7 +21,7 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.mongo_blocks import MongoBlocks
-from lsdflow_runtime.mongo_connection import MongoConnection, mongo_address
+from lsdflow_runtime.mongo_connection import MongoConnection, mongo_address, warn_if_open
 from lsdflow_runtime.mongo_rag import HEADERS, MongoRagStore
 from lsdflow_runtime.rag_store import RagStore
 from lsdflow_runtime.volumes import open_volume
@@ -61,6 +61,7 @@ class MongoStore:
     def begin(self, stage: str, key: str) -> None:
         """Claim the database and note the work. NotOurs (73) if the database is another experiment's."""
         self._claim()
+        warn_if_open(self.connection.address)
         work = {"_id": f"{stage}/{key}", "kind": "work", "stage": stage, "key": key, "begun": time.time()}
         self.connection.call(lambda db: db[ADMINISTRATION].replace_one({"_id": work["_id"]}, work, upsert=True))
 

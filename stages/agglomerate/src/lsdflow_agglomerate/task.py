@@ -19,6 +19,7 @@ from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 
 STAGE = "agglomerate"
@@ -58,13 +59,14 @@ def status(experiment: Experiment) -> dict[str, Any]:
 def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen so far; writes nothing."""
     experiment.table(STAGE, AgglomerateConfig)
+    problems = problems_of_store(experiment)
     if not experiment.layout.manifest("watershed").exists():
-        return []
+        return problems
     try:
         block_task(experiment)
     except StageError as error:
-        return [error]
-    return []
+        return [error, *problems]
+    return problems
 
 
 def block_task(experiment: Experiment) -> BlockTask:

@@ -25,6 +25,7 @@ from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_blocks, verify_task
 from lsdflow_runtime.volumes import OutputArray
 
@@ -60,7 +61,7 @@ def verify(experiment: Experiment) -> dict[str, Any]:
 
 def validate(experiment: Experiment) -> list[StageError]:
     """All problems; nothing is written."""
-    return find_problems(experiment)
+    return find_problems(experiment) + problems_of_store(experiment)
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

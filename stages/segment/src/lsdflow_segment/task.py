@@ -21,6 +21,7 @@ from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_t
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rag_store import RagStore
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 from lsdflow_segment.choice import choose, open_truth, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
@@ -119,7 +120,8 @@ def validate(experiment: Experiment) -> list[StageError]:
         checks.append(lambda: _require_regions(experiment, config))
     if layout.manifest("agglomerate").exists():
         checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
-    return [problem for check in checks if (problem := _problem_of(check)) is not None]
+    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    return problems + problems_of_store(experiment)
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
@@ -63,7 +64,7 @@ def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen before predict has run; writes nothing."""
     config = experiment.table(STAGE, WatershedConfig)
     if not experiment.layout.target_volume.exists():
-        return []
+        return problems_of_store(experiment)
     checks: list[Callable[[], object]] = [
         lambda: plan_blocks(config, target_grid(experiment).box, target_grid(experiment).voxel_size_nm),
         lambda: check_sections(config.replace_sections, target_grid(experiment).shape_vox[0]),
@@ -72,6 +73,7 @@ def validate(experiment: Experiment) -> list[StageError]:
     if experiment.layout.manifest("predict").exists():
         checks.append(lambda: open_inputs(experiment, config))
     problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    problems += problems_of_store(experiment)
     return list({problem.message(): problem for problem in problems}.values())
 
 
