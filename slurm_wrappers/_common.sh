@@ -25,6 +25,16 @@ fail() {
 
 say() { printf '%(%H:%M:%S)T %s\n' -1 "$*" >&2; }
 
+# show COMMAND...: as one could type it.
+show() {
+  local word
+  printf '$'
+  for word in "$@"; do
+    if [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]]; then printf ' %s' "$word"; else printf ' %s' "${word@Q}"; fi
+  done
+  printf '\n'
+}
+
 # is_one_of WORD WORDS...
 is_one_of() {
   local word=$1 other
@@ -182,14 +192,25 @@ container() {
   COMMAND+=("$SIF")
 }
 
+# stage_arguments VERB: adds the stage's command to COMMAND.
+stage_arguments() {
+  local set
+  COMMAND+=("$STAGE" "$1" --experiment "$EXPERIMENT/experiment.toml")
+  for set in ${SETS[@]+"${SETS[@]}"}; do COMMAND+=(--set "$set"); done
+  if [[ $1 == run && -n $(setting REPLACE) ]]; then COMMAND+=(--replace); fi
+}
+
+# stage_command VERB: fills COMMAND with the whole line.
+stage_command() {
+  container
+  stage_arguments "$1"
+}
+
 # run_stage VERB [OPTIONS]: the stage's command in its container; ends the job.
 run_stage() {
-  local verb=$1 set
-  shift
-  container
-  COMMAND+=("$STAGE" "$verb" --experiment "$EXPERIMENT/experiment.toml")
-  for set in ${SETS[@]+"${SETS[@]}"}; do COMMAND+=(--set "$set"); done
-  run_to_end "${COMMAND[@]}" "$@"
+  stage_command "$1"
+  run_and_wait "${COMMAND[@]}" "${@:2}"
+  end_job
 }
 
 TOLD='' # the last signal that came
@@ -197,9 +218,7 @@ TOLD='' # the last signal that came
 # (bash lets a signal wait while a command runs in the foreground, and SLURM would kill the program unwarned.)
 run_and_wait() {
   local child told_before code
-  printf '$' >&2
-  printf ' %q' "$@" >&2
-  printf '\n' >&2
+  show "$@" >&2
   "$@" &
   child=$!
   trap 'TOLD=TERM; kill -TERM "$child" 2>/dev/null || true' TERM INT
@@ -220,8 +239,8 @@ run_and_wait() {
   trap '' TERM INT USR2
 }
 
-run_to_end() {
-  run_and_wait "$@"
+# end_job: with the program's exit code, unless the job comes back.
+end_job() {
   say "$STAGE: ended with exit code $CODE${TOLD:+ after SIG$TOLD}"
   if ((CODE == INTERRUPTED)); then come_back; fi
   exit "$CODE"
@@ -263,19 +282,21 @@ work() {
   run_stage worker
 }
 
-# verify: what the next stage waits for. Workers that are left over go: after the coordinator nobody feeds them.
+# verify: what the next stage waits for. The coordinator has ended, so that workers which have not begun need not; any
+# that still run when all is looked at (of a coordinator that was cancelled, say) wait for nobody.
 verify() {
-  cancel_workers
-  run_stage verify
+  cancel_workers --state=PENDING
+  stage_command verify
+  run_and_wait "${COMMAND[@]}"
+  if ((CODE != INTERRUPTED)); then cancel_workers; fi
+  end_job
 }
 
+# cancel_workers [OPTIONS of scancel]
 cancel_workers() {
   local stage role id rest
   while IFS=$'\t' read -r stage role id rest; do
-    if [[ $stage == "$STAGE" && $role == workers ]]; then
-      say "$ scancel $id"
-      scancel "$id" || true
-    fi
+    if [[ $stage == "$STAGE" && $role == workers ]]; then scancel --quiet "$@" "$id" || true; fi
   done <"$SUBMISSION/jobs.tsv"
 }
 
@@ -284,20 +305,21 @@ train() {
   if ((${SLURM_NNODES:-1} == 1)); then
     run_stage run
   fi
-  run_to_end srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+  run_and_wait srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
     bash "$SUBMISSION/$STAGE.sbatch" "$SUBMISSION" step
+  end_job
 }
 
 # step: one node's part of a training. The port is of the job, so that two jobs on a node do not meet.
 step() {
-  local first port set
+  local first port
   first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
   port=$((20000 + SLURM_JOB_ID % 20000))
   container
   COMMAND+=(python -m torch.distributed.run --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}")
   COMMAND+=(--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --rdzv-endpoint="$first:$port")
-  COMMAND+=(--max-restarts=3 --no-python "$STAGE" run --experiment "$EXPERIMENT/experiment.toml")
-  for set in ${SETS[@]+"${SETS[@]}"}; do COMMAND+=(--set "$set"); done
+  COMMAND+=(--max-restarts=3 --no-python)
+  stage_arguments run
   run_and_wait "${COMMAND[@]}"
   exit "$CODE"
 }

@@ -36,13 +36,6 @@ experiment=$(cd "$experiment" && pwd -P)
 [[ ! $experiment =~ [[:cntrl:]\'\"\\\$\`%:,\;] ]] || fail "$BAD_CONFIG" 'the path of the experiment cannot be used here' \
   "none of ' \" \\ \$ \` % : , ;" "$experiment"
 
-# show COMMAND...: as one could type it.
-show() {
-  printf '$'
-  printf ' %q' "$@"
-  printf '\n'
-}
-
 # --- what is to be submitted ------------------------------------------------------------------------------------
 submission=''
 freeze() {

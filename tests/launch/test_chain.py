@@ -124,7 +124,7 @@ def test_sigterm_is_passed_on_to_the_running_stage(stages: Path, experiment: Pat
 
 
 def test_another_place_to_run_is_refused(stages: Path, experiment: Path) -> None:
-    assert _lsdflow("run", str(experiment), "--on", "slurm").returncode == 2
+    assert _lsdflow("run", str(experiment), "--on", "moon").returncode == 2
     assert _calls(stages) == []
 
 

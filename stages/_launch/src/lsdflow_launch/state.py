@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,19 +13,21 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
 
+Ask = Callable[[str, Sequence[str]], Any]
 
-def status_of(experiment: Experiment) -> dict[str, dict[str, Any]]:
+
+def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[str, Any]]:
     """For each stage of the chain: state, seconds, last outcome, and what the stage itself says."""
     stages = stages_of(experiment)
     with ThreadPoolExecutor() as pool:
-        return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage), stages), strict=True))
+        return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage, ask), stages), strict=True))
 
 
-def problems_of(experiment: Experiment) -> dict[str, list[dict[str, Any]]]:
+def problems_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, list[dict[str, Any]]]:
     """All problems that the stages find, by stage; writes nothing."""
     stages = stages_of(experiment)
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda stage: ask_stage(stage, stage_arguments("validate", experiment)), stages)
+        answers = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), stages)
         found = dict(zip(stages, answers, strict=True))
     listed = {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
     return {stage: [p for p in problems if not _made_later(p, experiment)] for stage, problems in listed.items()}
@@ -44,7 +47,7 @@ def plans_of(experiment: Experiment) -> dict[str, dict[str, Any]]:
     return {s: {"not known yet": a["what"]} if "exit_code" in a else a for s, a in found.items()}
 
 
-def _stage_status(experiment: Experiment, stage: str) -> dict[str, Any]:
+def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
     runs = sorted(experiment.layout.stage_runs(stage).glob("*/outcome.json"))
     last = read_json(runs[-1]) if runs else None
     try:
@@ -59,9 +62,9 @@ def _stage_status(experiment: Experiment, stage: str) -> dict[str, Any]:
             "seconds": round(manifest.facts.get("seconds", 0.0), 1),
             "identity": manifest.identity[:12],
         }
-    if last is None and not experiment.layout.stage_runs(stage).exists():
+    if last is None and not any(experiment.layout.stage_runs(stage).glob("*/config.resolved.json")):
         return {"state": "not started"}
-    told = ask_stage(stage, stage_arguments("status", experiment))
+    told = ask(stage, stage_arguments("status", experiment))
     state = "running or killed" if last is None else f"ended with exit code {last['exit_code']}"
     problem = (last or {}).get("error") or {}
     return {"state": state, "problem": problem.get("what", ""), **({} if "exit_code" in told else told)}

@@ -1,0 +1,170 @@
+"""The table [cluster] of experiment.toml: what each stage asks of SLURM.
+
+[cluster]            account, partitions, the folder of SIFs, what holds for all jobs
+[cluster.watershed]  resources of one stage; those of its workers are called worker_...
+[cluster.verify]     resources of the small jobs that check a stage before the next one begins
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.model import StrictModel
+
+BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment")
+GPU_STAGES = ("train-lsd", "train-acrlsd", "predict")
+# SLURM's default MaxArraySize is 1001.
+MOST_WORKERS = 1000
+# Options that the wrappers set themselves, or that would run something else or carry secrets.
+OURS = (
+    *("array", "chdir", "dependency", "error", "export", "job-name", "kill-on-invalid-dep", "open-mode", "output"),
+    *("parsable", "requeue", "signal", "test-only", "wait", "wrap"),
+)
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,-]*$")]
+Memory = Annotated[str, StringConstraints(pattern=r"^[0-9]+[KMGT]?$")]
+Time = Annotated[str, StringConstraints(pattern=r"^([0-9]+-)?[0-9]+(:[0-9]{2}){0,2}$")]
+Gres = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:,-]*$")]
+SbatchOption = Annotated[str, StringConstraints(pattern=r"^--[a-z][a-z-]*(=[A-Za-z0-9_.,:@/+&|*\[\]-]*)?$")]
+SafePath = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f'\"\\$`:,;]+$")]
+
+
+class JobTable(StrictModel):
+    """Resources of a kind of job; what is not given comes from the experiment's profile."""
+
+    partition: Name | None = Field(default=None, description="partition; none = partition_cpu or partition_gpu")
+    cpus: int | None = Field(default=None, ge=1, description="cores")
+    mem: Memory | None = Field(default=None, description='memory of a node, e.g. "16G"')
+    time: Time | None = Field(
+        default=None, description='time limit, e.g. "2-00:00:00"; a job comes back when it is over'
+    )
+    gres: Gres | None = Field(default=None, description='other resources, e.g. "gpu:a100:1"')
+
+
+class TrainTable(JobTable):
+    """[cluster.train-lsd], [cluster.train-acrlsd]."""
+
+    nodes: int = Field(default=1, ge=1, description="nodes of one training")
+
+
+class BlockTable(JobTable):
+    """[cluster.<stage>] of a stage of blocks: its coordinator (small, not on nodes that may vanish) and its workers."""
+
+    workers: int | None = Field(default=None, ge=1, le=MOST_WORKERS, description="jobs that take blocks")
+    workers_at_once: int | None = Field(default=None, ge=1, description="how many of them run at a time; none = all")
+    worker_partition: Name | None = Field(default=None, description="partition of the workers")
+    worker_cpus: int | None = Field(default=None, ge=1, description="cores of a worker")
+    worker_mem: Memory | None = Field(default=None, description="memory of a worker")
+    worker_time: Time | None = Field(default=None, description="time limit of a worker")
+    worker_gres: Gres | None = Field(default=None, description="other resources of a worker")
+
+
+class ClusterTable(StrictModel):
+    """[cluster]: what the jobs of `lsdflow submit` ask of SLURM."""
+
+    account: Name = Field(default="", description="account that is charged; empty = the cluster's default")
+    qos: Name = Field(default="", description="quality of service; empty = the cluster's default")
+    images: SafePath = Field(default="images", description="folder of the SIFs, relative to this file")
+    singularity: SafePath = Field(default="singularity", description="singularity or apptainer, or a path of either")
+    binds: list[SafePath] = Field(
+        default=[], description="more folders that the stages read and write (inputs are bound by themselves)"
+    )
+    partition_cpu: Name = Field(default="cpu", description="partition of jobs without GPU; empty = the default one")
+    partition_gpu: Name = Field(default="gpu", description="partition with GPUs; empty = there are none")
+    interface: Name = Field(default="", description="network interface of the coordinators; empty = the first")
+    options: list[SbatchOption] = Field(default=[], description='more options of sbatch, e.g. "--exclude=node17"')
+    warn_s: int = Field(
+        default=120, ge=1, le=65535, description="a job is told to stop this long before its time is up"
+    )
+    max_restarts: int = Field(default=20, ge=0, description="how often an interrupted job goes back into the queue")
+    verify: JobTable = Field(default=JobTable(), description="jobs that check a stage")
+    prepare: JobTable = JobTable()
+    train_lsd: TrainTable = Field(default=TrainTable(), alias="train-lsd")
+    train_acrlsd: TrainTable = Field(default=TrainTable(), alias="train-acrlsd")
+    predict: BlockTable = BlockTable()
+    watershed: BlockTable = BlockTable()
+    agglomerate: BlockTable = BlockTable()
+    segment: BlockTable = BlockTable()
+    evaluate: JobTable = JobTable()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for option in self.options:
+            if option.removeprefix("--").partition("=")[0] in OURS:
+                msg = f"{option} is set by the wrappers"
+                raise ValueError(msg)
+        return self
+
+
+# cpus, mem, time by profile; of a coordinator, a worker, any other job.
+_DEFAULTS: dict[str, dict[str, tuple[int, str, str]]] = {
+    "tiny": {
+        "coordinator": (1, "1G", "4:00:00"),
+        "worker": (1, "2G", "4:00:00"),
+        "verify": (1, "1G", "1:00:00"),
+        "run": (2, "6G", "4:00:00"),
+    },
+    "standard": {
+        "coordinator": (2, "16G", "7-00:00:00"),
+        "worker": (1, "16G", "1-00:00:00"),
+        "verify": (1, "8G", "12:00:00"),
+        "run": (4, "32G", "2-00:00:00"),
+    },
+}
+_WORKERS = {"tiny": 2, "standard": 8}
+
+
+def cluster_of(experiment: Experiment) -> ClusterTable:
+    """The experiment's [cluster]. ConfigError (78) naming the key, with did-you-mean."""
+    return experiment.table("cluster", ClusterTable)
+
+
+def job_settings(table: ClusterTable, experiment: Experiment) -> dict[str, str]:
+    """Every resource of every job, resolved: WATERSHED_MEM, WATERSHED_WORKER_CPUS, VERIFY_TIME, ..."""
+    profile = experiment.common.profile
+    found = _resources("VERIFY", table.verify, {}, _DEFAULTS[profile]["verify"], table.partition_cpu, "")
+    for stage in STAGES:
+        found |= _stage_settings(stage, table, profile)
+    return found
+
+
+def _stage_settings(stage: str, table: ClusterTable, profile: str) -> dict[str, str]:
+    prefix = stage.upper().replace("-", "_")
+    of_stage = getattr(table, stage.replace("-", "_"))
+    gpu = stage in GPU_STAGES and bool(table.partition_gpu)
+    with_gpu = (table.partition_gpu, "gpu:1") if gpu else (table.partition_cpu, "")
+    defaults = _DEFAULTS[profile]
+    if not isinstance(of_stage, BlockTable):
+        nodes = {"NODES": str(of_stage.nodes)} if isinstance(of_stage, TrainTable) else {}
+        return _resources(prefix, of_stage, nodes, defaults["run"], *with_gpu)
+    of_workers = JobTable(**{k: getattr(of_stage, f"worker_{k}") for k in JobTable.model_fields})
+    workers = {"WORKERS": str(of_stage.workers or _WORKERS[profile])}
+    if of_stage.workers_at_once:
+        workers["WORKERS_AT_ONCE"] = str(of_stage.workers_at_once)
+    coordinator = _resources(prefix, of_stage, workers, defaults["coordinator"], table.partition_cpu, "")
+    return coordinator | _resources(f"{prefix}_WORKER", of_workers, {}, defaults["worker"], *with_gpu)
+
+
+def _resources(
+    prefix: str,
+    table: JobTable,
+    more: Mapping[str, str],
+    defaults: tuple[int, str, str],
+    partition: str,
+    gres: str,
+) -> dict[str, str]:
+    cpus, mem, time = defaults
+    chosen: dict[str, Any] = {"PARTITION": partition, "CPUS": cpus, "MEM": mem, "TIME": time, "GRES": gres}
+    chosen |= {k.upper(): v for k, v in table.model_dump(include=set(JobTable.model_fields)).items() if v is not None}
+    return {f"{prefix}_{key}": str(value) for key, value in {**chosen, **more}.items() if value != ""}
+
+
+def require_block_stage(stage: str) -> None:
+    """ConfigError (78) unless the stage works on blocks, that is: has workers."""
+    if stage not in BLOCK_STAGES:
+        raise ConfigError(f"{stage} has no workers", wanted=", ".join(BLOCK_STAGES))

@@ -1,0 +1,110 @@
+"""The verbs of a cluster: submit, cancel; and what status adds for jobs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_contract.errors import MissingInput, StageError, UsageError
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_launch.chain import stages_of
+from lsdflow_launch.cluster import cluster_of, require_block_stage
+from lsdflow_launch.commands import ask_stage, stage_command
+from lsdflow_launch.container import Containers
+from lsdflow_launch.slurm_state import cancel_submission, job_facts, newest_submission, submitted_overrides
+from lsdflow_launch.state import status_of
+from lsdflow_launch.submit import add_workers
+from lsdflow_launch.submit import submit as submit_chain
+
+Ask = Callable[[str, Sequence[str]], Any]
+
+
+def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]) -> None:
+    """Register submit and cancel."""
+
+    @app.command()
+    def submit(
+        folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
+        first: Annotated[str, typer.Option("--from", help="first stage")] = STAGES[0],
+        last: Annotated[str, typer.Option("--to", help="last stage")] = STAGES[-1],
+        override: Annotated[list[str] | None, typer.Option("--set", help="table.key=value")] = None,
+        workers: Annotated[list[str] | None, typer.Option(help="stage=N: workers of a stage (repeat)")] = None,
+        only_workers: Annotated[
+            bool, typer.Option("--only-workers", help="add --workers to stages that are running")
+        ] = False,
+        replace: Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")] = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="show the commands; submit and write nothing")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    ) -> None:
+        """Submit the chain of stages to SLURM; every command is shown."""
+        with exit_codes(debug):
+            wanted = dict(_workers_of(text) for text in workers or ())
+            more = [f"cluster.{stage}.workers={count}" for stage, count in wanted.items()]
+            experiment = load_experiment(folder, [*(override or []), *more])
+            if only_workers:
+                if not wanted:
+                    raise UsageError("--only-workers needs --workers STAGE=N")
+                code = max(add_workers(experiment, s, n, dry_run=dry_run) for s, n in wanted.items())
+            else:
+                cluster_of(experiment)
+                show_problems(experiment, asker(experiment))
+                code = submit_chain(experiment, first, last, dry_run=dry_run, replace=replace)
+        raise typer.Exit(code)
+
+    @app.command()
+    def cancel(
+        folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
+        debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    ) -> None:
+        """Cancel all jobs of the newest submission; what is done stays done."""
+        with exit_codes(debug):
+            for line in cancel_submission(load_experiment(folder)):
+                typer.echo(line)
+
+
+def asker(experiment: Experiment) -> Ask:
+    """How to ask the stages: by their commands, or where these are not installed (a login node) in their SIFs."""
+    try:
+        for stage in stages_of(experiment):
+            stage_command(stage)
+    except MissingInput:
+        if shutil.which(cluster_of(experiment).singularity) is None:
+            raise
+        containers = Containers(experiment, "singularity")
+        return lambda stage, arguments: _ask_container(containers, stage, arguments)
+    return ask_stage
+
+
+def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """State of every stage, with its jobs and blocks where it was submitted."""
+    submission = newest_submission(experiment)
+    if submission is None:
+        return status_of(experiment)
+    if not experiment.overrides:
+        experiment = load_experiment(experiment.path, submitted_overrides(submission))
+    jobs = job_facts(experiment, submission)
+    states = status_of(experiment, asker(experiment))
+    return {stage: {**facts, **jobs.get(stage, {})} for stage, facts in states.items()}
+
+
+def _ask_container(containers: Containers, stage: str, arguments: Sequence[str]) -> Any:
+    done = subprocess.run(containers.command(stage, arguments), capture_output=True, text=True, check=False)
+    try:
+        return json.loads(done.stdout)
+    except json.JSONDecodeError as error:
+        raise StageError(f"{stage} gave no answer in its image", found=done.stderr.strip()[-2000:]) from error
+
+
+def _workers_of(text: str) -> tuple[str, int]:
+    stage, _, count = text.partition("=")
+    require_block_stage(stage)
+    if not count.isdigit() or int(count) < 1:
+        raise UsageError("workers are STAGE=N", found=text)
+    return stage, int(count)

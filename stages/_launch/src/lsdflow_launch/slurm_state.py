@@ -1,0 +1,263 @@
+"""What SLURM tells of the jobs of a submission, and what the done marks tell of the blocks.
+
+runs/submit/<time>-<pid>/jobs.tsv     stage, role, job number, time: one line a job (an array is one job)
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import InternalError, MissingInput, StageError, StoreUnreachable
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json
+from lsdflow_launch.cluster import BLOCK_STAGES
+
+FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "RestartCnt", "exit_code", "WorkDir")
+WAITING = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
+RATE_WINDOW_S = 600.0
+LISTED = 10
+LOG_TAIL_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One line of jobs.tsv."""
+
+    stage: str
+    role: str
+    job: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job, or a task of an array, as SLURM sees it; `code` is its exit code if it has ended by itself."""
+
+    job: str
+    name: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    restarts: int = 0
+    code: int = 0
+    folder: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """True while it is in the queue or running."""
+        return self.state in WAITING
+
+
+def newest_submission(experiment: Experiment) -> Path | None:
+    """Folder of the newest submission, or None."""
+    folders = [p for p in (experiment.path.parent / "runs" / "submit").glob("*") if (p / "jobs.tsv").is_file()]
+    return max(folders, key=lambda p: p.name, default=None)
+
+
+def submitted_jobs(submission: Path) -> list[Submitted]:
+    """The jobs of a submission, in the order they were submitted."""
+    rows = [line.split("\t") for line in (submission / "jobs.tsv").read_text().splitlines()]
+    return [Submitted(row[0], row[1], row[2]) for row in rows if len(row) >= 3 and row[2].isdigit()]
+
+
+def submitted_overrides(submission: Path) -> list[str]:
+    """The overrides of the experiment file that a submission was made with."""
+    lines = (submission / "settings.env").read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("SET='").removesuffix("'") for line in lines if line.startswith("SET='")]
+
+
+def ask_slurm(command: Sequence[str]) -> str:
+    """Output of a command of SLURM.
+
+    Raises MissingInput (66) if it is not installed, StoreUnreachable (69) if SLURM does not answer.
+    """
+    if shutil.which(command[0]) is None:
+        raise MissingInput(f"no {command[0]} here", hint="run this on a login node of the cluster")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return done.stdout
+    if "Invalid job id" in done.stderr:
+        return ""
+    raise StoreUnreachable(f"{command[0]} does not answer", found=done.stderr.strip()[-500:], hint="try again later")
+
+
+def tasks_of(jobs: Sequence[Submitted]) -> dict[str, list[Task]]:
+    """All tasks by job number: from squeue; jobs that it has forgotten from sacct, where there is one."""
+    if not jobs:
+        return {}
+    numbers = [j.job for j in jobs]
+    form = ",".join(f"{field}:|" for field in FIELDS)
+    told = ask_slurm(["squeue", "--noheader", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={form}"])
+    found: dict[str, list[Task]] = {number: [] for number in numbers}
+    for task in filter(None, map(_task_of_line, told.splitlines())):
+        found.setdefault(task.job, []).append(task)
+    forgotten = [number for number in numbers if not found[number]]
+    for task in _from_accounting(forgotten):
+        found.setdefault(task.job, []).append(task)
+    return found
+
+
+def _task_of_line(line: str) -> Task | None:
+    parts = line.split("|")
+    if len(parts) < len(FIELDS):
+        return None
+    name, state, reason, nodes, _used, restarts, code, folder = (part.strip() for part in parts[: len(FIELDS)])
+    job = re.match(r"\d+", name)
+    if job is None:
+        return None
+    # The code comes as wait(2) has it: the exit code in the second byte.
+    code_number = int(code) >> 8 if code.isdigit() else 0
+    restarts_number = int(restarts) if restarts.isdigit() else 0
+    return Task(job[0], name, state, "" if reason == "None" else reason, nodes, restarts_number, code_number, folder)
+
+
+def _from_accounting(numbers: Sequence[str]) -> Iterator[Task]:
+    if not numbers or shutil.which("sacct") is None:
+        return
+    try:
+        told = ask_slurm(
+            ["sacct", "-X", "-n", "-P", "-j", ",".join(numbers), "-o", "JobID,State,NodeList,ExitCode,WorkDir"]
+        )
+    except StageError:
+        return
+    for line in told.splitlines():
+        name, state, nodes, code, folder = (line.split("|") + [""] * 5)[:5]
+        if job := re.match(r"\d+", name):
+            first = code.partition(":")[0]
+            word = state.split(" ")[0].rstrip("+")
+            yield Task(job[0], name, word, "", nodes, 0, int(first) if first.isdigit() else 0, folder)
+
+
+def job_facts(experiment: Experiment, submission: Path) -> dict[str, dict[str, Any]]:
+    """By stage of a submission: its jobs by role, blocks, failures with their logs.
+
+    Raises MissingInput (66) or StoreUnreachable (69) as ask_slurm.
+    """
+    jobs = submitted_jobs(submission)
+    tasks = tasks_of(jobs)
+    facts: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        of_stage = facts.setdefault(job.stage, {})
+        told = _told(job.job, tasks.get(job.job, []))
+        of_stage[job.role] = f"{of_stage[job.role]}; {told}" if job.role in of_stage else told
+    for stage, of_stage in facts.items():
+        if stage in BLOCK_STAGES:
+            of_stage.update(block_facts(experiment, stage))
+        bad = [t for j in jobs if j.stage == stage for t in tasks.get(j.job, []) if not t.waits and t.code]
+        if bad:
+            of_stage["logs"] = _logs_of(experiment, stage, bad)
+    return facts
+
+
+def _told(job: str, tasks: Sequence[Task]) -> str:
+    """'12 RUNNING on n1, restarts 1', or for an array '13: 2 RUNNING on n1 n2, 6 PENDING (Resources)'."""
+    if not tasks:
+        return f"{job} not known to SLURM any more"
+    words = []
+    for state, reason in dict.fromkeys((t.state, t.reason) for t in tasks):
+        same = [t for t in tasks if (t.state, t.reason) == (state, reason)]
+        nodes = " ".join(sorted({t.nodes for t in same if t.nodes}))
+        restarts, codes = sum(t.restarts for t in same), sorted({t.code for t in same if t.code})
+        words.append(
+            (f"{len(same)} " if len(tasks) > 1 else "")
+            + state
+            + (f" ({reason})" if reason and state == "PENDING" else "")
+            + (f" on {nodes}" if nodes else "")
+            + (f" exit code {', '.join(map(str, codes))}" if codes else "")
+            + (f" restarts {restarts}" if restarts else "")
+        )
+    return f"{job}{':' if len(tasks) > 1 else ''} {', '.join(words)}"
+
+
+def block_facts(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """Blocks done and in all, rate and time left, failed blocks: from the marks alone, without the stage's command."""
+    folders = sorted((experiment.layout.store / "blocks" / stage).glob("*/done"), key=lambda p: p.stat().st_mtime)
+    if not folders:
+        return {}
+    done = {p.stem: p.stat().st_mtime for p in folders[-1].glob("[0-9]*.json")}
+    pending = _pending(experiment, stage)
+    total = len(pending | done.keys())
+    facts: dict[str, Any] = {"blocks_done": len(done), "blocks": total if pending else "not known"}
+    recent = [when for when in done.values() if when > time.time() - RATE_WINDOW_S]
+    left = total - len(done)
+    if len(recent) > 1 and left:
+        per_second = (len(recent) - 1) / max(time.time() - min(recent), 1e-3)
+        facts |= {"blocks_per_minute": round(60 * per_second, 2), "minutes_left": round(left / per_second / 60, 1)}
+    return facts | _failures(experiment, stage, folders[-1].parent / "failed", set(done))
+
+
+def _pending(experiment: Experiment, stage: str) -> set[str]:
+    rounds = sorted(experiment.layout.stage_runs(stage).glob("rounds/*/pending.json"), key=lambda p: p.stat().st_mtime)
+    return {str(n) for n in read_json(rounds[-1])} if rounds else set()
+
+
+def _failures(experiment: Experiment, stage: str, folder: Path, done: set[str]) -> dict[str, Any]:
+    failed = sorted((p for p in folder.glob("[0-9]*.json") if p.stem not in done), key=lambda p: int(p.stem))
+    if not failed:
+        return {}
+    told = {}
+    for path in failed[:LISTED]:
+        log = _log_that_names(experiment, stage, int(path.stem))
+        told[path.stem] = read_json(path).get("what", "") + (f" (log: {log})" if log else "")
+    return {"failed": len(failed), "failures": told}
+
+
+def _slurm_logs(experiment: Experiment, stage: str) -> list[Path]:
+    logs = (experiment.layout.stage_runs(stage) / "slurm").glob("*.log")
+    return sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True)
+
+
+def _log_that_names(experiment: Experiment, stage: str, block: int) -> str:
+    named = re.compile(rf"\bblock {block}\b".encode())
+    for log in _slurm_logs(experiment, stage)[: 5 * LISTED]:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            if named.search(file.read()):
+                return str(log)
+    return ""
+
+
+def _logs_of(experiment: Experiment, stage: str, tasks: Sequence[Task]) -> list[str]:
+    logs = {log.name: log for log in _slurm_logs(experiment, stage)}
+    wanted = [next((str(p) for n, p in logs.items() if n.endswith(f".{t.name}.log")), "") for t in tasks[:LISTED]]
+    return [path for path in wanted if path]
+
+
+def cancel_submission(experiment: Experiment) -> list[str]:
+    """scancel every job of the newest submission that still waits or runs; what was done, a line each.
+
+    A number that meanwhile belongs to something else (its working folder is not the experiment) is left alone.
+    Raises MissingInput (66) if nothing was submitted, and as ask_slurm.
+    """
+    submission = newest_submission(experiment)
+    if submission is None:
+        raise MissingInput(
+            "nothing was submitted", where=experiment.path.parent / "runs" / "submit", hint="lsdflow submit"
+        )
+    lines = []
+    tasks = tasks_of(jobs := submitted_jobs(submission))
+    # The last ones first: nothing that waits for a job begins when that job goes.
+    for job in reversed(jobs):
+        waiting = [t for t in tasks.get(job.job, []) if t.waits]
+        if waiting and all(Path(t.folder) == experiment.path.parent for t in waiting):
+            ask_slurm(["scancel", job.job])
+            lines.append(f"{job.stage} {job.role}: job {job.job} cancelled ({waiting[0].state})")
+        elif waiting:
+            lines.append(f"{job.stage} {job.role}: job {job.job} is not ours: {waiting[0].folder}")
+    return lines or [f"nothing of {submission.name} waits or runs"]
+
+
+def chain_code(jobs: Sequence[Submitted], tasks: dict[str, list[Task]]) -> int | None:
+    """None while anything waits or runs; then 0 if every verify job succeeded, else the first exit code but 0."""
+    if any(t.waits for found in tasks.values() for t in found):
+        return None
+    ends = [(j, t) for j in jobs for t in tasks.get(j.job, [])]
+    if all(t.state == "COMPLETED" for j, t in ends if j.role == "verify") and any(j.role == "verify" for j in jobs):
+        return 0
+    return next((t.code for _, t in ends if t.code and t.state != "CANCELLED"), InternalError.exit_code)
