@@ -3,7 +3,6 @@
 # (on an empty cluster that means one machine each, some minutes), prints one line per check, leaves 1 if any failed.
 set -euo pipefail
 shopt -s inherit_errexit
-export APPTAINER_MESSAGELEVEL=1
 
 usage() {
   cat <<USAGE
@@ -78,7 +77,7 @@ private_file() {
 }
 
 database() {
-  singularity exec --cleanenv --no-eval --bind "$here" --bind "$(dirname "$uri_file")" "$sif" \
+  singularity --quiet exec --cleanenv --no-eval --bind "$here" --bind "$(dirname "$uri_file")" "$sif" \
     python "$here/mongo_check.py" "$uri_file" && echo 'in with the password, out without'
 }
 
@@ -86,8 +85,7 @@ write_job() {
   cat >"$work/job.sh" <<JOB
 #!/usr/bin/env bash
 set -euo pipefail
-export APPTAINER_MESSAGELEVEL=1
-singularity exec --cleanenv --no-eval --nv $(printf %q "$sif") watershed --version
+singularity --quiet exec --cleanenv --no-eval --nv $(printf %q "$sif") watershed --version
 if [[ \$SLURM_JOB_PARTITION == *gpu* && $driver == yes ]]; then
   nvidia-smi --query-gpu=name,memory.total --format=csv,noheader
 fi

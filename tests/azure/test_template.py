@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from lsdflow_launch.cluster import ClusterTable
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,30 @@ def test_nothing_listens_on_all_addresses_and_no_command_writes_through_sudo(azu
             assert "0.0.0.0" not in text, path
             assert "bind_ip_all" not in text, path
             assert not re.search(r"sudo (cat|echo)[^\n|]*>", text), path
+
+
+def test_the_settings_of_the_readme_are_valid_and_name_partitions_that_exist(
+    azure: Path, nodes: dict[str, dict[str, str]]
+) -> None:
+    readme = (azure / "README.md").read_text()
+    tables = tomllib.loads(re.search(r"```toml\n(.+?)```", readme, re.DOTALL).group(1))
+    cluster = ClusterTable.model_validate(tables["cluster"])
+    chosen = {cluster.partition_cpu, cluster.partition_gpu, cluster.predict.partition, cluster.predict.worker_partition}
+    assert chosen <= set(nodes)
+    assert {ClusterTable().partition_cpu, ClusterTable().partition_gpu} <= set(nodes)
+    assert nodes[cluster.predict.partition]["Interruptible"] == "false"  # a coordinator does not go on spot
+    assert tables["store"]["uri_file"].startswith(nodes["cpu"]["lsdflow.mount.point"] + "/")
+
+
+def test_the_readme_names_parameters_packages_and_sizes_that_exist(
+    azure: Path, cyclecloud: ModuleType, text: str, nodes: dict[str, dict[str, str]]
+) -> None:
+    readme = (azure / "README.md").read_text()
+    parameters = cyclecloud.parameters(cyclecloud.parse(text))
+    named = set(re.findall(r"`((?:Gpu|Spot|Cpu|Mount|Lab|Additional)[A-Z]\w+)`", readme))
+    assert named
+    assert named <= set(parameters)
+    assert {values["MachineType"] for values in nodes.values()} <= set(re.findall(r"Standard_\w+", readme))
+    for blob in re.search(r"^Files = (.+)$", (azure / "project.ini").read_text(), re.MULTILINE).group(1).split(", "):
+        assert blob in readme
+    assert "What was not run on Azure" in readme
