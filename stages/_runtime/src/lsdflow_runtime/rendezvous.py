@@ -27,6 +27,7 @@ from lsdflow_contract.errors import BadData, ConfigError, Interrupted, StageErro
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.manifest import JOB_VARIABLE
+from lsdflow_runtime.lease import lease
 
 State = Literal["starting", "open", "paused", "finished"]
 HOST_VARIABLE = "LSDFLOW_HOST"
@@ -97,11 +98,21 @@ class NoticeBoard:
 
 @contextmanager
 def coordinating(stage: str, experiment: Experiment) -> Iterator[None]:
-    """Around a stage's run: with runner = cluster, tell the waiting workers when it begins and how it ended."""
-    if experiment.compute.runner != "cluster":
-        yield
-        return
+    """Around a stage's run: be the only one; with runner = cluster tell the workers when it begins and how it ended.
+
+    Raises NotOurs (73) if another coordinator is at work on the stage.
+    """
     board = NoticeBoard.of(stage, experiment)
+    with lease(board.folder):
+        if experiment.compute.runner == "cluster":
+            with _told(board):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _told(board: NoticeBoard) -> Iterator[None]:
     notice = Notice(
         "starting", submission=os.environ.get(SUBMISSION_VARIABLE, ""), job=os.environ.get(JOB_VARIABLE, "")
     )

@@ -1,0 +1,164 @@
+"""One coordinator per stage: a lease file on shared storage, safe on NFS without locks.
+
+1. write a file of our own, then link it to the name `lease`: of several that try, one succeeds (links are atomic)
+2. a thread renews it by its time stamp; all times are those of the file server, so clocks of machines do not matter
+3. a lease that was not renewed for EXPIRY_SECONDS is dead: it is renamed away (one of several succeeds), then step 1
+   At once dead: its process was on this machine and is gone, or it was an earlier start of the same scheduler's job.
+4. a coordinator that finds its lease taken over stops (73). Blocks are pure and committed whole: whatever two of them
+   did meanwhile are the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.manifest import JOB_VARIABLE
+
+LOG = logging.getLogger("lsdflow.lease")
+EXPIRY_SECONDS = 60.0
+RENEWAL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease."""
+
+    token: str
+    host: str
+    pid: int
+    job: str
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        """A new holder: this process."""
+        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), os.environ.get(JOB_VARIABLE, ""))
+
+    def is_gone(self) -> bool:
+        """True if it certainly does not run any more: seen from this machine, or an earlier start of our own job."""
+        ours = os.environ.get(JOB_VARIABLE, "").split(" ")[0]
+        if ours and self.job.split(" ")[0] == ours:
+            return True
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+
+
+@contextmanager
+def lease(folder: Path) -> Iterator[None]:
+    """Hold the lease of `folder` for the time of the block.
+
+    Raises NotOurs (73) if another coordinator holds it, also when it is taken over meanwhile.
+    """
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        holder = _take(folder)
+    lost, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=_renew, args=(folder, holder, stop, lost), daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException as error:
+        if lost.is_set():
+            raise _taken(folder, _read(folder)) from error
+        raise
+    finally:
+        stop.set()
+        thread.join()
+        _release(folder, holder)
+
+
+def _take(folder: Path) -> Holder:
+    holder = Holder.this_process()
+    own = folder / f".lease.{holder.token}"
+    own.write_text(json.dumps(asdict(holder)))
+    try:
+        while not _linked(own, folder / "lease"):
+            found = _read(folder)
+            if found is None:
+                continue
+            age = _age_s(folder, own)
+            if not (found.is_gone() or age > EXPIRY_SECONDS):
+                raise _taken(folder, found, age)
+            LOG.warning("taking over from a coordinator that is gone: %s, process %d", found.host, found.pid)
+            with contextlib.suppress(FileNotFoundError):
+                (folder / "lease").rename(folder / f".lease.{uuid.uuid4().hex}.dead")
+        return holder
+    finally:
+        own.unlink(missing_ok=True)
+        for dead in folder.glob(".lease.*.dead"):
+            dead.unlink(missing_ok=True)
+
+
+def _linked(own: Path, name: Path) -> bool:
+    try:
+        os.link(own, name)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _read(folder: Path) -> Holder | None:
+    try:
+        return Holder(**json.loads((folder / "lease").read_text()))
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, TypeError):
+        return Holder("", "unknown", 0, "")
+
+
+def _age_s(folder: Path, own: Path) -> float:
+    """Seconds since the lease was renewed, by the file server's clock: `own` is touched to learn the time there."""
+    own.touch()
+    try:
+        return own.stat().st_mtime - (folder / "lease").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _renew(folder: Path, holder: Holder, stop: threading.Event, lost: threading.Event) -> None:
+    while not stop.wait(RENEWAL_SECONDS):
+        try:
+            if _read(folder) != holder:
+                lost.set()
+                # To the main thread: only there does it end a call that waits.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                return
+            os.utime(folder / "lease")
+        except OSError as error:
+            LOG.warning("the lease could not be renewed: %s", error)
+
+
+def _release(folder: Path, holder: Holder) -> None:
+    with contextlib.suppress(OSError):
+        if _read(folder) == holder:
+            (folder / "lease").unlink()
+
+
+def _taken(folder: Path, found: Holder | None, age_s: float | None = None) -> NotOurs:
+    who = "another coordinator" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
+    seen = "" if age_s is None else f"; last sign of life {age_s:.0f} s ago"
+    return NotOurs(
+        "another coordinator works on this stage of the experiment",
+        where=folder / "lease",
+        found=f"{who}{seen}",
+        hint=f"wait until it ends; if it is dead, run again {EXPIRY_SECONDS:.0f} s after its last sign of life",
+    )

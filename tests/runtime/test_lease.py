@@ -1,0 +1,114 @@
+"""One coordinator at a time: of many that try, one holds the lease; the dead are found out; times are the server's."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lsdflow_contract.errors import NotOurs
+from lsdflow_runtime import lease as lease_module
+from lsdflow_runtime.lease import lease
+
+ELSEWHERE = {"token": "x", "host": "elsewhere", "pid": 1, "job": ""}
+
+
+def _hold(folder: str, go: float, answers: multiprocessing.Queue) -> None:
+    time.sleep(max(0.0, go - time.time()))
+    try:
+        with lease(Path(folder)):
+            answers.put("held")
+            time.sleep(1.5)
+    except NotOurs:
+        answers.put("refused")
+
+
+def test_of_eight_that_try_at_once_one_holds_the_lease(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    go = time.time() + 2
+    processes = [context.Process(target=_hold, args=(str(tmp_path), go, answers)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    found = sorted(answers.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert found == ["held"] + ["refused"] * 7
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lease_of_a_live_coordinator_elsewhere_is_respected_and_named(tmp_path: Path) -> None:
+    (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
+    with pytest.raises(NotOurs, match="elsewhere") as caught, lease(tmp_path):
+        pass
+    assert caught.value.exit_code == 73
+    assert json.loads((tmp_path / "lease").read_text()) == ELSEWHERE
+
+
+def test_a_lease_that_nobody_renewed_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
+    old = time.time() - lease_module.EXPIRY_SECONDS - 5
+    os.utime(tmp_path / "lease", (old, old))
+    with lease(tmp_path):
+        assert json.loads((tmp_path / "lease").read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from lsdflow_runtime.lease import lease\n"
+        "with lease(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(NotOurs), lease(tmp_path):
+        pass
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    with lease(tmp_path):
+        pass
+
+
+def test_an_earlier_start_of_the_same_job_does_not_make_the_requeued_one_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lease").write_text(json.dumps({**ELSEWHERE, "job": "17 restart 0"}))
+    monkeypatch.setenv("LSDFLOW_JOB", "18 restart 0")
+    with pytest.raises(NotOurs), lease(tmp_path):
+        pass
+    monkeypatch.setenv("LSDFLOW_JOB", "17 restart 1")
+    with lease(tmp_path):
+        pass
+
+
+def test_a_coordinator_that_lost_its_lease_is_stopped_with_73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lsdflow_command.app import interrupt_on_signals
+
+    monkeypatch.setattr(lease_module, "RENEWAL_SECONDS", 0.2)
+
+    def hold() -> None:
+        with interrupt_on_signals(), lease(tmp_path):
+            (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
+            time.sleep(10)
+
+    started = time.monotonic()
+    with pytest.raises(NotOurs, match="elsewhere"):
+        hold()
+    assert time.monotonic() - started < 5
+    assert json.loads((tmp_path / "lease").read_text()) == ELSEWHERE
+
+
+def test_the_lease_is_renewed_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "RENEWAL_SECONDS", 0.1)
+    with lease(tmp_path):
+        os.utime(tmp_path / "lease", (1, 1))
+        time.sleep(1)
+        assert (tmp_path / "lease").stat().st_mtime > 1
