@@ -12,8 +12,8 @@
 # This machine is head and login node. Settings: settings.sh. Code 3: the machine cannot carry the bed (said why).
 set -euo pipefail
 export LC_ALL=C.UTF-8
-cd /
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd /
 for part in settings software images slurm node mongo; do
   # shellcheck source=/dev/null
   . "$here/$part.sh"
@@ -90,7 +90,7 @@ case ${1:-} in
   cut | heal) is_node "${2:-}" && "$1_cable" "$2" ;;
   restart-mongo) restart_mongo "${2:-2}" ;;
   *)
-    sed -n '2,12p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,12p' "$here/bed.sh" >&2
     exit 2
     ;;
 esac

@@ -46,6 +46,9 @@ be_node() {
 }
 
 make_network() {
+  local other
+  other=$(ip -4 -br addr show to "$BED_NET.0/24" | cut -d' ' -f1 | grep -vx "$BRIDGE" | head -n 1 || true)
+  [[ -z $other ]] || impossible "$other has an address in $BED_NET.0/24 already; set LSDFLOW_BED_NET to a free network, as in 10.98.7"
   ip link show "$BRIDGE" >/dev/null 2>&1 || ip link add "$BRIDGE" type bridge
   ip addr replace "$HEAD_ADDRESS/24" dev "$BRIDGE"
   ip link set "$BRIDGE" up
