@@ -32,7 +32,9 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 .PHONY: help setup demo test test-blocks test-training test-real check format lock clean bench
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk
 
 setup: .venv/blocks/.installed .venv/training/.installed  ## environments; leaves every command in bin/
 	@mkdir -p bin
@@ -66,7 +68,7 @@ else
 endif
 	bin/lsdflow run $(DEMO)
 
-test: setup test-blocks test-training  ## all tests
+test: setup test-blocks test-training  ## all tests that need no container engine and no cluster
 
 test-blocks: setup
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py
