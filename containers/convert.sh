@@ -26,18 +26,14 @@ if [[ -s $sif ]]; then
 fi
 
 mkdir -p "$folder"
+started=$SECONDS
 work=$(mktemp -d "$folder/.convert-XXXXXX")
 trap 'rm -rf "$work"' EXIT
-if [[ $TOOL == docker ]]; then
-  printf 'Bootstrap: docker-daemon\nFrom: %s\n' "$image" >"$work/definition"
-else # podman has no daemon to ask
-  "$TOOL" save --format docker-archive --output "$work/image.tar" "$image"
-  printf 'Bootstrap: docker-archive\nFrom: %s\n' "$work/image.tar" >"$work/definition"
-fi
+"$TOOL" save "$image" | "$PYTHON" containers/oci_layout.py "$work/oci"
+printf 'Bootstrap: oci\nFrom: %s\n' "$work/oci" >"$work/definition"
 printf '\n%%labels\n    lsdflow.image.digest %s\n' "$digest" >>"$work/definition"
 
 # zstd at level 1: a quarter of gzip's time for a file a tenth larger.
-started=$SECONDS
 "$apptainer" --quiet build --disable-cache --tmpdir "${TMPDIR:-/tmp}" --mksquashfs-args '-comp zstd -Xcompression-level 1' \
   "$work/made.sif" "$work/definition"
 chmod 0644 "$work/made.sif"

@@ -1,0 +1,7 @@
+"""Texts and programs of the images are tested everywhere; what needs an engine by `make test-containers` alone."""
+
+from __future__ import annotations
+
+import os
+
+collect_ignore = [] if os.environ.get("LSDFLOW_WITH_ENGINE") else ["with_engine"]

@@ -1,0 +1,214 @@
+"""A real engine and a real Apptainer: images, SIFs, and an experiment made by the commands of the clone.
+
+These tests are called by `make test-containers` only; where the engine or Apptainer is missing they fail and say so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
+STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+# Nobody whom an image or this machine knows.
+ANY_USER = "23456:34567"
+MICRO = {
+    "num_fmaps": 4,
+    "fmap_inc_factor": 2,
+    "input_shape_vox": [52, 52, 52],
+    "predict_input_shape_vox": [68, 68, 68],
+    "max_iteration": 2,
+    "checkpoint_every": 2,
+    "snapshot_every": 2,
+    "num_workers": 0,
+    "validation_fraction": 0.0,
+}
+SETTINGS = (
+    *(f"{s}.{key}={json.dumps(value)}" for s in ("train-lsd", "train-acrlsd") for key, value in MICRO.items()),
+    "watershed.block_shape=16 vox",
+    "watershed.context=8 vox",
+    "predict.block_shape=28 vox",
+)
+DEMO = (
+    "import sys; from pathlib import Path; from lsdflow_launch.demo import make_demo;"
+    "make_demo(Path(sys.argv[1]), (112, 66, 70), seed=3, mode='acrlsd')"
+)
+
+
+Finished = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Made:
+    """An image and its SIF, and how long each took."""
+
+    stage: str
+    version: str
+    image: str
+    sif: Path
+    build_s: float
+    convert_s: float
+
+
+class Bench:
+    """How the tests call things: the clone's commands, images by docker, SIFs by singularity."""
+
+    settings = SETTINGS
+    commands = BIN
+
+    def call(self, *command: str | Path, timeout_s: float = 300, **environment: str) -> Finished:
+        """Run a command with its output kept."""
+        words = [str(word) for word in command]
+        env = {**os.environ, **environment}
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=timeout_s, env=env)
+
+    def version_of(self, folder: str) -> str:
+        """The version in a package's pyproject.toml."""
+        text = (REPOSITORY / "stages" / folder / "pyproject.toml").read_text()
+        return str(tomllib.loads(text)["project"]["version"])
+
+    def options(self, root: str | Path, *more: str) -> list[str]:
+        """Options of a stage for the small experiment in the folder root."""
+        return ["--experiment", f"{root}/experiment.toml", *(w for s in (*SETTINGS, *more) for w in ("--set", s))]
+
+    def docker_command(self, stage: str, folder: Path, *words: str, extra: tuple[str, ...] = ()) -> list[str]:
+        """`docker run` of a stage as any user: read-only, no rights, no network, no home, the folder at /experiment."""
+        hard = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
+        place = ["--env", "HOME=/nonexistent", "--volume", f"{folder}:/experiment"]
+        image = f"lsdflow/{stage}:{self.version_of(stage)}"
+        return ["docker", "run", "--user", ANY_USER, *hard, *place, *extra, image, *words]
+
+    def docker(self, stage: str, folder: Path, *words: str, extra: tuple[str, ...] = ()) -> Finished:
+        """Run a stage's image to its end, and remove the container."""
+        return self.call(*self.docker_command(stage, folder, *words, extra=("--rm", *extra)))
+
+    def singularity(self, sif: Path, *words: str, extra: tuple[str, ...] = (), **environment: str) -> Finished:
+        """`singularity exec` as an unprivileged user, as the wrappers do it."""
+        hard = ["--containall", "--no-home", "--cleanenv", "--no-eval", "--pwd", "/"]
+        return self.call(*_as_somebody(), "singularity", "exec", *hard, *extra, sif, *words, **environment)
+
+
+def _as_somebody() -> list[str]:
+    """Words before a command that must not run as root: the cluster's user, or nobody."""
+    if os.getuid() != 0:
+        return []
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    user = "alice" if "alice" in known else "nobody"
+    return ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups", "--inh-caps=-all"]
+
+
+def open_to_all(folder: Path) -> Path:
+    """Let any user write in the folder."""
+    subprocess.run(["chmod", "-R", "a+rwX", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bench() -> Bench:
+    """The calls."""
+    return Bench()
+
+
+@pytest.fixture(scope="session")
+def workspace() -> Iterator[Path]:
+    """A folder that other users can reach, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp(prefix="lsdflow-containers-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def engine(bench: Bench) -> None:
+    """Docker Engine answers and Apptainer is here."""
+    missing = [name for name in ("docker", "singularity") if shutil.which(name) is None]
+    if missing:
+        pytest.fail(f"these tests need {' and '.join(missing)} (see tests/cluster: it brings up both)", pytrace=False)
+    asked = bench.call("docker", "info", "--format", "{{.ServerVersion}}")
+    if asked.returncode != 0:
+        pytest.fail(f"no Docker Engine answers: {asked.stderr.strip()} (DOCKER_HOST?)", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def made(engine: None, bench: Bench, workspace: Path) -> dict[str, Made]:
+    """All images built (cpu), each converted while the next is built. $SIF_DIR keeps the SIFs.
+
+    While working on the tests: LSDFLOW_KEEP_IMAGES=1 takes the images that are there.
+    """
+    sifs = Path(os.environ.get("SIF_DIR", workspace / "sif"))
+    found: dict[str, Made] = {}
+    with ThreadPoolExecutor(1) as converter:
+        waiting = {}
+        for stage in STAGES:
+            started = time.monotonic()
+            if not os.environ.get("LSDFLOW_KEEP_IMAGES"):
+                _script(bench, "build.sh", stage, TORCH="cpu")
+            build_s = time.monotonic() - started
+            waiting[stage] = build_s, converter.submit(_convert, bench, stage, sifs)
+        for stage, (build_s, future) in waiting.items():
+            sif, convert_s = future.result()
+            version = bench.version_of(stage)
+            found[stage] = Made(stage, version, f"lsdflow/{stage}:{version}", sif, build_s, convert_s)
+    return found
+
+
+def _convert(bench: Bench, stage: str, folder: Path) -> tuple[Path, float]:
+    started = time.monotonic()
+    told = _script(bench, "convert.sh", stage, SIF_DIR=str(folder))
+    folder.chmod(0o755)
+    return Path(told.strip().splitlines()[-1].split()[0]), time.monotonic() - started
+
+
+def _script(bench: Bench, name: str, stage: str, **environment: str) -> str:
+    done = bench.call(REPOSITORY / "containers" / name, stage, timeout_s=900, PYTHON=sys.executable, **environment)
+    if done.returncode != 0:
+        pytest.fail(f"containers/{name} {stage}: {done.stderr[-3000:]}", pytrace=False)
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def reference(bench: Bench, workspace: Path) -> Path:
+    """The whole experiment, made by the commands of the clone, one process each."""
+    if not (BIN / "train-lsd").exists():
+        pytest.fail(f"no commands in {BIN}: make setup", pytrace=False)
+    folder = workspace / "reference"
+    subprocess.run([sys.executable, "-c", DEMO, str(folder)], check=True, env={**os.environ, "LSDFLOW_BIN": str(BIN)})
+    shutil.copytree(folder, workspace / "untouched")
+    for stage in STAGES:
+        done = bench.call(BIN / stage, "run", *bench.options(folder, "compute.runner=serial"))
+        assert done.returncode == 0, f"{stage}: {done.stderr}"
+        if stage == "train-acrlsd":
+            shutil.copytree(folder, workspace / "trained")
+    return folder
+
+
+@pytest.fixture
+def fresh(reference: Path, workspace: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The experiment before its first stage, open to any user, for one test."""
+    folder = workspace / request.node.name.replace("[", "-").replace("]", "")
+    shutil.copytree(workspace / "untouched", folder)
+    yield open_to_all(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def trained(reference: Path, workspace: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The experiment with its two trained networks, open to any user, for one test."""
+    folder = workspace / request.node.name.replace("[", "-").replace("]", "")
+    shutil.copytree(workspace / "trained", folder)
+    yield open_to_all(folder)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,166 @@
+"""Every image as any user, read-only, without rights, network or home: version, labels, and the work of its stage."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from conftest import Bench, Made
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment")
+TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
+TMPFS = ("--tmpfs", "/tmp")
+# Compressed, as they are stored and sent; the local stand-in of the base alone weighs 100 MB more than the real one.
+SIF_LIMIT_MB = {"cpu": 500, "torch": 1000}
+
+
+def _labels(bench: Bench, image: str) -> dict[str, str]:
+    return json.loads(bench.call("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image).stdout)
+
+
+def _layers(bench: Bench, image: str) -> list[str]:
+    return json.loads(bench.call("docker", "image", "inspect", "--format", "{{json .RootFS.Layers}}", image).stdout)
+
+
+def _inside(bench: Bench, image: str, script: str) -> str:
+    return bench.call("docker", "run", "--rm", "--network=none", "--entrypoint", "bash", image, "-c", script).stdout
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("extra", [(), TMPFS], ids=["no writable folder", "tmpfs on /tmp"])
+def test_version_is_that_of_the_label_and_of_the_project(
+    stage: str, extra: tuple[str, ...], made: dict[str, Made], bench: Bench, workspace: Path
+) -> None:
+    done = bench.docker(stage, workspace, "--version", extra=extra)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{stage} {bench.version_of(stage)} (contract {bench.version_of('_contract')})")
+    assert done.stderr == ""
+    assert _labels(bench, made[stage].image)["org.opencontainers.image.version"] == bench.version_of(stage)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_labels_tell_stage_contract_revision_and_base(stage: str, made: dict[str, Made], bench: Bench) -> None:
+    labels = _labels(bench, made[stage].image)
+    head = bench.call("git", "-C", REPOSITORY, "rev-parse", "HEAD").stdout.strip()
+    assert labels["lsdflow.stage"] == stage
+    assert labels["lsdflow.contract"] == bench.version_of("_contract")
+    assert labels["org.opencontainers.image.revision"].removesuffix("-dirty") == head
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", labels["org.opencontainers.image.base.digest"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", labels["org.opencontainers.image.created"])
+    assert labels.get("lsdflow.torch", "") == ("cpu" if stage in TORCH_STAGES else "")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_image_holds_its_locked_packages_complete_and_no_compiler(
+    stage: str, made: dict[str, Made], bench: Bench
+) -> None:
+    told = _inside(
+        bench,
+        made[stage].image,
+        "for c in gcc cc g++ c++ ld make; do command -v $c; done;"
+        " find /root /home -type f ! -name '.*';"
+        " python3 -m pip --python /opt/lsdflow/bin/python check",
+    )
+    assert told.splitlines() == ["No broken requirements found."]
+    assert stage in _inside(bench, made[stage].image, "ls /opt/lsdflow/bin").split()
+
+
+def test_a_second_build_from_nothing_has_the_same_layers(made: dict[str, Made], bench: Bench) -> None:
+    before = _layers(bench, made["prepare"].image)
+    done = bench.call(
+        REPOSITORY / "containers" / "build.sh", "prepare", BUILD_ARGS="--no-cache", TORCH="cpu", timeout_s=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert _layers(bench, made["prepare"].image) == before
+
+
+def test_prepare_and_both_trainings_run_as_any_user(
+    fresh: Path, reference: Path, made: dict[str, Made], bench: Bench
+) -> None:
+    for stage in ("prepare", "train-lsd", "train-acrlsd"):
+        for verb in ("validate", "run", "verify"):
+            done = bench.docker(stage, fresh, verb, *bench.options("/experiment"), extra=TMPFS)
+            assert done.returncode == 0, f"{stage} {verb}: {done.stdout}{done.stderr}"
+    ours, theirs = (read_manifest(ExperimentLayout(f), "prepare") for f in (fresh, reference))
+    assert ours.identity == theirs.identity
+    assert ours.writer.revision == _labels(bench, made["prepare"].image)["org.opencontainers.image.revision"]
+
+
+def test_block_stages_without_any_writable_folder_leave_the_bits_of_the_clone(
+    trained: Path, reference: Path, made: dict[str, Made], bench: Bench
+) -> None:
+    """The clone ran them by the serial runner in another folder; the images use daisy and two workers."""
+    digest = "sha256:" + "5" * 64
+    for stage in (*BLOCK_STAGES, "evaluate"):
+        for verb in ("validate", "run", "verify"):
+            options = bench.options("/experiment", "compute.runner=daisy", "compute.workers=2")
+            done = bench.docker(stage, trained, verb, *options, extra=("--env", f"LSDFLOW_IMAGE_DIGEST={digest}"))
+            assert done.returncode == 0, f"{stage} {verb}: {done.stdout}{done.stderr}"
+    for stage in (*BLOCK_STAGES, "evaluate"):
+        ours, theirs = (read_manifest(ExperimentLayout(f), stage) for f in (trained, reference))
+        assert ours.identity == theirs.identity, stage
+        assert ours.writer.image_digest == digest
+    assert (trained / "report" / "index.html").stat().st_size > 0
+    owners = {path.stat().st_uid for path in (trained / "runs").rglob("outcome.json")}
+    assert 23456 in owners
+
+
+@pytest.mark.parametrize(
+    ("stage", "setting"),
+    [("train-acrlsd", "train-acrlsd.max_iteration=100000"), ("predict", "predict.block_shape=4 vox")],
+)
+def test_docker_stop_ends_a_run_as_interrupted_within_ten_seconds(
+    stage: str, setting: str, trained: Path, made: dict[str, Made], bench: Bench
+) -> None:
+    folder = trained
+    # A training that went on from the finished one would have nothing to do.
+    if stage == "train-acrlsd":
+        bench.call("rm", "-r", folder / "train" / stage, folder / "manifests" / f"{stage}.json")
+    before = set((folder / "runs" / stage).glob("*/log.txt"))
+    command = bench.docker_command(stage, folder, "run", *bench.options("/experiment", setting), extra=("--detach",))
+    container = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        _wait_for_work(folder / "runs" / stage, before)
+        started = time.monotonic()
+        bench.call("docker", "stop", "--time", "30", container)
+        assert time.monotonic() - started < 10
+        state = bench.call("docker", "inspect", "--format", "{{.State.ExitCode}}", container)
+        assert state.stdout.strip() == "75", bench.call("docker", "logs", container).stderr[-2000:]
+    finally:
+        bench.call("docker", "rm", "--force", container)
+
+
+def _wait_for_work(runs: Path, before: set[Path], timeout_s: float = 60) -> None:
+    """Until the run has a folder of its own, and three seconds more."""
+    end = time.monotonic() + timeout_s
+    while not set(runs.glob("*/log.txt")) - before:
+        assert time.monotonic() < end, "the run did not begin"
+        time.sleep(0.2)
+    time.sleep(3)
+
+
+def test_sizes_are_within_their_limits(made: dict[str, Made], bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[dict[str, Any]] = []
+    for stage, item in made.items():
+        size = int(bench.call("docker", "image", "inspect", "--format", "{{.Size}}", item.image).stdout)
+        limit = SIF_LIMIT_MB["torch" if stage in TORCH_STAGES else "cpu"]
+        rows.append({"stage": stage, "image": size // 10**6, "sif": item.sif.stat().st_size // 10**6, "limit": limit})
+    with capsys.disabled():
+        print(f"\n{'stage':14}{'image MB':>10}{'SIF MB':>8}{'limit':>7}{'build s':>9}{'convert s':>11}")
+        for row in rows:
+            item = made[row["stage"]]
+            sizes = f"{row['stage']:14}{row['image']:10}{row['sif']:8}{row['limit']:7}"
+            print(f"{sizes}{item.build_s:9.0f}{item.convert_s:11.0f}")
+    assert [row for row in rows if row["sif"] > row["limit"]] == []
