@@ -1,0 +1,170 @@
+"""Watershed, agglomerate and segment with the files store and with MongoDB: the same tables, voxels and identities."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+
+from lsdflow_agglomerate import task as agglomerate
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import AFFS, RAW
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_contract.testing import voronoi_labels
+from lsdflow_evaluate.history import block_times
+from lsdflow_runtime.stores import open_store
+from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_segment import task as segment
+from lsdflow_watershed import task as watershed
+
+STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment}
+GRID = Geometry((10.0, 7.5, 7.5), (50.0, 0.0, 15.0), (30, 36, 40))
+TABLES = """[watershed]
+block_shape = "16 vox"
+context = "4 vox"
+min_seed_distance_vox = 4
+[agglomerate]
+merge_functions = ["hist_quant_75", "mean"]
+[segment]
+thresholds_step = 0.1
+threshold = 0.3
+"""
+
+
+def affinities() -> NDArray[np.uint8]:
+    """Affinities (3, z, y, x) u8 of 30 cells, noisy."""
+    labels = voronoi_labels(GRID.shape_vox, 30, 3).astype(np.int64)
+    generator = np.random.default_rng(0)
+    near = np.zeros(labels.shape, bool)
+    for axis in range(3):
+        near |= np.pad(np.diff(labels, axis=axis) != 0, [(0, int(axis == a)) for a in range(3)])
+    noise = gaussian_filter(generator.normal(0, 1, (3, *labels.shape)), (0, 1.5, 1.5, 1.5))
+    values = gaussian_filter(np.where(near, 0.1, 0.95), 0.7) + 0.15 * noise / noise.std()
+    return (np.clip(values, 0, 1) * 255).astype(np.uint8)
+
+
+def predicted(root: Path, compute: str, store: str) -> Experiment:
+    """An experiment in which predict has finished."""
+    root.mkdir()
+    (root / "experiment.toml").write_text(f"[compute]\n{compute}\n[store]\n{store}\n{TABLES}")
+    experiment = load_experiment(root)
+    container = experiment.layout.predictions("acrlsd", 1)
+    for path, spec, values in (
+        (experiment.layout.target_volume, RAW, np.zeros(GRID.shape_vox, np.uint8)),
+        (container, AFFS, affinities()),
+    ):
+        output = OutputArray(path, spec, GRID, GRID.box, GRID.shape_vox)
+        output.create({"key": spec.dataset})
+        output.open().write(GRID.box, values)
+    outputs = {"affs": str((container / AFFS.dataset).relative_to(root))}
+    facts: dict[str, Any] = {"key": "affs", "config": {}, "inputs": {}, "identity": "affs"}
+    Manifest(writer=Writer.of("predict"), outputs=outputs, **facts).write(experiment.layout)
+    return experiment
+
+
+def run_all(experiment: Experiment) -> None:
+    for stage in STAGES.values():
+        assert stage.validate(experiment) == []
+        stage.run(experiment, RunOptions())
+
+
+def mongo_table(server: Any, database: str, folder: Path) -> str:
+    file = server.uri_file(database, folder)
+    return f'engine = "mongo"\nuri_file = "{file}"\ndatabase = "{database}"\nretry_s = 60'
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    experiment = predicted(tmp_path_factory.mktemp("engines") / "files", 'runner = "serial"', 'engine = "files"')
+    run_all(experiment)
+    return experiment
+
+
+def assert_same_results(found: Experiment, wanted: Experiment) -> None:
+    for stage in STAGES:
+        assert read_manifest(found.layout, stage).identity == read_manifest(wanted.layout, stage).identity, stage
+    tables = sorted(p.relative_to(wanted.layout.luts) for p in wanted.layout.luts.rglob("*.npz"))
+    assert len(tables) > 10
+    assert tables == sorted(p.relative_to(found.layout.luts) for p in found.layout.luts.rglob("*.npz"))
+    for name in tables:
+        assert (found.layout.luts / name).read_bytes() == (wanted.layout.luts / name).read_bytes(), name
+    for path in ("fragments", "segmentation"):
+        a, b = (open_volume(getattr(e.layout, path), f"volumes/{path}") for e in (found, wanted))
+        assert np.array_equal(a.read(a.box), b.read(b.box)), path
+
+
+@pytest.mark.parametrize("compute", ['runner = "serial"', 'runner = "daisy"\nworkers = 3'])
+def test_mongo_gives_the_same_tables_voxels_and_identities_as_files(
+    reference: Experiment, mongod: Any, tmp_path: Path, compute: str
+) -> None:
+    database = f"same-{tmp_path.name}"[:60]
+    experiment = predicted(tmp_path / "mongo", compute, mongo_table(mongod, database, tmp_path))
+    run_all(experiment)
+    assert_same_results(experiment, reference)
+    for name, stage in STAGES.items():
+        assert stage.verify(experiment)["verified"], name
+        assert stage.status(experiment)["finished"], name
+    times = {row.stage: row for row in block_times(experiment)}
+    assert {name: times[name].done for name in STAGES} == {row.stage: row.done for row in block_times(reference)}
+    assert [path.name for path in experiment.layout.store.iterdir()] == ["owner.json"], "all else is in the database"
+
+
+def test_the_same_bits_although_the_server_is_killed_twice_while_workers_write(
+    reference: Experiment, mongod_for_tests: ModuleType, tmp_path: Path
+) -> None:
+    with mongod_for_tests.running_mongod(tmp_path / "server") as server:
+        compute = 'runner = "daisy"\nworkers = 3'
+        experiment = predicted(tmp_path / "mongo", compute, mongo_table(server, "killed", tmp_path))
+        finished, kills = threading.Event(), []
+
+        def kill_now_and_then() -> None:
+            while not finished.wait(2.5) and len(kills) < 3:
+                server.kill()
+                kills.append(time.monotonic())
+                time.sleep(0.5)
+                server.start()
+
+        killer = threading.Thread(target=kill_now_and_then)
+        killer.start()
+        try:
+            run_all_patiently(experiment)
+        finally:
+            finished.set()
+            killer.join()
+        assert kills
+        assert_same_results(experiment, reference)
+
+
+def run_all_patiently(experiment: Experiment) -> None:
+    """Without validate, which says at once when the server is away."""
+    for stage in STAGES.values():
+        stage.run(experiment, RunOptions())
+
+
+def test_other_parameters_with_replace_leave_one_graph_in_the_database(
+    reference: Experiment, mongod: Any, tmp_path: Path
+) -> None:
+    database = f"replace-{tmp_path.name}"[:60]
+    experiment = predicted(tmp_path / "mongo", 'runner = "serial"', mongo_table(mongod, database, tmp_path))
+    other = load_experiment(experiment.path, ["watershed.min_seed_distance_vox=6"])
+    for which in (other, experiment):
+        for stage in STAGES.values():
+            stage.run(which, RunOptions(replace=True))
+    assert_same_results(experiment, reference)
+    keys = {stage: read_manifest(experiment.layout, stage).key for stage in STAGES}
+    with mongod.admin() as client:
+        found = client[database]
+        assert found["nodes"].distinct("key") == [keys["watershed"]]
+        assert found["edges_mean"].distinct("key") == [keys["agglomerate"]]
+        ids = [document["id"] for document in found["nodes"].find()]
+        assert len(ids) == len(set(ids)), "an old tool sees every fragment once"
+    assert open_store(experiment).works("watershed") == [keys["watershed"]]
