@@ -18,7 +18,7 @@ from pymongo.uri_parser import parse_uri
 SECRETS = Path("/run/secrets")
 HOST, PORT = "127.0.0.1", 27017
 ADMINISTRATOR = "admin"
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 UNREACHABLE, NO_PERMISSION, CONFIG = 69, 77, 78
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from lsdflow_contract.errors import Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
-from lsdflow_launch.commands import run_stage
+from lsdflow_launch.commands import PASSED_ON, run_stage
 
 LOG = logging.getLogger("lsdflow.run")
 LAST = "evaluate"
+# Whoever stops a run does not wait for a report.
+STOPPED = (Interrupted.exit_code, *(128 + number for number in PASSED_ON))
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Chain:
             code = self._call(stage)
             if code != 0:
                 LOG.error("%s ended with exit code %d", stage, code)
-                if stage != LAST and code != Interrupted.exit_code:
+                if stage != LAST and code not in STOPPED:
                     self._report()
                 return code
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_launch.block_state import with_blocks
 from lsdflow_launch.chain import stages_of
-from lsdflow_launch.cluster import cluster_of, require_block_stage
+from lsdflow_launch.cluster import BLOCK_STAGES, cluster_of, require_block_stage
 from lsdflow_launch.commands import ask_stage, stage_command
 from lsdflow_launch.container import Containers
 from lsdflow_launch.slurm_state import cancel_submission, job_facts, newest_submission, submitted_overrides
@@ -23,6 +25,7 @@ from lsdflow_launch.state import status_of
 from lsdflow_launch.submit import add_workers
 from lsdflow_launch.submit import submit as submit_chain
 
+LOG = logging.getLogger("lsdflow.status")
 Ask = Callable[[str, Sequence[str]], Any]
 
 
@@ -83,15 +86,23 @@ def asker(experiment: Experiment) -> Ask:
 
 
 def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """State of every stage, with its jobs and blocks where it was submitted."""
+    """State of every stage and its blocks; with its jobs where it was submitted, as far as SLURM answers."""
     submission = newest_submission(experiment)
     if submission is None:
-        return status_of(experiment)
+        return _with_blocks(experiment, status_of(experiment))
     if not experiment.overrides:
         experiment = load_experiment(experiment.path, submitted_overrides(submission))
-    jobs = job_facts(experiment, submission)
-    states = status_of(experiment, asker(experiment))
+    try:
+        jobs = job_facts(experiment, submission)
+    except StageError as error:
+        LOG.warning("nothing is known of the jobs: %s", error.message())
+        jobs = {}
+    states = _with_blocks(experiment, status_of(experiment, asker(experiment)))
     return {stage: {**facts, **jobs.get(stage, {})} for stage, facts in states.items()}
+
+
+def _with_blocks(experiment: Experiment, states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {s: with_blocks(experiment, s, facts) if s in BLOCK_STAGES else facts for s, facts in states.items()}
 
 
 def _ask_container(containers: Containers, stage: str, arguments: Sequence[str]) -> Any:

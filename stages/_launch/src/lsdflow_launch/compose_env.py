@@ -34,7 +34,9 @@ class ComposeEnv:
         """The command line that runs the chain."""
         files = [part for name in self.options for part in ("-f", f"{compose_folder}/{name}")]
         env_files = [self.path.parent / "images.env", self.path]
-        return shlex.join(["docker", "compose", *files, *(f"--env-file={p}" for p in env_files), "up"])
+        # With a database `up` alone would wait for it too, and it never ends.
+        last = [STAGES[-1]] if "compose.mongo.yaml" in self.options else []
+        return shlex.join(["docker", "compose", *files, *(f"--env-file={p}" for p in env_files), "up", *last])
 
 
 def write_compose_env(experiment: Experiment) -> ComposeEnv:

@@ -1,4 +1,4 @@
-"""What SLURM tells of the jobs of a submission, and what the done marks tell of the blocks.
+"""What SLURM tells of the jobs of a submission.
 
 runs/submit/<time>-<pid>/jobs.tsv     stage, role, job number, time: one line a job (an array is one job)
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,11 @@ from typing import Any
 
 from lsdflow_contract.errors import InternalError, MissingInput, StageError, StoreUnreachable
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json
-from lsdflow_launch.cluster import BLOCK_STAGES
+from lsdflow_launch.block_state import slurm_logs
 
 FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "RestartCnt", "exit_code", "WorkDir")
 WAITING = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
-RATE_WINDOW_S = 600.0
 LISTED = 10
-LOG_TAIL_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def _from_accounting(numbers: Sequence[str]) -> Iterator[Task]:
 
 
 def job_facts(experiment: Experiment, submission: Path) -> dict[str, dict[str, Any]]:
-    """By stage of a submission: its jobs by role, blocks, failures with their logs.
+    """By stage of a submission: its jobs by role, and the logs of those that failed.
 
     Raises MissingInput (66) or StoreUnreachable (69) as ask_slurm.
     """
@@ -147,8 +143,6 @@ def job_facts(experiment: Experiment, submission: Path) -> dict[str, dict[str, A
         told = _told(job.job, tasks.get(job.job, []))
         of_stage[job.role] = f"{of_stage[job.role]}; {told}" if job.role in of_stage else told
     for stage, of_stage in facts.items():
-        if stage in BLOCK_STAGES:
-            of_stage.update(block_facts(experiment, stage))
         bad = [t for j in jobs if j.stage == stage for t in tasks.get(j.job, []) if not t.waits and t.code]
         if bad:
             of_stage["logs"] = _logs_of(experiment, stage, bad)
@@ -175,56 +169,8 @@ def _told(job: str, tasks: Sequence[Task]) -> str:
     return f"{job}{':' if len(tasks) > 1 else ''} {', '.join(words)}"
 
 
-def block_facts(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """Blocks done and in all, rate and time left, failed blocks: from the marks alone, without the stage's command."""
-    folders = sorted((experiment.layout.store / "blocks" / stage).glob("*/done"), key=lambda p: p.stat().st_mtime)
-    if not folders:
-        return {}
-    done = {p.stem: p.stat().st_mtime for p in folders[-1].glob("[0-9]*.json")}
-    pending = _pending(experiment, stage)
-    total = len(pending | done.keys())
-    facts: dict[str, Any] = {"blocks_done": len(done), "blocks": total if pending else "not known"}
-    recent = [when for when in done.values() if when > time.time() - RATE_WINDOW_S]
-    left = total - len(done)
-    if len(recent) > 1 and left:
-        per_second = (len(recent) - 1) / max(time.time() - min(recent), 1e-3)
-        facts |= {"blocks_per_minute": round(60 * per_second, 2), "minutes_left": round(left / per_second / 60, 1)}
-    return facts | _failures(experiment, stage, folders[-1].parent / "failed", set(done))
-
-
-def _pending(experiment: Experiment, stage: str) -> set[str]:
-    rounds = sorted(experiment.layout.stage_runs(stage).glob("rounds/*/pending.json"), key=lambda p: p.stat().st_mtime)
-    return {str(n) for n in read_json(rounds[-1])} if rounds else set()
-
-
-def _failures(experiment: Experiment, stage: str, folder: Path, done: set[str]) -> dict[str, Any]:
-    failed = sorted((p for p in folder.glob("[0-9]*.json") if p.stem not in done), key=lambda p: int(p.stem))
-    if not failed:
-        return {}
-    told = {}
-    for path in failed[:LISTED]:
-        log = _log_that_names(experiment, stage, int(path.stem))
-        told[path.stem] = read_json(path).get("what", "") + (f" (log: {log})" if log else "")
-    return {"failed": len(failed), "failures": told}
-
-
-def _slurm_logs(experiment: Experiment, stage: str) -> list[Path]:
-    logs = (experiment.layout.stage_runs(stage) / "slurm").glob("*.log")
-    return sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True)
-
-
-def _log_that_names(experiment: Experiment, stage: str, block: int) -> str:
-    named = re.compile(rf"\bblock {block}\b".encode())
-    for log in _slurm_logs(experiment, stage)[: 5 * LISTED]:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-            if named.search(file.read()):
-                return str(log)
-    return ""
-
-
 def _logs_of(experiment: Experiment, stage: str, tasks: Sequence[Task]) -> list[str]:
-    logs = {log.name: log for log in _slurm_logs(experiment, stage)}
+    logs = {log.name: log for log in slurm_logs(experiment, stage)}
     wanted = [next((str(p) for n, p in logs.items() if n.endswith(f".{t.name}.log")), "") for t in tasks[:LISTED]]
     return [path for path in wanted if path]
 

@@ -1,0 +1,191 @@
+"""pipeline.sh: the exact sbatch lines of a chain, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from .conftest import DIGEST, STAGES, WRAPPERS, Cluster, write_sif
+
+GENERAL = ["--requeue", "--open-mode=append", "--export=NONE", "--signal=B:USR2@120"]
+INVALID = "--kill-on-invalid-dep=yes"
+
+
+def _pipeline(cluster: Cluster, experiment: Path, settings: Path, *options: str) -> list[list[str]]:
+    done = cluster.run([WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings, *options])
+    assert done.returncode == 0, done.stderr
+    return cluster.calls("sbatch")
+
+
+def _options(call: list[str], name: str) -> str:
+    found = [word.partition("=")[2] for word in call if word.startswith(f"--{name}=")]
+    assert len(found) <= 1, call
+    return found[0] if found else ""
+
+
+def test_a_stage_of_blocks_is_a_coordinator_workers_and_a_verify_job(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    calls = _pipeline(cluster, experiment, settings, "--from", "predict", "--to", "watershed")
+    (submission,) = (experiment / "runs" / "submit").iterdir()
+    logs, script = experiment / "runs" / "watershed" / "slurm", submission / "watershed.sbatch"
+    cpu = ["--partition=cpu", "--cpus-per-task=1", "--mem=8G"]
+
+    def line(name: str, dependency: str, log: str, *rest: str | Path, array: str = "") -> list[str]:
+        return [
+            *("--parsable", f"--job-name=my-experiment-watershed{name}", *GENERAL),
+            *(f"--dependency={dependency}", INVALID, *([f"--array={array}"] if array else [])),
+            *(f"--chdir={experiment}", f"--output={logs}/{log}.log", f"--error={logs}/{log}.log", *map(str, rest)),
+        ]
+
+    assert calls[3:] == [
+        line("", "afterok:103", "%x.%j", *cpu, "--time=7-00:00:00", script, submission, "coordinate"),
+        line(
+            "-workers",
+            "after:104,afterok:103",
+            "%x.%A_%a",
+            *(*cpu, "--time=1-00:00:00", script, submission, "work", "104"),
+            array="0-7",
+        ),
+        line("-verify", "afterany:104,afterok:103", "%x.%j", *cpu, "--time=12:00:00", script, submission, "verify"),
+    ]
+
+
+def test_the_workers_of_predict_ask_for_a_gpu_and_its_coordinator_does_not(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    coordinator, workers, verify = _pipeline(cluster, experiment, settings, "--from", "predict", "--to", "predict")
+    assert (_options(workers, "partition"), _options(workers, "gres")) == ("gpu", "gpu:1")
+    for call in (coordinator, verify):
+        assert (_options(call, "partition"), _options(call, "gres")) == ("cpu", "")
+    assert _options(coordinator, "dependency") == ""
+
+
+def test_each_stage_waits_for_the_verify_job_of_the_one_before(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    calls = _pipeline(cluster, experiment, settings)
+    by_name = {_options(call, "job-name").removeprefix("my-experiment-"): n for n, call in enumerate(calls, start=101)}
+    assert len(calls) == 4 * 2 + 4 * 3
+    for before, stage in itertools.pairwise(STAGES):
+        call = calls[by_name[stage] - 101]
+        assert _options(call, "dependency") == f"afterok:{by_name[f'{before}-verify']}"
+        assert INVALID in call
+
+
+def test_every_command_is_shown_as_one_could_type_it(cluster: Cluster, experiment: Path, settings: Path) -> None:
+    done = cluster.run(
+        [WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings, "--to", "prepare"]
+    )
+    shown = [line.removeprefix("$ ") for line in done.stdout.splitlines() if line.startswith("$ ")]
+    first = cluster.calls("sbatch")
+    for line in shown:
+        cluster.run(["bash", "-c", line])
+    assert cluster.calls("sbatch") == [*first, *first]
+
+
+def test_a_dry_run_shows_the_same_and_leaves_nothing(cluster: Cluster, experiment: Path, settings: Path) -> None:
+    before = sorted(experiment.rglob("*"))
+    command = [WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings, "--dry-run"]
+    done = cluster.run([*command])
+    assert done.returncode == 0
+    assert done.stdout.count("$ sbatch") == 20
+    assert cluster.calls("sbatch") == []
+    assert sorted(experiment.rglob("*")) == before
+
+
+def test_jobs_and_all_they_read_are_kept_with_the_submission(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    _pipeline(cluster, experiment, settings, "--from", "segment")
+    (submission,) = (experiment / "runs" / "submit").iterdir()
+    rows = [line.split("\t")[:3] for line in (submission / "jobs.tsv").read_text().splitlines()]
+    assert rows[:3] == [["segment", "coordinator", "101"], ["segment", "workers", "102"], ["segment", "verify", "103"]]
+    assert rows[3:] == [["evaluate", "run", "104"], ["evaluate", "verify", "105"]]
+    assert (submission / "images.env").read_text() == (experiment / "images.env").read_text()
+    assert (submission / "_common.sh").read_text() == (WRAPPERS / "_common.sh").read_text()
+
+
+def test_workers_are_added_to_a_coordinator_in_the_queue_only(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    _pipeline(cluster, experiment, settings, "--from", "watershed", "--to", "watershed")
+    command = [WRAPPERS / "pipeline.sh", "--experiment", experiment, "--only-workers", "watershed=3"]
+    cluster.answer("squeue", "")
+    refused = cluster.run([*command])
+    assert refused.returncode == 66
+    assert "no coordinator in the queue" in refused.stderr
+    cluster.answer("squeue", "RUNNING\n")
+    assert cluster.run([*command]).returncode == 0
+    (call,) = cluster.calls("sbatch")[3:]
+    assert (_options(call, "array"), _options(call, "dependency"), call[-2:]) == ("0-2", "after:101", ["work", "101"])
+
+
+def test_a_chain_that_sbatch_refuses_is_taken_back(cluster: Cluster, experiment: Path, settings: Path) -> None:
+    settings.write_text(settings.read_text().replace("EVALUATE_PARTITION='cpu'", "EVALUATE_PARTITION='moon'"))
+    script = cluster.folder / "bin" / "sbatch"
+    script.write_text(script.read_text().replace('if name == "sbatch":', REFUSE_MOON))
+    done = cluster.run(
+        [WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings, "--from", "segment"]
+    )
+    assert done.returncode == 78
+    assert "invalid partition specified: moon" in done.stderr
+    assert cluster.calls("scancel") == [["101"], ["102"], ["103"]]
+
+
+REFUSE_MOON = """if name == "sbatch" and "--partition=moon" in sys.argv:
+    sys.exit("sbatch: error: invalid partition specified: moon")
+elif name == "sbatch":"""
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("WATERSHED_MEM=8G", 78), ("NAME='a'b'", 78), ("NAME=$(touch {mark})", 78), ("touch {mark}", 78)],
+)
+def test_a_line_that_is_no_setting_is_refused_and_not_executed(
+    cluster: Cluster, experiment: Path, settings: Path, tmp_path: Path, line: str, code: int
+) -> None:
+    mark = tmp_path / "executed"
+    settings.write_text(settings.read_text() + line.format(mark=mark) + "\n")
+    done = cluster.run([WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings])
+    assert done.returncode == code
+    assert "settings.env, line" in done.stderr
+    assert not mark.exists()
+    assert cluster.calls("sbatch") == []
+
+
+def test_a_value_that_looks_like_a_command_stays_a_value(
+    cluster: Cluster, experiment: Path, settings: Path, tmp_path: Path
+) -> None:
+    mark = tmp_path / "executed"
+    text = settings.read_text().replace("PREPARE_PARTITION='cpu'", f"PREPARE_PARTITION='$(touch {mark})`touch {mark}`'")
+    settings.write_text(text)
+    calls = _pipeline(cluster, experiment, settings, "--to", "prepare")
+    assert _options(calls[0], "partition") == f"$(touch {mark})`touch {mark}`"
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["a:b", "a,b", "a%b", "a$(b)", "a'b", 'a"b', "a\nb"])
+def test_a_path_that_means_something_to_sbatch_or_the_container_is_refused(
+    cluster: Cluster, settings: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "experiment.toml").touch()
+    done = cluster.run([WRAPPERS / "pipeline.sh", "--experiment", folder, "--settings", settings])
+    assert done.returncode == 78
+    assert cluster.calls("sbatch") == []
+
+
+def test_a_sif_of_another_digest_is_refused_before_anything_is_submitted(
+    cluster: Cluster, experiment: Path, settings: Path, tmp_path: Path
+) -> None:
+    other = "sha256:" + "cd34" * 16
+    write_sif(tmp_path / "images", "watershed", digest=other, name=f"watershed_0.1.0_{DIGEST[7:19]}.sif")
+    done = cluster.run([WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings])
+    assert done.returncode == 76
+    assert (DIGEST in done.stderr, other in done.stderr) == (True, True)
+    assert cluster.calls("sbatch") == []
+    assert not (experiment / "runs").exists()
