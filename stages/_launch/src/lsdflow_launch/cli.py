@@ -17,7 +17,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch import demo as demo_module
 from lsdflow_launch import doctor as doctor_module
 from lsdflow_launch.chain import Chain
-from lsdflow_launch.cluster_cli import add_verbs, whole_status
+from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.place import Containing, run_on
@@ -101,6 +101,8 @@ def run(
     """Run the chain of stages; what is done already is not done again."""
     with exit_codes(debug):
         experiment = load_experiment(folder, override or [])
+        if on == "slurm":  # nobody waits in a queue for a mistake
+            _show_problems(folder, override or [], as_json=False, ask=asker(experiment))
         code = run_on(on, experiment, first, last, replace, Containing(engine, images, network))
         _show_result(experiment.layout)
     raise typer.Exit(code)

@@ -15,11 +15,12 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.block_state import with_blocks
-from lsdflow_launch.chain import stages_of
+from lsdflow_launch.block_state import progress_text, with_blocks
+from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.cluster import BLOCK_STAGES, cluster_of, require_block_stage
 from lsdflow_launch.commands import ask_stage, stage_command
 from lsdflow_launch.container import Containers
+from lsdflow_launch.follow import refuse_if_queued, run_on_slurm
 from lsdflow_launch.slurm_state import cancel_submission, job_facts, newest_submission, submitted_overrides
 from lsdflow_launch.state import status_of
 from lsdflow_launch.submit import add_workers
@@ -58,6 +59,8 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
             else:
                 cluster_of(experiment)
                 show_problems(experiment, asker(experiment))
+                if not dry_run:
+                    refuse_if_queued(experiment)
                 code = submit_chain(experiment, first, last, dry_run=dry_run, replace=replace)
         raise typer.Exit(code)
 
@@ -70,6 +73,20 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
         with exit_codes(debug):
             for line in cancel_submission(load_experiment(folder)):
                 typer.echo(line)
+
+
+def follow_on_slurm(experiment: Experiment, first: str, last: str, replace: bool) -> int:
+    """Submit and follow, with the progress of the blocks as the stages tell it. Returns the exit code of the chain."""
+    cluster_of(experiment)
+    ask = asker(experiment)
+
+    def progress(stage: str) -> str:
+        try:
+            return progress_text(with_blocks(experiment, stage, ask(stage, stage_arguments("status", experiment))))
+        except StageError as error:
+            return error.what
+
+    return run_on_slurm(experiment, first, last, replace, progress)
 
 
 def asker(experiment: Experiment) -> Ask:

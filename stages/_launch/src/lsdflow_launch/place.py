@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_launch.chain import Chain, stages_of
+from lsdflow_launch.cluster_cli import follow_on_slurm
 from lsdflow_launch.container import Containers
 
 PLACES = ("local", "container", "slurm")
@@ -33,16 +32,9 @@ def run_on(place: str, experiment: Experiment, first: str, last: str, replace: b
         raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), hint=did_you_mean(place, PLACES))
     stages = stages_of(experiment, first, last)
     if place == "slurm":
-        return _submit(experiment, first, last)
+        return follow_on_slurm(experiment, first, last, replace)
     if place == "local":
         return Chain(experiment, stages, replace).run()
     containers = Containers(experiment, containing.engine, containing.sifs, containing.network)
     containers.check(stages)
     return Chain(experiment, stages, replace, caller=containers).run()
-
-
-def _submit(experiment: Experiment, first: str, last: str) -> int:
-    if importlib.util.find_spec("lsdflow_launch.submit") is None:
-        raise UsageError("--on slurm is not there yet", wanted="local, container")
-    module = importlib.import_module("lsdflow_launch.submit")
-    return int(module.run_on_slurm(experiment, first, last) or 0)

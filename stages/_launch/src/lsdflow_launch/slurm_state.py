@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import InternalError, MissingInput, StageError, StoreUnreachable
+from lsdflow_contract.errors import MissingInput, StageError, StoreUnreachable
 from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.block_state import slurm_logs
 
@@ -48,6 +48,10 @@ class Task:
     def waits(self) -> bool:
         """True while it is in the queue or running."""
         return self.state in WAITING
+
+    def is_of(self, experiment: Path) -> bool:
+        """False for a number that meanwhile belongs to something else."""
+        return Path(self.folder) == experiment
 
 
 def newest_submission(experiment: Experiment) -> Path | None:
@@ -191,19 +195,9 @@ def cancel_submission(experiment: Experiment) -> list[str]:
     # The last ones first: nothing that waits for a job begins when that job goes.
     for job in reversed(jobs):
         waiting = [t for t in tasks.get(job.job, []) if t.waits]
-        if waiting and all(Path(t.folder) == experiment.path.parent for t in waiting):
+        if waiting and all(t.is_of(experiment.path.parent) for t in waiting):
             ask_slurm(["scancel", job.job])
             lines.append(f"{job.stage} {job.role}: job {job.job} cancelled ({waiting[0].state})")
         elif waiting:
             lines.append(f"{job.stage} {job.role}: job {job.job} is not ours: {waiting[0].folder}")
     return lines or [f"nothing of {submission.name} waits or runs"]
-
-
-def chain_code(jobs: Sequence[Submitted], tasks: dict[str, list[Task]]) -> int | None:
-    """None while anything waits or runs; then 0 if every verify job succeeded, else the first exit code but 0."""
-    if any(t.waits for found in tasks.values() for t in found):
-        return None
-    ends = [(j, t) for j in jobs for t in tasks.get(j.job, [])]
-    if all(t.state == "COMPLETED" for j, t in ends if j.role == "verify") and any(j.role == "verify" for j in jobs):
-        return 0
-    return next((t.code for _, t in ends if t.code and t.state != "CANCELLED"), InternalError.exit_code)

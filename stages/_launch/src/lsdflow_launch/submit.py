@@ -6,25 +6,20 @@ input, so that a person without lsdflow can do the same with a file.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.chain import stages_of
 from lsdflow_launch.cluster import cluster_of, job_settings
 from lsdflow_launch.mounts import mounts_of, uri_file_of
-from lsdflow_launch.slurm_state import Submitted, Task, chain_code, newest_submission, submitted_jobs, tasks_of
 
-LOG = logging.getLogger("lsdflow.submit")
 WRAPPERS_VARIABLE = "LSDFLOW_WRAPPERS"
-FOLLOW_SECONDS = 10.0
 # In a line KEY='value' nothing is evaluated, so that these alone could break out of it or of sbatch's patterns.
 FORBIDDEN = ("'", "\n", "\r", "\0")
 
@@ -98,35 +93,6 @@ def submit(experiment: Experiment, first: str, last: str, *, dry_run: bool = Fal
 def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool = False) -> int:
     """More workers for a stage whose coordinator is in the queue. Returns the exit code of pipeline.sh."""
     return _pipeline(experiment, ["--only-workers", f"{stage}={count}"], "", dry_run)
-
-
-def run_on_slurm(experiment: Experiment, first: str = STAGES[0], last: str = STAGES[-1]) -> int:
-    """Submit, then follow the jobs until the last has ended. Returns the exit code of the chain.
-
-    Raises what submit raises, StoreUnreachable (69) if SLURM stays silent when first asked.
-    """
-    code = submit(experiment, first, last)
-    if code != 0:
-        return code
-    submission = newest_submission(experiment)
-    if submission is None:
-        raise MissingInput("the submission cannot be found", where=experiment.path.parent / "runs" / "submit")
-    return follow(submitted_jobs(submission))
-
-
-def follow(jobs: Sequence[Submitted], ask: Callable[[Sequence[Submitted]], dict[str, list[Task]]] = tasks_of) -> int:
-    """Tell every change of state until nothing waits or runs; the exit code of the chain."""
-    told: dict[str, str] = {}
-    while True:
-        tasks = ask(jobs)
-        for job in jobs:
-            states = sorted({t.state for t in tasks.get(job.job, [])})
-            if states and told.get(job.job) != (now := " ".join(states)) and now != "PENDING":
-                LOG.info("%s %s: job %s %s", job.stage, job.role, job.job, now)
-            told[job.job] = " ".join(states)
-        if (code := chain_code(jobs, tasks)) is not None:
-            return code
-        time.sleep(FOLLOW_SECONDS)
 
 
 def _pipeline(experiment: Experiment, options: Sequence[str], settings: str, dry_run: bool) -> int:
