@@ -3,7 +3,7 @@ CONTAINER_TOOL ?= docker
 IMAGE_STAGES := prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate
 SIF_DIR ?= .cache/sif
 
-.PHONY: image images sif sifs pins publish sbom audit test-containers
+.PHONY: image images sif sifs pins publish sbom audit lock-containers test-containers
 # What the scripts read; TORCH (cpu, cuda) as the Makefile finds it, or as given.
 image images sif sifs pins publish: export CONTAINER_TOOL := $(CONTAINER_TOOL)
 image images sif sifs pins publish: export PYTHON := $(PYTHON)
@@ -21,3 +21,31 @@ sif:  ## the SIF of an image: STAGE=watershed [SIF_DIR=folder] [IMAGE=name]
 
 sifs:  ## the SIFs of all stages
 	for s in $(IMAGE_STAGES); do containers/convert.sh $$s; done
+
+PINS ?= .cache/images.env
+pins:  ## an images.env of the images that are here, with digests: [PINS=experiment/images.env] [STAGE=watershed]
+	@$(PYTHON) containers/pins.py $(PINS) $(STAGE)
+
+publish:  ## push an image whose version nobody has yet, and note it in published.tsv: STAGE=watershed REGISTRY=name
+	$(PYTHON) containers/ledger.py publish $(STAGE) $(REGISTRY)
+
+# The tools of sbom and audit have a lock and an environment of their own.
+SUPPLY := .cache/supply
+SBOM_DIR ?= .cache/sbom
+
+$(SUPPLY)/.installed: $(UV) containers/tools.lock
+	$(UV) venv --quiet --clear --python $(PYTHON) $(SUPPLY)
+	$(UV) pip sync --quiet --python $(SUPPLY)/bin/python --require-hashes containers/tools.lock
+	@touch $@
+
+sbom: $(SUPPLY)/.installed  ## bills of materials of the stages' locks, CycloneDX JSON: [STAGE=watershed] [SBOM_DIR=folder]
+	@$(PYTHON) containers/inventory.py sbom $(SUPPLY) $(SBOM_DIR) $(STAGE)
+
+audit: $(SUPPLY)/.installed  ## known vulnerabilities of every locked package: [AUDIT_SERVICE=pypi|osv|esms]
+	@AUDIT_SERVICE=$(AUDIT_SERVICE) $(PYTHON) containers/inventory.py audit $(SUPPLY)
+
+lock-containers: $(UV)  ## resolve containers/*.in anew
+	for f in build tools; do $(COMPILE) containers/$$f.in -o containers/$$f.lock; done
+
+test-containers: setup  ## all images and SIFs, at work as any user: read-only, no network (needs docker and apptainer)
+	LSDFLOW_WITH_ENGINE=1 LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s -p no:cacheprovider tests/containers/with_engine

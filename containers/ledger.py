@@ -122,8 +122,9 @@ def may_build(stage: str) -> None:
 def publish(stage: str, registry: str) -> str:
     """Push the image of a stage and add its line to the ledger; returns the pin.
 
-    Raises Refusal (73) if the version stands in the ledger with another digest, if the image is not of a clean
-    commit, or if it is the CPU variant of a stage that runs on GPUs; (66) if there is no image.
+    Raises Refusal (73) if the version stands in the ledger with another digest, if the registry has another image
+    under that tag, if the image is not of a clean commit, or if it is the CPU variant of a stage that runs on GPUs;
+    (66) if there is no image.
     """
     local, version = f"lsdflow/{stage}:{version_of(stage)}", version_of(stage)
     name = f"{registry.rstrip('/')}/{stage}"
@@ -139,8 +140,9 @@ def publish(stage: str, registry: str) -> str:
             f"   to do: raise the version in stages/{stage}/pyproject.toml",
         )
     _require_publishable(stage, version, labels)
-    _tool("tag", local, f"{name}:{version}")
-    _tool("push", f"{name}:{version}")
+    _require_free_tag(stage, f"{name}:{version}", local)
+    ask_engine("tag", local, f"{name}:{version}")
+    ask_engine("push", f"{name}:{version}")
     digest = _registry_digest(f"{name}:{version}", name)
     if not digest:
         raise Refusal(BAD_DATA, f"{TOOL} pushed {name}:{version} and tells no digest of it")
@@ -170,6 +172,19 @@ def _require_publishable(stage: str, version: str, labels: dict[str, str]) -> No
         raise Refusal(REFUSED, f"the image of {stage} {version} is not one to publish\n   " + "\n   ".join(faults))
 
 
+def _require_free_tag(stage: str, tagged: str, local: str) -> None:
+    """The ledger may be older than the registry: somebody else published and this checkout does not know yet."""
+    if _engine("pull", "--quiet", tagged).returncode != 0:
+        return
+    theirs, ours = (ask_engine("image", "inspect", "--format", "{{.Id}}", image) for image in (tagged, local))
+    if theirs != ours:
+        raise Refusal(
+            REFUSED,
+            f"{tagged} is in the registry, made of other content, and this ledger does not know it\n"
+            f"   to do: pull the newest commit; else raise the version in stages/{stage}/pyproject.toml",
+        )
+
+
 def check() -> None:
     """Refuse (65) a ledger that is malformed or lost or changed a line of the last commit."""
     text = LEDGER.read_text()
@@ -183,8 +198,13 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def _tool(*arguments: str) -> str:
-    done = subprocess.run([TOOL, *arguments], capture_output=True, text=True, check=False)
+def _engine(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TOOL, *arguments], capture_output=True, text=True, check=False)
+
+
+def ask_engine(*arguments: str) -> str:
+    """What a command of the engine prints. Refusal (66) with its message if it fails."""
+    done = _engine(*arguments)
     if done.returncode != 0:
         raise Refusal(MISSING, f"{TOOL} {' '.join(arguments)} failed\n   {done.stderr.strip()}")
     return done.stdout
@@ -192,13 +212,13 @@ def _tool(*arguments: str) -> str:
 
 def _image_labels(image: str) -> dict[str, str]:
     form = '{{range $key, $value := .Config.Labels}}{{printf "%s=%s\\n" $key $value}}{{end}}'
-    lines = _tool("image", "inspect", "--format", form, image).splitlines()
+    lines = ask_engine("image", "inspect", "--format", form, image).splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def _registry_digest(image: str, name: str) -> str:
     """The digest under which the repository `name` knows the image; empty if it does not."""
-    found = _tool("image", "inspect", "--format", "{{range .RepoDigests}}{{println .}}{{end}}", image).split()
+    found = ask_engine("image", "inspect", "--format", "{{range .RepoDigests}}{{println .}}{{end}}", image).split()
     return next((f.split("@", 1)[1] for f in found if f.startswith(f"{name}@")), "")
 
 

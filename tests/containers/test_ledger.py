@@ -20,6 +20,9 @@ case "$*" in
   *Labels*) printf '%s\n' "org.opencontainers.image.version=0.1.0" "org.opencontainers.image.revision=$REVISION" \
     "lsdflow.contract=1.0.0" ${TORCH_LABEL:+"lsdflow.torch=$TORCH_LABEL"} ;;
   *RepoDigests*) if [[ -e $CALLS.pushed ]]; then echo "registry.example/lab/watershed@$PUSHED"; fi ;;
+  pull*) [[ -n ${IN_REGISTRY:-} ]] ;;
+  *"{{.Id}} registry"*) echo "sha256:$IN_REGISTRY" ;;
+  *"{{.Id}}"*) echo sha256:ours ;;
   push*) touch "$CALLS.pushed" ;;
 esac
 """
@@ -140,6 +143,20 @@ def test_a_published_version_with_another_digest_is_refused_before_anything_is_p
     assert done.returncode == 73
     assert OLD in done.stderr
     assert "push" not in (checkout.parent / "calls").read_text()
+
+
+def test_a_tag_that_another_took_in_the_registry_is_not_pushed_over(checkout: Path) -> None:
+    done = _publish(checkout, _git(checkout, "rev-parse", "HEAD"), IN_REGISTRY="theirs")
+    assert done.returncode == 73
+    assert "registry.example/lab/watershed:0.1.0 is in the registry" in done.stderr
+    assert "push" not in (checkout.parent / "calls").read_text()
+    assert (checkout / "containers" / "published.tsv").read_text() == HEADER
+
+
+def test_what_was_pushed_and_not_written_down_is_written_down(checkout: Path) -> None:
+    done = _publish(checkout, _git(checkout, "rev-parse", "HEAD"), IN_REGISTRY="ours")
+    assert done.returncode == 0, done.stderr
+    assert len((checkout / "containers" / "published.tsv").read_text().splitlines()) == 2
 
 
 def test_an_image_of_uncommitted_changes_is_not_published(checkout: Path) -> None:

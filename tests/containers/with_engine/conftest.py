@@ -145,11 +145,11 @@ def engine(bench: Bench) -> None:
 
 @pytest.fixture(scope="session")
 def made(engine: None, bench: Bench, workspace: Path) -> dict[str, Made]:
-    """All images built (cpu), each converted while the next is built. $SIF_DIR keeps the SIFs.
+    """All images built (cpu), each converted while the next is built; SIFs stay in $LSDFLOW_TEST_SIF_DIR.
 
     While working on the tests: LSDFLOW_KEEP_IMAGES=1 takes the images that are there.
     """
-    sifs = Path(os.environ.get("SIF_DIR", workspace / "sif"))
+    sifs = Path(os.environ.get("LSDFLOW_TEST_SIF_DIR", REPOSITORY / ".cache" / "sif")).absolute()
     found: dict[str, Made] = {}
     with ThreadPoolExecutor(1) as converter:
         waiting = {}
@@ -162,15 +162,28 @@ def made(engine: None, bench: Bench, workspace: Path) -> dict[str, Made]:
         for stage, (build_s, future) in waiting.items():
             sif, convert_s = future.result()
             version = bench.version_of(stage)
-            found[stage] = Made(stage, version, f"lsdflow/{stage}:{version}", sif, build_s, convert_s)
+            found[stage] = Made(
+                stage, version, f"lsdflow/{stage}:{version}", _in_reach(sif, workspace), build_s, convert_s
+            )
     return found
 
 
 def _convert(bench: Bench, stage: str, folder: Path) -> tuple[Path, float]:
     started = time.monotonic()
     told = _script(bench, "convert.sh", stage, SIF_DIR=str(folder))
-    folder.chmod(0o755)
     return Path(told.strip().splitlines()[-1].split()[0]), time.monotonic() - started
+
+
+def _in_reach(sif: Path, workspace: Path) -> Path:
+    """The file, or a link to it where a checkout lies in a folder that other users may not enter."""
+    if all(folder.stat().st_mode & 0o001 for folder in sif.parents):
+        return sif
+    link = workspace / sif.name
+    try:
+        link.hardlink_to(sif)
+    except OSError:  # another file system
+        shutil.copy2(sif, link)
+    return link
 
 
 def _script(bench: Bench, name: str, stage: str, **environment: str) -> str:

@@ -1,0 +1,85 @@
+"""pins.py FILE [STAGE...]: the lines of an images.env that pin the local images of these stages (default: all).
+
+A pin is name:version@digest: the registry's name and digest where one has the image, else lsdflow/STAGE:VERSION and the
+image's id. In a FILE that is there only the lines of these stages change; comments and other lines stay.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ledger import MISSING, USAGE, Refusal, ask_engine, version_of
+
+STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+HEADER = "# Images of an experiment, pinned by digest. Read by lsdflow, compose and the cluster's wrappers."
+
+
+def key_of(stage: str) -> str:
+    """The stage's key: TRAIN_LSD_IMAGE for train-lsd."""
+    return stage.upper().replace("-", "_") + "_IMAGE"
+
+
+def pin_of(stage: str) -> str:
+    """The pin of the image that the engine has of a stage's version in this checkout. Refusal (66) if it has none."""
+    name, version = f"lsdflow/{stage}", version_of(stage)
+    told = ask_engine(
+        "image", "inspect", "--format", "{{.Id}} {{range .RepoDigests}}{{.}} {{end}}", f"{name}:{version}"
+    )
+    image_id, *from_registries = told.split()
+    # podman lists local images as repository digests, too: of a registry that is none.
+    published = [found for found in from_registries if not found.startswith(("lsdflow/", "localhost/"))]
+    if published:
+        name, _, digest = published[0].partition("@")
+        return f"{name}:{version}@{digest}"
+    return f"{name}:{version}@sha256:{image_id.removeprefix('sha256:')}"
+
+
+def pinned(text: str, pins: dict[str, str]) -> str:
+    """The text of an images.env with the pins of these stages in it, each where it stood or at the end."""
+    lines = {key_of(stage): f"{key_of(stage)}={pin}" for stage, pin in pins.items()}
+    kept = [lines.pop(line.partition("=")[0], line) for line in text.splitlines() or [HEADER]]
+    return "\n".join([*kept, *lines.values()]) + "\n"
+
+
+def _pins_of(stages: Sequence[str]) -> dict[str, str]:
+    """Refusal (66) naming all images that are missing, not the first alone."""
+    pins, missing = {}, []
+    for stage in stages:
+        try:
+            pins[stage] = pin_of(stage)
+        except Refusal as refusal:
+            missing.append(f"{refusal}\n   to do: make image STAGE={stage}")
+    if missing:
+        raise Refusal(MISSING, "\n".join(missing))
+    return pins
+
+
+def write(path: Path, stages: Sequence[str]) -> str:
+    """Write the pins of the stages into the file; returns its text. Refusal (66, 2): nothing is written."""
+    if unknown := [stage for stage in stages if stage not in STAGES]:
+        raise Refusal(USAGE, f"no such stage: {' '.join(unknown)}\n   one of: {' '.join(STAGES)}")
+    text = pinned(path.read_text(encoding="utf-8") if path.exists() else "", _pins_of(stages))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    try:
+        if not arguments:
+            raise Refusal(USAGE, (__doc__ or "").strip())
+        sys.stdout.write(write(Path(arguments[0]), arguments[1:] or STAGES))
+    except Refusal as refusal:
+        sys.stderr.write(f"error: {refusal}\n")
+        return refusal.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
