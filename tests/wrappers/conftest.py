@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 WRAPPERS = REPOSITORY / "slurm_wrappers"
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+ADDRESS = "10.1.2.3"
 DIGEST = "sha256:" + "ab12" * 16
 # Notes its arguments; answers from the file answer-<name> (output) and code-<name> (exit code), if they are there.
 STAND_IN = """#!{python}
@@ -37,6 +39,8 @@ elif name == "singularity" and (here / "sleeps").exists():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     (here / "up").touch()
     time.sleep(60)
+elif name == "singularity":
+    sys.exit(int((here / "code-exec").read_text()) if (here / "code-exec").exists() else 0)
 else:
     print(answer("answer"), end="")
 sys.exit(int(answer("code") or 0))
@@ -65,6 +69,19 @@ class Cluster:
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "LSDFLOW", "MONGO", "CUDA"))}
         return {**plain, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **more}
 
+    def start(self, command: list[str | Path], **more: str) -> subprocess.Popen[str]:
+        """Start a script among the stand-ins, and do not wait."""
+        return subprocess.Popen(
+            [str(c) for c in command], stderr=subprocess.PIPE, text=True, env=self.environment(**more)
+        )
+
+    def wait_for(self, name: str) -> None:
+        """Wait until a stand-in has left a file."""
+        deadline = time.monotonic() + 60
+        while not (self.folder / name).exists():
+            assert time.monotonic() < deadline, f"{name} did not come"
+            time.sleep(0.05)
+
     def run(self, command: list[str | Path], **more: str) -> subprocess.CompletedProcess[str]:
         """Run a script among the stand-ins."""
         return subprocess.run(
@@ -79,14 +96,16 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    """sbatch, squeue, scancel, scontrol, srun, singularity."""
+    """Programs of SLURM, singularity, and those that tell a node's name and addresses."""
     folder = tmp_path / "stand-ins"
     (folder / "bin").mkdir(parents=True)
-    for name in ("sbatch", "squeue", "scancel", "scontrol", "srun", "singularity"):
+    for name in ("sbatch", "squeue", "scancel", "scontrol", "srun", "singularity", "hostname", "ip"):
         path = folder / "bin" / name
         path.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
         path.chmod(0o755)
-    return Cluster(folder)
+    stand_ins = Cluster(folder)
+    stand_ins.answer("hostname", f"127.0.0.1 {ADDRESS} fd00::1 \n")
+    return stand_ins
 
 
 def write_sif(images: Path, stage: str, version: str = "0.1.0", digest: str = DIGEST, name: str = "") -> Path:
