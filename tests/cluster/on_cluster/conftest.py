@@ -8,17 +8,19 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from pymongo import MongoClient
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import REPOSITORY, Cluster
-from experiments import BLOCK_STAGES, copy_finished, run_locally, tables, write_experiment, write_volumes
+from experiments import BLOCK_STAGES, copy_finished, database_of, run_locally, tables, write_experiment, write_volumes
 from submission import Submission
 
 from lsdflow_contract.experiment import STAGES
@@ -92,8 +94,10 @@ def images(cluster: Cluster) -> Images:
             make("sifs", SIF_DIR=cluster.sif_folder)
     pins, sifs = {}, {}
     for stage in STAGES:
-        there = sorted(cluster.sif_folder.glob(f"{stage}_*.sif"), key=lambda path: path.stat().st_mtime)
-        assert there, f"no SIF of {stage} in {cluster.sif_folder}"
+        project = tomllib.loads((REPOSITORY / "stages" / stage / "pyproject.toml").read_text())
+        ours = f"{stage}_{project['project']['version']}_*.sif"
+        there = sorted(cluster.sif_folder.glob(ours), key=lambda path: path.stat().st_mtime)
+        assert there, f"no {ours} in {cluster.sif_folder}"
         labels = labels_of(there[-1])
         version, digest = labels["org.opencontainers.image.version"], labels["lsdflow.image.digest"]
         pins[stage], sifs[stage] = f"lsdflow/{stage}:{version}@{digest}", there[-1]
@@ -129,6 +133,15 @@ class Desk:
         self.give(folder)
         self.cluster.run(self.lsdflow, "submit", folder, *options)
         return Submission.of(self.cluster, folder)
+
+
+def drop_databases(cluster: Cluster) -> None:
+    """Those of this session's experiments."""
+    client: MongoClient[dict[str, object]] = MongoClient(cluster.uri_file.read_text().strip())
+    for name in client.list_database_names():
+        if name.startswith(database_of(cluster, "")):
+            for collection in client[name].list_collection_names():
+                client[name].drop_collection(collection)
 
 
 def copy_of_clone(folder: Path) -> Path:
@@ -168,6 +181,7 @@ def desk(cluster: Cluster, images: Images) -> Iterator[Desk]:
         if (folder / "runs" / "submit").exists():
             user.run("scancel", *(number for _, _, number in Submission.of(user, folder).rows()), check=False)
     if not os.environ.get("LSDFLOW_CLUSTER_KEEP"):
+        drop_databases(user)
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -40,11 +40,16 @@ NETWORK = {
 }
 
 
+def database_of(cluster: Cluster, name: str) -> str:
+    """A database of this session: another session's experiment of the same name has a claim on its own."""
+    return f"{cluster.shared.name}-{name}"
+
+
 def tables(cluster: Cluster, name: str, more: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The experiment file's tables for a run on the cluster; `more` is laid over them."""
     told: dict[str, dict[str, Any]] = {
         "experiment": {"name": name, "mode": "acrlsd", "profile": "tiny"},
-        "store": {"engine": "mongo", "uri_file": str(cluster.uri_file), "database": name},
+        "store": {"engine": "mongo", "uri_file": str(cluster.uri_file), "database": database_of(cluster, name)},
         "compute": {"block_timeout_s": 20, "join_wait_s": 240},
         "cluster": {"images": str(cluster.sif_folder)},
         "prepare": {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pymongo
 from cluster import ENDED, Cluster, Job, wait_until
+from experiments import database_of
 
 # Collections of done marks, as in the store's description (stages/_runtime).
 DONE = {
@@ -33,7 +34,7 @@ class Submission:
     def of(cls, cluster: Cluster, experiment: Path) -> Submission:
         """Read what `lsdflow submit` left behind."""
         newest = max((experiment / "runs" / "submit").iterdir())
-        return cls(cluster, experiment, newest, experiment.name)
+        return cls(cluster, experiment, newest, database_of(cluster, experiment.name))
 
     def rows(self) -> list[list[str]]:
         """Stage, role, job number of every job, in the order of submission."""
