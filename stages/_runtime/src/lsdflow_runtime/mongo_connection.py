@@ -68,7 +68,11 @@ def mongo_address(experiment: Experiment) -> MongoAddress:
 
     Raises ConfigError (78), MissingInput (66) or PermissionDenied (77); no message holds any part of the URI.
     """
-    file = _uri_file(experiment)
+    return address_in(_uri_file(experiment), _database_name(experiment))
+
+
+def address_in(file: Path, database: str | None = None) -> MongoAddress:
+    """The address in a secret file; the database is that of the URI unless another is named. Raises as above."""
     uri = _secret_text(file)
     try:
         parts = parse_uri(uri)
@@ -80,11 +84,14 @@ def mongo_address(experiment: Experiment) -> MongoAddress:
             wanted="mongodb://USER:PASSWORD@HOST:27017/?authSource=DATABASE, one line",
             hint="write : / ? # [ ] @ % in user and password as %3A %2F %3F %23 %5B %5D %40 %25",
         ) from None
+    database = database or parts["database"]
+    if not database:
+        raise ConfigError("the URI names no database", where=file, hint="name it: --database NAME, or HOST:27017/NAME")
     password = parts["password"] or ""
     secrets = tuple(s for s in {uri, password, quote_plus(password), unquote_plus(password)} if s)
     hosts = ",".join(f"{host}:{port}" for host, port in parts["nodelist"])
     longest_first = tuple(sorted(secrets, key=len, reverse=True))
-    return MongoAddress(file, hosts, _database_name(experiment), uri, longest_first, dict(parts["options"]))
+    return MongoAddress(file, hosts, database, uri, longest_first, dict(parts["options"]))
 
 
 @dataclass

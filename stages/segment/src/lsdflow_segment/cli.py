@@ -1,11 +1,48 @@
-"""The command `segment`."""
+"""The command `segment`: the verbs of every stage, and import-graph."""
 
 from __future__ import annotations
 
-from lsdflow_command.app import StageCommand, stage_app
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lsdflow_command.app import (
+    DebugOption,
+    ExperimentOption,
+    ReplaceOption,
+    SetOption,
+    StageCommand,
+    exit_codes,
+    interrupt_on_signals,
+    stage_app,
+)
+from lsdflow_contract.experiment import load_experiment
 from lsdflow_segment.config import SegmentConfig
 
 app = stage_app(StageCommand(name="segment", config=SegmentConfig, task="lsdflow_segment.task"))
+FROM = "nodes.bson or edges_<merge_function>.bson (.gz), a folder of them, or a 0600 file with a MongoDB URI"
+FromOption = Annotated[list[Path], typer.Option("--from", help=FROM)]
+DatabaseOption = Annotated[str | None, typer.Option(help="database of the server; none = the one that the URI names")]
+MergeFunctionOption = Annotated[list[str] | None, typer.Option(help="edges to import; none = all")]
+
+
+@app.command("import-graph")
+def import_graph(
+    experiment: ExperimentOption,
+    source: FromOption,
+    database: DatabaseOption = None,
+    merge_function: MergeFunctionOption = None,
+    override: SetOption = None,
+    replace: ReplaceOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Take over a graph of the LSD scripts, from their database or a dump; then: segment run."""
+    from lsdflow_segment import graph_import
+
+    with exit_codes(debug), interrupt_on_signals():
+        options = graph_import.ImportOptions(tuple(source), database, tuple(merge_function or ()), replace)
+        graph_import.import_graph(load_experiment(experiment, override or []), options)
 
 
 def main() -> None:

@@ -1,0 +1,227 @@
+"""Graphs that other programs left in the format of the field: MongoDB databases of the LSD scripts, and dumps of them.
+
+    nodes                    id, center_z, center_y, center_x (world units)        size only if a program knows it
+    edges_<merge_function>   u, v, merge_score (null = never merged)
+    blocks_*, *_completed    a document for each finished block
+
+Ids are uint64 reinterpreted as int64. Read only, in batches that become columns at once: never all rows as documents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from bson.int64 import Int64
+from pymongo import ASCENDING
+
+from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, UsageError
+from lsdflow_contract.graph import NODES_COLLECTION, edges_collection
+from lsdflow_runtime.mongo_connection import Document, MongoConnection, address_in
+from lsdflow_runtime.mongo_dump import BsonFile
+
+# A page of edges is some 5 MB.
+PAGE = 50_000
+OURS = "lsdflow"
+EDGES = re.compile(edges_collection("([A-Za-z0-9_]+)"))
+BLOCKS = re.compile(r"blocks_.+|.+_completed")
+DUMPED = re.compile(r"(.+)\.bson(\.gz)?")
+WHOLE: frozenset[type] = frozenset({int, Int64})
+NUMBER = WHOLE | {float}
+SCORE = NUMBER | {type(None)}
+
+
+class ForeignRows(Protocol):
+    """A collection, in a database or dumped. `total` counts in `unit`s how much there is to read, about."""
+
+    @property
+    def where(self) -> str:
+        """Where it is, for messages."""
+
+    @property
+    def unit(self) -> str:
+        """What `total` counts."""
+
+    @property
+    def total(self) -> int:
+        """How much there is to read."""
+
+    def batches(self) -> Iterator[tuple[list[Document], int]]:
+        """Batches of documents, and how much of `total` each took."""
+
+    def provenance(self) -> dict[str, Any]:
+        """What was read, once it was."""
+
+
+@dataclass(frozen=True)
+class ForeignGraph:
+    """Nodes, edges by merge function, and the marks of finished blocks by collection."""
+
+    nodes: ForeignRows
+    edges: Mapping[str, ForeignRows]
+    blocks: Mapping[str, ForeignRows]
+
+
+@dataclass
+class OldCollection:
+    """A collection of a database, read in pages: no cursor stays open, a server that restarts is waited for."""
+
+    connection: MongoConnection
+    name: str
+    unit: str = "document"
+    documents: int = 0
+
+    @property
+    def where(self) -> str:
+        """Server, database and collection, for messages."""
+        return f"{self.connection.address}.{self.name}"
+
+    @property
+    def total(self) -> int:
+        """About how many documents there are."""
+        return self.connection.call(lambda db: db[self.name].estimated_document_count())
+
+    def batches(self) -> Iterator[tuple[list[Document], int]]:
+        """Documents in the order of `_id`, each once."""
+        self.documents = 0
+        page = self._page(None)
+        while page:
+            self.documents += len(page)
+            yield page, len(page)
+            page = self._page(page[-1]["_id"])
+
+    def provenance(self) -> dict[str, Any]:
+        """What was read: server, database, collection, documents."""
+        return {"from": self.where, "documents": self.documents}
+
+    def _page(self, after: Any) -> list[Document]:
+        """The documents after an `_id`, whatever its type: a query with $gt would see those of one type only."""
+
+        def read(db: Any) -> list[Document]:
+            found = db[self.name].find().hint([("_id", ASCENDING)]).sort("_id", ASCENDING)
+            return list((found if after is None else found.min([("_id", after)])).limit(PAGE + (after is not None)))
+
+        return self.connection.call(read)[after is not None :]
+
+
+@dataclass(frozen=True)
+class NodeColumns:
+    """id u64 (n,), centre f64 (n, 3) z, y, x in world units, voxels u64 (n,) where the documents tell them."""
+
+    id: npt.NDArray[np.uint64]
+    center_nm: npt.NDArray[np.float64]
+    size_vox: npt.NDArray[np.uint64] | None
+
+
+@dataclass(frozen=True)
+class EdgeColumns:
+    """u, v u64 (n,) in any order, score f64 (n,) as it stands there, and where it is null bool (n,)."""
+
+    u: npt.NDArray[np.uint64]
+    v: npt.NDArray[np.uint64]
+    merge_score: npt.NDArray[np.float64]
+    never: npt.NDArray[np.bool_]
+
+
+def open_foreign(sources: Sequence[Path], database: str | None, retry_s: float) -> ForeignGraph:
+    """The graph in `sources`: BSON files, folders of them, or one secret file with the URI of a server.
+
+    Raises MissingInput (66) if nodes or edges are not there, UsageError (2) if a collection is there twice.
+    """
+    found: dict[str, ForeignRows] = {}
+    for source in sources:
+        for name, rows in _collections_in(source, database, retry_s):
+            if name in found:
+                raise UsageError(f"{name} is given twice", where=rows.where, found=found[name].where)
+            found[name] = rows
+    edges = {match[1]: rows for name, rows in sorted(found.items()) if (match := EDGES.fullmatch(name))}
+    if NODES_COLLECTION not in found or not edges:
+        raise MissingInput(
+            "no graph there: it takes nodes and the edges of a merge function",
+            where=", ".join(str(source) for source in sources),
+            wanted="nodes and edges_<merge_function>, of a database or as .bson or .bson.gz",
+            found=", ".join(sorted(found)) or "none of them",
+            hint="a dump: its folder dump/<database>, or --from for every file; a database: check --database",
+        )
+    blocks = {name: rows for name, rows in sorted(found.items()) if BLOCKS.fullmatch(name)}
+    return ForeignGraph(found[NODES_COLLECTION], edges, blocks)
+
+
+def node_columns(documents: list[Document], where: str) -> NodeColumns:
+    """The columns of nodes. BadData (65) for a field that is not there or of another type."""
+    center = [_column(documents, f"center_{axis}", NUMBER, where) for axis in "zyx"]
+    ids = _unsigned(_column(documents, "id", WHOLE, where))
+    size = _unsigned(_column(documents, "size", WHOLE, where)) if "size" in documents[0] else None
+    return NodeColumns(ids, np.array(center, np.float64).T.reshape(-1, 3), size)
+
+
+def edge_columns(documents: list[Document], where: str) -> EdgeColumns:
+    """The columns of edges. BadData (65) for a field that is not there or of another type."""
+    u, v = (_unsigned(_column(documents, name, WHOLE, where)) for name in ("u", "v"))
+    scores = _column(documents, "merge_score", SCORE, where)
+    never = np.array([score is None for score in scores], np.bool_)
+    return EdgeColumns(u, v, np.array(scores, np.float64), never)
+
+
+def works_in(documents: list[Document]) -> set[object]:
+    """Keys of the works whose rows these are; one key, or none, in a graph that other programs made."""
+    return {document.get("key") for document in documents}
+
+
+def _column(documents: list[Document], name: str, types: frozenset[type], where: str) -> list[Any]:
+    try:
+        values = [document[name] for document in documents]
+    except KeyError:
+        without = next(document for document in documents if name not in document)
+        raise BadData(f"a document without {name}", where=where, found=f"fields {', '.join(without)}") from None
+    if not set(map(type, values)) <= types:
+        wrong = next(value for value in values if type(value) not in types)
+        wanted = " or ".join(sorted({"null" if t is type(None) else t.__name__.lower() for t in types}))
+        raise BadData(
+            f"{name} is of another type", where=where, wanted=wanted, found=f"{type(wrong).__name__}: {str(wrong)[:40]}"
+        )
+    return values
+
+
+def _unsigned(values: list[int]) -> npt.NDArray[np.uint64]:
+    return np.array(values, np.int64).view(np.uint64)
+
+
+def _collections_in(source: Path, database: str | None, retry_s: float) -> list[tuple[str, ForeignRows]]:
+    if source.is_dir():
+        named = [(DUMPED.fullmatch(path.name), path) for path in sorted(source.iterdir())]
+        return [(match[1], BsonFile(path)) for match, path in named if match]
+    if _begins_with_uri(source):
+        connection = MongoConnection(address_in(source, database), retry_s)
+        names = connection.call(lambda db: db.list_collection_names())
+        if OURS in names:
+            raise UsageError(
+                "the database of an experiment of lsdflow",
+                where=connection.address,
+                hint="segment run reads its own; to move a graph: mongodump, then --from the folder of the dump",
+            )
+        return [(name, OldCollection(connection, name)) for name in names]
+    match = DUMPED.fullmatch(source.name)
+    if match is None:
+        raise UsageError(
+            "neither a BSON file nor a file with a MongoDB URI",
+            where=source,
+            wanted="nodes.bson, edges_<merge_function>.bson (.gz); or one line mongodb://...",
+            hint="the name of a BSON file tells its collection: rename it or make a link",
+        )
+    return [(match[1], BsonFile(source))]
+
+
+def _begins_with_uri(source: Path) -> bool:
+    try:
+        with source.open("rb") as file:
+            return file.read(64).lstrip().startswith((b"mongodb://", b"mongodb+srv://"))
+    except FileNotFoundError as error:
+        raise MissingInput("no such file or folder", where=source) from error
+    except PermissionError as error:
+        raise PermissionDenied("may not read", where=source) from error
