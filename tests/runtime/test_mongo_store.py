@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -399,40 +398,3 @@ def test_replacing_leaves_the_rows_of_one_work_only_and_no_mark_without_its_rows
     assert store.blocks("watershed", "new").done() == {0}
     assert store.works("watershed") == ["new"]
     assert store.works("predict") == ["no-rows"]
-
-
-def _openssl(*arguments: str, cwd: Path) -> None:
-    subprocess.run(["openssl", *arguments], cwd=cwd, check=True, capture_output=True)
-
-
-@pytest.fixture
-def tls_folder(tmp_path: Path) -> Path:
-    """A certificate authority of our own, and a server certificate for 127.0.0.1."""
-    folder = tmp_path / "tls"
-    folder.mkdir()
-    make = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
-    _openssl(*make, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test authority", cwd=folder)
-    request = ("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr")
-    _openssl(*request, "-subj", "/CN=127.0.0.1", cwd=folder)
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    sign = ("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
-    _openssl(*sign, "-days", "2", "-extfile", "names", "-out", "server.pem", cwd=folder)
-    (folder / "both.pem").write_text((folder / "server.pem").read_text() + (folder / "server.key").read_text())
-    return folder
-
-
-def test_tls_with_an_authority_of_ones_own(mongod_for_tests: ModuleType, tls_folder: Path, tmp_path: Path) -> None:
-    authority = str(tls_folder / "ca.pem")
-    options = ("--tlsMode", "requireTLS", "--tlsCertificateKeyFile", str(tls_folder / "both.pem"))
-    trusted = {"tls": True, "tlsCAFile": authority}
-    with mongod_for_tests.running_mongod(tmp_path / "server", options=options, client_options=trusted) as server:
-        file = server.uri_file("graph", tmp_path, options=f"tls=true&tlsCAFile={authority}")
-        experiment = experiment_at(tmp_path / "e", file, database="graph")
-        assert problems_of_store(experiment) == []
-        store = open_store(experiment)
-        store.rag.write_nodes("k", 0, NODES)
-        assert len(store.rag.read_nodes("k", 0)) == 3
-        mongod_for_tests.write_private(file, file.read_text().replace(f"&tlsCAFile={authority}", ""))
-        (problem,) = problems_of_store(experiment)
-        assert isinstance(problem, StoreUnreachable)
-        assert "certificate" in problem.message()
