@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_launch.cluster import cluster_of
+
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 FAKE = """#!{python}
 import json, os, sys, time
@@ -155,8 +158,6 @@ def test_status_tells_what_never_started(stages: Path, experiment: Path) -> None
 
 
 def test_init_writes_a_commented_file_that_parses_and_never_overwrites(stages: Path, tmp_path: Path) -> None:
-    from lsdflow_contract.experiment import load_experiment
-
     volume = tmp_path / "raw volume é.zarr"
     volume.mkdir()
     root = tmp_path / "new"
@@ -178,6 +179,24 @@ def test_init_of_a_volume_that_does_not_exist_writes_nothing(stages: Path, tmp_p
     root = tmp_path / "new"
     done = _lsdflow("init", str(root), "--train", str(tmp_path / "no"), "--volume", str(tmp_path / "no"))
     assert done.returncode == 66
+    assert not root.exists()
+
+
+def test_init_writes_the_table_of_the_cluster_with_what_is_chosen(stages: Path, tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    chosen = ["--set", "cluster.images=/sifs", "--set", "cluster.watershed.workers=3"]
+    done = _lsdflow("init", str(root), "--train", str(tmp_path), "--volume", str(tmp_path), *chosen)
+    assert done.returncode == 0, done.stderr
+    table = cluster_of(load_experiment(root))
+    assert (table.images, table.watershed.workers, table.partition_gpu) == ("/sifs", 3, "gpu")
+
+
+@pytest.mark.parametrize("wrong", ["watershed.sise=7", "wattershed.size=7", "cluster.image=/sifs"])
+def test_init_refuses_what_no_stage_knows_and_writes_nothing(stages: Path, tmp_path: Path, wrong: str) -> None:
+    root = tmp_path / "new"
+    done = _lsdflow("init", str(root), "--train", str(tmp_path), "--volume", str(tmp_path), "--set", wrong)
+    assert done.returncode == 78
+    assert "did you mean" in done.stderr
     assert not root.exists()
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs
-from lsdflow_contract.experiment import STAGES, ComputeTable, ExperimentTable, StoreTable
+from lsdflow_contract.experiment import STAGES, ComputeTable, ExperimentTable, StoreTable, did_you_mean
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
+from lsdflow_launch.cluster import ClusterTable
 from lsdflow_launch.commands import ask_stage, stage_command
 from lsdflow_launch.template import experiment_text, merged
 
@@ -37,7 +39,7 @@ def init_experiment(start: Start) -> ExperimentLayout:
     """Write experiment.toml and images.env.
 
     Raises NotOurs (73) if there is an experiment already, MissingInput (66) for a volume that does not exist,
-    ConfigError (78) for a malformed override.
+    ConfigError (78) for a malformed override, or one of a table or key that there is not.
     """
     layout = ExperimentLayout(start.root)
     if layout.experiment_toml.exists():
@@ -45,8 +47,11 @@ def init_experiment(start: Start) -> ExperimentLayout:
     for path in filter(None, (*start.train, start.volume, start.labels, start.truth)):
         if not path.exists():
             raise MissingInput("no such volume", where=path)
-    values = merged(_chosen(start), [_parsed(o) for o in start.overrides])
-    text = experiment_text(_schemas(), values)
+    overrides = [_parsed(o) for o in start.overrides]
+    schemas = _schemas()
+    for parts, _ in overrides:
+        _refuse_unknown(parts[0], parts[1], schemas)
+    text = experiment_text(schemas, merged(_chosen(start), overrides))
     images = images_text()
     write_atomically(layout.experiment_toml, lambda file: file.write(text.encode()))
     write_atomically(layout.images_env, lambda file: file.write(images.encode()))
@@ -73,8 +78,17 @@ def _version(stage: str) -> str:
 def _schemas() -> dict[str, dict[str, Any]]:
     with ThreadPoolExecutor() as pool:
         of_stages = dict(zip(STAGES, pool.map(lambda stage: ask_stage(stage, ["schema"]), STAGES), strict=True))
-    tables: dict[str, type[StrictModel]] = {"experiment": ExperimentTable, "store": StoreTable, "compute": ComputeTable}
-    return {**{name: model.model_json_schema() for name, model in tables.items()}, **of_stages}
+    first: dict[str, type[StrictModel]] = {"experiment": ExperimentTable, "store": StoreTable, "compute": ComputeTable}
+    schemas = {name: model.model_json_schema() for name, model in first.items()}
+    return {**schemas, **of_stages, "cluster": ClusterTable.model_json_schema(by_alias=True)}
+
+
+def _refuse_unknown(table: str, key: str, schemas: Mapping[str, dict[str, Any]]) -> None:
+    if table not in schemas:
+        raise ConfigError(f"no table {table!r}", where="--set", hint=did_you_mean(table, list(schemas)))
+    known = list(schemas[table].get("properties", {}))
+    if key not in known:
+        raise ConfigError(f"no key {table}.{key}", where="--set", hint=did_you_mean(key, known))
 
 
 def _chosen(start: Start) -> dict[str, Any]:

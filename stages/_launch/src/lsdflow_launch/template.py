@@ -43,7 +43,8 @@ def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any]) -> Iter
     yield f"[{name}]"
     nested = {key: value for key, value in chosen.items() if _is_table(value)}
     for key, about in schema.get("properties", {}).items():
-        if key not in nested:
+        # A table of its own is written only if something is chosen in it.
+        if key not in nested and "$ref" not in about:
             yield from _key(key, about, chosen)
     for key, value in nested.items():
         tables = value if isinstance(value, list) else [value]
