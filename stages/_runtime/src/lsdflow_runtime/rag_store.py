@@ -165,12 +165,15 @@ def _read_edges(path: Path) -> RagEdges:
 
 
 def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
-    """The rows of a file, after a comparison with the hash they were written with. BadData if lost or damaged."""
+    """The rows of a file, after a comparison with the hash they were written with. BadData if lost or damaged.
+
+    Files of contract 1.0 have no such hash; the checksums of their pages are all there is.
+    """
     hint = "run the stage that writes it again"
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         found, checksum = rows(table)
-        wanted = (table.schema.metadata or {}).get(ROWS_HASH, b"").decode()
+        wanted = (table.schema.metadata or {}).get(ROWS_HASH, checksum.encode()).decode()
     except FileNotFoundError as error:
         raise BadData("a graph file that should exist does not", where=path, hint=hint) from error
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, BadData) as error:
