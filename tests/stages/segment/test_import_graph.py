@@ -21,10 +21,11 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.cli import app
 from lsdflow_segment.graph_import import ImportOptions, import_graph
 from lsdflow_segment.task import run, verify
@@ -154,7 +155,11 @@ def test_a_database_of_the_scripts_gives_the_tables_and_voxels_of_a_native_run(
     assert_same_segmentation(experiment, native)
     assert verify(experiment)["verified"]
     assert read_manifest(experiment.layout, "watershed").facts["imported"] == {
-        "nodes": {"from": f"127.0.0.1:{mongod.port}/{database}.nodes", "documents": len(collections["nodes"])}
+        "nodes": {
+            "from": f"127.0.0.1:{mongod.port}/{database}.nodes",
+            "documents": len(collections["nodes"]),
+            "left_out": 0,
+        }
     }
     secret = file.read_text().split("@")[0].rsplit(":", 1)[1]
     written = [p.read_bytes() for p in experiment.layout.root.rglob("*") if p.is_file() and p.suffix == ".json"]
@@ -179,7 +184,8 @@ def test_a_dump_gives_the_tables_and_voxels_of_a_native_run_and_its_checksums_ar
     assert sorted(facts) == ["edges_hist_quant_75", "edges_mean"]
     path = dump / ("edges_mean.bson.gz" if zipped else "edges_mean.bson")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert facts["edges_mean"] == {"from": str(path), "documents": len(collections["edges_mean"]), "sha256": sha256}
+    count = len(collections["edges_mean"])
+    assert facts["edges_mean"] == {"from": str(path), "documents": count, "sha256": sha256, "left_out": 0}
 
 
 def test_single_files_of_one_merge_function(
@@ -230,6 +236,48 @@ def test_a_dump_of_our_own_database_moves_a_graph_to_another_engine(
     collections["nodes"][3]["key"] = "another work"
     with pytest.raises(BadData, match="several works"):
         take(make_bare("mixed"), write_dump(tmp_path / "mixed-dump", collections))
+
+
+@pytest.mark.parametrize("sizes_told", [False, True])
+def test_a_cut_out_of_the_fragments_takes_the_part_of_the_graph_that_lies_in_it(
+    native: Experiment, collections: Collections, make_bare: Make, tmp_path: Path, sizes_told: bool
+) -> None:
+    experiment = make_bare()
+    whole = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    box = Box((8, 8, 0), (8, 16, 16))
+    values = whole.read(box)
+    shutil.rmtree(experiment.layout.fragments)
+    output = OutputArray(experiment.layout.fragments, FRAGMENTS, whole.geometry, box, (8, 8, 16))
+    output.create({"key": "a cut-out"})
+    output.open().write(box, values)
+    if sizes_told:
+        for row in collections["nodes"]:
+            row["size"] = 99
+    dump = write_dump(tmp_path / "dump", collections)
+    if not sizes_told:
+        with pytest.raises(BadData, match=r"nodes without a voxel in the fragments[\s\S]*--cut-out"):
+            take(experiment, dump)
+    take(experiment, dump, cut_out=True)
+    run(experiment, RunOptions())
+    inside = set(np.unique(values).tolist()) - {0}
+    edges = [row for row in collections["edges_mean"] if row["u"] in inside and row["v"] in inside]
+    imported = {s: read_manifest(experiment.layout, s).facts["imported"] for s in ("watershed", "agglomerate")}
+    assert imported["watershed"]["nodes"]["left_out"] == len(collections["nodes"]) - len(inside)
+    assert imported["agglomerate"]["edges_mean"]["left_out"] == len(collections["edges_mean"]) - len(edges)
+    key = read_manifest(experiment.layout, "agglomerate").key
+    rows = list(open_store(experiment).rag.iter_edges(key, "mean"))
+    found = sorted((u, v) for part in rows for u, v in zip(part.u.tolist(), part.v.tolist(), strict=True))
+    assert found == sorted((row["u"], row["v"]) for row in edges)
+    lut = read_lut(experiment.layout.luts / "lut_mean_0.0000.npz")
+    assert lut.fragments.tolist() == sorted(inside)
+
+
+def test_a_fragment_without_a_node_is_wrong_in_a_cut_out_too(
+    collections: Collections, make_bare: Make, tmp_path: Path
+) -> None:
+    del collections["nodes"][3]
+    with pytest.raises(BadData, match="1 fragments without a node"):
+        take(make_bare(), write_dump(tmp_path / "dump", collections), cut_out=True)
 
 
 def unknown(rows: Collections) -> None:

@@ -25,6 +25,8 @@ FROM = "nodes.bson or edges_<merge_function>.bson (.gz), a folder of them, or a 
 FromOption = Annotated[list[Path], typer.Option("--from", help=FROM)]
 DatabaseOption = Annotated[str | None, typer.Option(help="database of the server; none = the one that the URI names")]
 MergeFunctionOption = Annotated[list[str] | None, typer.Option(help="edges to import; none = all")]
+CUT_OUT = "the fragments are a part of the graph's volume: leave out what has no voxel there"
+CutOutOption = Annotated[bool, typer.Option("--cut-out", help=CUT_OUT)]
 
 
 @app.command("import-graph")
@@ -33,6 +35,7 @@ def import_graph(
     source: FromOption,
     database: DatabaseOption = None,
     merge_function: MergeFunctionOption = None,
+    cut_out: CutOutOption = False,
     override: SetOption = None,
     replace: ReplaceOption = False,
     debug: DebugOption = False,
@@ -41,7 +44,7 @@ def import_graph(
     from lsdflow_segment import graph_import
 
     with exit_codes(debug), interrupt_on_signals():
-        options = graph_import.ImportOptions(tuple(source), database, tuple(merge_function or ()), replace)
+        options = graph_import.ImportOptions(tuple(source), database, tuple(merge_function or ()), cut_out, replace)
         graph_import.import_graph(load_experiment(experiment, override or []), options)
 
 

@@ -27,7 +27,7 @@ from lsdflow_runtime.mongo_foreign import ForeignGraph, ForeignRows, edge_column
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
 from lsdflow_runtime.stores import Store, open_store
 from lsdflow_runtime.volumes import Volume
-from lsdflow_segment.imported import EdgeImport, NodeImport, UInt64s
+from lsdflow_segment.imported import EdgeImport, ImportedIds, NodeImport
 from lsdflow_segment.regions import pieces
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
 from lsdflow_segment.work import STAGE, open_fragments, target_grid
@@ -37,11 +37,14 @@ LOG = logging.getLogger("lsdflow.segment")
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What to import: paths, the database of a server, merge functions (none = all); and whether to replace."""
+    """What to import: paths, the database of a server, merge functions (none = all); whether the fragments are a
+    part of the volume of the graph, and whether another graph is replaced.
+    """
 
     sources: tuple[Path, ...]
     database: str | None = None
     merge_functions: tuple[str, ...] = ()
+    cut_out: bool = False
     replace: bool = False
 
 
@@ -54,13 +57,15 @@ class _Import:
     edges: Mapping[str, ForeignRows]
     fragments: Volume
     store: Store
+    cut_out: bool
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def keys(self) -> dict[str, str]:
         """Key of the rows, by the stage whose place they take."""
         origin = {"nodes": self.graph.nodes.where, "edges": {name: rows.where for name, rows in self.edges.items()}}
-        return {stage: work_key(stage, {"imported": origin}, {}) for stage in ("watershed", "agglomerate")}
+        parameters = {"imported": origin, "cut_out": self.cut_out}
+        return {stage: work_key(stage, parameters, {}) for stage in ("watershed", "agglomerate")}
 
 
 def import_graph(experiment: Experiment, options: ImportOptions) -> None:
@@ -70,7 +75,8 @@ def import_graph(experiment: Experiment, options: ImportOptions) -> None:
     """
     fragments = _fragments(experiment)
     graph = open_foreign(options.sources, options.database, experiment.store.retry_s)
-    work = _Import(experiment, graph, _wanted(graph, options.merge_functions), fragments, open_store(experiment))
+    edges, store = _wanted(graph, options.merge_functions), open_store(experiment)
+    work = _Import(experiment, graph, edges, fragments, store, options.cut_out)
     with ExitStack() as leases:
         for stage in (*work.keys, STAGE):
             leases.enter_context(lease(experiment.layout.stage_runs(stage)))
@@ -94,27 +100,29 @@ def _import(work: _Import) -> None:
     _leave(work, "watershed", made, {}, {})
     functions = {"merge_functions": list(work.edges)}
     _leave(work, "agglomerate", hash_of([agglomerate, made, edges]), functions, {"watershed": made})
-    counts = ", ".join(f"{work.facts[f'edges_{name}']['documents']} edges of {name}" for name in work.edges)
-    LOG.info("imported %d nodes, %s; next: segment run", len(ids), counts)
+    for name, read in work.facts.items():
+        LOG.info("%s: %d of %d imported", name, read["documents"] - read["left_out"], read["documents"])
+    LOG.info("the graph is imported; next: segment run")
 
 
-def _import_nodes(work: _Import) -> tuple[UInt64s, list[str]]:
-    """Write the nodes; their ids ascending, and the checksums of the blocks of rows."""
+def _import_nodes(work: _Import) -> tuple[ImportedIds, list[str]]:
+    """Write the nodes; their ids, and the checksums of the blocks of rows."""
     nodes, checksums = None, []
     rows, key = work.graph.nodes, work.keys["watershed"]
     for number, documents in enumerate(_batches(rows)):
         columns = node_columns(documents, rows.where)
         if nodes is None:
-            nodes = NodeImport(_count(work.fragments) if columns.size_vox is None else None)
+            counted = work.cut_out or columns.size_vox is None
+            nodes = NodeImport(_count(work.fragments) if counted else None, work.cut_out)
         taken = nodes.take(columns.id, columns.center_nm, columns.size_vox)
         work.store.rag.write_nodes(key, number, taken)
         checksums.append(checksum_of_nodes(taken))
     ids = (nodes or NodeImport(None)).finish(rows.where)
-    work.facts["nodes"] = rows.provenance()
+    work.facts["nodes"] = {**rows.provenance(), "left_out": len(ids.outside)}
     return ids, checksums
 
 
-def _import_edges(work: _Import, merge_function: str, ids: UInt64s) -> list[str]:
+def _import_edges(work: _Import, merge_function: str, ids: ImportedIds) -> list[str]:
     """Write the edges of a merge function; the checksums of the blocks of rows."""
     edges, checksums = EdgeImport(ids), []
     rows, key = work.edges[merge_function], work.keys["agglomerate"]
@@ -124,7 +132,7 @@ def _import_edges(work: _Import, merge_function: str, ids: UInt64s) -> list[str]
         work.store.rag.write_edges(key, merge_function, number, taken)
         checksums.append(checksum_of_edges(taken))
     edges.finish(rows.where)
-    work.facts[f"edges_{merge_function}"] = rows.provenance()
+    work.facts[f"edges_{merge_function}"] = {**rows.provenance(), "left_out": edges.left_out}
     return checksums
 
 
