@@ -60,6 +60,7 @@ class Made:
     version: str
     image: str
     sif: Path
+    revision: str
     build_s: float
     convert_s: float
 
@@ -154,18 +155,29 @@ def made(engine: None, bench: Bench, workspace: Path) -> dict[str, Made]:
     with ThreadPoolExecutor(1) as converter:
         waiting = {}
         for stage in STAGES:
-            started = time.monotonic()
-            if not os.environ.get("LSDFLOW_KEEP_IMAGES"):
-                _script(bench, "build.sh", stage, TORCH="cpu")
-            build_s = time.monotonic() - started
-            waiting[stage] = build_s, converter.submit(_convert, bench, stage, sifs)
-        for stage, (build_s, future) in waiting.items():
+            revision, build_s = _build(bench, stage)
+            waiting[stage] = revision, build_s, converter.submit(_convert, bench, stage, sifs)
+        for stage, (revision, build_s, future) in waiting.items():
             sif, convert_s = future.result()
             version = bench.version_of(stage)
-            found[stage] = Made(
-                stage, version, f"lsdflow/{stage}:{version}", _in_reach(sif, workspace), build_s, convert_s
-            )
+            image = f"lsdflow/{stage}:{version}"
+            found[stage] = Made(stage, version, image, _in_reach(sif, workspace), revision, build_s, convert_s)
     return found
+
+
+def _build(bench: Bench, stage: str) -> tuple[str, float]:
+    """Build the image; the commit it was built at (somebody may commit while the tests run), and the seconds."""
+    started = time.monotonic()
+    revision = bench.call("git", "-C", REPOSITORY, "rev-parse", "HEAD").stdout.strip()
+    if os.environ.get("LSDFLOW_KEEP_IMAGES"):
+        form = '{{index .Config.Labels "org.opencontainers.image.revision"}}'
+        name = f"lsdflow/{stage}:{bench.version_of(stage)}"
+        revision = (
+            bench.call("docker", "image", "inspect", "--format", form, name).stdout.strip().removesuffix("-dirty")
+        )
+    else:
+        _script(bench, "build.sh", stage, TORCH="cpu")
+    return revision, time.monotonic() - started
 
 
 def _convert(bench: Bench, stage: str, folder: Path) -> tuple[Path, float]:
