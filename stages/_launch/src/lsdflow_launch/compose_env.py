@@ -19,6 +19,8 @@ from lsdflow_launch.mounts import mounts_of
 from lsdflow_launch.pins import Pin, pin_of_stage, read_pins
 
 HEADER = "# Written by `lsdflow compose-env`: this machine, this user, this experiment. Pins stand in images.env.\n"
+# Waits for the last stage, so that `up` fails when that stage did.
+LAST_SERVICE = "end"
 # In an env file of compose a text in single quotes means itself; a colon would part two paths of a volume.
 _UNSAFE = re.compile(r"['\n:]")
 
@@ -34,9 +36,10 @@ class ComposeEnv:
         """The command line that runs the chain."""
         files = [part for name in self.options for part in ("-f", f"{compose_folder}/{name}")]
         env_files = [self.path.parent / "images.env", self.path]
-        # With a database `up` alone would wait for it too, and it never ends.
-        last = [STAGES[-1]] if "compose.mongo.yaml" in self.options else []
-        return shlex.join(["docker", "compose", *files, *(f"--env-file={p}" for p in env_files), "up", *last])
+        # `up` alone would wait for a database too, which never ends.
+        mongo = "compose.mongo.yaml" in self.options
+        up = ["up", "--attach-dependencies", "--no-attach", "mongo", LAST_SERVICE] if mongo else ["up"]
+        return shlex.join(["docker", "compose", *files, *(f"--env-file={p}" for p in env_files), *up])
 
 
 def write_compose_env(experiment: Experiment) -> ComposeEnv:
