@@ -1,6 +1,6 @@
 """A real Docker Engine, the real images, and an experiment whose networks train in seconds.
 
-Called by `make test-compose` alone (LSDFLOW_TEST_COMPOSE); where docker, compose or the images are missing the tests fail.
+`make test-compose` alone runs these (LSDFLOW_TEST_COMPOSE); where docker, compose or images are missing they fail.
 """
 
 from __future__ import annotations

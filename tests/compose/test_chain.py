@@ -1,4 +1,4 @@
-"""The chain by compose and by `lsdflow run --on container`: the bits of a local run, and nobody in without a password."""
+"""The chain by compose and by `run --on container`: the bits of a local run, and nobody in without a password."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Composed, Finished, call, lsdflow
 
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime.volumes import open_volume
+
+from .conftest import Composed, Finished, call, lsdflow
 
 Copied = Callable[..., Path]
 RUN = tuple(stage for stage in STAGES if stage != "train-lsd")

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Composed
 
 from lsdflow_contract.experiment import STAGES
+
+from .conftest import Composed
 
 VARIANTS = (
     ("compose.yaml",),

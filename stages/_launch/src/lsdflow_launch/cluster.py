@@ -49,7 +49,15 @@ class JobTable(StrictModel):
 class TrainTable(JobTable):
     """[cluster.train-lsd], [cluster.train-acrlsd]."""
 
-    nodes: int = Field(default=1, ge=1, description="nodes of one training")
+    nodes: int = Field(default=1, ge=1, description="nodes of one training; more than 1 is refused by this version")
+
+    @model_validator(mode="after")
+    def _one_node(self) -> Self:
+        # The wrappers can start a process a GPU on several nodes; the training itself cannot share its work yet.
+        if self.nodes > 1:
+            msg = f"nodes = {self.nodes}: the training of this version runs on one node"
+            raise ValueError(msg)
+        return self
 
 
 class BlockTable(JobTable):
