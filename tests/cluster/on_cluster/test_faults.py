@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Desk, timed
+from desk import Desk, timed
 from experiments import assert_same_bits
 from submission import Submission
 

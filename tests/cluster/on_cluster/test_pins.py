@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Desk, copy_of_clone, labels_of, timed
+from desk import Desk, copy_of_clone, labels_of, timed
 from experiments import identities, manifest, write_volumes
 from submission import Submission
 
@@ -31,18 +31,22 @@ class Other:
 
 
 @pytest.fixture(scope="module")
-def other(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Other:
+def other(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Other]:
     """The next version of a stage, built from a copy of the clone in which only the version is another one."""
     clone = copy_of_clone(tmp_path_factory.mktemp("other") / "clone")
     project = clone / "stages" / STAGE / "pyproject.toml"
     version = desk.images.pins[STAGE].partition("@")[0].rpartition(":")[2]
     project.write_text(project.read_text().replace(f'version = "{version}"', f'version = "{OTHER_VERSION}"', 1))
-    environment = {**os.environ, "SIF_DIR": str(desk.cluster.sif_folder), "TORCH": "cpu"}
+    folder = desk.cluster.sif_folder
+    environment = {**os.environ, "SIF_DIR": str(folder), "TORCH": "cpu"}
+    for left in folder.glob(f"{STAGE}_{OTHER_VERSION}_*.sif"):
+        left.unlink()
     with timed(f"image and SIF of another version of {STAGE}"):
         for script in ("build.sh", "convert.sh"):
             subprocess.run([clone / "containers" / script, STAGE], check=True, env=environment, cwd=clone)
-    (sif,) = desk.cluster.sif_folder.glob(f"{STAGE}_{OTHER_VERSION}_*.sif")
-    return Other(sif, f"lsdflow/{STAGE}:{OTHER_VERSION}@{labels_of(sif)['lsdflow.image.digest']}")
+    (sif,) = folder.glob(f"{STAGE}_{OTHER_VERSION}_*.sif")
+    yield Other(sif, f"lsdflow/{STAGE}:{OTHER_VERSION}@{labels_of(sif)['lsdflow.image.digest']}")
+    sif.unlink()
 
 
 def _untouched(folder: Path) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Desk, timed
+from desk import Desk, timed
 from experiments import write_volumes
 
 Copied = Callable[..., Path]

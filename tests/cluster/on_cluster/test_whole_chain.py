@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Desk
+from desk import Desk
 from experiments import BLOCK_STAGES, assert_same_bits, manifest
 from submission import Submission
 
