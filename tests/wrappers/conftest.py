@@ -36,7 +36,11 @@ if name == "sbatch":
 elif name == "singularity" and sys.argv[1] == "inspect":
     print(Path(sys.argv[-1]).read_text())
 elif name == "singularity" and (here / "sleeps").exists():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    def stop(*_):
+        time.sleep(1)
+        (here / "stopped").touch()
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, stop)
     (here / "up").touch()
     time.sleep(60)
 elif name == "singularity":

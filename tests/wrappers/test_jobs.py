@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,20 @@ def test_a_job_whose_time_is_up_goes_back_into_the_queue_before_it_ends(cluster:
     assert code == 75
     assert cluster.calls("scontrol") == [["requeue", "104"]]
     assert "ended with exit code 75 after SIGUSR2" in told
+
+
+def test_a_job_never_ends_before_its_program_however_often_it_is_told(cluster: Cluster, submission: Path) -> None:
+    (cluster.folder / "sleeps").touch()
+    child = cluster.start(["bash", submission / "watershed.sbatch", submission, "coordinate"], **JOB)
+    cluster.wait_for("up")
+    for number in (signal.SIGUSR2, signal.SIGUSR2, signal.SIGTERM):
+        os.kill(child.pid, number)
+        time.sleep(0.2)
+    assert child.poll() is None
+    told = child.communicate(timeout=60)[1]
+    assert (cluster.folder / "stopped").exists(), told
+    assert child.returncode == 75
+    assert cluster.calls("scontrol") == []
 
 
 def test_a_task_of_an_array_goes_back_under_its_own_number(cluster: Cluster, submission: Path) -> None:
