@@ -24,7 +24,7 @@ BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment")
 TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
 TMPFS = ("--tmpfs", "/tmp")
 TRIAL = "0.0.0"
-# Compressed, as they are stored and sent; the local stand-in of the base alone weighs 100 MB more than the real one.
+# Compressed, as they are stored and sent; the stand-in of the base is 290 MB of every image.
 SIF_LIMIT_MB = {"cpu": 500, "torch": 1000}
 
 
@@ -135,7 +135,16 @@ def test_block_stages_without_any_writable_folder_leave_the_bits_of_the_clone(
 
 @pytest.mark.parametrize(
     ("stage", "setting"),
-    [("train-acrlsd", "train-acrlsd.max_iteration=100000"), ("predict", "predict.block_shape=4 vox")],
+    [
+        ("train-acrlsd", "train-acrlsd.max_iteration=100000"),
+        pytest.param(
+            "predict",
+            "predict.block_shape=4 vox",
+            marks=pytest.mark.xfail(
+                reason="the daisy runner sees SIGTERM only when all blocks are done: a fault of _runtime", strict=True
+            ),
+        ),
+    ],
 )
 def test_docker_stop_ends_a_run_as_interrupted_within_ten_seconds(
     stage: str, setting: str, trained: Path, made: dict[str, Made], bench: Bench
@@ -148,23 +157,27 @@ def test_docker_stop_ends_a_run_as_interrupted_within_ten_seconds(
     command = bench.docker_command(stage, folder, "run", *bench.options("/experiment", setting), extra=("--detach",))
     container = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     try:
-        _wait_for_work(folder / "runs" / stage, before)
+        log = _log_of_work(folder / "runs" / stage, before, "blocks already done" if stage == "predict" else "")
         started = time.monotonic()
         bench.call("docker", "stop", "-t", "30", container)
         assert time.monotonic() - started < 10
         state = bench.call("docker", "inspect", "--format", "{{.State.ExitCode}}", container)
         assert state.stdout.strip() == "75", bench.call("docker", "logs", container).stderr[-2000:]
+        assert not re.search(r"\b(\d+)/\1 blocks", log.read_text()), "it went on to the end"
     finally:
         bench.call("docker", "rm", "--force", container)
 
 
-def _wait_for_work(runs: Path, before: set[Path], timeout_s: float = 60) -> None:
-    """Until the run has a folder of its own, and three seconds more."""
+def _log_of_work(runs: Path, before: set[Path], begun: str, timeout_s: float = 60) -> Path:
+    """The log of the new run, once it says so and two seconds more."""
     end = time.monotonic() + timeout_s
-    while not set(runs.glob("*/log.txt")) - before:
+    while True:
+        new = [log for log in set(runs.glob("*/log.txt")) - before if begun in log.read_text()]
+        if new:
+            time.sleep(2)
+            return new[0]
         assert time.monotonic() < end, "the run did not begin"
         time.sleep(0.2)
-    time.sleep(3)
 
 
 def test_sizes_are_within_their_limits(made: dict[str, Made], bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
