@@ -29,10 +29,9 @@ def pin_of(stage: str) -> str:
         "image", "inspect", "--format", "{{.Id}} {{range .RepoDigests}}{{.}} {{end}}", f"{name}:{version}"
     )
     image_id, *from_registries = told.split()
-    # podman lists local images as repository digests, too: of a registry that is none.
-    published = [found for found in from_registries if not found.startswith(("lsdflow/", "localhost/"))]
-    if published:
-        name, _, digest = published[0].partition("@")
+    # The first, as convert.sh takes it for a SIF. podman lists images that were never pushed as localhost's.
+    if from_registries:
+        name, _, digest = from_registries[0].removeprefix("localhost/").partition("@")
         return f"{name}:{version}@{digest}"
     return f"{name}:{version}@sha256:{image_id.removeprefix('sha256:')}"
 

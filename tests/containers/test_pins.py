@@ -49,10 +49,15 @@ def test_local_images_are_pinned_by_version_and_id_as_lsdflow_reads_them(tmp_pat
 
 
 def test_an_image_that_a_registry_has_is_pinned_by_its_name_and_digest_there(tmp_path: Path) -> None:
-    digests = f"localhost/lsdflow/watershed@{OURS} images.lab.example:5000/em/watershed@{THEIRS}"
-    _pins(tmp_path, "watershed", DIGESTS=digests)
+    _pins(tmp_path, "watershed", DIGESTS=f"images.lab.example:5000/em/watershed@{THEIRS}")
     (pin,) = read_pins(tmp_path / "images.env").values()
     assert str(pin) == f"images.lab.example:5000/em/watershed:{_version('watershed')}@{THEIRS}"
+
+
+def test_podmans_own_digest_of_a_local_image_is_no_registry(tmp_path: Path) -> None:
+    _pins(tmp_path, "watershed", DIGESTS=f"localhost/lsdflow/watershed@{THEIRS}")
+    (pin,) = read_pins(tmp_path / "images.env").values()
+    assert str(pin) == f"lsdflow/watershed:{_version('watershed')}@{THEIRS}"
 
 
 def test_only_the_lines_of_the_named_stages_change_and_keep_their_place(tmp_path: Path) -> None:
