@@ -112,7 +112,7 @@ def run(
 def status(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """What is done, what failed and why."""
     with exit_codes(debug, as_json):
-        _show_tables(whole_status(load_experiment(folder, override or [])), as_json)
+        _show_status(whole_status(load_experiment(folder, override or [])), as_json)
 
 
 @app.command()
@@ -185,6 +185,16 @@ def _show_tables(tables: dict[str, dict[str, Any]], as_json: bool) -> None:
         return
     for stage, facts in tables.items():
         typer.echo(f"{stage}: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v not in ("", None, {}, [])))
+
+
+def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(states))
+        return
+    for stage, facts in states.items():
+        shown = {k.replace("_", " "): v for k, v in facts.items() if k != "state" and v not in ("", None, {}, [])}
+        told = ", ".join(f"{name} {value}" for name, value in shown.items())
+        typer.echo(f"{stage:<13}{facts['state']:<18}{told}".rstrip())
 
 
 def _show_result(layout: ExperimentLayout) -> None:

@@ -115,7 +115,14 @@ def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
         LOG.warning("nothing is known of the jobs: %s", error.message())
         jobs = {}
     states = _with_blocks(experiment, status_of(experiment, asker(experiment)))
-    return {stage: {**facts, **jobs.get(stage, {})} for stage, facts in states.items()}
+    return {stage: _joined(facts, jobs.get(stage, {})) for stage, facts in states.items()}
+
+
+def _joined(facts: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
+    # Of a stage without an outcome the files alone cannot tell whether it runs; the queue can.
+    runs = any("RUNNING" in str(jobs.get(role, "")) for role in ("run", "coordinator"))
+    state = {"state": "running"} if facts["state"] == "running or killed" and runs else {}
+    return {**facts, **state, **jobs}
 
 
 def _with_blocks(experiment: Experiment, states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -67,4 +67,5 @@ def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any
     told = ask(stage, stage_arguments("status", experiment))
     state = "running or killed" if last is None else f"ended with exit code {last['exit_code']}"
     problem = (last or {}).get("error") or {}
-    return {"state": state, "problem": problem.get("what", ""), **({} if "exit_code" in told else told)}
+    more = {} if "exit_code" in told else {k: v for k, v in told.items() if k not in ("stage", "finished")}
+    return {"state": state, "problem": problem.get("what", ""), **more}
