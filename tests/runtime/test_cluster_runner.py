@@ -102,6 +102,30 @@ def test_workers_that_come_before_and_after_the_coordinator_share_the_blocks(
     assert {marks.record(n)["job"] for n in marks.done()} == {"early", "late"}
 
 
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("runner", ["daisy", "cluster"])
+def test_a_signal_ends_a_coordinator_in_the_middle_and_the_next_goes_on(
+    make_experiment: Make, start: Start, reference: str, runner: str, told: signal.Signals
+) -> None:
+    experiment = make_experiment("a")
+    _slow(experiment, 1)
+    set_runner = f"compute.runner={runner}"
+    process = start("run", experiment, set_runner)
+    worker = start("worker", experiment) if runner == "cluster" else None
+    _wait_for_blocks(experiment, 1)
+    begun = time.monotonic()
+    process.send_signal(told)
+    code, text = _end(process)
+    assert code == 75, text
+    assert time.monotonic() - begun < 15
+    assert _blocks_done(experiment) < 8, "it was not in the middle"
+    (experiment.layout.root / "slow").unlink()
+    again = start("run", experiment, set_runner)
+    assert _end(again)[0] == 0
+    assert worker is None or _end(worker)[0] == 0
+    assert _identity(experiment) == reference
+
+
 def test_workers_find_the_second_round_of_a_coordinator(make_experiment: Make, start: Start, reference: str) -> None:
     experiment = make_experiment("a")
     (experiment.layout.root / "two-rounds").touch()

@@ -137,13 +137,7 @@ def test_block_stages_without_any_writable_folder_leave_the_bits_of_the_clone(
     ("stage", "setting"),
     [
         ("train-acrlsd", "train-acrlsd.max_iteration=100000"),
-        pytest.param(
-            "predict",
-            "predict.block_shape=4 vox",
-            marks=pytest.mark.xfail(
-                reason="the daisy runner sees SIGTERM only when all blocks are done: a fault of _runtime", strict=True
-            ),
-        ),
+        ("predict", "predict.block_shape=4 vox"),
     ],
 )
 def test_docker_stop_ends_a_run_as_interrupted_within_ten_seconds(

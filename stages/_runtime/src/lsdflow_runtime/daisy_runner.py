@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_runtime.rendezvous import Notice, NoticeBoard, has_fatal, leave_fatal, own_address, read_pending
+from lsdflow_runtime.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
     from lsdflow_runtime.block_task import BlockTask
@@ -130,7 +131,8 @@ def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, worker
     with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
         daisy.logging.set_log_basedir(logs)
         try:
-            daisy.run_blockwise(row, progress=False, summary=False, host=host, return_states=True)
+            with stopped_by_signals():
+                daisy.run_blockwise(row, progress=False, summary=False, host=host, return_states=True)
         except RuntimeError as error:
             LOG.warning("daisy gave up: %s", error)
 
