@@ -192,7 +192,8 @@ def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
         typer.echo(json.dumps(states))
         return
     for stage, facts in states.items():
-        shown = {k.replace("_", " "): v for k, v in facts.items() if k != "state" and v not in ("", None, {}, [])}
+        plain = {k: v for k, v in facts.items() if k != "state" and not isinstance(v, dict)}
+        shown = {name.replace("_", " "): value for name, value in plain.items() if value not in ("", None, [])}
         told = ", ".join(f"{name} {value}" for name, value in shown.items())
         typer.echo(f"{stage:<13}{facts['state']:<18}{told}".rstrip())
 
