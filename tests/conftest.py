@@ -10,6 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No test fails for being slow on a busy machine.
+settings.register_profile("lsdflow", deadline=None)
+settings.load_profile("lsdflow")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
