@@ -196,6 +196,8 @@ def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
         shown = {name.replace("_", " "): value for name, value in plain.items() if value not in ("", None, [])}
         told = ", ".join(f"{name} {value}" for name, value in shown.items())
         typer.echo(f"{stage:<13}{facts['state']:<18}{told}".rstrip())
+        for block, what in facts.get("failures", {}).items():
+            typer.echo(f"{'':13}block {block}: {what}")
 
 
 def _show_result(layout: ExperimentLayout) -> None:
