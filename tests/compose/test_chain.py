@@ -80,7 +80,9 @@ def test_a_second_up_does_nothing_again_and_fails_when_the_last_stage_does(chain
     done = chain.up()
     assert done.returncode != 0
     assert "exit 74" in done.stderr
-    assert chain.exit_codes() == {**dict.fromkeys((*STAGES, "mongo-user"), 0), "evaluate": 74}
+    codes = chain.exit_codes()
+    codes.pop("end", None)  # the container of the first `up` may still be there; this one did not start it
+    assert codes == {**dict.fromkeys((*STAGES, "mongo-user"), 0), "evaluate": 74}
     assert {path: path.stat().st_mtime_ns for path in made} == before
 
 
