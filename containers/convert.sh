@@ -21,6 +21,7 @@ version=$("$TOOL" image inspect --format '{{index .Config.Labels "org.opencontai
 hex=${digest#sha256:}
 sif=$folder/${stage}_${version}_${hex:0:12}.sif
 if [[ -s $sif ]]; then
+  touch "$sif" # the newest one of a version is that of this checkout
   echo "$sif is there"
   exit
 fi
