@@ -24,7 +24,10 @@ UNREACHABLE, NO_PERMISSION, CONFIG = 69, 77, 78
 
 def main() -> int:
     """Exit code: 0 the user is there; 69 no mongod; 77 the administrator was refused; 78 the URI is not whole."""
-    uri = parse_uri((SECRETS / "mongo_uri").read_text(encoding="utf-8").strip())
+    try:
+        uri = parse_uri((SECRETS / "mongo_uri").read_text(encoding="utf-8").strip())
+    except (PyMongoError, ValueError):  # their texts quote the URI, and with it the password
+        return _end(CONFIG, "not a MongoDB URI: mongodb://USER:PASSWORD@mongo:27017/DATABASE")
     name, password, database = uri["username"], uri["password"], uri["database"]
     if not (name and password and database):
         return _end(

@@ -74,3 +74,14 @@ def test_a_malformed_override_is_refused(tmp_path: Path, override: str) -> None:
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="lsdflow init"):
         load_experiment(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "database"),
+    [('[experiment]\nname = "fib.25"', "fib_25"), ('[experiment]\nname = "a"\n[store]\ndatabase = "b"', "b")],
+)
+def test_the_database_is_named_as_told_or_as_the_experiment_without_dots(
+    tmp_path: Path, text: str, database: str
+) -> None:
+    (tmp_path / "experiment.toml").write_text(text)
+    assert load_experiment(tmp_path).database == database

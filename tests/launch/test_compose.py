@@ -167,3 +167,19 @@ def test_compose_env_refuses_inputs_that_no_one_folder_holds(experiment: Path) -
     done = _compose_env(experiment)
     assert done.returncode == 78
     assert "all over the machine" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "uri", ["mongodb://lsdflow:se/cret@mongo:27017/a", "mongo://lsdflow:secret@mongo/a", "mongodb://mongo:27017/secret"]
+)
+def test_a_wrong_uri_ends_mongo_user_with_78_and_shows_nothing_of_it(tmp_path: Path, uri: str) -> None:
+    (tmp_path / "mongo_uri").write_text(uri)
+    program = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import mongo_user;"
+        " mongo_user.SECRETS = Path(sys.argv[2]); sys.exit(mongo_user.main())"
+    )
+    command = [sys.executable, "-B", "-c", program, str(COMPOSE), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 78, done.stderr
+    assert done.stderr.startswith("mongo-user: ")
+    assert "cret" not in done.stderr

@@ -10,19 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import BadData, BlocksFailed, ConfigError, MissingInput
+from lsdflow_contract.errors import BadData, BlocksFailed, ConfigError, Interrupted, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime.blockwise import run_task
 from lsdflow_runtime.rag_store import checksum_of_nodes
-from lsdflow_runtime.rendezvous import NoticeBoard, own_address
+from lsdflow_runtime.rendezvous import Notice, NoticeBoard, coordinating, own_address
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import open_volume
 
@@ -100,6 +101,21 @@ def test_workers_that_come_before_and_after_the_coordinator_share_the_blocks(
 
     marks = block_task(experiment).marks
     assert {marks.record(n)["job"] for n in marks.done()} == {"early", "late"}
+
+
+@pytest.mark.parametrize("ends", [Interrupted("stopped"), BadData("broken"), None])
+def test_a_coordinator_that_was_replaced_leaves_the_notice_of_its_successor(
+    make_experiment: Make, ends: StageError | None
+) -> None:
+    experiment = make_experiment("a", "compute.runner=cluster")
+    board = NoticeBoard.of("toy", experiment)
+    successor = Notice("open", round="r2", coordinator="successor")
+    with suppress(StageError), coordinating("toy", experiment):
+        assert board.read().state == "starting"
+        board.post(successor)
+        if ends is not None:
+            raise ends
+    assert board.read() == successor
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])

@@ -20,6 +20,13 @@ from lsdflow_runtime.lease import lease
 ELSEWHERE = {"token": "x", "host": "elsewhere", "pid": 1, "job": ""}
 
 
+def _leave_dead(folder: Path) -> None:
+    """A lease that nobody has renewed for longer than it lives."""
+    (folder / "lease").write_text(json.dumps(ELSEWHERE))
+    old = time.time() - lease_module.EXPIRY_SECONDS - 5
+    os.utime(folder / "lease", (old, old))
+
+
 def _hold(folder: str, go: float, answers: multiprocessing.Queue) -> None:
     time.sleep(max(0.0, go - time.time()))
     try:
@@ -30,7 +37,10 @@ def _hold(folder: str, go: float, answers: multiprocessing.Queue) -> None:
         answers.put("refused")
 
 
-def test_of_eight_that_try_at_once_one_holds_the_lease(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dead", [False, True])
+def test_of_eight_that_try_at_once_one_holds_the_lease(tmp_path: Path, dead: bool) -> None:
+    if dead:
+        _leave_dead(tmp_path)
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     go = time.time() + 2
@@ -53,12 +63,19 @@ def test_a_lease_of_a_live_coordinator_elsewhere_is_respected_and_named(tmp_path
 
 
 def test_a_lease_that_nobody_renewed_is_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
-    old = time.time() - lease_module.EXPIRY_SECONDS - 5
-    os.utime(tmp_path / "lease", (old, old))
+    _leave_dead(tmp_path)
     with lease(tmp_path):
         assert json.loads((tmp_path / "lease").read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lease_that_was_taken_between_look_and_rename_is_put_back(tmp_path: Path) -> None:
+    dead = lease_module.Holder(**ELSEWHERE)
+    living = {**ELSEWHERE, "token": "y"}
+    (tmp_path / "lease").write_text(json.dumps(living))
+    lease_module._take_away(tmp_path, dead)
+    assert json.loads((tmp_path / "lease").read_text()) == living
+    assert [path.name for path in tmp_path.iterdir()] == ["lease"]
 
 
 def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import (
     BadData,
     ConfigError,
+    InternalError,
     MissingInput,
     NotOurs,
     PermissionDenied,
@@ -27,7 +28,7 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
-from lsdflow_runtime.mongo_connection import mongo_address
+from lsdflow_runtime.mongo_connection import MongoConnection, mongo_address
 from lsdflow_runtime.stores import open_store, problems_of_store
 
 MakeMongo = Callable[..., Experiment]
@@ -213,6 +214,13 @@ def test_a_server_that_stays_away_is_exit_69_with_its_host_and_the_next_call_doe
     own_mongod.start()
     store.rag.write_nodes("k", 1, NODES)
     assert store.rag.count_nodes("k") == 6
+
+
+def test_a_request_that_a_live_server_refuses_is_not_called_unreachable(make_mongo: MakeMongo) -> None:
+    connection = MongoConnection(mongo_address(make_mongo()), 5)
+    with pytest.raises(InternalError, match="refuses a request") as raised:
+        connection.call(lambda db: db.command("noSuchCommand"))
+    assert "noSuchCommand" in str(raised.value.found)
 
 
 def test_a_server_that_takes_the_connection_and_says_nothing_is_exit_69(own_mongod: Any, tmp_path: Path) -> None:

@@ -97,6 +97,11 @@ class Experiment:
         """The stage's table as its config model. ConfigError (78) naming the key, with did-you-mean."""
         return _validated(model, self.tables.get(stage, {}), stage, self.path)
 
+    @property
+    def database(self) -> str:
+        """Name of the mongo store's database: as named, or the experiment's name, in which MongoDB takes no dot."""
+        return self.store.database or self.common.name.replace(".", "_")
+
     def resolve(self, path: str) -> Path:
         """A path of the experiment file: absolute, or relative to the file."""
         return (self.path.parent / path).resolve()

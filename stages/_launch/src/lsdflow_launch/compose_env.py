@@ -61,8 +61,7 @@ def write_compose_env(experiment: Experiment) -> ComposeEnv:
         values["LSDFLOW_INPUTS"] = str(inputs)
     if mongo:
         values["LSDFLOW_SECRETS"] = str(root / "secrets")
-        # The same name as the stages make: MongoDB takes no dot.
-        _write_secrets(root / "secrets", experiment.store.database or experiment.common.name.replace(".", "_"))
+        _write_secrets(root / "secrets", experiment.database)
     for name, value in values.items():
         if _UNSAFE.search(value):
             raise ConfigError(f"{name}: compose cannot take this path", found=value, hint="no quotes, no colons")

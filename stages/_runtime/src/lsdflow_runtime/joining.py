@@ -58,6 +58,7 @@ class _Worker:
     failures: int = 0
 
     def run(self) -> None:
+        """Wait, take part, wait again, until there is nothing left to do. Raises as join_coordinator."""
         at_start = self._notice()
         while True:
             notice = self._notice()

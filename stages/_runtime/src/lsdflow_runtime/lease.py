@@ -99,13 +99,20 @@ def _take(folder: Path) -> Holder:
             if not (found.is_gone() or age > EXPIRY_SECONDS):
                 raise _taken(folder, found, age)
             LOG.warning("taking over from a coordinator that is gone: %s, process %d", found.host, found.pid)
-            with contextlib.suppress(FileNotFoundError):
-                (folder / "lease").rename(folder / f".lease.{uuid.uuid4().hex}.dead")
+            _take_away(folder, found)
         return holder
     finally:
         own.unlink(missing_ok=True)
-        for dead in folder.glob(".lease.*.dead"):
-            dead.unlink(missing_ok=True)
+
+
+def _take_away(folder: Path, found: Holder) -> None:
+    """Rename the dead lease away. A living one, by which somebody replaced it meanwhile, is put back."""
+    dead = folder / f".lease.{uuid.uuid4().hex}.dead"
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "lease").rename(dead)
+        if _holder_in(dead) != found:
+            _linked(dead, folder / "lease")
+        dead.unlink()
 
 
 def _linked(own: Path, name: Path) -> bool:
@@ -118,9 +125,14 @@ def _linked(own: Path, name: Path) -> bool:
 
 def _read(folder: Path) -> Holder | None:
     try:
-        return Holder(**json.loads((folder / "lease").read_text()))
+        return _holder_in(folder / "lease")
     except FileNotFoundError:
         return None
+
+
+def _holder_in(path: Path) -> Holder:
+    try:
+        return Holder(**json.loads(path.read_text()))
     except (json.JSONDecodeError, TypeError):
         return Holder("", "unknown", 0, "")
 

@@ -211,7 +211,7 @@ def _secret_text(file: Path) -> str:
 
 
 def _database_name(experiment: Experiment) -> str:
-    name = experiment.store.database or experiment.common.name.replace(".", "_")
+    name = experiment.database
     if len(name) > 63 or name in RESERVED:
         raise ConfigError(
             "not a name for the experiment's database",

@@ -124,6 +124,7 @@ class _Hashed:
         self._digest = digest
 
     def read(self, size: int = -1) -> bytes:
+        """The next `size` bytes."""
         piece = self._file.read(size)
         self._digest.update(piece)
         return piece

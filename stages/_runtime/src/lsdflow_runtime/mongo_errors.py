@@ -14,7 +14,14 @@ from pymongo.errors import (
     WTimeoutError,
 )
 
-from lsdflow_contract.errors import NotOurs, PermissionDenied, StageError, StorageFailure, StoreUnreachable
+from lsdflow_contract.errors import (
+    InternalError,
+    NotOurs,
+    PermissionDenied,
+    StageError,
+    StorageFailure,
+    StoreUnreachable,
+)
 
 # Codes of a server that goes down, comes up, elects a primary or asks for patience (the last one: Cosmos DB).
 TRANSIENT_CODES = {6, 7, 64, 89, 91, 112, 133, 134, 189, 262, 317, 9001, 10107, 11600, 11602, 13435, 13436, 16500}
@@ -64,6 +71,8 @@ def stage_error(error: PyMongoError, address: Shown) -> StageError:
     if codes & FOREIGN_CODES:
         hint = 'choose another database ([store] database = "...")'
         return NotOurs("the database holds rows or indexes of another program", where=address, found=found, hint=hint)
+    if not is_transient(error) and isinstance(error, OperationFailure):
+        return InternalError("the store refuses a request of ours", where=address, found=found)
     hint = "is mongod running there and reachable from this machine? check host, port and TLS options in the URI file"
     return StoreUnreachable("the store does not answer", where=address, found=found, hint=hint)
 

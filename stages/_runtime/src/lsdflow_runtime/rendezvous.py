@@ -8,6 +8,7 @@ starting --> open (round 1) --> open (round 2: predict in two passes) --> finish
                |                                                            also after an error: nothing is left to do
                +--> paused: the coordinator was stopped and will be back; workers wait
 A coordinator that is killed leaves "open" behind with an address where nobody answers; the next one opens a new round.
+One that was taken for dead and comes back finds another's notice, and leaves it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Notice:
     port: int = 0
     overrides: tuple[str, ...] = ()
     job: str = ""
+    coordinator: str = ""
 
     def answers(self, timeout_s: float = 2.0) -> bool:
         """True if somebody listens at its address."""
@@ -72,6 +74,12 @@ class NoticeBoard:
     def post(self, notice: Notice) -> None:
         """Put up a notice in place of the one there."""
         write_json(self.folder / "join.json", asdict(notice))
+
+    def post_if_own(self, notice: Notice) -> None:
+        """Put up a notice unless that of another coordinator hangs there: its workers would leave it."""
+        there = self.read()
+        if there is None or there.coordinator == notice.coordinator:
+            self.post(notice)
 
     def read(self) -> Notice | None:
         """The notice, or None if there is none. BadData if it cannot be understood."""
@@ -113,19 +121,18 @@ def coordinating(stage: str, experiment: Experiment) -> Iterator[None]:
 
 @contextmanager
 def _told(board: NoticeBoard) -> Iterator[None]:
-    notice = Notice(
-        "starting", submission=os.environ.get(SUBMISSION_VARIABLE, ""), job=os.environ.get(JOB_VARIABLE, "")
-    )
+    submission, job = os.environ.get(SUBMISSION_VARIABLE, ""), os.environ.get(JOB_VARIABLE, "")
+    notice = Notice("starting", submission=submission, job=job, coordinator=uuid.uuid4().hex)
     board.post(notice)
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
-        board.post(replace(notice, state="paused"))
+        board.post_if_own(replace(notice, state="paused"))
         raise
     except BaseException:
-        board.post(replace(notice, state="finished"))
+        board.post_if_own(replace(notice, state="finished"))
         raise
-    board.post(replace(notice, state="finished"))
+    board.post_if_own(replace(notice, state="finished"))
 
 
 def own_address() -> str:
