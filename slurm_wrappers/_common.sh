@@ -8,7 +8,7 @@ readonly MISSING=66 NO_SERVICE=69 INTERNAL=70 INTERRUPTED=75 MISMATCH=76 BAD_CON
 # shellcheck disable=SC2034 # pipeline.sh reads them
 readonly -a ALL_STAGES=(prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate)
 # shellcheck disable=SC2034
-readonly -a BLOCK_STAGES=(predict watershed agglomerate segment)
+readonly -a BLOCK_STAGES=(predict watershed agglomerate segment evaluate)
 
 # fail CODE WHAT [WANTED [FOUND [TO_DO]]]: the message in the form of all lsdflow commands, and the end.
 fail() {

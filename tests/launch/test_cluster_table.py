@@ -60,7 +60,7 @@ def test_what_is_given_for_a_stage_wins_over_the_defaults(tmp_path: Path) -> Non
         "[cluster.predict]\nworkers = 1001",
         '[cluster.predict]\nmem = "8 GB"',
         '[cluster.predict]\ntime = "a day"',
-        "[cluster.evaluate]\nworkers = 2",
+        "[cluster.prepare]\nworkers = 2",
         "[cluster.train-lsd]\nnodes = 2",
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
+from lsdflow_contract.overlaps import Overlaps
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
 from lsdflow_runtime.stores import Store, open_store
 
@@ -111,6 +112,29 @@ def test_scores_survive_bit_for_bit_and_null_stays_null(store: Store) -> None:
     assert np.array_equal(found.merge_score.view(np.uint32)[4:1999], scores.view(np.uint32)[4:1999])
     assert_same_edges(found, edges)
     assert store.rag.count_edges("k", "hist_quant_75") == 2000
+
+
+def overlaps_of(*rows: tuple[int, int, int]) -> Overlaps:
+    return Overlaps(*(np.array(column, np.uint64) for column in zip(*rows, strict=True)))
+
+
+def test_overlaps_come_back_as_written_and_are_replaced_as_a_whole(store: Store) -> None:
+    written = {7: overlaps_of((2**63 + 5, 2**64 - 1, 2**40), (0, 0, 9), (3, 4, 5)), 2: Overlaps.empty()}
+    store.rag.write_overlaps("k", "roi", 7, overlaps_of(*((n, 1, 1) for n in range(9))))
+    for block, overlaps in written.items():
+        store.rag.write_overlaps("k", "roi", block, overlaps)
+    store.rag.write_overlaps("k", "threshold_roi", 7, overlaps_of((1, 1, 1)))
+    store.rag.write_overlaps("other", "roi", 7, overlaps_of((2, 2, 2)))
+    for block, wanted in written.items():
+        found = store.rag.read_overlaps("k", "roi", block)
+        assert (found.fragment.tolist(), found.truth.tolist()) == (wanted.fragment.tolist(), wanted.truth.tolist())
+        assert found.size_vox.tolist() == wanted.size_vox.tolist()
+    with pytest.raises(BadData, match="should exist"):
+        store.rag.read_overlaps("k", "threshold_roi", 2)
+    store.rag.drop("k")
+    with pytest.raises(BadData, match="should exist"):
+        store.rag.read_overlaps("k", "roi", 7)
+    assert store.rag.read_overlaps("other", "roi", 7).size_vox.tolist() == [2]
 
 
 def test_large_ids_are_exact(store: Store) -> None:

@@ -99,7 +99,7 @@ def reference(desk: Desk, whole: Submission) -> Path:
     """The same trained networks by the commands of the clone: one block after another, files engine, no container."""
     folder = desk.write("reference")
     copy_finished(whole.experiment, folder, until="predict")
-    with timed("the local run of predict to segment, serial"):
+    with timed("the local run of predict to evaluate, serial"):
         run_locally(folder, BLOCK_STAGES)
     return folder
 

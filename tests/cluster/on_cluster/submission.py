@@ -18,6 +18,7 @@ DONE = {
     "watershed": "blocks_extracted",
     "agglomerate": "blocks_agglomerated",
     "segment": "blocks_segmented",
+    "evaluate": "blocks_evaluated",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from desk import Desk
-from experiments import BLOCK_STAGES, assert_same_bits, manifest
+from experiments import BLOCK_STAGES, assert_same_bits, identities, manifest
 from submission import Submission
 
 from lsdflow_contract.experiment import STAGES
@@ -17,6 +17,15 @@ from lsdflow_runtime.volumes import open_volume
 
 def test_the_segmentation_is_that_of_a_local_run_bit_for_bit(whole: Submission, reference: Path) -> None:
     assert_same_bits(whole.experiment, reference)
+
+
+def test_the_scores_counted_by_workers_are_those_of_a_local_run(whole: Submission, reference: Path) -> None:
+    assert "voi" in manifest(whole.experiment, "evaluate")["facts"]
+    workers = whole.number("evaluate", "workers")
+    jobs = {record["job"] for record in whole.records("evaluate")}
+    assert jobs
+    assert all(job.startswith(f"{workers}_") for job in jobs), jobs
+    assert identities(whole.experiment, ["evaluate"]) == identities(reference, ["evaluate"])
 
 
 def test_the_segmentation_compared_is_not_a_trivial_one(whole: Submission) -> None:

@@ -90,7 +90,7 @@ def write_tables(experiment: Experiment) -> None:
 def build(root: Path) -> None:
     """Write everything that the stages before evaluate leave."""
     root.mkdir()
-    (root / "experiment.toml").write_text('[experiment]\nname = "cells"\n')
+    (root / "experiment.toml").write_text('[experiment]\nname = "cells"\n[compute]\nrunner = "serial"\n')
     experiment = load_experiment(root)
     layout, cells, fragments = experiment.layout, voronoi_labels(GRID.shape_vox, 6, 3), fragment_labels()
     write(layout.target_volume, RAW, membrane_raw(cells))

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from lsdflow_command.app import RunOptions
@@ -20,8 +22,9 @@ from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_evaluate import truth_scores
 from lsdflow_evaluate.cli import app
-from lsdflow_evaluate.task import plan, run, status, validate
-from lsdflow_metrics.contingency import contingency
+from lsdflow_evaluate.counting import counting_task, overlaps_of, table_of
+from lsdflow_evaluate.task import plan, run, status, validate, verify
+from lsdflow_metrics.contingency import Contingency, contingency
 from lsdflow_metrics.scores import ZERO_POLICIES, ZeroPolicy, score
 from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.volumes import OutputArray, open_volume
@@ -99,6 +102,79 @@ def test_the_threshold_is_chosen_on_one_region_and_reported_on_another(make_expe
     here = (slice(None), slice(None), slice(10, 26))
     whole = score(contingency(segmentation_at(experiment, 0.29)[here], truth_of(experiment)[here]))
     assert scores_of(experiment)["voi"] == whole.voi
+
+
+REGIONS = (
+    'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}',
+    'evaluate.threshold_roi={begin="14, 0, 9 vox", shape="4, 11, 17 vox"}',
+)
+
+
+@pytest.mark.parametrize("shape", ["1, 24, 26 vox", "5, 7, 11 vox", "100 vox"])
+@pytest.mark.parametrize("regions", [(), REGIONS], ids=["everywhere", "two regions"])
+def test_scores_do_not_depend_on_how_the_volume_is_cut(
+    make_experiment: Make, shape: str, regions: tuple[str, ...]
+) -> None:
+    run(make_experiment("a", *regions), RUN)
+    run(make_experiment("b", *regions, f'evaluate.block_shape="{shape}"'), RUN)
+    assert scores_of(make_experiment("a")) == scores_of(make_experiment("b"))
+
+
+def test_worker_processes_count_the_same_as_one(make_experiment: Make) -> None:
+    run(make_experiment("a", *REGIONS), RUN)
+    run(make_experiment("b", *REGIONS, "compute.runner=daisy", "compute.workers=2"), RUN)
+    assert scores_of(make_experiment("a")) == scores_of(make_experiment("b"))
+    identities = [read_manifest(make_experiment(name).layout, "evaluate").identity for name in "ab"]
+    assert identities[0] == identities[1]
+
+
+def test_what_was_counted_is_not_counted_again_but_other_fragments_are(make_experiment: Make) -> None:
+    experiment = make_experiment()
+
+    def counted() -> dict[int, float]:
+        task = counting_task(experiment)
+        assert task is not None
+        return {number: record["finished"] for number, record in task.marks.records().items()}
+
+    run(experiment, RUN)
+    first = counted()
+    run(experiment, RUN)
+    assert counted() == first
+    spoil_watershed(experiment)
+    assert counted() == {}
+
+
+def test_verify_finds_what_was_counted_lost_or_damaged(make_experiment: Make) -> None:
+    experiment = make_experiment("a", *REGIONS)
+    run(experiment, RUN)
+    assert verify(experiment)["blocks_read_back"] == len(
+        list((experiment.layout.store / "overlaps_roi").rglob("*.parquet"))
+    )
+    path = sorted((experiment.layout.store / "overlaps_threshold_roi").rglob("*.parquet"))[-1]
+    content = path.read_bytes()
+    path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    with pytest.raises(BadData, match="lost or damaged"):
+        verify(experiment)
+    path.unlink()
+    with pytest.raises(BadData, match="lost or damaged"):
+        verify(experiment)
+
+
+@given(
+    rows=st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 2, st.integers(1, 2**40)), max_size=20),
+    rest=st.integers(0, 9),
+)
+def test_a_table_comes_back_from_its_rows(rows: list[tuple[int, int, int]], rest: int) -> None:
+    known = sorted({(label, max(truth, 1)): size for label, truth, size in rows}.items())
+    columns = zip(*((label, truth, size) for (label, truth), size in known), strict=True) if known else [(), (), ()]
+    labels, truths, sizes = (
+        np.array(c, kind) for c, kind in zip(columns, (np.uint64, np.uint64, np.int64), strict=True)
+    )
+    found = table_of(overlaps_of(Contingency(labels, truths, sizes, rest)))
+    assert [found.labels.tolist(), found.truths.tolist(), found.voxels.tolist()] == [
+        c.tolist() for c in (labels, truths, sizes)
+    ]
+    assert found.unlabelled_vox == rest
 
 
 def test_success_is_voi_below_the_limit(make_experiment: Make) -> None:
@@ -210,6 +286,7 @@ def spoil_fragments(experiment: Experiment) -> None:
 def spoil_chunk(experiment: Experiment) -> None:
     chunk = next(p for p in (experiment.layout.fragments / FRAGMENTS.dataset / "c").rglob("*") if p.is_file())
     chunk.unlink()
+    shutil.rmtree(experiment.layout.store / "blocks" / "evaluate")
 
 
 def spoil_segment(experiment: Experiment) -> None:
@@ -252,7 +329,7 @@ def test_a_report_is_made_also_when_something_is_missing_and_the_command_fails(
     assert error.value.what in page_of(experiment)
     assert scores_of(experiment)["thresholds"] == []
     assert not experiment.layout.manifest("evaluate").exists()
-    assert status(experiment) == {"report": True, "finished": False}
+    assert (status(experiment)["report"], status(experiment)["finished"]) == (True, False)
 
 
 def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(make_experiment: Make) -> None:
@@ -291,7 +368,8 @@ def test_validate_and_plan_say_what_can_be_known(make_experiment: Make) -> None:
 def test_the_command_tells_its_exit_code(make_experiment: Make) -> None:
     experiment = make_experiment()
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 0
-    assert status(experiment) == {"report": True, "finished": True}
+    told = status(experiment)
+    assert (told["report"], told["finished"], told["done"]) == (True, True, told["blocks"])
     spoil_segment(experiment)
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 66
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path), "--set", "evaluate.voi=1"]).exit_code == 78

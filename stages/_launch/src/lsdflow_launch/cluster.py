@@ -16,7 +16,7 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.model import StrictModel
 
-BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment")
+BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 GPU_STAGES = ("train-lsd", "train-acrlsd", "predict")
 # SLURM's default MaxArraySize is 1001.
 MOST_WORKERS = 1000
@@ -98,7 +98,7 @@ class ClusterTable(StrictModel):
     watershed: BlockTable = BlockTable()
     agglomerate: BlockTable = BlockTable()
     segment: BlockTable = BlockTable()
-    evaluate: JobTable = JobTable()
+    evaluate: BlockTable = BlockTable()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -154,7 +154,9 @@ def _stage_settings(stage: str, table: ClusterTable, profile: str) -> dict[str, 
     workers = {"WORKERS": str(of_stage.workers or _WORKERS[profile])}
     if of_stage.workers_at_once:
         workers["WORKERS_AT_ONCE"] = str(of_stage.workers_at_once)
-    coordinator = _resources(prefix, of_stage, workers, defaults["coordinator"], table.partition_cpu, "")
+    # The one of evaluate also thins the truth and draws the report: more than handing out blocks.
+    role = "run" if stage == "evaluate" else "coordinator"
+    coordinator = _resources(prefix, of_stage, workers, defaults[role], table.partition_cpu, "")
     return coordinator | _resources(f"{prefix}_WORKER", of_workers, {}, defaults["worker"], *with_gpu)
 
 

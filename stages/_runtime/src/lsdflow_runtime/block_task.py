@@ -2,7 +2,7 @@
 
 Order of a commit (a block is done only after the last step, and every step can be repeated):
     1. arrays: whole chunks written, read back, compared
-    2. graph rows of the block, replaced as one file per collection
+    2. rows of the block (graph, overlaps), replaced as one file per collection
     3. the done mark with the checksums
 """
 
@@ -22,23 +22,25 @@ import numpy.typing as npt
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import InternalError, StorageFailure
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.graph import RagEdges, RagNodes
+from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer
+from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
-from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, Volume
 
 
 @dataclass(frozen=True)
 class BlockOutput:
-    """What the pure block function returns: arrays of the write box, graph rows, plain facts for the record."""
+    """What the pure block function returns: arrays of the write box, rows for the store, plain facts for the record."""
 
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     nodes: RagNodes | None = None
     edges: Mapping[str, RagEdges] = field(default_factory=dict)
+    overlaps: Mapping[str, Overlaps] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -104,12 +106,7 @@ def commit_block(
     if set(output.arrays) != set(opened):
         raise InternalError("the block function made other arrays", wanted=sorted(opened), found=sorted(output.arrays))
     checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
-    if output.nodes is not None:
-        task.rag_store.write_nodes(task.key, block.number, output.nodes)
-        checksums["nodes"] = checksum_of_nodes(output.nodes)
-    for merge_function, edges in sorted(output.edges.items()):
-        task.rag_store.write_edges(task.key, merge_function, block.number, edges)
-        checksums[f"edges_{merge_function}"] = checksum_of_edges(edges)
+    checksums |= _write_rows(task, block, output)
     record = {
         "block": block.number,
         "checksums": checksums,
@@ -121,6 +118,21 @@ def commit_block(
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     task.marks.mark_done(block.number, record)
+
+
+def _write_rows(task: BlockTask, block: Block, output: BlockOutput) -> dict[str, str]:
+    """Rows of the block into the store; their checksums by collection."""
+    checksums = {}
+    if output.nodes is not None:
+        task.rag_store.write_nodes(task.key, block.number, output.nodes)
+        checksums[NODES_COLLECTION] = checksum_of_nodes(output.nodes)
+    for merge_function, edges in sorted(output.edges.items()):
+        task.rag_store.write_edges(task.key, merge_function, block.number, edges)
+        checksums[edges_collection(merge_function)] = checksum_of_edges(edges)
+    for region, overlaps in sorted(output.overlaps.items()):
+        task.rag_store.write_overlaps(task.key, region, block.number, overlaps)
+        checksums[overlaps_collection(region)] = checksum_of_overlaps(overlaps)
+    return checksums
 
 
 def _write_checked(volume: Volume, block: Block, values: npt.NDArray[Any]) -> str:

@@ -1,6 +1,6 @@
 """Done marks in MongoDB: a document per finished block, in the collections of the field.
 
-    blocks_predicted, blocks_extracted, blocks_agglomerated, blocks_segmented
+    blocks_predicted, blocks_extracted, blocks_agglomerated, blocks_segmented, blocks_evaluated
         block_id, read_roi, write_roi ([begin, shape], world units), start, duration   + key, record
     blocks_agglomerated_<merge_function>   the same without the record, as the old scripts look for it
     lsdflow_failed                         the last error of a block that is not done
@@ -24,6 +24,7 @@ DONE = {
     "watershed": "blocks_extracted",
     "agglomerate": "blocks_agglomerated",
     "segment": "blocks_segmented",
+    "evaluate": "blocks_evaluated",
 }
 FAILED = "lsdflow_failed"
 _INDEXES = (

@@ -2,11 +2,13 @@
 
     nodes                    id, center_z, center_y, center_x (world units), size      + key, block
     edges_<merge_function>   u, v, merge_score (null = never merged), agglomerated     + key, block
+    overlaps_<region>        fragment, truth, size (ours: what evaluate counts)        + key, block
     lsdflow_rows             per collection, key and block: number of rows and their hash (ours)
     meta                     directed: false
 
-`id`, `u`, `v` are the uint64 reinterpreted as int64. `_id` is 28 bytes: hash of the key, block, row. It is the same
-however often a block is written, and its order is the order of reading: blocks ascending, rows as written.
+`id`, `u`, `v`, `fragment`, `truth` are the uint64 reinterpreted as int64. `_id` is 28 bytes: hash of the key, block,
+row. It is the same however often a block is written, and its order is the order of reading: blocks
+ascending, rows as written.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from pymongo.errors import BulkWriteError
 
 from lsdflow_contract.errors import BadData, NotOurs
 from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
+from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 from lsdflow_runtime.mongo_connection import Document, MongoConnection
 from lsdflow_runtime.mongo_errors import codes_of
-from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 
 # Rows of one request: about 2 MB, so that a repeated attempt is cheap and no limit of BSON is near.
 BATCH = 10_000
@@ -36,13 +39,15 @@ HEADERS = "lsdflow_rows"
 DUPLICATE = 11000
 NODE_FIELDS = ("id", "center_z", "center_y", "center_x", "size")
 EDGE_FIELDS = ("u", "v", "merge_score")
+OVERLAP_FIELDS = ("fragment", "truth", "size")
 # Not unique, unlike the old scripts' `id` and `incident`: a fragment may have rows of several blocks and works.
 _BY_BLOCK = IndexModel([("key", ASCENDING), ("block", ASCENDING)], name="block")
 _BY_PLACE = IndexModel([(f"center_{axis}", ASCENDING) for axis in "zyx"], name="position")
 _NODE_INDEXES = (_BY_PLACE, IndexModel([("id", ASCENDING)], name="id"), _BY_BLOCK)
 _EDGE_INDEXES = (IndexModel([("u", ASCENDING), ("v", ASCENDING)], name="incident"), _BY_BLOCK)
+_OVERLAP_INDEXES = (_BY_BLOCK,)
 
-Rows = TypeVar("Rows", RagNodes, RagEdges)
+Rows = TypeVar("Rows", RagNodes, RagEdges, Overlaps)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,12 @@ class MongoRagStore:
         documents = _documents(key, block, EDGE_FIELDS, columns, {"agglomerated": True})
         self._replace(edges_collection(merge_function), key, block, documents, checksum_of_edges(edges))
 
+    def write_overlaps(self, key: str, region: str, block: int, overlaps: Overlaps) -> None:
+        """Replace the overlaps of a block in a region."""
+        columns = tuple(_signed(c) for c in (overlaps.fragment, overlaps.truth, overlaps.size_vox))
+        documents = _documents(key, block, OVERLAP_FIELDS, columns, {})
+        self._replace(overlaps_collection(region), key, block, documents, checksum_of_overlaps(overlaps))
+
     def read_nodes(self, key: str, block: int) -> RagNodes:
         """The nodes of a block. BadData if they are lost or damaged."""
         return self._read(self._header(NODES_COLLECTION, key, block), _nodes, checksum_of_nodes)
@@ -72,6 +83,10 @@ class MongoRagStore:
     def read_edges(self, key: str, merge_function: str, block: int) -> RagEdges:
         """The edges of a block. BadData if they are lost or damaged."""
         return self._read(self._header(edges_collection(merge_function), key, block), _edges, checksum_of_edges)
+
+    def read_overlaps(self, key: str, region: str, block: int) -> Overlaps:
+        """The overlaps of a block. BadData if they are lost or damaged."""
+        return self._read(self._header(overlaps_collection(region), key, block), _overlaps, checksum_of_overlaps)
 
     def iter_nodes(self, key: str) -> Iterator[RagNodes]:
         """Nodes, block by block in ascending block number."""
@@ -212,8 +227,14 @@ def _prepare(database: Database[Document], collection: str) -> None:
             hint='choose another database ([store] database = "..."); old graphs are read by `segment import-graph`',
         )
     database[HEADERS].create_indexes([IndexModel([("key", ASCENDING)], name="key")])
-    database[collection].create_indexes(list(_NODE_INDEXES if collection == NODES_COLLECTION else _EDGE_INDEXES))
+    database[collection].create_indexes(list(_indexes(collection)))
     database["meta"].replace_one({"_id": "graph"}, {"directed": False}, upsert=True)
+
+
+def _indexes(collection: str) -> tuple[IndexModel, ...]:
+    if collection == NODES_COLLECTION:
+        return _NODE_INDEXES
+    return _OVERLAP_INDEXES if collection.startswith(overlaps_collection("")) else _EDGE_INDEXES
 
 
 def _nodes(documents: Sequence[Document]) -> RagNodes:
@@ -224,6 +245,10 @@ def _nodes(documents: Sequence[Document]) -> RagNodes:
 def _edges(documents: Sequence[Document]) -> RagEdges:
     score = np.array([np.nan if d["merge_score"] is None else d["merge_score"] for d in documents], np.float32)
     return RagEdges(_unsigned(documents, "u"), _unsigned(documents, "v"), score)
+
+
+def _overlaps(documents: Sequence[Document]) -> Overlaps:
+    return Overlaps(*(_unsigned(documents, name) for name in OVERLAP_FIELDS))
 
 
 def _signed(values: npt.NDArray[np.uint64]) -> list[int]:

@@ -2,6 +2,7 @@
 
     store/nodes/<key>/<block>.parquet                    id, center_z, center_y, center_x, size
     store/edges_<merge_function>/<key>/<block>.parquet   u, v, merge_score (null = never merged)
+    store/overlaps_<region>/<key>/<block>.parquet        fragment, truth, size: what evaluate counts beside the graph
 
 `key` names the work that made the rows, so rows of other parameters are never mixed in. A block's rows are replaced as
 one file by rename: safe to write again, safe on NFS. Pages carry checksums, and the file's metadata the hash of its
@@ -25,13 +26,14 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
+from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 
 ROWS_HASH = b"lsdflow.rows"
-Rows = TypeVar("Rows", RagNodes, RagEdges)
+Rows = TypeVar("Rows", RagNodes, RagEdges, Overlaps)
 
 
 class RagStore(Protocol):
-    """Nodes and edges of the RAG, written block by block."""
+    """Nodes and edges of the RAG and overlaps with the truth, written block by block."""
 
     def write_nodes(self, key: str, block: int, nodes: RagNodes) -> None:
         """Replace the nodes of a block."""
@@ -39,11 +41,17 @@ class RagStore(Protocol):
     def write_edges(self, key: str, merge_function: str, block: int, edges: RagEdges) -> None:
         """Replace the edges of a block for a merge function."""
 
+    def write_overlaps(self, key: str, region: str, block: int, overlaps: Overlaps) -> None:
+        """Replace the overlaps of a block in a region."""
+
     def read_nodes(self, key: str, block: int) -> RagNodes:
         """The nodes of a block. BadData if they are lost or damaged."""
 
     def read_edges(self, key: str, merge_function: str, block: int) -> RagEdges:
         """The edges of a block. BadData if they are lost or damaged."""
+
+    def read_overlaps(self, key: str, region: str, block: int) -> Overlaps:
+        """The overlaps of a block. BadData if they are lost or damaged."""
 
     def iter_nodes(self, key: str) -> Iterator[RagNodes]:
         """Nodes, block by block in ascending block number."""
@@ -81,6 +89,12 @@ class FilesRagStore:
         path = self._folder(edges_collection(merge_function), key) / f"{block}.parquet"
         _write(path, table, checksum_of_edges(edges))
 
+    def write_overlaps(self, key: str, region: str, block: int, overlaps: Overlaps) -> None:
+        """Replace the overlaps of a block in a region."""
+        table = pa.table({"fragment": overlaps.fragment, "truth": overlaps.truth, "size": overlaps.size_vox})
+        path = self._folder(overlaps_collection(region), key) / f"{block}.parquet"
+        _write(path, table, checksum_of_overlaps(overlaps))
+
     def read_nodes(self, key: str, block: int) -> RagNodes:
         """The nodes of a block. BadData if they are lost or damaged."""
         return _read_nodes(self._folder(NODES_COLLECTION, key) / f"{block}.parquet")
@@ -88,6 +102,10 @@ class FilesRagStore:
     def read_edges(self, key: str, merge_function: str, block: int) -> RagEdges:
         """The edges of a block. BadData if they are lost or damaged."""
         return _read_edges(self._folder(edges_collection(merge_function), key) / f"{block}.parquet")
+
+    def read_overlaps(self, key: str, region: str, block: int) -> Overlaps:
+        """The overlaps of a block. BadData if they are lost or damaged."""
+        return _read_overlaps(self._folder(overlaps_collection(region), key) / f"{block}.parquet")
 
     def iter_nodes(self, key: str) -> Iterator[RagNodes]:
         """Nodes, block by block in ascending block number."""
@@ -107,8 +125,8 @@ class FilesRagStore:
 
     def drop(self, key: str) -> None:
         """Remove all rows of a work."""
-        for folder in (self._folder(NODES_COLLECTION, key), *self.root.glob(f"{edges_collection('*')}/{key}")):
-            if folder.is_dir():
+        for collection in (NODES_COLLECTION, edges_collection("*"), overlaps_collection("*")):
+            for folder in self.root.glob(f"{collection}/{key}"):
                 with storage_errors(folder):
                     shutil.rmtree(folder)
 
@@ -125,6 +143,11 @@ def checksum_of_edges(edges: RagEdges) -> str:
     """Hash of the rows of edges, in their order; every NaN counts as the same."""
     score = np.where(np.isnan(edges.merge_score), np.float32(np.nan), edges.merge_score)
     return _checksum(edges.u, edges.v, score)
+
+
+def checksum_of_overlaps(overlaps: Overlaps) -> str:
+    """Hash of the rows of overlaps, in their order."""
+    return _checksum(overlaps.fragment, overlaps.truth, overlaps.size_vox)
 
 
 def _checksum(*columns: npt.NDArray[Any]) -> str:
@@ -160,6 +183,14 @@ def _read_edges(path: Path) -> RagEdges:
         score = table["merge_score"].to_numpy().astype(np.float32)
         edges = RagEdges(table["u"].to_numpy(), table["v"].to_numpy(), score)
         return edges, checksum_of_edges(edges)
+
+    return _read(path, rows)
+
+
+def _read_overlaps(path: Path) -> Overlaps:
+    def rows(table: pa.Table) -> tuple[Overlaps, str]:
+        overlaps = Overlaps(*(table[name].to_numpy() for name in ("fragment", "truth", "size")))
+        return overlaps, checksum_of_overlaps(overlaps)
 
     return _read(path, rows)
 

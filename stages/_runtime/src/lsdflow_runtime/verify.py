@@ -3,7 +3,7 @@
 1. the manifest names this very work (key) and the checksums in the done marks (identity)
 2. every block has a done mark
 3. the arrays of every block are read back and hashed against its mark (compute.verify_fraction of the blocks)
-4. the graph rows of these blocks are read back and hashed as well
+4. the rows (graph, overlaps) of these blocks are read back and hashed as well
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any
 
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BadData, NotOurs, StageError
+from lsdflow_contract.graph import NODES_COLLECTION, edges_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.overlaps import overlaps_collection
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.blockwise import require_all_done
-from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 from lsdflow_runtime.volumes import Volume
 
 LISTED = 10
@@ -110,9 +112,12 @@ def _array_checksum(volume: Volume, block: Block) -> str:
 
 def _rows_checksum(task: BlockTask, name: str, block: Block) -> str:
     try:
-        if name == "nodes":
-            return checksum_of_nodes(task.rag_store.read_nodes(task.key, block.number))
-        edges = task.rag_store.read_edges(task.key, name.removeprefix("edges_"), block.number)
-        return checksum_of_edges(edges)
+        store, of_overlaps, of_edges = task.rag_store, overlaps_collection(""), edges_collection("")
+        if name == NODES_COLLECTION:
+            return checksum_of_nodes(store.read_nodes(task.key, block.number))
+        if name.startswith(of_overlaps):
+            overlaps = store.read_overlaps(task.key, name.removeprefix(of_overlaps), block.number)
+            return checksum_of_overlaps(overlaps)
+        return checksum_of_edges(store.read_edges(task.key, name.removeprefix(of_edges), block.number))
     except StageError as error:
         return error.what

@@ -25,6 +25,9 @@ class EvaluateConfig(StrictModel):
     threshold_roi: RegionConfig | None = Field(
         default=None, description="choose the threshold by truth here and report it on roi; none = segment's threshold"
     )
+    block_shape: LengthsField | None = Field(
+        default=None, description='what a worker counts at once; none = a chunk of the fragments: "128 vox"'
+    )
     zeros: Literal["label", "ignore", "singletons"] = Field(
         default="label", description="segmentation 0: one more label, left out, or each voxel its own segment"
     )

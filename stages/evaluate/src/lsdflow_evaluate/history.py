@@ -59,10 +59,10 @@ def manifests(experiment: Experiment) -> dict[str, Manifest]:
 
 
 def run_problems(experiment: Experiment) -> list[Problem]:
-    """The error of each stage's last run, if it ended in one, and its failed blocks."""
+    """The error of each earlier stage's last run, if it ended in one, and its failed blocks."""
     problems = []
-    for stage in STAGES:
-        outcome = _last_outcome(experiment, stage) if stage != "evaluate" else {}
+    for stage in STAGES[:-1]:
+        outcome = _last_outcome(experiment, stage)
         if outcome.get("error"):
             problems.append(problem_of(stage, outcome["error"]))
         marks = _marks(experiment, stage)

@@ -1,8 +1,10 @@
 """evaluate: gather what the experiment has, score it where there is truth, write the report; also after a failure.
 
-truth + fragments + tables --> scores.json          every part that is missing or broken becomes a problem
-volumes, losses, block times --> index.html         on the page; the page is written first, then the first
-places of all volumes --> neuroglancer.json         problem that concerns evaluate ends the command
+truth + fragments, in blocks, + tables --> scores.json    every part that is missing or broken becomes a problem
+volumes, losses, block times --> index.html               on the page; the page is written first, then the first
+places of all volumes --> neuroglancer.json               problem that concerns evaluate ends the command
+
+Workers count how fragments and truth overlap; what is counted stays, so another threshold costs no second reading.
 """
 
 from __future__ import annotations
@@ -10,37 +12,59 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_atomically, write_json
-from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_evaluate import history
 from lsdflow_evaluate.artefacts import Segmented, Truth, open_segmented, open_truth, target_grid
 from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.counting import STAGE, counting_task
 from lsdflow_evaluate.gather import Gathered, report_data
 from lsdflow_evaluate.regions import region_box
 from lsdflow_evaluate.report import render_report
 from lsdflow_evaluate.scores_file import NO_TRUTH, scores_with_truth, scores_without
 from lsdflow_evaluate.truth_scores import TruthScores, score_against_truth
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blockwise import run_blocks, status_task, worker_task
+from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.stores import problems_of_store
+from lsdflow_runtime.verify import verify_blocks
 
 LOG = logging.getLogger("lsdflow.evaluate")
 
-STAGE = "evaluate"
 OUTPUTS = {"report": "report/index.html", "scores": "report/scores.json", "viewer": "report/neuroglancer.json"}
 
 
-def run(experiment: Experiment, options: RunOptions) -> None:  # noqa: ARG001 - the report is always made anew
+def run(experiment: Experiment, options: RunOptions) -> None:
     """Write scores.json, index.html and neuroglancer.json; raise the first error after that, if there was one."""
+    with coordinating(STAGE, experiment):
+        # The report is always made anew, so that countings of other results need not be kept.
+        _run(experiment, replace(options, replace=True))
+
+
+def join(experiment: Experiment) -> None:
+    """Take blocks from a coordinator that runs in another job."""
+    join_coordinator(STAGE, experiment)
+
+
+def worker(experiment: Experiment) -> None:
+    """Take blocks from a running coordinator."""
+    worker_task(_require_counting(experiment))
+
+
+def _run(experiment: Experiment, options: RunOptions) -> None:
     started = time.time()
     config = experiment.table(STAGE, EvaluateConfig)
     collector = history.Collector()
     collector.problems.extend(collector.collect(STAGE, lambda: history.run_problems(experiment), []))
-    gathered, scores = _scored(experiment, config, collector)
+    gathered, scores = _scored(experiment, config, options, collector)
     data = report_data(experiment, config, gathered, collector)
     folder = experiment.layout.report
     write_json(folder / "scores.json", scores)
@@ -62,7 +86,8 @@ def validate(experiment: Experiment) -> list[StageError]:
         checks.append(lambda: _require_skeletons(experiment, config))
     if experiment.layout.target_volume.exists():
         checks.append(lambda: _require_regions(experiment, config))
-    return [problem for check in checks if (problem := _problem_of(check)) is not None]
+    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    return problems + problems_of_store(experiment)
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
@@ -76,12 +101,17 @@ def plan(experiment: Experiment) -> dict[str, Any]:
 
 def status(experiment: Experiment) -> dict[str, Any]:
     """Whether the report is there, and whether everything in it was complete."""
-    report = experiment.layout.report / "index.html"
-    return {"report": report.exists(), "finished": experiment.layout.manifest(STAGE).exists()}
+    written = {"report": (experiment.layout.root / OUTPUTS["report"]).exists()}
+    finished = {"finished": experiment.layout.manifest(STAGE).exists()}
+    try:
+        counting = counting_task(experiment)
+    except StageError as error:
+        return {**written, **finished, "waiting_for": error.what}
+    return {**(status_task(counting) if counting else {}), **written, **finished}
 
 
 def verify(experiment: Experiment) -> dict[str, Any]:
-    """The finished report's files are there and the scores are those of the manifest."""
+    """The report's files are there, the scores are those of the manifest, and what was counted is undamaged."""
     manifest = read_manifest(experiment.layout, STAGE)
     missing = [path for path in OUTPUTS.values() if not (experiment.layout.root / path).is_file()]
     if missing:
@@ -95,11 +125,12 @@ def verify(experiment: Experiment) -> dict[str, Any]:
             found=identity[:12],
             hint="run: evaluate run",
         )
-    return {"identity": manifest.identity, "verified": True}
+    blocks = verify_blocks(_require_counting(experiment)) if "blocks" in manifest.facts else 0
+    return {"identity": manifest.identity, "blocks_read_back": blocks, "verified": True}
 
 
 def _scored(
-    experiment: Experiment, config: EvaluateConfig, collector: history.Collector
+    experiment: Experiment, config: EvaluateConfig, options: RunOptions, collector: history.Collector
 ) -> tuple[Gathered, dict[str, Any]]:
     """Open what there is and score it; a part that fails is left out and becomes a problem."""
     grid = collector.collect("prepare", lambda: target_grid(experiment), None)
@@ -111,7 +142,7 @@ def _scored(
         return Gathered(grid, segmented, None, None), scores_without(False, NO_TRUTH, config.voi_limit)
     found = None
     if segmented is not None:
-        found = collector.collect(STAGE, lambda: _compare(experiment, config, grid, segmented, truth), None)
+        found = collector.collect(STAGE, lambda: _compare(experiment, config, options, segmented, truth), None)
     gathered = Gathered(grid, segmented, truth, found)
     if found is None:
         return gathered, scores_without(True, "nothing to compare: see the problems in the report", config.voi_limit)
@@ -119,9 +150,11 @@ def _scored(
 
 
 def _compare(
-    experiment: Experiment, config: EvaluateConfig, grid: Geometry, segmented: Segmented, truth: Truth
+    experiment: Experiment, config: EvaluateConfig, options: RunOptions, segmented: Segmented, truth: Truth
 ) -> TruthScores:
-    found = score_against_truth(experiment, config, grid, segmented, truth)
+    counting = _require_counting(experiment)
+    run_blocks(counting, options)
+    found = score_against_truth(experiment, config, segmented, truth, counting)
     chosen = found.chosen_score
     if chosen is None:
         raise MissingInput(
@@ -141,6 +174,8 @@ def _write_manifest(experiment: Experiment, config: EvaluateConfig, scores: dict
     table = config.model_dump(mode="json")
     key = work_key(STAGE, table, inputs)
     facts = {k: v for k, v in scores.items() if k != "thresholds"}
+    if "voi" in scores:
+        facts["blocks"] = len(_require_counting(experiment).plan)
     Manifest(
         writer=Writer.of(STAGE),
         key=key,
@@ -150,6 +185,13 @@ def _write_manifest(experiment: Experiment, config: EvaluateConfig, scores: dict
         facts={**facts, "seconds": seconds},
         identity=hash_of([key, scores]),
     ).write(experiment.layout)
+
+
+def _require_counting(experiment: Experiment) -> BlockTask:
+    task = counting_task(experiment)
+    if task is None:
+        raise MissingInput(NO_TRUTH, where=experiment.layout.target_volume)
+    return task
 
 
 def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:

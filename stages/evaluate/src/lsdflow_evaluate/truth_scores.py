@@ -1,4 +1,4 @@
-"""Comparing the segmentation of every threshold with the truth, reading each voxel once."""
+"""Comparing the segmentation of every threshold with the truth, from one counting of fragments x truth."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_command.progress import Progress
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3
 from lsdflow_contract.lut import read_lut
-from lsdflow_evaluate.artefacts import Segmented, Truth
+from lsdflow_evaluate.artefacts import Segmented, Truth, target_grid
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.regions import pieces, region_box
+from lsdflow_evaluate.counting import ROI, THRESHOLD_ROI, counted, regions_of
+from lsdflow_evaluate.regions import pieces
 from lsdflow_evaluate.report.data import Score
 from lsdflow_evaluate.run_length import Skeletons
 from lsdflow_evaluate.skeleton_files import read_skeletons
 from lsdflow_evaluate.skeletonise import lattice_step_vox, skeletons_of
 from lsdflow_evaluate.threshold_scores import ThresholdScore, best_of, runs_of, threshold_score
-from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
+from lsdflow_metrics.contingency import Contingency
+from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.volumes import Volume
 
 # Thinning truth holds the whole lattice in memory: beyond this many points "auto" leaves it out.
@@ -50,38 +51,26 @@ class TruthScores:
 
 
 def score_against_truth(
-    experiment: Experiment, config: EvaluateConfig, grid: Geometry, segmented: Segmented, truth: Truth
+    experiment: Experiment, config: EvaluateConfig, segmented: Segmented, truth: Truth, counting: BlockTask
 ) -> TruthScores:
-    """Score every lookup table on the region, and choose the threshold."""
-    both = truth.labels.box.intersect(segmented.fragments.box)
-    box = region_box(config.roi, grid, both, "evaluate.roi")
-    table = count_pairs(segmented.fragments, truth, box)
-    skeletons, kind = _skeletons(experiment, config, grid, truth, box)
-    scores = _scores(config, segmented, table, _nodes(grid, segmented, skeletons, box), kind)
+    """Score every lookup table on the region from the finished counting, and choose the threshold."""
+    grid = target_grid(experiment)
+    regions = regions_of(config, grid, truth.labels.box.intersect(segmented.fragments.box))
+    skeletons, kind = _skeletons(experiment, config, grid, truth, regions[ROI])
+    nodes = _nodes(grid, segmented, skeletons, regions[ROI])
+    scores = _scores(config, segmented, counted(counting, ROI), nodes, kind)
     settings = {
         "segmentation 0": config.zeros,
-        "region": str(box),
+        "region": str(regions[ROI]),
         "skeletons": kind if skeletons is not None else "none",
         "merge needs nodes": str(_merge_nodes(config, kind)),
     }
     chosen = (segmented.merge_function, segmented.threshold)
-    if config.threshold_roi is not None:
-        elsewhere = region_box(config.threshold_roi, grid, both, "evaluate.threshold_roi")
-        there = _scores(config, segmented, count_pairs(segmented.fragments, truth, elsewhere), None, kind)
+    if THRESHOLD_ROI in regions:
+        there = _scores(config, segmented, counted(counting, THRESHOLD_ROI), None, kind)
         chosen = (segmented.merge_function, best_of(list(there), segmented.merge_function))
-        settings["threshold chosen on"] = str(elsewhere)
-    return TruthScores(scores, chosen, box, settings)
-
-
-def count_pairs(fragments: Volume, truth: Truth, box: Box) -> Contingency:
-    """Fragments x truth over a box, piece by piece."""
-    total = ContingencySum()
-    boxes = list(pieces(box, fragments.chunk_shape_vox))
-    with Progress("evaluate", total=len(boxes), unit="block") as progress:
-        for piece in boxes:
-            total.add(contingency(fragments.read(piece), truth.read(piece)))
-            progress.advance()
-    return total.table()
+        settings["threshold chosen on"] = str(regions[THRESHOLD_ROI])
+    return TruthScores(scores, chosen, regions[ROI], settings)
 
 
 def labels_at(volume: Volume, voxels: NDArray[np.int64], boxes: Iterable[Box]) -> NDArray[np.uint64]:
