@@ -78,11 +78,12 @@ def test_a_batch_is_determined_by_seed_and_number_alone(prepared) -> None:
     assert not np.array_equal(one[0][keys.raw].data, one[1][keys.raw].data)
 
 
-def test_workers_ahead_of_time_make_the_same_batches_each_once(prepared) -> None:
-    """gunpowder's own PreCache would send the same seed to each worker, and repeat one batch for ever."""
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_ahead_of_time_make_the_same_batches_in_the_same_order(prepared, workers: int) -> None:
+    """gunpowder's own PreCache would send the same seed to each worker, and hand batches out as they arrive."""
     training = prepared("affinities", elastic_probability=0.0)
-    keys, here = batches(training, 3)
-    _, there = batches(training, 3, keys, workers=1)
+    keys, here = batches(training, 6, first=5)
+    _, there = batches(training, 6, keys, first=5, workers=workers)
     for a, b in zip(here, there, strict=True):
         np.testing.assert_array_equal(a[keys.raw].data, b[keys.raw].data)
 

@@ -1,23 +1,23 @@
 """Batches by number: batch i is the same whenever and wherever it is made, in this process or by workers ahead of time.
 
 gunpowder draws all randomness of a batch from the seed of its request.  Its PreCache sends every worker the same
-request, with the same seed, so a fixed seed gives the same batch again and again; here the workers draw batch numbers
-from a shared counter, and the seed follows from the number.  With several workers batches may arrive in another
-order, but each number comes once.
+request, with the same seed, so a fixed seed gives the same batch again and again; here every worker makes numbers of
+its own, the seed follows from the number, and batches come in the order of their numbers with any number of workers.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gunpowder as gp
 import numpy as np
+from gunpowder.profiling import Timing
 
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_training.profiling import NodeTimes
+from lsdflow_training.workers_ahead import BatchWorker
 
 
 def batch_seed(seed: int, number: int) -> int:
@@ -25,24 +25,41 @@ def batch_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
 
 
-class NumberedPreCache(gp.PreCache):  # type: ignore[misc]
-    """PreCache whose workers make batches first, first + 1, ... instead of the same one."""
+class NumberedPreCache(gp.BatchFilter):  # type: ignore[misc]
+    """Batches first, first + 1, ..., made ahead of time by processes: cache_size in all, at least one each."""
 
     def __init__(self, seed: int, first: int, cache_size: int, num_workers: int) -> None:
-        super().__init__(cache_size=cache_size, num_workers=num_workers)
-        self.seed = seed
-        self.counter = multiprocessing.Value("q", first)
+        self.seed, self.first = seed, first
+        self.cache_size, self.num_workers = cache_size, num_workers
+        self.request: gp.BatchRequest | None = None
+        self.workers: list[BatchWorker] = []
+        self.turns: Iterator[BatchWorker] = iter(())
 
-    def _run_worker(self) -> gp.Batch:
-        # forked from a process that only remembers signals; the pool ends its workers with SIGTERM
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with self.counter.get_lock():
-            number = self.counter.value
-            self.counter.value += 1
-        request = seeded(self.current_request, batch_seed(self.seed, number))
+    def teardown(self) -> None:
+        """End the processes."""
+        for worker in self.workers:
+            worker.stop()
+        self.workers = []
+
+    def provide(self, request: gp.BatchRequest) -> gp.Batch:
+        """The next batch; the processes start with the first request and make what it asks for."""
+        timing = Timing(self)
+        timing.start()
+        if self.request is None:
+            self.request, count = request.copy(), self.num_workers
+            ahead = self.cache_size // count
+            self.workers = [BatchWorker(self._make, self.first + w, count, ahead) for w in range(count)]
+            self.turns = itertools.cycle(self.workers)
+        if request != self.request:
+            raise InternalError("batches made ahead of time are all of one kind", found=request)
+        batch = next(self.turns).next()
+        timing.stop()
+        batch.profiling_stats.add(timing)
+        return batch
+
+    def _make(self, number: int) -> gp.Batch:
         with plain_errors(number):
-            return self.get_upstream_provider().request_batch(request)
+            return self.get_upstream_provider().request_batch(seeded(self.request, batch_seed(self.seed, number)))
 
 
 def seeded(request: gp.BatchRequest, seed: int) -> gp.BatchRequest:
