@@ -68,6 +68,20 @@ def _calls(stages: Path, verb: str = "run") -> list[str]:
     return [call[0] for call in map(json.loads, lines) if call[1] == verb]
 
 
+def test_repair_calls_the_finished_stages_of_blocks_and_stops_at_a_failure(stages: Path, experiment: Path) -> None:
+    refused = _lsdflow("repair", str(experiment))
+    assert (refused.returncode, _calls(stages, "repair")) == (66, [])
+    (experiment / "manifests").mkdir()
+    for stage in ("prepare", "predict", "watershed", "segment"):
+        (experiment / "manifests" / f"{stage}.json").write_text("{}")
+    assert _lsdflow("repair", str(experiment)).returncode == 0
+    assert _calls(stages, "repair") == ["predict", "watershed", "segment"]
+    (stages / "fail-watershed").write_text("65")
+    assert _lsdflow("repair", str(experiment)).returncode == 65
+    assert _calls(stages, "repair")[3:] == ["predict", "watershed"]
+    assert _calls(stages) == []
+
+
 def test_all_stages_run_in_order_and_each_command_is_shown(stages: Path, experiment: Path) -> None:
     done = _lsdflow("run", str(experiment))
     assert done.returncode == 0

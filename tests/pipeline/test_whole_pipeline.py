@@ -209,6 +209,34 @@ def test_a_changed_parameter_is_refused_before_anything_is_written(reference: Pa
     assert _written(reference) == before
 
 
+def _files_of(folder: Path) -> dict[str, list[Path]]:
+    """What a block of each stage left: chunks of arrays, rows of the store."""
+    layout = ExperimentLayout(folder)
+    affs = folder / read_manifest(layout, "predict").outputs["affs"]
+    arrays = {"predict": affs, "watershed": layout.fragments / "volumes/fragments"}
+    arrays["segment"] = layout.segmentation / "volumes/segmentation"
+    chunks = {s: sorted(p for p in a.rglob("*") if p.is_file() and p.name != "zarr.json") for s, a in arrays.items()}
+    rows = {"agglomerate": "edges_hist_quant_75", "evaluate": "overlaps_roi"}
+    return chunks | {s: sorted((layout.store / name).rglob("*.parquet")) for s, name in rows.items()}
+
+
+def test_repair_makes_again_the_one_lost_block_of_every_stage_and_nothing_else(reference: Path) -> None:
+    folder = reference.parent / "repaired"
+    shutil.copytree(reference, folder)
+    # A copy lies elsewhere: what depends on times of files (masks) is none of this experiment.
+    whole = _identities(folder, (*BLOCK_STAGES, "evaluate"))
+    for stage, files in _files_of(folder).items():
+        victim, before = files[len(files) // 2], {path: path.stat().st_mtime_ns for path in files}
+        victim.write_bytes(victim.read_bytes()[:-9])
+        command = [str(BIN / stage), "repair", *_arguments(folder, "compute.runner=serial"), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, f"{stage}: {done.stdout}{done.stderr}"
+        assert json.loads(done.stdout)["broken"] == 1
+        assert {path for path in files if path.stat().st_mtime_ns != before[path]} == {victim}, stage
+    assert _identities(folder, (*BLOCK_STAGES, "evaluate")) == whole
+    _assert_same_files(folder, reference)
+
+
 def test_a_lost_chunk_of_the_affinities_stops_watershed_with_65_naming_it(reference: Path, tmp_path: Path) -> None:
     folder = tmp_path / "lost"
     shutil.copytree(reference, folder)

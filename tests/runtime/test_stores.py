@@ -220,6 +220,18 @@ def test_marks_of_other_works_and_stages_are_not_seen(store: Store) -> None:
     assert store.blocks("segment", "a").failed() == {13}
 
 
+def test_a_mark_is_taken_back_alone(store: Store) -> None:
+    marks = store.blocks("agglomerate", "a")
+    for number in (3, 4):
+        marks.mark_done(number, {"checksums": {"edges_mean": "x"}})
+    store.blocks("agglomerate", "b").mark_done(3, {"checksums": {}})
+    for _ in range(2):
+        marks.take_back(3)
+    assert (marks.done(), store.blocks("agglomerate", "b").done()) == ({4}, {3})
+    marks.mark_done(3, {"checksums": {"edges_mean": "y"}})
+    assert marks.record(3)["checksums"] == {"edges_mean": "y"}
+
+
 def test_the_newest_work_of_a_stage_is_the_last(store: Store) -> None:
     assert store.works("watershed") == []
     for key in ("z", "a"):

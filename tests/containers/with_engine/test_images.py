@@ -91,15 +91,34 @@ def test_a_second_build_from_nothing_has_the_same_layers(engine: None, workspace
     project = copy / "stages" / "prepare" / "pyproject.toml"
     text = project.read_text().replace(f'version = "{bench.version_of("prepare")}"', f'version = "{TRIAL}"')
     project.write_text(text)
-    layers = []
+    layers, files = [], []
     try:
         for options in ("", "--no-cache"):
             done = bench.call(copy / "containers" / "build.sh", "prepare", BUILD_ARGS=options, timeout_s=600)
             assert done.returncode == 0, done.stderr
             layers.append(_layers(bench, f"lsdflow/prepare:{TRIAL}"))
+            files.append(_files(bench, f"lsdflow/prepare:{TRIAL}"))
     finally:
         bench.call("docker", "image", "rm", f"lsdflow/prepare:{TRIAL}")
+    assert sorted(files[0] ^ files[1]) == []
     assert layers[0] == layers[1]
+
+
+LISTING = """
+import hashlib, os
+for folder, _, names in os.walk("/opt"):
+    for path in (folder, *(os.path.join(folder, name) for name in names)):
+        told = os.lstat(path)
+        content = hashlib.sha256(open(path, "rb").read()).hexdigest() if os.path.isfile(path) else ""
+        print(path, oct(told.st_mode), int(told.st_mtime), told.st_uid, told.st_gid, content)
+"""
+
+
+def _files(bench: Bench, image: str) -> set[str]:
+    """A line for each file below /opt of an image: what differs between two builds is told by name."""
+    done = bench.call("docker", "run", "--rm", "--entrypoint", "/opt/lsdflow/bin/python", image, "-c", LISTING)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines())
 
 
 def test_prepare_and_both_trainings_run_as_any_user(

@@ -5,6 +5,7 @@ validate  list all problems; writes nothing
 plan      what a run would do
 status    what is done
 verify    read back what a finished stage made
+repair    make again what is lost or damaged, and nothing else (stages that work on blocks)
 schema    JSON schema of the stage's table
 worker    take blocks from a coordinator that runs in another job (stages that work on blocks)
 """
@@ -73,6 +74,7 @@ def stage_app(stage: StageCommand) -> typer.Typer:
         _version_callback(stage)
     )
     _add_run(app, stage)
+    _add_repair(app, stage)
     _add_validate(app, stage)
     for verb, text in _REPORTS:
         _add_report_verb(app, stage, verb, text)
@@ -122,6 +124,22 @@ def interrupt_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def unwrapped_interrupts() -> Iterator[None]:
+    """An Interrupted comes out as itself: Python wraps what is raised while a class is made, so in any import."""
+    try:
+        yield
+    except StageError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, Interrupted):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
+
+
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise Interrupted(f"stopped by {signal.Signals(number).name}", hint="run the same command again to go on")
 
@@ -157,8 +175,27 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         with exit_codes(debug), interrupt_on_signals():
             loaded = _load(experiment, override)
             config = loaded.table(stage.name, stage.config)
-            with run_folder(stage.name, loaded, config.model_dump(mode="json")):
+            with run_folder(stage.name, loaded, config.model_dump(mode="json")), unwrapped_interrupts():
                 stage.module().run(loaded, RunOptions(replace=replace))
+
+
+def _add_repair(app: typer.Typer, stage: StageCommand) -> None:
+    @app.command(help="Find what is lost or damaged, and make exactly that again.")
+    def repair(
+        experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
+    ) -> None:
+        with exit_codes(debug, as_json=json_), interrupt_on_signals():
+            loaded = _load(experiment, override)
+            config = loaded.table(stage.name, stage.config)
+            mend = getattr(stage.module(), "repair", None)
+            if mend is None:
+                raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run --replace")
+            with run_folder(stage.name, loaded, config.model_dump(mode="json")), unwrapped_interrupts():
+                _show_facts(mend(loaded), json_)
+
+
+def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
+    typer.echo(json.dumps(facts) if as_json else "\n".join(f"{k}: {v}" for k, v in facts.items()))
 
 
 def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
@@ -191,8 +228,7 @@ def _add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str
     ) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = _load(experiment, override)
-            facts: dict[str, Any] = getattr(stage.module(), verb)(loaded)
-            typer.echo(json.dumps(facts) if json_ else "\n".join(f"{k}: {v}" for k, v in facts.items()))
+            _show_facts(getattr(stage.module(), verb)(loaded), json_)
 
 
 def _add_schema(app: typer.Typer, stage: StageCommand) -> None:

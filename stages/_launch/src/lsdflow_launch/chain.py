@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lsdflow_contract.errors import Interrupted, StageError, UsageError
+from lsdflow_contract.errors import Interrupted, MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
+from lsdflow_launch.cluster import BLOCK_STAGES
 from lsdflow_launch.commands import PASSED_ON, run_stage
 
 LOG = logging.getLogger("lsdflow.run")
@@ -24,6 +25,7 @@ class Chain:
     stages: tuple[str, ...]
     replace: bool
     caller: Callable[[str, Sequence[str]], int] = run_stage
+    verb: str = "run"
 
     def run(self) -> int:
         """Run them one after another; the exit code of the first that fails, after a report has been made."""
@@ -31,13 +33,13 @@ class Chain:
             code = self._call(stage)
             if code != 0:
                 LOG.error("%s ended with exit code %d", stage, code)
-                if stage != LAST and code not in STOPPED:
+                if stage != LAST and code not in STOPPED and self.verb == "run":
                     self._report()
                 return code
         return 0
 
     def _call(self, stage: str) -> int:
-        arguments = ["run", "--experiment", str(self.experiment.path)]
+        arguments = [self.verb, "--experiment", str(self.experiment.path)]
         for override in self.experiment.overrides:
             arguments += ["--set", override]
         if self.replace:
@@ -65,6 +67,19 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
         raise UsageError(f"{first} comes after {last}", wanted=" -> ".join(STAGES))
     needs_lsd = experiment.common.mode == "acrlsd"
     return tuple(s for s in STAGES[begin : end + 1] if s != "train-lsd" or needs_lsd)
+
+
+def finished_block_stages(experiment: Experiment) -> tuple[str, ...]:
+    """Stages of blocks that have finished, in order. MissingInput (66) if there is none."""
+    found = tuple(s for s in stages_of(experiment) if s in BLOCK_STAGES and experiment.layout.manifest(s).exists())
+    if not found:
+        raise MissingInput(
+            "no stage of blocks has finished",
+            where=experiment.layout.root,
+            wanted=", ".join(BLOCK_STAGES),
+            hint="lsdflow run goes on with what is not done",
+        )
+    return found
 
 
 def stage_arguments(verb: str, experiment: Experiment) -> Sequence[str]:

@@ -28,6 +28,7 @@ from lsdflow_contract.manifest import JOB_VARIABLE, Writer
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
+from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, Volume
@@ -40,8 +41,8 @@ class BlockOutput:
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     nodes: RagNodes | None = None
     edges: Mapping[str, RagEdges] = field(default_factory=dict)
-    overlaps: Mapping[str, Overlaps] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    overlaps: Mapping[str, Overlaps] = field(default_factory=dict)
 
 
 BlockFunction = Callable[[Block], BlockOutput]
@@ -64,6 +65,11 @@ class BlockTask:
     outputs: Mapping[str, OutputArray]
     open: Callable[[], AbstractContextManager[BlockFunction]]
     unit: str = "block"
+
+    @property
+    def fence(self) -> Fence:
+        """Lets commits pass as long as the coordinator of now holds the lease."""
+        return Fence.of_holder(self.experiment.layout.stage_runs(self.stage))
 
     @property
     def marks(self) -> BlockStore:
@@ -100,12 +106,14 @@ class BlockTask:
 
 
 def commit_block(
-    task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float
+    task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float, fence: Fence
 ) -> None:
-    """Write what a block made, in the order of the module's docstring."""
+    """Write what a block made, in the order of the module's docstring; nothing more once the fence is shut."""
     if set(output.arrays) != set(opened):
         raise InternalError("the block function made other arrays", wanted=sorted(opened), found=sorted(output.arrays))
+    fence.require()
     checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
+    fence.require()
     checksums |= _write_rows(task, block, output)
     record = {
         "block": block.number,
@@ -117,6 +125,7 @@ def commit_block(
         "job": os.environ.get(JOB_VARIABLE, ""),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+    fence.require()
     task.marks.mark_done(block.number, record)
 
 

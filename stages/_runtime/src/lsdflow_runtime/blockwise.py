@@ -24,7 +24,8 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.daisy_runner import current_round, lead_with_daisy, run_with_daisy, take_blocks
+from lsdflow_runtime.daisy_runner import current_fence, current_round, lead_with_daisy, run_with_daisy, take_blocks
+from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
@@ -63,7 +64,7 @@ def run_blocks(task: BlockTask, options: RunOptions) -> int:
 
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
-    with _block_runner(task) as do_block:
+    with _block_runner(task, current_fence(task)) as do_block:
         take_blocks(lambda number: _attempt_in_turn(task, do_block, number, current_round()))
 
 
@@ -101,7 +102,7 @@ def _run_blocks(task: BlockTask, pending: list[int]) -> None:
     total = len(task.plan)
     with Progress(task.stage, total=total, unit=task.unit, already=total - len(pending)) as progress:
         if task.experiment.compute.runner == "serial":
-            with _block_runner(task) as do_block:
+            with _block_runner(task, task.fence) as do_block:
                 for number in pending:
                     _attempt(task, do_block, number, attempts=ATTEMPTS)
                     progress.advance()
@@ -112,21 +113,21 @@ def _run_blocks(task: BlockTask, pending: list[int]) -> None:
 
 
 @contextmanager
-def _block_runner(task: BlockTask) -> Iterator[Callable[[int], None]]:
+def _block_runner(task: BlockTask, fence: Fence) -> Iterator[Callable[[int], None]]:
     """Open the task once; yields a function that does and commits the block of a number."""
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
     with task.open() as function:
 
         def do_block(number: int) -> None:
-            _do_block(task, opened, function, task.plan.block(number))
+            _do_block(task, opened, function, task.plan.block(number), fence)
 
         yield do_block
 
 
-def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunction, block: Block) -> None:
+def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunction, block: Block, fence: Fence) -> None:
     started = time.monotonic()
     output = function(block)
-    commit_block(task, opened, block, output, time.monotonic() - started)
+    commit_block(task, opened, block, output, time.monotonic() - started, fence)
 
 
 def _attempt_in_turn(task: BlockTask, do_block: Callable[[int], None], number: int, round_: str) -> bool:

@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_runtime.rendezvous import Notice, NoticeBoard, has_fatal, leave_fatal, own_address, read_pending
+from lsdflow_runtime.lease import Fence
+from lsdflow_runtime.rendezvous import (
+    Notice,
+    NoticeBoard,
+    has_fatal,
+    leave_fatal,
+    leave_token,
+    own_address,
+    read_pending,
+    read_token,
+)
 from lsdflow_runtime.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -45,6 +55,7 @@ def run_with_daisy(task: BlockTask, pending: list[int]) -> None:
     with tempfile.TemporaryDirectory(prefix="lsdflow-") as scratch:
         folder = Path(scratch)
         (folder / "pending.json").write_text(json.dumps(pending))
+        leave_token(folder, task.fence)
         os.environ[ROUND_VARIABLE] = scratch
         starter = _worker_starter(task.stage, task.experiment.path, task.experiment.overrides)
         workers = min(task.experiment.compute.workers, len(pending))
@@ -63,6 +74,7 @@ def lead_with_daisy(task: BlockTask, pending: list[int]) -> None:
     """
     board = NoticeBoard.of(task.stage, task.experiment)
     folder = board.open_round(pending)
+    leave_token(folder, task.fence)
     before = board.read() or Notice("starting")
     notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides)
     host = own_address()
@@ -90,6 +102,11 @@ def take_blocks(do_block: Callable[[int], bool]) -> None:
 def current_round() -> str:
     """Name of the round that this worker process takes part in."""
     return Path(os.environ[ROUND_VARIABLE]).name
+
+
+def current_fence(task: BlockTask) -> Fence:
+    """Lets commits pass while the coordinator of this process's round holds the lease."""
+    return Fence(task.fence.folder, read_token(Path(os.environ[ROUND_VARIABLE])))
 
 
 def joined_context(context: str, worker: int) -> str:

@@ -34,6 +34,9 @@ class BlockStore(Protocol):
     def forget(self) -> None:
         """Remove all marks: what they stand for is no longer there."""
 
+    def take_back(self, number: int) -> None:
+        """Remove the mark of a block: what it stands for is broken."""
+
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
         """Record a finished block; the last step of its commit."""
 
@@ -79,6 +82,11 @@ class DoneMarks:
         with storage_errors(self.folder):
             if self.folder.exists():
                 shutil.rmtree(self.folder)
+
+    def take_back(self, number: int) -> None:
+        """Remove the mark of a block: what it stands for is broken."""
+        with storage_errors(self.folder):
+            (self.folder / "done" / f"{number}.json").unlink(missing_ok=True)
 
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""

@@ -6,6 +6,8 @@
    At once dead: its process was on this machine and is gone, or it was an earlier start of the same scheduler's job.
 4. a coordinator that finds its lease taken over stops (73). Blocks are pure and committed whole: whatever two of them
    did meanwhile are the same bits.
+5. a commit asks the fence of the coordinator that ordered it: a worker that slept through a change of coordinators
+   writes nothing, not even if other parameters are at work on the same arrays by now.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import Interrupted, NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.manifest import JOB_VARIABLE
 
@@ -60,6 +62,33 @@ class Holder:
         except PermissionError:
             return False
         return False
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Lets a commit pass while the lease of `folder` is held by the coordinator with this token; "" lets all pass."""
+
+    folder: Path
+    token: str
+
+    @classmethod
+    def of_holder(cls, folder: Path) -> Fence:
+        """The fence of the coordinator that holds the lease now; open if there is none."""
+        holder = _read(folder)
+        return cls(folder, holder.token if holder else "")
+
+    def require(self) -> None:
+        """Raise Interrupted (75) if the lease was released or taken over."""
+        if not self.token:
+            return
+        holder = _read(self.folder)
+        if holder is None or holder.token != self.token:
+            LOG.warning("refused: the coordinator that ordered this block is gone; it is left to its successor")
+            raise Interrupted(
+                "the coordinator that ordered this block is gone",
+                where=self.folder / "lease",
+                hint="nothing to do: the block is left to its successor",
+            )
 
 
 @contextmanager

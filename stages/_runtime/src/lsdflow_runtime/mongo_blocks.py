@@ -69,6 +69,11 @@ class MongoBlocks:
         for collection in collections:
             self._delete_all(collection)
 
+    def take_back(self, number: int) -> None:
+        """Remove the mark of a block: what it stands for is broken."""
+        for collection in [self._collection, *self._copies()]:
+            self._delete_one(collection, number)
+
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""
         return self._numbers(FAILED) - self.done()
@@ -114,6 +119,9 @@ class MongoBlocks:
 
     def _delete_all(self, collection: str) -> None:
         self.connection.call(lambda db: db[collection].delete_many(self._all))
+
+    def _delete_one(self, collection: str, number: int) -> None:
+        self.connection.call(lambda db: db[collection].delete_one({"_id": self._id(number)}))
 
     def _copies(self) -> list[str]:
         if self.stage != "agglomerate":

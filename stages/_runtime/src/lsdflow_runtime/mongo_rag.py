@@ -147,7 +147,7 @@ class MongoRagStore:
             raise BadData(
                 "rows of the graph that should exist do not",
                 where=f"{self.connection.address}.{collection} block {block}",
-                hint="run the stage that writes it again",
+                hint="run repair of the stage that writes it",
             )
         return found
 
@@ -167,7 +167,7 @@ class MongoRagStore:
         collection, key, block = header["collection"], header["key"], header["block"]
         find = _rows_of(key, block)
         documents = self.connection.call(lambda db: list(db[collection].find(find).sort("_id", ASCENDING)))
-        where, hint = f"{self.connection.address}.{collection} block {block}", "run the stage that writes it again"
+        where, hint = f"{self.connection.address}.{collection} block {block}", "run repair of the stage that writes it"
         try:
             found = rows(documents)
         except (KeyError, TypeError, ValueError, OverflowError, BadData) as error:

@@ -200,7 +200,7 @@ def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
 
     Files of contract 1.0 have no such hash; the checksums of their pages are all there is.
     """
-    hint = "run the stage that writes it again"
+    hint = "run repair of the stage that writes it"
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         found, checksum = rows(table)

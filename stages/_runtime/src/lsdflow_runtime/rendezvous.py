@@ -2,6 +2,7 @@
 
 runs/<stage>/join.json                       the notice: state, address, round
 runs/<stage>/rounds/<round>/pending.json     the blocks of the round
+runs/<stage>/rounds/<round>/token            the lease under which the round was opened
 runs/<stage>/rounds/<round>/fatal.json       an error that concerns every block, left by the worker that met it
 
 starting --> open (round 1) --> open (round 2: predict in two passes) --> finished
@@ -28,7 +29,7 @@ from lsdflow_contract.errors import BadData, ConfigError, Interrupted, StageErro
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.manifest import JOB_VARIABLE
-from lsdflow_runtime.lease import lease
+from lsdflow_runtime.lease import Fence, lease
 
 State = Literal["starting", "open", "paused", "finished"]
 HOST_VARIABLE = "LSDFLOW_HOST"
@@ -167,6 +168,16 @@ def _address_of_own_name() -> str:
 def read_pending(folder: Path) -> list[int]:
     """Block numbers of a round."""
     return [int(n) for n in json.loads((folder / "pending.json").read_text())]
+
+
+def leave_token(folder: Path, fence: Fence) -> None:
+    """Note under which lease the round was opened; its workers commit while that one is held."""
+    (folder / "token").write_text(fence.token)
+
+
+def read_token(folder: Path) -> str:
+    """The lease under which a round was opened."""
+    return (folder / "token").read_text()
 
 
 def leave_fatal(folder: Path, error: StageError) -> None:

@@ -95,7 +95,7 @@ class Volume:
                 "a chunk cannot be read",
                 where=f"{self.where} {box}",
                 found=error,
-                hint="make the damaged blocks again, or copy the file again",
+                hint="make the damaged blocks again (repair of the stage that wrote them), or copy the file again",
             ) from error
 
     def _read_mirrored(self, box: Box) -> npt.NDArray[Any]:
@@ -127,7 +127,7 @@ class Volume:
                     where=root / key,
                     wanted=f"the values of {box}",
                     found="no file",
-                    hint="the data is lost or was never made: run the stage that writes it again",
+                    hint="the data is lost or was never made: run repair of the stage that writes it",
                 )
 
     def _require_whole_chunks(self, box: Box) -> None:

@@ -19,6 +19,7 @@ from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 
@@ -39,6 +40,14 @@ def join(experiment: Experiment) -> None:
 def verify(experiment: Experiment) -> dict[str, Any]:
     """Read back what a finished run made."""
     return verify_task(block_task(experiment))
+
+
+def repair(experiment: Experiment) -> dict[str, Any]:
+    """Make again the blocks that are lost or damaged."""
+    with coordinating(STAGE, experiment):
+        task = block_task(experiment)
+        found = take_back_broken(task)
+        return {**found, "identity": run_task(task, RunOptions()).identity}
 
 
 def worker(experiment: Experiment) -> None:

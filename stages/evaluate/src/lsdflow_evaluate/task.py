@@ -34,6 +34,7 @@ from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import run_blocks, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_blocks
 
@@ -52,6 +53,15 @@ def run(experiment: Experiment, options: RunOptions) -> None:
 def join(experiment: Experiment) -> None:
     """Take blocks from a coordinator that runs in another job."""
     join_coordinator(STAGE, experiment)
+
+
+def repair(experiment: Experiment) -> dict[str, Any]:
+    """Count again what is lost or damaged, and write the report."""
+    with coordinating(STAGE, experiment):
+        counting = counting_task(experiment)
+        found = take_back_broken(counting) if counting else {}
+        _run(experiment, RunOptions(replace=True))
+    return found
 
 
 def worker(experiment: Experiment) -> None:

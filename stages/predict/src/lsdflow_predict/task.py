@@ -25,6 +25,7 @@ from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_blocks, verify_task
 from lsdflow_runtime.volumes import OutputArray
@@ -36,13 +37,29 @@ _ONLY_LSDS = f'{STAGE}.part="lsds"'
 def run(experiment: Experiment, options: RunOptions) -> None:
     """Predict everything that is not there yet."""
     with coordinating(STAGE, experiment):
+        _run(gather(experiment), options)
+
+
+def repair(experiment: Experiment) -> dict[str, Any]:
+    """Predict again the blocks that are lost or damaged; with two passes those of the stored LSDs too."""
+    with coordinating(STAGE, experiment):
         job = gather(experiment)
-        check_weights(job.networks)
-        open_mask(experiment, job.config, job.raw)
+        facts: dict[str, Any] = {}
         if job.stores_lsds_first:
-            run_blocks(lsd_task(only_lsds(job)), options)
+            facts |= {f"lsds_{name}": found for name, found in take_back_broken(lsd_task(job)).items()}
         if job.config.part == "all":
-            _name_stored_lsds(job, run_task(affinity_task(job), options))
+            facts |= take_back_broken(affinity_task(job))
+        _run(job, RunOptions())
+    return facts
+
+
+def _run(job: Job, options: RunOptions) -> None:
+    check_weights(job.networks)
+    open_mask(job.experiment, job.config, job.raw)
+    if job.stores_lsds_first:
+        run_blocks(lsd_task(only_lsds(job)), options)
+    if job.config.part == "all":
+        _name_stored_lsds(job, run_task(affinity_task(job), options))
 
 
 def join(experiment: Experiment) -> None:

@@ -21,6 +21,7 @@ from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_t
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rag_store import RagStore
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 from lsdflow_segment.choice import choose, open_truth, tables_key, thresholds_of, truth_box, why
@@ -62,6 +63,14 @@ def join(experiment: Experiment) -> None:
 def verify(experiment: Experiment) -> dict[str, Any]:
     """Read back what a finished run made."""
     return verify_task(block_task(experiment))
+
+
+def repair(experiment: Experiment) -> dict[str, Any]:
+    """Make again the blocks that are lost or damaged, and the tables."""
+    with coordinating(STAGE, experiment):
+        found = take_back_broken(block_task(experiment))
+        _run(experiment, RunOptions())
+    return found
 
 
 def _run(experiment: Experiment, options: RunOptions) -> None:

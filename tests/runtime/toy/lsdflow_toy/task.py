@@ -21,6 +21,7 @@ from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import run_blocks, run_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
@@ -61,6 +62,14 @@ def join(experiment: Experiment) -> None:
 
 def verify(experiment: Experiment) -> dict:
     return verify_task(block_task(experiment))
+
+
+def repair(experiment: Experiment) -> dict:
+    with coordinating("toy", experiment):
+        task = block_task(experiment)
+        found = take_back_broken(task)
+        run_task(task, RunOptions())
+    return found
 
 
 def worker(experiment: Experiment) -> None:

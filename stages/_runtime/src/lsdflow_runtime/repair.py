@@ -1,0 +1,51 @@
+"""repair: make again exactly what is broken.
+
+1. every done mark is compared with what it stands for: arrays and rows, of all blocks
+2. the marks of blocks that differ are taken back, and so are marks that cannot be read
+3. the stage's own run does these blocks again; block functions are pure, so the bits are those from before the damage
+
+What later stages made of undamaged data stays valid: the identity of the result does not change.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lsdflow_command.progress import Progress
+from lsdflow_contract.errors import StageError
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.verify import damaged_parts
+
+LOG = logging.getLogger("lsdflow.repair")
+LISTED = 20
+
+
+def take_back_broken(task: BlockTask) -> dict[str, Any]:
+    """Take back the marks of finished blocks whose data is lost or damaged; facts of what was found.
+
+    Raises NotOurs (73) for outputs of other work, before anything is changed.
+    """
+    task.create_outputs(replace=False)
+    broken = _broken(task, sorted(task.marks.done()))
+    for number, parts in broken.items():
+        LOG.warning("%s is made again: %s", task.plan.block(number), "; ".join(parts))
+        task.marks.take_back(number)
+    listed = {str(number): "; ".join(parts) for number, parts in list(broken.items())[:LISTED]}
+    return {"blocks": len(task.plan), "broken": len(broken), "parts": listed}
+
+
+def _broken(task: BlockTask, done: list[int]) -> dict[int, list[str]]:
+    opened = {name: output.open() for name, output in task.outputs.items()}
+    found: dict[int, list[str]] = {}
+    with Progress(f"repair {task.stage}", total=len(done), unit="block") as progress:
+        for number in done:
+            try:
+                record = task.marks.record(number)
+                parts = damaged_parts(task, record, task.plan.block(number), opened)
+            except (StageError, KeyError, TypeError) as error:
+                parts = [f"damaged done mark: {error}"]
+            if parts:
+                found[number] = parts
+            progress.advance()
+    return found

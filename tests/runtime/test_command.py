@@ -1,0 +1,72 @@
+"""The command around every stage: signals and errors become exit codes and an outcome, whatever they interrupt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json
+from lsdflow_contract.model import StrictModel
+
+
+class Sleepy(ModuleType):
+    """A stage that is told to stop while a class is made, as in the middle of an import."""
+
+    def run(self, experiment: Experiment, options: object) -> None:
+        del experiment, options
+
+        class Noticed:
+            def __set_name__(self, owner: type, name: str) -> None:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        type("Made", (), {"attribute": Noticed()})
+
+
+class Faulty(ModuleType):
+    """A stage with a mistake of ours."""
+
+    def repair(self, experiment: Experiment) -> dict[str, int]:
+        raise ZeroDivisionError(experiment.path)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "experiment.toml").write_text('[experiment]\nname = "a"\n')
+    monkeypatch.setitem(sys.modules, "sleepy_task", Sleepy("sleepy_task"))
+    monkeypatch.setitem(sys.modules, "faulty_task", Faulty("faulty_task"))
+    return tmp_path
+
+
+def outcome(experiment: Path) -> dict[str, object]:
+    (path,) = (experiment / "runs" / "sleepy").glob("*/outcome.json")
+    return dict(read_json(path))
+
+
+APP = stage_app(StageCommand(name="sleepy", config=StrictModel, task="sleepy_task"))
+FAULTY = stage_app(StageCommand(name="faulty", config=StrictModel, task="faulty_task"))
+
+
+def test_a_signal_in_the_middle_of_an_import_ends_with_75_and_says_so_in_the_outcome(experiment: Path) -> None:
+    assert CliRunner().invoke(APP, ["run", "-e", str(experiment)]).exit_code == 75
+    assert outcome(experiment)["exit_code"] == 75
+
+
+def test_a_fault_of_ours_ends_with_70_and_no_traceback(experiment: Path) -> None:
+    done = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment)])
+    assert done.exit_code == 70
+    assert "internal: ZeroDivisionError" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_stage_without_blocks_has_no_repair_and_says_what_to_do(experiment: Path) -> None:
+    done = CliRunner().invoke(APP, ["repair", "-e", str(experiment)])
+    assert done.exit_code == 2
+    assert "sleepy run --replace" in done.output

@@ -1,0 +1,221 @@
+"""repair makes again what is broken, nothing else, with the bits from before; a shut fence lets nothing pass."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.errors import Interrupted, NotOurs
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import write_json
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_runtime import block_task as block_module
+from lsdflow_runtime import blockwise
+from lsdflow_runtime.block_task import commit_block
+from lsdflow_runtime.lease import Fence, Holder, lease
+from lsdflow_runtime.volumes import open_volume
+
+Make = Callable[..., Experiment]
+Damage = Callable[[Path], None]
+BROKEN = 3
+
+
+@pytest.fixture
+def finished(make_experiment: Make) -> Experiment:
+    from lsdflow_toy.task import run
+
+    experiment = make_experiment("a", "compute.runner=serial")
+    run(experiment, RunOptions())
+    return experiment
+
+
+def state(experiment: Experiment) -> dict[str, Any]:
+    """Identity, values and rows of everything, and when each block was made."""
+    from lsdflow_toy.task import block_task
+
+    task = block_task(experiment)
+    values = [open_volume(experiment.layout.root / "toy.zarr", f"volumes/{n}") for n in ("doubled", "affs")]
+    return {
+        "identity": read_manifest(experiment.layout, "toy").identity,
+        "values": [volume.read(volume.box).tolist() for volume in values],
+        "nodes": [n.center_nm.tolist() for n in task.rag_store.iter_nodes(task.key)],
+        "finished": {number: record["finished"] for number, record in task.marks.records().items()},
+    }
+
+
+def chunk_of(experiment: Experiment, name: str) -> Path:
+    from lsdflow_toy.task import block_task
+
+    z, y, x = block_task(experiment).plan.block(BROKEN).index
+    leading = ["0"] if name == "affs" else []
+    return experiment.layout.root.joinpath("toy.zarr", "volumes", name, "c", *leading, str(z), str(y), str(x))
+
+
+def rows_of(experiment: Experiment, collection: str) -> Path:
+    from lsdflow_toy.task import block_task
+
+    return experiment.layout.store / collection / block_task(experiment).key / f"{BROKEN}.parquet"
+
+
+def mark_of(experiment: Experiment) -> Path:
+    from lsdflow_toy.task import block_task
+
+    return Path(block_task(experiment).marks.where) / "done" / f"{BROKEN}.json"
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    """A stretch, not a single bit: some bits of a Parquet file say nothing about its rows."""
+    content = bytearray(path.read_bytes())
+    content[8:40] = bytes(value ^ 4 for value in content[8:40])
+    path.write_bytes(content)
+
+
+PLACES: dict[str, Callable[[Experiment], Path]] = {
+    "doubled": lambda e: chunk_of(e, "doubled"),
+    "affs": lambda e: chunk_of(e, "affs"),
+    "nodes": lambda e: rows_of(e, "nodes"),
+    "edges": lambda e: rows_of(e, "edges_mean"),
+}
+
+
+@pytest.mark.parametrize("damage", [delete, truncate, empty, flip])
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_the_broken_block_alone_is_made_again_with_the_same_bits(
+    finished: Experiment, place: str, damage: Damage
+) -> None:
+    from lsdflow_toy.task import repair, verify
+
+    before = state(finished)
+    damage(PLACES[place](finished))
+    found = repair(finished)
+    after = state(finished)
+    assert (found["broken"], list(found["parts"])) == (1, [str(BROKEN)])
+    assert {k: v for k, v in after.items() if k != "finished"} == {k: v for k, v in before.items() if k != "finished"}
+    made_again = {n for n in before["finished"] if before["finished"][n] != after["finished"][n]}
+    assert made_again == {BROKEN}
+    assert verify(finished)["verified"]
+
+
+@pytest.mark.parametrize("damage", [delete, truncate, empty])
+def test_a_block_whose_mark_is_lost_or_cannot_be_read_is_made_again(finished: Experiment, damage: Damage) -> None:
+    from lsdflow_toy.task import repair, verify
+
+    before = state(finished)
+    damage(mark_of(finished))
+    repair(finished)
+    assert state(finished)["identity"] == before["identity"]
+    assert verify(finished)["verified"]
+
+
+def test_nothing_is_done_where_nothing_is_broken(finished: Experiment) -> None:
+    from lsdflow_toy.task import repair
+
+    before = state(finished)
+    found = repair(finished)
+    assert found == {"blocks": 12, "broken": 0, "parts": {}}
+    assert state(finished) == before
+
+
+def test_a_lost_array_is_made_anew_as_a_whole(finished: Experiment) -> None:
+    from lsdflow_toy.task import repair, verify
+
+    before = state(finished)
+    shutil.rmtree(finished.layout.root / "toy.zarr" / "volumes" / "doubled")
+    repair(finished)
+    assert state(finished)["values"] == before["values"]
+    assert verify(finished)["verified"]
+
+
+def test_results_of_other_parameters_are_refused_and_left_alone(finished: Experiment, make_experiment: Make) -> None:
+    from lsdflow_toy.task import repair
+
+    before = state(finished)
+    with pytest.raises(NotOurs):
+        repair(make_experiment("a", "compute.runner=serial", "experiment.seed=3"))
+    assert state(finished) == before
+
+
+def test_the_verb_tells_what_it_made_again(finished: Experiment) -> None:
+    from lsdflow_toy.cli import app
+
+    chunk_of(finished, "doubled").unlink()
+    done = CliRunner().invoke(app, ["repair", "-e", str(finished.path), "--set", "compute.runner=serial", "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["broken"], told["parts"]) == (0, 1, {str(BROKEN): "doubled"})
+
+
+def test_a_worker_whose_coordinator_was_replaced_writes_nothing(make_experiment: Make) -> None:
+    """It slept while other parameters were set and run: its block must not come between theirs."""
+    from lsdflow_toy.task import block_task, run
+
+    slow = make_experiment("a", "compute.runner=serial")
+    task = block_task(slow)
+    with lease(slow.layout.stage_runs("toy")):
+        task.create_outputs(replace=False)
+        fence = task.fence
+        block = task.plan.block(BROKEN)
+        opened = {name: output.open() for name, output in task.outputs.items()}
+        with task.open() as function:
+            output = function(block)
+    other = make_experiment("a", "compute.runner=serial", "experiment.seed=3")
+    run(other, RunOptions(replace=True))
+    before = state(other)
+    with pytest.raises(Interrupted, match="ordered"):
+        commit_block(task, opened, block, output, 1.0, fence)
+    assert state(other) == before
+    assert not task.marks.done()
+
+
+def test_the_fence_is_open_for_the_holder_and_shut_after_release_and_for_a_successor(tmp_path: Path) -> None:
+    with lease(tmp_path):
+        fence = Fence.of_holder(tmp_path)
+        fence.require()
+    with pytest.raises(Interrupted):
+        fence.require()
+    with lease(tmp_path):
+        with pytest.raises(Interrupted):
+            fence.require()
+        Fence.of_holder(tmp_path).require()
+    Fence(tmp_path, "").require()
+
+
+def test_a_lease_lost_in_the_middle_of_a_commit_leaves_no_done_mark(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lsdflow_toy.task import block_task
+
+    experiment = make_experiment("a", "compute.runner=serial")
+    path = experiment.layout.stage_runs("toy") / "lease"
+    write_json(path, asdict(Holder("ours", "here", 1, "")))
+    task = block_task(experiment)
+    task.create_outputs(replace=False)
+    written = block_module._write_rows
+
+    def lose(*arguments: Any) -> dict[str, str]:
+        write_json(path, asdict(Holder("somebody else", "there", 1, "")))
+        return written(*arguments)
+
+    monkeypatch.setattr(block_module, "_write_rows", lose)
+    with blockwise._block_runner(task, task.fence) as do_block, pytest.raises(Interrupted):
+        do_block(BROKEN)
+    assert task.marks.done() == set()
