@@ -141,9 +141,8 @@ def test_non_integer_anisotropic_voxel_sizes_train(prepared) -> None:
 
 def test_probabilities_choose_the_volume(prepared) -> None:
     """Raw patches of a volume that is drawn with probability 0 never come up."""
-    from lsdflow_training.pipeline import Source
     from lsdflow_training.testing import micro_volume
-    from lsdflow_training.volumes import open_training_volume
+    from lsdflow_training.volumes import Source, open_training_volume
 
     training = prepared("affinities", elastic_probability=0.0)
     first = training.sources[0]

@@ -25,6 +25,7 @@ from lsdflow_training.location import RandomLocation
 from lsdflow_training.lsd_node import AddLsdTargets
 from lsdflow_training.nodes import AllTrained, ApplyBackground, CompactIds, GrowBoundary, RestrictMask, TrainedVoxels
 from lsdflow_training.recipe import Augmentation, Recipe, Targets
+from lsdflow_training.volumes import Source as Source  # noqa: PLC0414 (the trainer takes it from here)
 from lsdflow_training.volumes import TrainingVolume
 
 
@@ -41,15 +42,6 @@ class Keys:
     affs: gp.ArrayKey
     affs_mask: gp.ArrayKey
     affs_weight: gp.ArrayKey
-
-
-@dataclass(frozen=True)
-class Source:
-    """A volume, how often it is drawn, and the box kept for validation (never trained)."""
-
-    volume: TrainingVolume
-    probability: float
-    validation: Box | None
 
 
 def make_keys() -> Keys:

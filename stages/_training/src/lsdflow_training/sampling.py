@@ -11,10 +11,8 @@ from lsdflow_contract.experiment import did_you_mean
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.manifest import Manifest
 from lsdflow_training.config import TrainingConfig
-from lsdflow_training.pipeline import Source
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.validation import validation_slab
-from lsdflow_training.volumes import TrainingVolume, open_training_volume
+from lsdflow_training.volumes import Source, TrainingVolume, open_training_volume, validation_slab
 
 _TRAINING = "training/"
 

@@ -16,7 +16,6 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_training.config import TrainingConfig
-from lsdflow_training.pipeline import Source
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.resolve import resolve_recipe, training_parameters
 from lsdflow_training.sampling import (
@@ -26,7 +25,7 @@ from lsdflow_training.sampling import (
     prepared_probabilities,
     size_problems,
 )
-from lsdflow_training.volumes import TrainingVolume
+from lsdflow_training.volumes import Source, TrainingVolume
 
 LOG = logging.getLogger("lsdflow.training")
 

@@ -13,17 +13,9 @@ from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_network.precision import Precision
 from lsdflow_training.batches import batch_seed, seeded
 from lsdflow_training.network_step import Patch, forward_loss, to_patch
-from lsdflow_training.pipeline import Keys, Source, batch_request, validation_pipeline
+from lsdflow_training.pipeline import Keys, batch_request, validation_pipeline
 from lsdflow_training.recipe import Recipe
-
-
-def validation_slab(labels: Box, fraction: float) -> Box | None:
-    """The last `fraction` of a volume along z (at least one section); None for fraction 0."""
-    if fraction <= 0:
-        return None
-    depth = max(1, round(labels.shape_vox[0] * fraction))
-    z, y, x = labels.begin_vox
-    return Box((z + labels.shape_vox[0] - depth, y, x), (depth, *labels.shape_vox[1:]))
+from lsdflow_training.volumes import Source
 
 
 def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:

@@ -24,6 +24,15 @@ class TrainingVolume:
     mask: Box | None
 
 
+@dataclass(frozen=True)
+class Source:
+    """A volume, how often it is drawn, and the box kept for validation (never trained)."""
+
+    volume: TrainingVolume
+    probability: float
+    validation: Box | None
+
+
 def open_training_volume(path: Path) -> TrainingVolume:
     """Read the metadata of one training volume.
 
@@ -43,6 +52,15 @@ def open_training_volume(path: Path) -> TrainingVolume:
         labels=_box_on(raw, labels, path / LABELS.dataset),
         mask=_box_on(raw, _geometry(path, MASK), path / MASK.dataset) if has_mask else None,
     )
+
+
+def validation_slab(labels: Box, fraction: float) -> Box | None:
+    """The last `fraction` of a volume along z (at least one section); None for fraction 0."""
+    if fraction <= 0:
+        return None
+    depth = max(1, round(labels.shape_vox[0] * fraction))
+    z, y, x = labels.begin_vox
+    return Box((z + labels.shape_vox[0] - depth, y, x), (depth, *labels.shape_vox[1:]))
 
 
 def _geometry(path: Path, spec: ArraySpec) -> Geometry:
