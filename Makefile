@@ -13,7 +13,7 @@ BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _launch prepare
 TRAINING_PACKAGES := _contract _command _network _training train-lsd train-acrlsd
 BLOCKS_COMMANDS := lsdflow prepare predict watershed agglomerate segment evaluate
 TRAINING_COMMANDS := train-lsd train-acrlsd
-TRAINING_TESTS := tests/training tests/stages/train-lsd tests/stages/train-acrlsd
+TRAINING_TESTS := tests/training tests/faults/training tests/stages/train-lsd tests/stages/train-acrlsd
 
 # Which torch: cuda where a driver is present, else cpu. Override with TORCH=cpu or TORCH=cuda.
 TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)

@@ -25,8 +25,11 @@ from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_network.composition import AcrLsd  # noqa: E402
 from lsdflow_network.inference import load_network, load_predictor  # noqa: E402
 from lsdflow_training import trainer as trainer_module  # noqa: E402
+from lsdflow_training.best import choose_best  # noqa: E402
+from lsdflow_training.curves import Curves  # noqa: E402
 from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
 from lsdflow_training.trainer import FrozenLsd, Trainer, train  # noqa: E402
+from lsdflow_training.training_state import read_state  # noqa: E402
 
 
 def run(prepared, folder, lsd=None, **schedules):
@@ -84,6 +87,65 @@ def test_all_checkpoints_damaged_is_an_error_not_a_new_start(prepared, tmp_path)
         (folder / "resume.pt").write_bytes(b"rubbish")
     with pytest.raises(BadData, match="all checkpoints"):
         run(training, tmp_path / "t", max_iteration=3)
+
+
+def test_a_resume_file_without_the_hash_of_the_description_is_read(prepared, tmp_path) -> None:
+    """As trainings before this hash left it."""
+    training = prepared("affinities", schedule="constant")
+    run(training, tmp_path / "whole", max_iteration=3)
+    run(training, tmp_path / "t", max_iteration=2)
+    resume = bundle_folder(tmp_path / "t" / "checkpoints", 2) / "resume.pt"
+    content = torch.load(resume, weights_only=True)
+    assert content.pop("description_sha256")
+    torch.save(content, resume)
+    assert run(training, tmp_path / "t", max_iteration=3).iteration == 3
+    assert tensors_equal(weights(tmp_path / "whole", 3), weights(tmp_path / "t", 3))
+
+
+def test_a_flipped_bit_in_the_optimizer_state_is_damage(prepared, tmp_path) -> None:
+    """torch.load reads it without a word."""
+    run(prepared("affinities"), tmp_path / "t", max_iteration=2)
+    resume = bundle_folder(tmp_path / "t" / "checkpoints", 2) / "resume.pt"
+    moment = torch.load(resume, weights_only=True)["optimizer"]["state"][0]["exp_avg"].numpy().tobytes()
+    content = bytearray(resume.read_bytes())
+    content[content.index(moment)] ^= 1
+    resume.write_bytes(content)
+    torch.load(resume, weights_only=True)
+    with pytest.raises(BadData, match="missing or damaged"):
+        read_state(resume)
+
+
+def test_a_checkpoint_with_damaged_weights_is_not_chosen_as_the_best(prepared, tmp_path, caplog) -> None:
+    training = prepared("affinities", validation_fraction=0.3)
+    run(training, tmp_path / "t", max_iteration=4)
+    best = read_best(tmp_path / "t" / "best.json")
+    (damaged,) = (bundle_folder(tmp_path / "t" / "checkpoints", i) for i in (2, 4) if i == best.iteration)
+    path = damaged / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert choose_best(tmp_path / "t", training.key).iteration != best.iteration
+    assert str(path) in caplog.text
+
+
+def test_what_a_killed_run_left_half_written_is_swept(prepared, tmp_path) -> None:
+    training = prepared("affinities")
+    run(training, tmp_path / "t", max_iteration=2)
+    halves = [".best.json.1.partial", ".loss.csv.1.partial", "snapshots/.batch_2.hdf.1.partial"]
+    for name in halves:
+        (tmp_path / "t" / name).write_bytes(b"")
+    run(training, tmp_path / "t", max_iteration=2)
+    assert not [name for name in halves if (tmp_path / "t" / name).exists()]
+
+
+def test_a_checkpoint_that_stands_is_not_written_again(prepared, tmp_path) -> None:
+    """Its replacement would be a moment without it."""
+    training = prepared("affinities")
+    run(training, tmp_path / "t", max_iteration=2)
+    made = bundle_folder(tmp_path / "t" / "checkpoints", 2).stat().st_ino
+    whole = Trainer(training.recipe, training.sources, tmp_path / "t", training.key, None)
+    whole._resume()
+    with Curves(tmp_path / "t", 2) as curves:
+        whole._checkpoint(curves)
+    assert bundle_folder(tmp_path / "t" / "checkpoints", 2).stat().st_ino == made
 
 
 def test_other_parameters_are_refused(prepared, tmp_path) -> None:

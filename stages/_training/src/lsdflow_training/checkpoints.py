@@ -1,18 +1,26 @@
-"""Checkpoints of a training: one bundle every so often, the newest valid one to resume from, a limited number kept."""
+"""Checkpoints of a training: one bundle every so often, the newest valid one to resume from, a limited number kept.
+
+A checkpoint is valid if its weights have the sha256 that bundle.json names, resume.pt has its checksums and names the
+hash of the rest of bundle.json, and the folder is that of its iteration.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lsdflow_contract.checkpoint import RESUME, Bundle, bundle_folder, bundle_iterations
+from lsdflow_contract.checkpoint import BUNDLE_JSON, RESUME, Bundle, bundle_folder
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
-from lsdflow_contract.files import TEMPORARY_SUFFIX
+from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
+from lsdflow_contract.hashing import hash_of
 from lsdflow_network.bundle import load_bundle, save_bundle
 from lsdflow_training.training_state import TrainingState, read_state, state_to_bytes
 
@@ -30,7 +38,8 @@ class Resumed:
 
 def save_checkpoint(checkpoints: Path, bundle: Bundle, network: nn.Module, state: TrainingState) -> Bundle:
     """Write the bundle of an iteration with its resume.pt; returns it with the sha256 of its weights."""
-    return save_bundle(checkpoints, bundle, network.state_dict(), {RESUME: state_to_bytes(state)})
+    described = replace(state, description_sha256=_hash_of_description(json.loads(bundle.model_dump_json())))
+    return save_bundle(checkpoints, bundle, network.state_dict(), {RESUME: state_to_bytes(described)})
 
 
 def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
@@ -38,26 +47,30 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
 
     Raises NotOurs if the newest was trained with other parameters or volumes, BadData if all are damaged.
     """
-    iterations = bundle_iterations(checkpoints)
-    for iteration in reversed(iterations):
-        folder = bundle_folder(checkpoints, iteration)
+    damaged: list[str] = []
+    for iteration in reversed(_iterations(checkpoints)):
         try:
-            bundle, weights = load_bundle(folder)
-            state = read_state(folder / RESUME)
+            resumed = _read(checkpoints, iteration)
         except (BadData, MissingInput) as error:
-            LOG.warning("checkpoint %s cannot be used, going back to an older one: %s", folder, error.what)
+            LOG.warning("checkpoint %s cannot be used, going back to an older one: %s", error.where, error.what)
+            damaged.append(f"{error.where}: {error.what}")
             continue
-        if bundle.training_key != training_key:
+        if resumed.bundle.training_key != training_key:
             raise NotOurs(
                 "the checkpoints here were trained with other parameters or volumes",
-                where=folder,
+                where=bundle_folder(checkpoints, iteration),
                 wanted=f"training key {training_key[:12]}",
-                found=f"training key {bundle.training_key[:12]}",
+                found=f"training key {resumed.bundle.training_key[:12]}",
                 hint="run with --replace to train anew, or restore the earlier settings",
             )
-        return Resumed(bundle, weights, state)
-    if iterations:
-        raise BadData("all checkpoints are damaged", where=checkpoints, hint="run with --replace to train anew")
+        return resumed
+    if damaged:
+        raise BadData(
+            "all checkpoints are damaged",
+            where=checkpoints,
+            found="; ".join(damaged),
+            hint="put a copy of one of them back, or run with --replace to train anew",
+        )
     return None
 
 
@@ -65,15 +78,23 @@ def remove_old(checkpoints: Path, keep: int, protected: set[int]) -> None:
     """Delete all but the newest `keep` checkpoints; `protected` iterations (the best) stay. keep = 0 keeps all."""
     if keep <= 0:
         return
-    for iteration in bundle_iterations(checkpoints)[:-keep]:
+    for iteration in _iterations(checkpoints)[:-keep]:
         if iteration not in protected:
-            shutil.rmtree(bundle_folder(checkpoints, iteration), ignore_errors=True)
+            folder = bundle_folder(checkpoints, iteration)
+            # renamed first: a checkpoint is whole or absent, also if this is cut
+            leaving = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+            with storage_errors(folder):
+                folder.rename(leaving)
+            shutil.rmtree(leaving, ignore_errors=True)
 
 
-def remove_partial(checkpoints: Path) -> None:
-    """Delete what an interrupted write left behind."""
-    for leftover in checkpoints.glob(f".*{TEMPORARY_SUFFIX}"):
-        shutil.rmtree(leftover, ignore_errors=True)
+def remove_partial(folder: Path) -> None:
+    """Delete what interrupted writes left behind in a training's folder and its checkpoints and snapshots."""
+    for leftover in [*folder.glob(f".*{TEMPORARY_SUFFIX}"), *folder.glob(f"*/.*{TEMPORARY_SUFFIX}")]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def restore(resumed: Resumed, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -84,3 +105,29 @@ def restore(resumed: Resumed, network: nn.Module, optimizer: torch.optim.Optimiz
         torch.set_rng_state(resumed.state.torch_rng)
     except (RuntimeError, ValueError, KeyError) as error:
         raise BadData("the checkpoint does not fit the network", found=error) from error
+
+
+def _iterations(checkpoints: Path) -> list[int]:
+    """Iterations that have a folder, ascending; also one that has lost its bundle.json."""
+    if not checkpoints.is_dir():
+        return []
+    return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
+
+
+def _read(checkpoints: Path, iteration: int) -> Resumed:
+    folder = bundle_folder(checkpoints, iteration)
+    state = read_state(folder / RESUME)
+    description = read_json(folder / BUNDLE_JSON)
+    if state.description_sha256 and state.description_sha256 != _hash_of_description(description):
+        raise BadData("the description of the checkpoint is damaged or was changed", where=folder / BUNDLE_JSON)
+    bundle, weights = load_bundle(folder)
+    if bundle.iteration != iteration:
+        raise BadData("the checkpoint is of another iteration", where=folder / BUNDLE_JSON, found=bundle.iteration)
+    return Resumed(bundle, weights, state)
+
+
+def _hash_of_description(description: Any) -> str:
+    """Hash of bundle.json without the hash of the weights, which is known only when they are written."""
+    if isinstance(description, dict):
+        description = {name: value for name, value in description.items() if name != "weights_sha256"}
+    return hash_of(description)

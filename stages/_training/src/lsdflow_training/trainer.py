@@ -91,6 +91,7 @@ class Trainer:
             self.trained.parameters(), lr=recipe.schedules.learning_rate, betas=recipe.schedules.betas
         )
         self.iteration = 0
+        self.saved = 0
         self.minutes_before = 0.0
         self.started = time.monotonic()
         self.times = NodeTimes()
@@ -115,8 +116,7 @@ class Trainer:
                     hint="run the same command again to go on",
                 )
         seconds = max(time.monotonic() - self.started, 1e-9)
-        best = choose_best(self.folder, self.training_key)
-        return Outcome(self.iteration, best, self._minutes(), (self.iteration - begun_at) / seconds)
+        return Outcome(self.iteration, self._choose(), self._minutes(), (self.iteration - begun_at) / seconds)
 
     def _loop(self, curves: Curves, stop: StopRequest) -> None:
         how = self.recipe.schedules
@@ -181,22 +181,27 @@ class Trainer:
         return value
 
     def _checkpoint(self, curves: Curves) -> None:
-        if self.iteration == 0:
+        if self.iteration == self.saved:
             return
         value = self._validate(curves)
+        curves.flush()
         bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, self._lsd_sha256())
         state = TrainingState(self.optimizer.state_dict(), torch.get_rng_state(), self._minutes())
         ckpt.save_checkpoint(self.checkpoints, bundle, self.trained, state)
-        curves.flush()
+        self.saved = self.iteration
+        self._choose()
+
+    def _choose(self) -> BestCheckpoint:
         best = choose_best(self.folder, self.training_key)
         ckpt.remove_old(self.checkpoints, self.recipe.schedules.keep_checkpoints, {best.iteration})
+        return best
 
     def _resume(self) -> None:
-        ckpt.remove_partial(self.checkpoints)
         resumed = ckpt.newest_valid(self.checkpoints, self.training_key)
+        ckpt.remove_partial(self.folder)
         if resumed is not None:
             ckpt.restore(resumed, self.trained, self.optimizer)
-            self.iteration = resumed.bundle.iteration
+            self.iteration = self.saved = resumed.bundle.iteration
             self.minutes_before = resumed.state.minutes
             LOG.info("going on from iteration %d", self.iteration)
 
