@@ -29,7 +29,7 @@ TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lo
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 
-.PHONY: help setup demo test test-blocks test-training test-real check format lock clean bench
+.PHONY: help setup demo test test-blocks test-training test-real test-faults faults-release check format lock clean bench
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -78,6 +78,15 @@ test-training: setup
 
 test-real: setup  ## the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s tests/pipeline/test_real_volumes.py
+
+test-faults: setup  ## stages and trainings killed and damaged in every way (a part of `make test`); a table of what came of it
+	mkdir -p .cache && rm -f .cache/faults.*.jsonl
+	LSDFLOW_FAULT_HISTORY=$(CURDIR)/.cache/faults.blocks.jsonl .venv/blocks/bin/pytest -s tests/faults/blocks
+	LSDFLOW_FAULT_HISTORY=$(CURDIR)/.cache/faults.training.jsonl .venv/training/bin/pytest -s tests/faults/training
+	.venv/blocks/bin/python tests/faults/judge.py .cache/faults.blocks.jsonl .cache/faults.training.jsonl
+
+faults-release: export LSDFLOW_FAULTS := release
+faults-release: test-faults  ## the same with the counts of a release: hours
 
 check: setup  ## lint, format, types: what CI runs first
 	.venv/blocks/bin/ruff check .

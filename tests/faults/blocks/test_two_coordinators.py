@@ -1,0 +1,29 @@
+"""F5: two coordinators of one stage at once: one works, the other is refused with 73, no block is done twice."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+from harness import BLOCKS, STAGES, World, count, marks
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.1, 1.0])
+def test_f5_of_two_coordinators_the_second_is_refused(world: World, gap_s: float) -> None:
+    for number in range(count(3, 34)):
+        stage = STAGES[number % len(STAGES)]
+        folder = world.before(stage, f"f5-{gap_s}-{number}")
+        settings = ("compute.runner=serial",)
+        first = world.server.start(stage, folder, *settings, point="slow", nth=30)
+        time.sleep(gap_s)
+        second = world.server.start(stage, folder, *settings, point="slow", nth=30)
+        codes = sorted([world.server.wait(first), world.server.wait(second)])
+        whole = world.is_whole(stage, folder)
+        outcomes = (folder / "runs" / stage).glob("*/outcome.json")
+        world.note("F5", stage=stage, gap_s=gap_s, codes=codes, resumed=True, whole=whole)
+        assert codes == [0, 73]
+        assert whole
+        assert len(marks(folder, stage)) == BLOCKS
+        assert len(list(outcomes)) == 2
+        shutil.rmtree(folder)
