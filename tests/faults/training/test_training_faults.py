@@ -80,7 +80,7 @@ def test_killed_at_every_place_of_a_save_and_at_random_steps(
     short = undisturbed(6)
     saves = places_of(short, "checkpoint", "best", "old", "curves", "snapshot", "beginning")
     assert {"checkpoint/half write 2", "checkpoint/rename 1", "old/unlink 2", "best/replace 1"} <= set(saves)
-    for turn in range(5 if release else 1):
+    for turn in range(4 if release else 1):
         draw = random.Random(fault_seed + turn)
         deaths: list[dict[str, Any]] = [{"place": place} for place in saves] + random_deaths(draw, 10)
         draw.shuffle(deaths)
