@@ -33,3 +33,9 @@ def tracked() -> list[Path]:
     listed = ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listed, capture_output=True, text=True, check=True)
     return [REPOSITORY / name for name in done.stdout.split("\0") if name and (REPOSITORY / name).is_file()]
+
+
+@pytest.fixture(scope="session")
+def watched_run() -> ModuleType:
+    """The watcher of runs of this folder."""
+    return beside("watched_run")

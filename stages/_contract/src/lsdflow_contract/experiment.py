@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.errors import ConfigError, MissingInput
@@ -19,6 +20,8 @@ from lsdflow_contract.model import StrictModel
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 
 Config = TypeVar("Config", bound=StrictModel)
+# User and password of an address; a password may hold an @ that should have been written %40.
+_LOGIN = re.compile(r"(?<=://)\S*@")
 
 
 class ExperimentTable(StrictModel):
@@ -51,6 +54,14 @@ class StoreTable(StrictModel):
     retry_s: float = Field(
         default=120.0, ge=0, description="mongo: how long a server that does not answer is waited for (exit 69 after)"
     )
+
+    @field_validator("uri_file")
+    @classmethod
+    def _is_no_uri(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value:
+            msg = "this is the URI itself: write it into a file of mode 0600 and name that file here"
+            raise ValueError(msg)
+        return value
 
 
 class ComputeTable(StrictModel):
@@ -179,8 +190,9 @@ def _config_error(error: ValidationError, model: type[StrictModel], table: str, 
     dotted = ".".join(str(part) for part in (table, *first["loc"]))
     others = [".".join(str(p) for p in (table, *e["loc"])) for e in error.errors()[1:]]
     hint = f"also wrong: {', '.join(others)}" if others else ""
+    found = _LOGIN.sub("***@", repr(first["input"]))
     if first["type"] == "extra_forbidden":
         known = sorted(f.alias or n for n, f in model.model_fields.items())
         hint = did_you_mean(str(first["loc"][-1]), known) if len(first["loc"]) == 1 else hint
-        return ConfigError(f"unknown key {dotted}", where=path, found=repr(first["input"]), hint=hint)
-    return ConfigError(f"{dotted}: {first['msg']}", where=path, found=repr(first["input"]), hint=hint)
+        return ConfigError(f"unknown key {dotted}", where=path, found=found, hint=hint)
+    return ConfigError(f"{dotted}: {first['msg']}", where=path, found=found, hint=hint)
