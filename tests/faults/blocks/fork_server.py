@@ -9,10 +9,13 @@ time. The places are reached by wrapping functions of the product here; the prod
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
+import itertools
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -41,12 +44,17 @@ POINTS: dict[str, tuple[type, tuple[str, ...], bool]] = {
     "after rename": (Path, ("replace",), False),
 }
 SLOW = "slow"
+# No space left from the nth rename on; one rename in a hundred fails, seeded by nth.
+DISK_FULL, DISK_FLAKY = "disk full", "disk flaky"
 
 
 def arm(point: str, nth: int) -> None:
-    """Let this process die at the nth coming to a point; `slow`: sleep nth milliseconds before each done mark."""
+    """Let this process die at the nth coming to a point; or slow it down (nth ms a block), or its disk fail."""
     if point == SLOW:
         _wrap(DoneMarks, "mark_done", functools.partial(time.sleep, nth / 1000), before=True)
+        return
+    if point in (DISK_FULL, DISK_FLAKY):
+        _wrap(Path, "replace", _disk_fault(point, nth), before=True)
         return
     owner, names, before = POINTS[point]
     left = [nth]
@@ -58,6 +66,19 @@ def arm(point: str, nth: int) -> None:
 
     for name in names:
         _wrap(owner, name, count, before=before)
+
+
+def _disk_fault(point: str, nth: int) -> Callable[[], None]:
+    chance, renames = random.Random(nth), itertools.count(1)
+
+    def fail() -> None:
+        number = next(renames)
+        if point == DISK_FULL and number >= nth:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if point == DISK_FLAKY and chance.random() < 0.01:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    return fail
 
 
 def _wrap(owner: type, name: str, act: Callable[[], None], *, before: bool) -> None:

@@ -1,8 +1,8 @@
 """A small real experiment whose stages are hit by faults, and the history of what was injected and what came of it.
 
-64 blocks (4 x 4 x 4) of affinities made from cells. A fault hits one stage; then the same command runs again, and what
-stands must be what the undisturbed serial run left: the manifest's identity (key and the checksum of every block) and
-`verify`, which reads everything back.
+64 blocks (4 x 4 x 4; in CI 32) of affinities made from cells. A fault hits one stage; then the same command runs again,
+and what stands must be what the undisturbed serial run left: the manifest's identity (key and the checksum of every
+block) and `verify`, which reads everything back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lsdflow_runtime.volumes import OutputArray
 RELEASE = os.environ.get("LSDFLOW_FAULTS", "ci") == "release"
 SEED = int(os.environ.get("LSDFLOW_FAULT_SEED", "20261121"))
 STAGES = ("watershed", "agglomerate", "segment")
-SHAPE_VOX, BLOCKS = (32, 32, 32), 64
+SHAPE_VOX, BLOCKS = ((32, 32, 32), 64) if RELEASE else ((16, 32, 32), 32)
 TABLES = """
 [experiment]
 name = "faults"

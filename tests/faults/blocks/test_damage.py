@@ -1,4 +1,4 @@
-"""F12, F13, F24, F25: what lies on disk is damaged, left over, finished, or made with other parameters."""
+"""F10 to F13, F24, F25: the disk fails; data is damaged, left over, finished, or made with other parameters."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_f13_what_a_killed_run_left_half_made_changes_nothing(world: World) -> N
         chance, stage = random.Random(seed), STAGES[number % len(STAGES)]
         folder = world.before(stage, f"f13-{number}")
         point = "before rename"
-        assert world.server.run(stage, folder, SERIAL, point=point, nth=chance.randrange(20, 60)) == -9
+        assert world.server.run(stage, folder, SERIAL, point=point, nth=chance.randrange(BLOCKS // 3, BLOCKS)) == -9
         there = data_of(folder, stage)
         for path in chance.sample(there, min(2, len(there))):
             (path.parent / f"{path.name}.{chance.randrange(10**6)}.partial").write_bytes(b"half of a chunk")
@@ -88,6 +88,37 @@ def test_f13_what_a_killed_run_left_half_made_changes_nothing(world: World) -> N
         whole = world.is_whole(stage, folder)
         world.note("F13", stage=stage, seed=seed, resumed=code == 0, whole=whole)
         assert (code, whole) == (0, True)
+        shutil.rmtree(folder)
+
+
+def test_f10_a_full_disk_ends_with_74_and_the_next_run_goes_on(world: World) -> None:
+    for number, seed in enumerate(seeds("F10", 3, 30)):
+        stage = STAGES[number % len(STAGES)]
+        folder = world.before(stage, f"f10-{number}")
+        code = world.server.run(
+            stage, folder, SERIAL, point="disk full", nth=random.Random(seed).randrange(1, 2 * BLOCKS)
+        )
+        told = world.server.log.read_text()[-2000:]
+        resumed = world.server.run(stage, folder, SERIAL)
+        whole = world.is_whole(stage, folder)
+        world.note("F10", stage=stage, seed=seed, detected=code == 74, resumed=resumed == 0, whole=whole)
+        assert (code, resumed, whole) == (74, 0, True)
+        assert "free some space" in told
+        assert str(folder) in told
+        shutil.rmtree(folder)
+
+
+def test_f11_a_disk_that_fails_now_and_then_is_noticed_or_does_no_harm(world: World) -> None:
+    for number, seed in enumerate(seeds("F11", 5, 100)):
+        stage = STAGES[number % len(STAGES)]
+        folder = world.before(stage, f"f11-{number}")
+        codes = [world.server.run(stage, folder, SERIAL, point="disk flaky", nth=seed)]
+        if codes != [0]:
+            codes.append(world.server.run(stage, folder, SERIAL))
+        whole = world.is_whole(stage, folder)
+        world.note("F11", stage=stage, seed=seed, detected=codes[0] in (0, 74), resumed=codes[-1] == 0, whole=whole)
+        assert codes in ([0], [74, 0]), codes
+        assert whole
         shutil.rmtree(folder)
 
 
