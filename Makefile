@@ -5,7 +5,6 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
-UV_VERSION := 0.13.8
 UV := .venv/tools/bin/uv
 
 # Two environments: gunpowder 1.4.4 (training) needs zarr < 3, everything else uses zarr 3. The on-disk contract joins them.
@@ -43,7 +42,7 @@ setup: .venv/blocks/.installed .venv/training/.installed  ## environments; leave
 
 $(UV):
 	$(PYTHON) -m venv .venv/tools
-	.venv/tools/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	.venv/tools/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement containers/installer.lock
 
 .venv/blocks/.installed: $(UV) $(BLOCKS_LOCKS) $(foreach p,$(BLOCKS_PACKAGES),stages/$(p)/pyproject.toml)
 	@echo "environment for the block stages (torch: $(TORCH))"

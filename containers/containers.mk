@@ -45,7 +45,7 @@ audit: $(SUPPLY)/.installed  ## known vulnerabilities of every locked package: [
 	@AUDIT_SERVICE=$(AUDIT_SERVICE) $(PYTHON) containers/inventory.py audit $(SUPPLY)
 
 lock-containers: $(UV)  ## resolve containers/*.in anew
-	for f in build tools; do $(COMPILE) containers/$$f.in -o containers/$$f.lock; done
+	for f in build tools installer; do $(COMPILE) containers/$$f.in -o containers/$$f.lock; done
 
 test-containers: setup  ## all images and SIFs, at work as any user: read-only, no network (needs docker and apptainer)
 	LSDFLOW_WITH_ENGINE=1 LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s -p no:cacheprovider tests/containers/with_engine

@@ -25,6 +25,7 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry
+from lsdflow_runtime.formats.folders import folder_of
 
 Outside = Literal["error", "zero", "mirror"]
 INNER_CHUNK_VOX = 64
@@ -146,9 +147,10 @@ class Volume:
 def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volume:
     """Open `path/dataset` (zarr 2 or 3) for reading, or writing if ours. `grid`: address it by that grid's voxels.
 
-    Raises MissingInput if it is not there, BadData without a voxel size, ConfigError if it does not lie on `grid`.
+    Raises MissingInput if it is not there, BadData without a voxel size, ConfigError if it does not lie on `grid` or
+    the dataset's name climbs out of the container.
     """
-    folder = path / dataset
+    folder = folder_of(path, dataset)
     try:
         array = zarr.open_array(folder, mode="r+" if folder.exists() else "r")
     except (FileNotFoundError, zarr.errors.ContainsGroupError) as error:

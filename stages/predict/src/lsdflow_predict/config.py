@@ -32,7 +32,9 @@ class PredictConfig(StrictModel):
         default=False, description="accept a target with another voxel size; recorded"
     )
     setup: str | None = Field(
-        default=None, pattern=r"^[A-Za-z0-9_.-]+$", description="folder under predictions/; none = the mode's name"
+        default=None,
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
+        description="folder under predictions/; none = the mode's name",
     )
     passes: Literal["one", "two"] = Field(
         default="one",

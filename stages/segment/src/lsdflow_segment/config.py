@@ -49,7 +49,9 @@ class SegmentConfig(StrictModel):
         default=None, description="block = write unit of the segmentation; changes no voxel; none = as the fragments"
     )
     run_type: str = Field(
-        default="", pattern=r"^[A-Za-z0-9_.-]*$", description="sub-folder of luts/ for the tables; empty = none"
+        default="",
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
+        description="sub-folder of luts/ for the tables; empty = none",
     )
     buffer_edges: int = Field(
         default=1 << 24,

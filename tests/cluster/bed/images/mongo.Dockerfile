@@ -10,4 +10,4 @@ COPY mongod /usr/bin/
 VOLUME /data/db
 EXPOSE 27017
 USER mongodb
-CMD ["mongod", "--bind_ip_all", "--wiredTigerCacheSizeGB", "0.25"]
+CMD ["mongod", "--bind_ip", "127.0.0.1", "--wiredTigerCacheSizeGB", "0.25"]
