@@ -42,17 +42,6 @@ def places_of(training: Training, *scopes: str) -> list[str]:
     return sorted({place for place in met if place.split("/")[0] in scopes})
 
 
-def die(training: Training, death: dict[str, Any], wanted: Training, history: Any, seed: int) -> None:
-    """One kill: note what it left."""
-    code = training.live(**death)
-    assert code == KILLED, f"{death} was not met: exit code {code}\n{training.log()[-2000:]}"
-    saved = max((int(p.name) for p in training.checkpoints.glob("[0-9]*")), default=0)
-    history.add(
-        kind="F20", seed=seed, **death, died_at=training.last(), saved=saved, torn=training.torn(),
-        resumed_before=training.resumed() if training.notes() else None, equal=agrees(training, wanted),
-    )  # fmt: skip
-
-
 def agrees(training: Training, wanted: Training) -> bool:
     """Every step in every life so far has the losses and weights of the undisturbed training."""
     right = wanted.steps()
@@ -61,15 +50,18 @@ def agrees(training: Training, wanted: Training) -> bool:
 
 def live_on(training: Training, deaths: list[dict[str, Any]], wanted: Training, history: Any, seed: int) -> None:
     """All deaths one after another in one training, then a life to the end: nothing may tell it from `wanted`."""
-    begun = len(history.faults)
-    for death in deaths:
-        die(training, death, wanted, history, seed)
-    assert training.live() == 0, training.log()[-3000:]
-    faults = history.faults[begun:]
-    lives = [note["resumed"] for note in training.notes() if "resumed" in note]
-    for fault, resumed in zip(faults[-len(lives) + 1 :], lives[1:], strict=False):
-        assert fault["saved"] == resumed, f"did not go on from the newest checkpoint: {fault}"
-    assert [fault for fault in faults if fault["torn"] or not fault["equal"]] == []
+    fault: dict[str, Any] = {}
+    for death in [*deaths, {}]:
+        code = training.live(**death)
+        assert code == (KILLED if death else 0), f"exit code {code} after {death}\n{training.log()[-2000:]}"
+        if fault:
+            history.add(**fault, resumed_at=training.resumed())
+            assert training.resumed() == fault["saved"], f"did not go on from the newest checkpoint: {fault}"
+        saved = max((int(path.name) for path in training.checkpoints.glob("[0-9]*")), default=0)
+        fault = {"kind": "F20", "seed": seed, **death, "died_at": training.last(), "saved": saved}
+        fault |= {"torn": training.torn(), "equal": agrees(training, wanted)}
+        assert not fault["torn"], fault
+        assert fault["equal"], fault
     assert training.steps() == wanted.steps()
     assert training.left() == wanted.left()
 
@@ -172,7 +164,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
         assert str(damaged) in warnings[0] or (how == "removed" and str(damaged.parent) in warnings[0])
         equal = training.left() == wanted.left() and training.steps() == wanted.steps()
         history.add(
-            kind="F21", seed=turn, place=f"{name} {how}", died_at=5, saved=2, resumed=training.resumed(), torn=[],
+            kind="F21", seed=turn, place=f"{name} {how}", died_at=5, saved=2, resumed_at=training.resumed(), torn=[],
             equal=equal,
         )  # fmt: skip
         assert training.resumed() == 2
@@ -204,4 +196,4 @@ def test_nothing_was_torn_or_different_and_all_went_on_alone(history: Any, relea
     assert len(kills) >= (KILLS_RELEASE if release else KILLS_CI)
     assert len(damages) >= (DAMAGES_RELEASE if release else DAMAGES_CI)
     assert sum(len(fault["torn"]) for fault in history.faults) == 0
-    assert [fault for fault in history.faults if not fault["equal"]] == []
+    assert [fault for fault in history.faults if not fault["equal"] or fault["resumed_at"] != fault["saved"]] == []
