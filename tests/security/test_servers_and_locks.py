@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_runtime.mongo_connection import address_in, open_client
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVERYWHERE = re.compile(r"(?<![\d.])0\.0\.0\.0(?![\d.])|\[::\]|bind_?ip_?all|INADDR_ANY|in6addr_any", re.IGNORECASE)
 BINDING_CALLS = {"bind", "create_server", "start_server", "HTTPServer", "ThreadingHTTPServer", "TCPServer"}
@@ -91,8 +93,12 @@ def test_torch_of_every_lock_is_one_without_known_ways_to_run_code_from_a_checkp
     assert min(versions) >= (2, 10)
 
 
-def test_the_connection_to_the_store_is_never_compressed() -> None:
-    text = (REPOSITORY / "stages/_runtime/src/lsdflow_runtime/mongo_connection.py").read_text()
-    clients = re.findall(r"MongoClient\(.*", text)
-    assert clients
-    assert all("compressors=[]" in client for client in clients)
+def test_the_connection_to_the_store_is_not_compressed_even_if_the_uri_wants_it(tmp_path: Path) -> None:
+    file = tmp_path / "uri"
+    file.touch(mode=0o600)
+    file.write_text("mongodb://127.0.0.1:9/graph?compressors=zlib")
+    address = address_in(file)
+    assert address.options["compressors"] == ["zlib"]
+    with open_client(address, address.uri) as client:
+        settings = client.options.pool_options._compression_settings
+        assert settings is None or settings.compressors == []
