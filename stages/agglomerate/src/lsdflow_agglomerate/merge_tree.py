@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from lsdflow_runtime.compiled import compiled
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def merge_scores(
     return scores[last]
 
 
-@njit(nogil=True)
+@compiled
 def _joining_merges(
     taken_by: NDArray[np.int64], merge_number: NDArray[np.int64], u: NDArray[np.int64], v: NDArray[np.int64]
 ) -> NDArray[np.int64]:

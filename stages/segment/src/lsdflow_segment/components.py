@@ -28,10 +28,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
+from lsdflow_runtime.compiled import compiled
 
 UInt64s = NDArray[np.uint64]
 
@@ -125,7 +125,7 @@ def _require_fragments(fragments: UInt64s) -> None:
         raise BadData("fragment ids are not ascending and distinct", where="nodes of the graph")
 
 
-@njit(nogil=True)
+@compiled
 def _unite(u: NDArray[Any], v: NDArray[Any], parent: NDArray[Any]) -> NDArray[np.bool_]:
     """Join the ends of each edge, the smaller root staying root; tells which edges joined two parts."""
     joined = np.zeros(len(u), np.bool_)
@@ -145,7 +145,7 @@ def _unite(u: NDArray[Any], v: NDArray[Any], parent: NDArray[Any]) -> NDArray[np
     return joined
 
 
-@njit(nogil=True)
+@compiled
 def _flatten(parent: NDArray[Any]) -> None:
     """Point every node at its root. Parents are never larger than their children, so one pass upwards is enough."""
     for node in range(len(parent)):

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
+from lsdflow_runtime.compiled import compiled
 
 UInt64s = NDArray[np.uint64]
 
@@ -44,7 +44,7 @@ def relabel(fragments: UInt64s, lut_fragments: UInt64s, lut_segments: UInt64s, w
     return segments.reshape(fragments.shape)
 
 
-@njit(nogil=True)
+@compiled
 def _look_up(flat: NDArray[Any], lut_fragments: NDArray[Any], lut_segments: NDArray[Any], out: NDArray[Any]) -> int:
     """Fill `out`; gives -1, or the place of the first id that has no entry."""
     recent_ids = np.zeros(_RECENT, np.uint64)

@@ -21,8 +21,9 @@ memory access per neighbour, and no face to ask for.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from lsdflow_runtime.compiled import compiled
 
 LARGEST_VOLUME_VOX = 2**31 - 1
 
@@ -43,7 +44,7 @@ def flood(distance_squared: NDArray[np.int32], seeds: NDArray[np.uint32], in_xy:
     return labels
 
 
-@njit(nogil=True)
+@compiled
 def _flood(
     distance: NDArray[np.int32], seeds: NDArray[np.uint32], head: NDArray[np.int64], in_xy: bool
 ) -> NDArray[np.uint32]:
@@ -71,7 +72,7 @@ def _flood(
     return labels
 
 
-@njit(nogil=True)
+@compiled
 def _run_queues(
     word: NDArray[np.int64],
     waiting: NDArray[np.int32],

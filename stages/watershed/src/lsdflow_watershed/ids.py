@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import cc3d
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import ConfigError
+from lsdflow_runtime.compiled import compiled
 
 ID_LIMIT = 2**63
 
@@ -37,7 +37,7 @@ def number_components(fragments: NDArray[np.uint32]) -> tuple[NDArray[np.uint64]
     return _number_by_first_voxel(flat, int(count)).reshape(fragments.shape), int(count)
 
 
-@njit(nogil=True)
+@compiled
 def _number_by_first_voxel(pieces: NDArray[np.uint32], count: int) -> NDArray[np.uint64]:
     number = np.zeros(count + 1, np.uint64)
     out = np.zeros(pieces.size, np.uint64)

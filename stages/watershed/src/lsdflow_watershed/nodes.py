@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from lsdflow_contract.geometry import Geometry, Vox3
 from lsdflow_contract.graph import RagNodes
+from lsdflow_runtime.compiled import compiled
 
 
 def fragment_nodes(numbers: NDArray[np.uint64], count: int, first_id: int, begin_vox: Vox3, grid: Geometry) -> RagNodes:
@@ -29,7 +29,7 @@ def fragment_nodes(numbers: NDArray[np.uint64], count: int, first_id: int, begin
     return RagNodes(id=ids, center_nm=center_nm, size_vox=size[1:].astype(np.uint64))
 
 
-@njit(nogil=True)
+@compiled
 def _sizes_and_sums(numbers: NDArray[np.uint64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     size = np.zeros(count + 1, np.int64)
     total = np.zeros((count + 1, 3), np.int64)
