@@ -29,7 +29,7 @@ import typer
 
 from lsdflow_command.runfolder import run_folder
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import Interrupted, StageError, UsageError
+from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.model import StrictModel
 
@@ -108,6 +108,22 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         raise typer.Exit(70) from error
 
 
+@contextmanager
+def naming_file(experiment: Experiment) -> Iterator[None]:
+    """A mistake in a value of the experiment file is told with the path of that file."""
+    try:
+        yield
+    except ConfigError as error:
+        _name_file(error, experiment)
+        raise
+
+
+def _name_file(error: StageError, experiment: Experiment) -> None:
+    path = str(experiment.path)
+    if isinstance(error, ConfigError) and path not in error.where:
+        error.where = f"{path}: {error.where}" if error.where else path
+
+
 def start_logging() -> None:
     """Log lines to stderr, the same form everywhere."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -175,7 +191,8 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         with exit_codes(debug), interrupt_on_signals():
             loaded = _load(experiment, override)
             config = loaded.table(stage.name, stage.config)
-            with run_folder(stage.name, loaded, config.model_dump(mode="json")), unwrapped_interrupts():
+            folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
+            with naming_file(loaded), folder, unwrapped_interrupts():
                 stage.module().run(loaded, RunOptions(replace=replace))
 
 
@@ -206,7 +223,10 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = _load(experiment, override)
             loaded.table(stage.name, stage.config)
-            problems: list[StageError] = stage.module().validate(loaded)
+            with naming_file(loaded):
+                problems: list[StageError] = stage.module().validate(loaded)
+            for problem in problems:
+                _name_file(problem, loaded)
         _show_problems(stage.name, problems, json_)
 
 
@@ -228,7 +248,8 @@ def _add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str
     ) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = _load(experiment, override)
-            _show_facts(getattr(stage.module(), verb)(loaded), json_)
+            with naming_file(loaded):
+                _show_facts(getattr(stage.module(), verb)(loaded), json_)
 
 
 def _add_schema(app: typer.Typer, stage: StageCommand) -> None:

@@ -86,6 +86,14 @@ def bundle_iterations(checkpoints: Path) -> list[int]:
 def read_bundle(folder: Path) -> Bundle:
     """The bundle's description. MissingInput if absent, ContractMismatch / BadData if it does not fit."""
     path = folder / BUNDLE_JSON
+    if folder.is_file():
+        raise BadData(
+            "a checkpoint in one file is refused: opening a pickle can run code",
+            where=folder,
+            wanted=f"a folder with {BUNDLE_JSON} and {WEIGHTS}",
+            found=folder.name,
+            hint="give the folder of a bundle, or an iteration",
+        )
     if not path.exists():
         raise MissingInput("no checkpoint bundle", where=folder, wanted=BUNDLE_JSON)
     raw = read_json(path)

@@ -13,11 +13,14 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator
 
 from lsdflow_contract.checkpoint import Mode
-from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
+
+# A message shows a wrong value, not the whole table that it stands in.
+LONGEST_VALUE = 200
 
 Config = TypeVar("Config", bound=StrictModel)
 # User and password of an address; a password may hold an @ that should have been written %40.
@@ -114,8 +117,21 @@ class Experiment:
         return self.store.database or self.common.name.replace(".", "_")
 
     def resolve(self, path: str) -> Path:
-        """A path of the experiment file: absolute, or relative to the file."""
-        return (self.path.parent / path).resolve()
+        """A path of the experiment file: absolute, or relative to the file.
+
+        Raises PermissionDenied (77) for a folder that may not be looked into, ConfigError (78) for what is no path.
+        """
+        try:
+            found = (self.path.parent / path).resolve()
+            found.exists()  # a name that is too long shows only when it is asked for
+        except PermissionError as error:
+            raise PermissionDenied("no permission to look there", where=path, found=error) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            hint = "correct the path: a link that leads to itself, a name that is too long, or a character of no name"
+            raise ConfigError(
+                "the path cannot be used", where=self.path, found=f"{path!r}: {error}", hint=hint
+            ) from error
+        return found
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -190,9 +206,21 @@ def _config_error(error: ValidationError, model: type[StrictModel], table: str, 
     dotted = ".".join(str(part) for part in (table, *first["loc"]))
     others = [".".join(str(p) for p in (table, *e["loc"])) for e in error.errors()[1:]]
     hint = f"also wrong: {', '.join(others)}" if others else ""
-    found = _LOGIN.sub("***@", repr(first["input"]))
+    found = _short(_LOGIN.sub("***@", repr(first["input"])))
     if first["type"] == "extra_forbidden":
-        known = sorted(f.alias or n for n, f in model.model_fields.items())
-        hint = did_you_mean(str(first["loc"][-1]), known) if len(first["loc"]) == 1 else hint
+        hint = did_you_mean(str(first["loc"][-1]), _keys_of(model, nested=len(first["loc"]) > 1))
         return ConfigError(f"unknown key {dotted}", where=path, found=found, hint=hint)
-    return ConfigError(f"{dotted}: {first['msg']}", where=path, found=found, hint=hint)
+    said = first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{dotted}: {said}", where=path, found=found, hint=hint)
+
+
+def _keys_of(model: type[StrictModel], *, nested: bool) -> list[str]:
+    """Keys of a table, or of the tables in it."""
+    if not nested:
+        return sorted(f.alias or n for n, f in model.model_fields.items())
+    tables = model.model_json_schema().get("$defs", {}).values()
+    return sorted({key for table in tables for key in table.get("properties", {})})
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]} ..."

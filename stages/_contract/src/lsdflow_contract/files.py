@@ -14,6 +14,13 @@ from typing import Any, BinaryIO
 from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StorageFailure
 
 TEMPORARY_SUFFIX = ".partial"
+_NO_SPACE, _NO_FOLDER = "free some space and run again", "a file stands where a folder is needed: move it away"
+_STORAGE_HINTS = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EEXIST: _NO_FOLDER,
+    errno.ENOTDIR: _NO_FOLDER,
+}
 
 
 @contextlib.contextmanager
@@ -24,7 +31,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise PermissionDenied("may not write", where=path, found=f"uid {os.geteuid()}") from error
     except OSError as error:
-        hint = "free some space and run again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        hint = _STORAGE_HINTS.get(error.errno or 0, "")
         raise StorageFailure(f"writing failed: {error.strerror}", where=path, hint=hint) from error
 
 

@@ -131,7 +131,10 @@ class Lengths:
         if match is None or unit not in _TO_NM.keys() | _VOXEL_UNITS:
             msg = f'a length needs its unit: "64 vox", "2048 nm" or "40, 8, 8 nm" (z, y, x); found {text!r}'
             raise ValueError(msg)
-        numbers = [float(part) for part in match.group(1).split(",")]
+        try:
+            numbers = [float(part) for part in match.group(1).split(",")]
+        except ValueError:
+            numbers = []
         if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
             msg = f"a length is one number or three (z, y, x); found {text!r}"
             raise ValueError(msg)

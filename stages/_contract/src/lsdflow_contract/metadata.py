@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lsdflow_contract.arrays import ArraySpec
@@ -49,6 +50,20 @@ def read_geometry(attributes: Mapping[str, Any], shape_vox: Vox3, where: object)
         raise BadData("the voxel size is not positive", where=where, found=voxel_size)
     offset = _three(attributes.get("offset", (0, 0, 0)), "offset", scale, where)
     return Geometry(voxel_size, offset, shape_vox)
+
+
+@contextmanager
+def understanding_metadata(where: object) -> Iterator[None]:
+    """Metadata are JSON that anybody may have written: a form that no reader foresaw is BadData, not a crash."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise BadData(
+            "the metadata of the volume cannot be understood",
+            where=where,
+            found=f"{type(error).__name__}: {error}"[:300],
+            hint="correct the metadata, or write the volume again with a library of its format",
+        ) from error
 
 
 def unit_scale_nm(attributes: Mapping[str, Any], where: object) -> float:

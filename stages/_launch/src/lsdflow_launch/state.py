@@ -30,12 +30,14 @@ def problems_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, list[
         answers = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), stages)
         found = dict(zip(stages, answers, strict=True))
     listed = {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
-    return {stage: [p for p in problems if not _made_later(p, experiment)] for stage, problems in listed.items()}
+    return {stage: [p for p in problems if not _made_later(p, stage, experiment)] for stage, problems in listed.items()}
 
 
-def _made_later(problem: dict[str, Any], experiment: Experiment) -> bool:
+def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> bool:
     """True for an artefact that is missing because a stage of the chain has still to make it."""
-    return problem["exit_code"] == MissingInput.exit_code and str(experiment.layout.root) in problem["where"]
+    missing = problem["exit_code"] == MissingInput.exit_code and str(experiment.layout.root) in problem["where"]
+    earlier = stages_of(experiment, last=stage)[:-1]
+    return missing and not all(experiment.layout.manifest(s).exists() for s in earlier)
 
 
 def plans_of(experiment: Experiment) -> dict[str, dict[str, Any]]:

@@ -71,3 +71,13 @@ class BlockPlan:
     def blocks(self) -> Iterator[Block]:
         """All blocks, row-major."""
         return (self.block(number) for number in range(len(self)))
+
+
+def block_plan(total: Box, write_shape_vox: Vox3, context_vox: Vox3, stage: str) -> BlockPlan:
+    """The plan of a stage's table. ConfigError names the keys that give shapes which cannot be."""
+    try:
+        return BlockPlan(total, write_shape_vox, context_vox)
+    except ConfigError as error:
+        error.where = error.where or f"{stage}.block_shape, {stage}.context"
+        error.hint = error.hint or "at least 1 voxel along each axis of a block, 0 or more of context"
+        raise

@@ -24,7 +24,7 @@ from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry
+from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
 from lsdflow_runtime.formats.folders import folder_of
 
 Outside = Literal["error", "zero", "mirror"]
@@ -151,12 +151,13 @@ def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volum
     the dataset's name climbs out of the container.
     """
     folder = folder_of(path, dataset)
-    try:
-        array = zarr.open_array(folder, mode="r+" if folder.exists() else "r")
-    except (FileNotFoundError, zarr.errors.ContainsGroupError) as error:
-        raise MissingInput("no such array", where=folder, hint=f"arrays there: {_arrays_in(path)}") from error
-    z, y, x = array.shape[-3:]
-    geometry = read_geometry(dict(array.attrs), (z, y, x), folder)
+    with understanding_metadata(folder):
+        try:
+            array = zarr.open_array(folder, mode="r+" if folder.exists() else "r")
+        except (FileNotFoundError, zarr.errors.ContainsGroupError) as error:
+            raise MissingInput("no such array", where=folder, hint=f"arrays there: {_arrays_in(path)}") from error
+        z, y, x = array.shape[-3:]
+        geometry = read_geometry(dict(array.attrs), (z, y, x), folder)
     begin = (0, 0, 0) if grid is None else geometry.voxel_offset_from(grid, folder)
     array = array.with_config({"write_empty_chunks": True})
     return Volume(array, str(folder), geometry, Box(begin, geometry.shape_vox))

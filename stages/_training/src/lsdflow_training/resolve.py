@@ -14,7 +14,6 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
-from lsdflow_network.composition import chain_input_for
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.profiles import PROFILES, Profile
 from lsdflow_training.recipe import Augmentation, Recipe, Schedules, Shapes, Targets
@@ -80,6 +79,8 @@ def training_parameters(recipe: Recipe) -> dict[str, Any]:
 
 def choose_device(wanted: str) -> str:
     """auto -> cuda if there is one, else cpu; ConfigError for a GPU that is not there."""
+    if wanted == "cpu":
+        return wanted
     import torch
 
     if wanted == "auto":
@@ -89,6 +90,13 @@ def choose_device(wanted: str) -> str:
             "there is no GPU here", where="compute.device", wanted=wanted, found="no CUDA device", hint='use "auto"'
         )
     return wanted
+
+
+def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:
+    """Raw input of the LSD network whose LSDs are this input of the affinity network."""
+    from lsdflow_network.composition import chain_input_for
+
+    return chain_input_for(lsd.unet, unet, affinity_input_vox)
 
 
 def available_cores() -> int:
@@ -135,7 +143,7 @@ def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
 def _shapes(config: TrainingConfig, profile: Profile, unet: UNetSpec, lsd: Bundle | None) -> Shapes:
     network_input = _or(config.input_shape_vox, profile.input_shape_vox)
     output = shapes.output_shape_vox(unet, network_input)
-    raw = network_input if lsd is None else chain_input_for(lsd.unet, unet, network_input)
+    raw = network_input if lsd is None else _raw_input(lsd, unet, network_input)
     return Shapes(raw_vox=raw, network_input_vox=network_input, output_vox=output)
 
 

@@ -9,7 +9,7 @@ from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Geometry, Nm3
-from lsdflow_contract.metadata import read_geometry
+from lsdflow_contract.metadata import read_geometry, understanding_metadata
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ def open_training_volume(path: Path) -> TrainingVolume:
     """
     if not path.is_dir():
         raise MissingInput("no such training volume", where=path, hint="run prepare first")
+    with understanding_metadata(path):
+        return _training_volume(path)
+
+
+def _training_volume(path: Path) -> TrainingVolume:
     raw = _geometry(path, RAW)
     labels = _geometry(path, LABELS)
     has_mask = (path / MASK.dataset / ".zarray").is_file()

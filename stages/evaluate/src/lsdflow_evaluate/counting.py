@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lsdflow_contract.arrays import FRAGMENTS
+from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import read_manifest, work_key
@@ -94,6 +95,8 @@ def _plan(config: EvaluateConfig, grid: Geometry, fragments: Volume, regions: Ma
     shape = fragments.chunk_shape_vox
     if config.block_shape is not None:
         shape = config.block_shape.to_vox(grid.voxel_size_nm, "evaluate.block_shape")
+        if min(shape) < 1:
+            raise ConfigError("evaluate.block_shape is empty", wanted="at least 1 voxel along each axis", found=shape)
     begins = np.array([box.begin_vox for box in regions.values()])
     ends = np.array([box.end_vox for box in regions.values()])
     first = np.array(fragments.box.begin_vox)

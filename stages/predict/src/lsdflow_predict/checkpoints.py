@@ -118,7 +118,11 @@ def _chosen_folder(experiment: Experiment, wanted: int | str, stage: str) -> Pat
     if not folder.is_dir():
         there = ", ".join(map(str, bundle_iterations(checkpoints))) or "none"
         raise MissingInput(
-            "no checkpoint of this iteration", where=checkpoints, wanted=wanted, found=f"iterations: {there}"
+            "no checkpoint of this iteration",
+            where=checkpoints,
+            wanted=wanted,
+            found=f"iterations: {there}",
+            hint=f"choose one of these: predict.{'lsd_checkpoint' if stage == LSD_STAGE else 'checkpoint'}",
         )
     return folder
 
@@ -154,6 +158,7 @@ def _require_kind(found: BundleAt, wanted: Kind) -> BundleAt:
             where=found.folder,
             wanted=f"{wanted}: gives {_OUTPUTS[wanted]}",
             found=f"{bundle.kind} from {bundle.writer.stage}: {bundle.unet.in_channels} in, gives {bundle.outputs}",
+            hint=f"correct predict.{'lsd_checkpoint' if wanted == 'lsd' else 'checkpoint'} or experiment.mode",
         )
     inputs = 1 + (10 if wanted == "acrlsd" else 0)
     if bundle.outputs != _OUTPUTS[wanted] or bundle.unet.in_channels != inputs:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lsdflow_contract.arrays import RAW
 from lsdflow_contract.checkpoint import Bundle
-from lsdflow_contract.errors import BadData, ConfigError
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
@@ -105,7 +105,11 @@ def open_mask(experiment: Experiment, config: PredictConfig, raw: Volume) -> Vol
     """The mask, on the grid of raw; None if none is configured."""
     if config.mask is None:
         return None
-    mask = open_volume(experiment.layout.target_volume, config.mask, raw.geometry)
+    try:
+        mask = open_volume(experiment.layout.target_volume, config.mask, raw.geometry)
+    except MissingInput as error:
+        error.hint = f"correct predict.mask; {error.hint}"
+        raise
     if mask.dtype.kind not in "ub" or mask.channels:
         raise BadData(
             "the mask has another type", where=mask.where, wanted="unsigned integers (z, y, x)", found=mask.dtype

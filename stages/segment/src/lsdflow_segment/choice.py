@@ -25,7 +25,7 @@ LOG = logging.getLogger("lsdflow.segment")
 def thresholds_of(config: SegmentConfig) -> tuple[float, ...]:
     """All thresholds that get a table, ascending."""
     grid = threshold_range(config.thresholds_minmax, config.thresholds_step)
-    return with_extra(grid, config.extra_thresholds, "extra_thresholds")
+    return with_extra(grid, config.extra_thresholds, "segment.extra_thresholds")
 
 
 def tables_key(config: SegmentConfig, source: GraphSource, merge_function: str) -> str:

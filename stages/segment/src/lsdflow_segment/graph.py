@@ -35,7 +35,7 @@ class GraphSource:
                 f"no edges of merge function {wanted}",
                 wanted=f"edges_{wanted}",
                 found=", ".join(f"edges_{m}" for m in self.merge_functions),
-                hint=did_you_mean(wanted, self.merge_functions),
+                hint=f"{did_you_mean(wanted, self.merge_functions)}; or add it to agglomerate.merge_functions",
             )
         return wanted
 

@@ -34,13 +34,13 @@ def threshold_range(minmax: tuple[float, float], step: float) -> tuple[float, ..
 
     Raises ConfigError if max < min, the step is not positive, or a value has more than four decimals.
     """
-    first = ten_thousandths(minmax[0], "thresholds_minmax")
-    last = ten_thousandths(minmax[1], "thresholds_minmax")
-    stride = ten_thousandths(step, "thresholds_step")
+    first = ten_thousandths(minmax[0], "segment.thresholds_minmax")
+    last = ten_thousandths(minmax[1], "segment.thresholds_minmax")
+    stride = ten_thousandths(step, "segment.thresholds_step")
     if last < first:
-        raise ConfigError("thresholds_minmax goes down", wanted="[smaller, larger]", found=str(list(minmax)))
+        raise ConfigError("segment.thresholds_minmax goes down", wanted="[smaller, larger]", found=str(list(minmax)))
     if stride == 0:
-        raise ConfigError("thresholds_step must be positive", wanted="0.0001 or more", found=str(step))
+        raise ConfigError("segment.thresholds_step must be positive", wanted="0.0001 or more", found=str(step))
     return tuple(part / _PARTS for part in range(first, last + 1, stride))
 
 
@@ -52,7 +52,7 @@ def with_extra(thresholds: Sequence[float], extra: Sequence[float], field: str) 
 
 def require_computed(threshold: float, computed: Sequence[float], merge_function: str) -> float:
     """The threshold itself if it was computed, else MissingInput that lists those that exist."""
-    wanted = ten_thousandths(threshold, "threshold")
+    wanted = ten_thousandths(threshold, "segment.threshold")
     if wanted not in {ten_thousandths(t, "thresholds") for t in computed}:
         raise MissingInput(
             f"no table for threshold {threshold:.4f} of {merge_function}",

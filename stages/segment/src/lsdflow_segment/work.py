@@ -15,7 +15,7 @@ from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.lut import Lut, lut_name, read_lut
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
-from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blocks import Block, BlockPlan, block_plan
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource
@@ -66,7 +66,7 @@ def _plan(config: SegmentConfig, grid: Geometry, fragments: Volume) -> BlockPlan
     box = region_box(config.roi, grid, fragments.box, "segment.roi")
     if config.block_shape is None:
         return BlockPlan(box, fragments.chunk_shape_vox)
-    return BlockPlan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"))
+    return block_plan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"), (0, 0, 0), "segment")
 
 
 def _parameters(config: SegmentConfig, plan: BlockPlan, merge_function: str, chosen: float) -> dict[str, Any]:

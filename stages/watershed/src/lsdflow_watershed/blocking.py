@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Box, Lengths, Nm3, Vox3
-from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_runtime.blocks import BlockPlan, block_plan
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.flood import LARGEST_VOLUME_VOX
 from lsdflow_watershed.ids import check_id_range
@@ -21,8 +21,12 @@ def plan_blocks(config: WatershedConfig, total: Box, voxel_size_nm: Nm3) -> Bloc
     :raises ConfigError: lengths are no whole voxels, a block is too large, or ids would not fit.
     """
     shape_vox = config.block_shape.to_vox(voxel_size_nm, "watershed.block_shape")
-    plan = BlockPlan(total, shape_vox, context_vox(config.context, voxel_size_nm))
-    check_id_range(len(plan), math.prod(shape_vox))
+    plan = block_plan(total, shape_vox, context_vox(config.context, voxel_size_nm), "watershed")
+    try:
+        check_id_range(len(plan), math.prod(shape_vox))
+    except ConfigError as error:
+        error.where = "watershed.block_shape"
+        raise
     read_vox = math.prod(s + 2 * c + 2 for s, c in zip(shape_vox, plan.context_vox, strict=True))
     if read_vox > LARGEST_VOLUME_VOX:
         raise ConfigError(

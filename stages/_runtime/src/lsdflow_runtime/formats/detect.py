@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
+from lsdflow_contract.metadata import understanding_metadata
 from lsdflow_runtime.formats import hdf5, n5, precomputed, roi_json, tiff, zarr_array
 from lsdflow_runtime.formats.folders import first_folders, folder_of
 from lsdflow_runtime.formats.source import SourceVolume
@@ -75,6 +76,11 @@ def open_source(path: Path, dataset: str | None = None, default: str = "") -> So
         MissingInput, BadData, ConfigError, PermissionDenied: see the formats.
     """
     form = detect_format(path, default if dataset is None else dataset)
+    with understanding_metadata(path):
+        return _open(form, path, dataset, default)
+
+
+def _open(form: str, path: Path, dataset: str | None, default: str) -> SourceVolume:
     if form == "json":
         return roi_json.open_roi_json(path, dataset, lambda container, name: open_source(container, name, default))
     if form == "tiff":

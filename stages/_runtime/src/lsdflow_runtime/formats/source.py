@@ -21,10 +21,11 @@ from lsdflow_runtime.formats.claims import GeometryClaim, place
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """The chunks of a stored array and a way to ask whether one was ever written (stored axis order)."""
+    """The chunks of a stored array: whether one was ever written, and the file it lies in (stored axis order)."""
 
     chunk_shape: tuple[int, ...]
     exists: Callable[[tuple[int, ...]], bool]
+    file: Callable[[tuple[int, ...]], str] | None = None
 
     def touched_by(self, slices: tuple[slice, ...]) -> Iterator[tuple[int, ...]]:
         """Chunk indices that hold any element of `slices`."""
@@ -105,9 +106,28 @@ class SourceVolume:
         """
         if not self.box.contains(box):
             raise BadData("read outside the volume", where=self.where, wanted=f"within {self.box}", found=str(box))
-        with reading(f"{self.where} voxels {box.begin_vox}..{box.end_vox}"):
-            piece = np.asarray(self.fetch(axis_order.stored_slices(box, self.stored_shape, self.axes)))
+        slices = axis_order.stored_slices(box, self.stored_shape, self.axes)
+        try:
+            with reading(f"{self.where} voxels {box.begin_vox}..{box.end_vox}"):
+                piece = np.asarray(self.fetch(slices))
+        except BadData as error:
+            error.where = self._damaged_file(slices) or error.where
+            raise
         return axis_order.to_zyx(piece, self.axes)
+
+    def _damaged_file(self, slices: tuple[slice, ...]) -> str | None:
+        """The file of the first chunk in `slices` that cannot be read alone; None where chunks are no files."""
+        if self.grid is None or self.grid.file is None:
+            return None
+        for index in self.grid.touched_by(slices):
+            begins = [i * n for i, n in zip(index, self.grid.chunk_shape, strict=True)]
+            ends = [min(b + n, s) for b, n, s in zip(begins, self.grid.chunk_shape, self.stored_shape, strict=True)]
+            try:
+                with reading(self.where):
+                    self.fetch(tuple(map(slice, begins, ends)))
+            except BadData:
+                return f"{self.grid.file(index)} ({self.axes} {tuple(begins)}..{tuple(ends)})"
+        return None
 
     def missing_chunks(self, box: Box) -> list[tuple[int, ...]] | None:
         """Indices (stored order) of chunks in `box` that were never written; None where the format cannot tell."""

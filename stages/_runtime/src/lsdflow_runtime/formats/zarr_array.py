@@ -117,4 +117,8 @@ def _grid(array: zarr.Array[Any], folder: Path) -> ChunkGrid:
     shape = tuple(array.shards or array.chunks)
     root = str(folder)
     encode = array.metadata.encode_chunk_key
-    return ChunkGrid(shape, lambda index: os.path.exists(f"{root}/{encode(index)}"))  # noqa: PTH110 (asked a million times)
+
+    def file(index: tuple[int, ...]) -> str:
+        return f"{root}/{encode(index)}"
+
+    return ChunkGrid(shape, lambda index: os.path.exists(file(index)), file)  # noqa: PTH110 (asked a million times)

@@ -1,0 +1,136 @@
+"""Runs a command of lsdflow in this process, and says what it answered and what it changed on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from typer.testing import CliRunner
+
+from lsdflow_agglomerate import cli as agglomerate
+from lsdflow_evaluate import cli as evaluate
+from lsdflow_launch import cli as lsdflow
+from lsdflow_launch import commands
+from lsdflow_predict import cli as predict
+from lsdflow_prepare import cli as prepare
+from lsdflow_segment import cli as segment
+from lsdflow_watershed import cli as watershed
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+APPS = {
+    "lsdflow": lsdflow.app,
+    "prepare": prepare.app,
+    "predict": predict.app,
+    "watershed": watershed.app,
+    "agglomerate": agglomerate.app,
+    "segment": segment.app,
+    "evaluate": evaluate.app,
+}
+TRAINING = ("train-lsd", "train-acrlsd")
+# A run may leave its log folder, the lock of the stage and the notice of its coordinator; never a result.
+NO_RESULT = ("exp/runs", "exp/store")
+Snapshot = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command answered: exit code, stdout and stderr, seconds of a core, and names of what it changed."""
+
+    exit_code: int
+    text: str
+    core_seconds: float
+    changed: tuple[str, ...]
+    crash: str = ""
+
+
+def ask(command: Sequence[str], root: Path, *, training: bool) -> Answer:
+    """Run `command` (its arguments name files below `root`).
+
+    `training`: also ask the training stages, which are commands of another environment (1 s each).
+    """
+    before, started = snapshot(root), _core_seconds()
+    with _stages_answer_here(training):
+        result = _invoke(command)
+    seconds, after = _core_seconds() - started, snapshot(root)
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    crash = result.stderr if "Traceback" in result.stderr else ""
+    return Answer(result.returncode, result.stdout + result.stderr, seconds, tuple(changed), crash)
+
+
+def results_changed(answer: Answer) -> list[str]:
+    """What changed beyond logs and locks."""
+    return [name for name in answer.changed if name != "exp" and not name.startswith(NO_RESULT)]
+
+
+def snapshot(root: Path) -> Snapshot:
+    """Size and time of change of everything below a folder."""
+    found = {}
+    for path in root.rglob("*"):
+        state = path.lstat()
+        found[str(path.relative_to(root))] = (state.st_size if path.is_file() else 0, state.st_mtime_ns)
+    return found
+
+
+def _core_seconds() -> float:
+    """Seconds that this process and its children worked: what else the machine does is not counted."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _invoke(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    name, *arguments = command
+    if name in TRAINING:
+        path = REPOSITORY / "bin" / name
+        return subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
+    result = CliRunner().invoke(APPS[name], arguments)
+    # An exception that the application let out is what a shell would show as a traceback.
+    escaped = result.exception if not isinstance(result.exception, SystemExit) else None
+    text = f"Traceback: {escaped!r}\n" if escaped else ""
+    return subprocess.CompletedProcess(list(command), result.exit_code, result.stdout, result.stderr + text)
+
+
+@contextmanager
+def _stages_answer_here(training: bool) -> Iterator[None]:
+    """`lsdflow` asks stages by their commands; here they answer in this process, one at a time."""
+    lock = Lock()
+
+    def run(command: Sequence[str | Path], **_: object) -> subprocess.CompletedProcess[str]:
+        name = Path(command[0]).name
+        if name in TRAINING and not training:
+            return subprocess.CompletedProcess(list(command), 0, "[]", "")
+        with lock:
+            return _invoke([name, *map(str, command[1:])])
+
+    # Only `lsdflow_launch.commands` sees this: the rest of Python keeps its subprocess.
+    here = SimpleNamespace(run=run, Popen=subprocess.Popen, CompletedProcess=subprocess.CompletedProcess)
+    with (
+        patch.object(commands, "subprocess", here),
+        patch.dict(os.environ, {commands.BIN_VARIABLE: str(REPOSITORY / "bin")}),
+    ):
+        yield
+
+
+def without_paths(text: str, root: Path) -> str:
+    """A message in which nothing depends on the machine: no folder, no long hash, no size of memory or disk."""
+    text = text.replace(str(root.resolve()), "").replace(str(root), "")
+    replaced: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+        (r"(?<!\.)/exp/", "DIR/"),
+        (r"/exp\b", "DIR"),
+        (r"(?<!\.)/input\b", "INPUT"),
+        (r"\b[0-9a-f]{12,64}\b", lambda m: m.group()[:4] + "..."),
+        (r"\d+\.\d GB", "N GB"),
+        (r"\d{2}:\d{2}:\d{2} ", ""),
+    ]
+    for pattern, new in replaced:
+        text = re.sub(pattern, new, text)
+    return text

@@ -1,0 +1,206 @@
+"""What earlier stages made: networks that do not fit, damaged files, results of other parameters or versions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bad_input.case import Case, Spoil, setting
+from bad_input.lab import Lab, edit_json, save_network, write_source
+
+from lsdflow_contract.arrays import AFFS, FRAGMENTS
+from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, bundle_folder
+
+DATA, MISSING, MISMATCH, CONFIG, OTHERS = 65, 66, 76, 78, 73
+
+
+def _bundle(lab: Lab, stage: str = "train-acrlsd", iteration: int = 7) -> Path:
+    return bundle_folder(lab.layout.checkpoints(stage), iteration)
+
+
+def _manifest(stage: str, **changes: Any) -> Spoil:
+    """Keys of a manifest, changed."""
+    return lambda lab: edit_json(lab.layout.manifest(stage), **changes)
+
+
+def _damaged_weights(lab: Lab) -> None:
+    path = _bundle(lab) / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+
+def _lost_weights(lab: Lab) -> None:
+    (_bundle(lab) / WEIGHTS).unlink()
+
+
+def _damaged_bundle(lab: Lab) -> None:
+    (_bundle(lab) / BUNDLE_JSON).write_text('{"contract": "1.0", "kind":')
+
+
+def _bundle_key(**changes: Any) -> Spoil:
+    return lambda lab: edit_json(_bundle(lab) / BUNDLE_JSON, **changes)
+
+
+def _pickle(lab: Lab) -> None:
+    path = lab.root / "input" / "model.pt"
+    path.write_bytes(b"\x80\x02}q\x00.")
+    lab.set("predict", checkpoint="../input/model.pt")
+
+
+def _lsd_as_affinities(lab: Lab) -> None:
+    lab.set("predict", checkpoint=str(_bundle(lab, "train-lsd", 3).relative_to(lab.layout.root)))
+
+
+def _other_lsd(lab: Lab) -> None:
+    save_network(lab, "lsd", 4)
+    lab.set("predict", lsd_checkpoint=4)
+
+
+def _other_voxel_size(lab: Lab) -> None:
+    lsd = json.loads((_bundle(lab, "train-lsd", 3) / BUNDLE_JSON).read_text())
+    save_network(lab, "acrlsd", 7, lsd_bundle_sha256=lsd["weights_sha256"], voxel_size_nm=(4.0, 4.0, 4.0))
+
+
+def _other_target(lab: Lab) -> None:
+    shutil.rmtree(lab.layout.target_volume / "volumes" / "raw")
+    write_source(lab.layout.target_volume / "volumes" / "raw", np.zeros((24, 28, 32), np.float32))
+
+
+def _affinities(lab: Lab) -> Path:
+    return lab.layout.predictions("acrlsd", 7) / AFFS.dataset
+
+
+def _affinities_of_ten_channels(lab: Lab) -> None:
+    attributes = json.loads((_affinities(lab) / "zarr.json").read_text())["attributes"]
+    write_source(_affinities(lab), np.zeros((10, 24, 28, 32), np.uint8), **attributes)
+
+
+def _truncated(dataset: str) -> Spoil:
+    """The first chunk file of an array that a stage made is cut in half."""
+
+    def spoil(lab: Lab) -> None:
+        folder = _affinities(lab) if dataset == "affs" else lab.layout.fragments / FRAGMENTS.dataset
+        chunk = min(path for path in (folder / "c").rglob("*") if path.is_file())
+        chunk.write_bytes(chunk.read_bytes()[: chunk.stat().st_size // 2])
+
+    return spoil
+
+
+def _lost_fragments(lab: Lab) -> None:
+    chunk = min(path for path in (lab.layout.fragments / FRAGMENTS.dataset / "c").rglob("*") if path.is_file())
+    chunk.unlink()
+
+
+def _damaged_graph(lab: Lab) -> None:
+    table = min((lab.layout.store / "edges").rglob("*.parquet"), default=None) or min(
+        path for path in lab.layout.store.rglob("*.parquet") if "edges" in str(path)
+    )
+    table.write_bytes(table.read_bytes()[:40])
+
+
+def _lost_luts(lab: Lab) -> None:
+    shutil.rmtree(lab.layout.luts)
+
+
+def _damaged_manifest(lab: Lab) -> None:
+    lab.layout.manifest("predict").write_text("{")
+
+
+def _file_for_folder(lab: Lab) -> None:
+    shutil.rmtree(lab.layout.root / "data")
+    (lab.layout.root / "data").write_text("a file where the stage wants a folder")
+    lab.layout.manifest("prepare").unlink()
+
+
+PREDICT, WATERSHED, AGGLOMERATE = ("predict", "validate"), ("watershed", "validate"), ("agglomerate", "validate")
+SEGMENT, EVALUATE = ("segment", "validate"), ("evaluate", "validate")
+FAR = {"begin": "0 vox", "shape": "99 vox"}
+
+CASES = [
+    # Networks.
+    Case("damaged weights", _damaged_weights, DATA, (WEIGHTS, "sha256", "predict.checkpoint"), after="train"),
+    Case("lost weights", _lost_weights, MISSING, (WEIGHTS, "bundle"), after="train"),
+    Case("a damaged bundle.json", _damaged_bundle, DATA, (BUNDLE_JSON, "JSON"), after="train"),
+    Case("a bundle.json that misses a key", _bundle_key(voxel_size_nm=None), DATA, (BUNDLE_JSON, "voxel_size_nm"),
+         after="train"),
+    Case("a pickled checkpoint", _pickle, DATA, ("model.pt", "safetensors", "run code"), after="train"),
+    Case("an LSD network where an affinity network belongs", _lsd_as_affinities, MISMATCH,
+         ("00000003", "acrlsd", "lsd from train-lsd", "predict.checkpoint"), after="train"),
+    Case("another LSD network than trained with", _other_lsd, MISMATCH,
+         ("00000004", "sha256", "allow_lsd_mismatch"), after="train"),
+    Case("a network trained at another voxel size", _other_voxel_size, MISMATCH,
+         ("00000007", "(4.0, 4.0, 4.0)", "(10.0, 8.0, 8.0)", "resample"), after="train"),
+    Case("a network of four affinities", _bundle_key(outputs={"affs": 4}), DATA, ("00000007", "'affs': 3", "'affs': 4"),
+         after="train"),
+    Case("an iteration that was not kept", setting("predict", checkpoint=99), MISSING,
+         ("99", "iterations: 7", "predict.checkpoint"), after="train"),
+    Case("a bundle of another contract", _bundle_key(contract="9.0"), MISMATCH, (BUNDLE_JSON, "9.0", "1.x"),
+         after="train"),
+    # Predict.
+    Case("a region that leaves the target", setting("predict", roi=FAR), CONFIG,
+         ("predict.roi", "z[0:99]"), after="train"),
+    Case("a mask that the target does not have", setting("predict", mask="volumes/masc"), MISSING,
+         ("volumes/masc", "predict.mask"), after="train"),
+    Case("more workers than the memory holds", setting("compute", runner="daisy", workers=1_000_000), CONFIG,
+         ("compute.workers", "GB", "fewer"), after="train"),
+    Case("a GPU that is not there", setting("compute", device="cuda:7"), CONFIG, ("compute.device", "cuda:7"), PREDICT,
+         "train"),
+    Case("a target of type float", _other_target, DATA, ("target.zarr/volumes/raw", "float32", "uint8"), after="train"),
+    # Training.
+    Case("a patch larger than the training volume", setting("train-lsd", input_shape_vox=[96, 96, 96]), DATA,
+         ("too small", "training/a.zarr", "input_shape_vox"), ("train-lsd", "validate"), "prepare"),
+    Case("a shape that the network cannot have", setting("train-lsd", input_shape_vox=[29, 28, 28]), CONFIG,
+         ("[29, 28, 28]", "[28, 28, 28]", "[30, 28, 28]"), ("train-lsd", "validate"), "prepare"),
+    # Manifests, and results of other parameters.
+    Case("a damaged manifest", _damaged_manifest, DATA, ("manifests/predict.json", "JSON"), after="predict"),
+    Case("a manifest of another contract", _manifest("predict", contract="9.0"), MISMATCH,
+         ("manifests/predict.json", "9.0", "1.x"), after="predict"),
+    Case("fragments of other affinities", _manifest("predict", identity="other"), MISMATCH,
+         ("manifests/watershed.json", "other affinities", "run watershed again"), after="watershed"),
+    Case("watershed run again with another context", setting("watershed", context="6 vox"), OTHERS,
+         ("fragments.zarr", "--replace"), ("watershed", "run"), "watershed"),
+    Case("affinities of ten channels", _affinities_of_ten_channels, DATA, ("volumes/affs", "3 channels", "10 channels"),
+         after="predict"),
+    Case("an experiment folder with a file named data", _file_for_folder, 74, ("data",), ("prepare", "run"), "prepare"),
+    # Watershed, agglomerate, segment, evaluate.
+    Case("a mask file that is not there", setting("watershed", mask_file="../input/mask.zarr"), MISSING,
+         ("INPUT/mask.zarr", "watershed.mask_file"), WATERSHED, "predict"),
+    Case("a context larger than none", setting("agglomerate", context="0 vox"), CONFIG,
+         ("agglomerate.context", "at least"), AGGLOMERATE, "watershed"),
+    Case("blocks that cut those of watershed", setting("agglomerate", block_shape="24 vox"), CONFIG,
+         ("agglomerate.block_shape", "16"), AGGLOMERATE, "watershed"),
+    Case("edges that agglomerate did not make", setting("segment", merge_function="mean"), MISSING,
+         ("mean", "hist_quant_75", "agglomerate.merge_functions"), SEGMENT, "agglomerate"),
+    Case("a threshold that is not computed", setting("segment", threshold=0.55), MISSING,
+         ("0.5500", "0.5000, 0.6000", "thresholds_step"), SEGMENT, "agglomerate"),
+    Case("advice by truth that the target does not have",
+         setting("segment", advice="truth", truth_dataset="volumes/gt"), MISSING,
+         ("volumes/gt", 'segment.advice = "stability"'), SEGMENT, "agglomerate"),
+    Case("a region of the truth that leaves the target", setting("segment", truth_roi=FAR), CONFIG,
+         ("segment.truth_roi",), SEGMENT, "agglomerate"),
+    Case("skeletons that are not there", setting("evaluate", skeletons="../input/axons.swc"), MISSING,
+         ("INPUT/axons.swc", '"truth", "auto", "none"'), EVALUATE, "segment"),
+    Case("a region to score that leaves the target", setting("evaluate", roi=FAR), CONFIG, ("evaluate.roi",), EVALUATE,
+         "segment"),
+    Case("lost tables of thresholds", _lost_luts, MISSING, ("luts", "segment run"), ("segment", "verify"), "segment"),
+    # What only a stage at work can see.
+    Case("a truncated chunk of affinities", _truncated("affs"), DATA, ("volumes/affs", "predict"),
+         ("predict", "verify"), "predict"),
+    Case("a truncated chunk of fragments", _truncated("fragments"), DATA, ("volumes/fragments", "watershed"),
+         ("watershed", "verify"), "watershed"),
+    Case("a lost chunk of fragments", _lost_fragments, DATA, ("volumes/fragments",), ("watershed", "verify"),
+         "watershed"),
+    Case("a damaged table of edges", _damaged_graph, DATA, ("edges_hist_quant_75", "block 0", "agglomerate repair"),
+         ("agglomerate", "verify"), "agglomerate"),
+    # The command line.
+    Case("a stage that is not done yet", lambda lab: None, MISSING, ("manifests/predict.json", "predict run"),
+         ("watershed", "run"), "prepare"),
+    Case("a place that does not exist", lambda lab: None, 2, ("'lokal'", "local, container, slurm"),
+         ("lsdflow", "run", "--on", "lokal")),
+    Case("the first stage after the last", lambda lab: None, 2, ("segment comes after predict",),
+         ("lsdflow", "run", "--from", "segment", "--to", "predict")),
+    Case("a second experiment in the same folder", lambda lab: None, OTHERS, ("experiment.toml", "another folder"),
+         ("lsdflow", "init", "--train", "a.zarr", "--volume", "b.zarr")),
+]  # fmt: skip

@@ -1,0 +1,103 @@
+"""The bad-input matrix: a mistake is found before work starts, told with file, field and fix, and nothing is written.
+
+The experiments are real small ones, made by the stages themselves. `docs/bad_input.md` is written from the same cases.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bad_input.asking import ask, results_changed, without_paths
+from bad_input.case import Case, answer_of
+from bad_input.cases import CASES
+from bad_input.lab import STEPS, Laboratory, edit_json
+from bad_input.write_table import TABLE, Rows, table_text
+
+from lsdflow_contract.errors import StageError
+
+MOST_SECONDS = 10
+DOCUMENTED = {kind.exit_code for kind in StageError.__subclasses__()} - {StageError.exit_code}
+
+
+@pytest.fixture(scope="session")
+def rows() -> Rows:
+    """What the cases answered so far, for the table."""
+    return {}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.wrong.replace(" ", "-") for case in CASES])
+def test_a_bad_input_is_refused_with_file_field_and_fix(case: Case, laboratory: Laboratory, rows: Rows) -> None:
+    answer, lab = answer_of(case, laboratory)
+    text = without_paths(answer.text, lab.root)
+    rows[case.wrong] = text
+    assert not answer.crash, answer.crash
+    assert answer.exit_code == case.exit_code, text
+    assert [word for word in case.says if word not in text] == [], text
+    changed = results_changed(answer) if "run" in case.command else list(answer.changed)
+    assert changed == []
+    assert answer.core_seconds <= MOST_SECONDS
+
+
+def test_the_matrix_holds_at_least_sixty_cases_each_once() -> None:
+    assert len(CASES) >= 60
+    assert len({case.wrong for case in CASES}) == len(CASES)
+    assert {case.exit_code for case in CASES} <= DOCUMENTED
+
+
+@pytest.mark.parametrize("after", STEPS)
+def test_the_unspoilt_experiment_has_no_problem(after: str, laboratory: Laboratory) -> None:
+    lab = laboratory.lab(after)
+    answer = ask(["lsdflow", "validate", str(lab.toml.parent)], lab.root, training=False)
+    assert (answer.exit_code, answer.text.strip().splitlines()[-1]) == (0, "no problems found")
+    assert answer.changed == ()
+
+
+def test_training_stages_find_no_problem_in_the_unspoilt_experiment(laboratory: Laboratory) -> None:
+    lab = laboratory.lab("train")
+    answer = ask(["lsdflow", "validate", str(lab.toml.parent)], lab.root, training=True)
+    assert (answer.exit_code, answer.text.strip()) == (0, "no problems found")
+
+
+def test_five_problems_of_an_experiment_are_listed_at_once(laboratory: Laboratory) -> None:
+    """Two in volumes, three in tables of three stages; the exit code is that of the first."""
+    lab = laboratory.lab("prepare")
+    edit_json(lab.source("train", "volumes/raw") / ".zattrs", resolution=None)
+    lab.set_target(raw_dataset="volumes/row")
+    lab.set("watershed", context="-4 vox")
+    lab.set("agglomerate", merge_functions=["median"])
+    lab.set("segment", thresholds_step=0.0)
+    answer = ask(["lsdflow", "validate", str(lab.toml.parent)], lab.root, training=False)
+    assert answer.exit_code == 65
+    assert answer.changed == ()
+    wanted = (
+        "voxel size",
+        "volumes/row",
+        "watershed.context",
+        "agglomerate.merge_functions",
+        "segment.thresholds_step",
+    )
+    assert [word for word in wanted if word not in answer.text] == []
+    told = ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False)
+    problems = [problem for found in json.loads(told.text.split("\n")[0]).values() for problem in found]
+    assert {problem["exit_code"] for problem in problems} == {65, 66, 78}
+    assert len(problems) == len(wanted)
+
+
+def test_a_name_with_quotes_blanks_and_a_command_is_a_name(laboratory: Laboratory, tmp_path: Path) -> None:
+    """What a shell would run is only a file name: the volume is read, and nothing is executed."""
+    lab = laboratory.lab()
+    odd = f"a b'\"$(touch {'x' * 3}) µ;é.zarr"
+    (lab.root / "input" / "train.zarr").rename(lab.root / "input" / odd)
+    lab.set_training(raw=f"../input/{odd}")
+    answer = ask(["lsdflow", "validate", str(lab.toml.parent)], lab.root, training=False)
+    assert (answer.exit_code, answer.changed) == (0, ())
+    assert not Path("xxx").exists()
+
+
+def test_the_table_of_messages_in_the_documentation_is_up_to_date(laboratory: Laboratory, rows: Rows) -> None:
+    """Run alone, this asks every case; else it takes the answers of the tests above."""
+    assert table_text(laboratory, rows) == TABLE.read_text(encoding="utf-8"), (
+        "write it again: .venv/blocks/bin/python tests/bad_input/write_table.py"
+    )
