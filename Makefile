@@ -28,7 +28,7 @@ TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lo
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 
-.PHONY: help setup demo test test-blocks test-training test-real test-faults faults-release check format lock clean bench
+.PHONY: help setup demo test test-blocks test-training test-real test-faults faults-release faults-baselines check format lock clean bench
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -70,7 +70,7 @@ endif
 test: setup test-blocks test-training  ## all tests that need no container engine and no cluster
 
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=15 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py
 
 test-training: setup
 	.venv/training/bin/pytest -n 2 --dist loadfile $(TRAINING_TESTS)
@@ -86,6 +86,14 @@ test-faults: setup  ## stages and trainings killed and damaged in every way (a p
 
 faults-release: export LSDFLOW_FAULTS := release
 faults-release: test-faults  ## the same with the counts of a release: hours
+
+BASELINES := tests/faults/baselines
+faults-baselines: setup  ## the same faults for daisy alone and volara, side by side; about 20 minutes
+	for peer in daisy1 volara; do \
+	  $(UV) venv --quiet --allow-existing --python $(PYTHON) .cache/$$peer && \
+	  $(UV) pip sync --quiet --python .cache/$$peer/bin/python --require-hashes $(BASELINES)/$$peer.lock; done
+	.venv/blocks/bin/python $(BASELINES)/compare.py $(foreach p,daisy1 volara,--environment $(p)=$(CURDIR)/.cache/$(p)/bin/python) \
+	  $(foreach p,daisy2 lsdflow,--environment $(p)=$(CURDIR)/.venv/blocks/bin/python) | tee .cache/fault_baselines.md
 
 check: setup  ## lint, format, types: what CI runs first
 	.venv/blocks/bin/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
@@ -16,5 +15,4 @@ from bad_input.lab import Laboratory  # found by the path above
 @pytest.fixture(scope="session")
 def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
     """Good experiments, to be spoilt."""
-    logging.getLogger("lsdflow").setLevel(logging.ERROR)
     return Laboratory(tmp_path_factory.mktemp("laboratory"))

@@ -155,6 +155,21 @@ def test_a_block_that_fails_by_itself_is_tried_three_times_by_whatever_worker(ma
     assert block_task(experiment).marks.failure(2)["attempts"] == 3, "a new run tries again"
 
 
+def test_a_block_that_never_ends_is_given_up_after_three_time_outs_and_named(make_experiment: Make) -> None:
+    experiment = make_experiment("a", "compute.workers=2", "compute.block_timeout_s=3")
+    (experiment.layout.root / "hang").touch()
+    with pytest.raises(BlocksFailed, match="1 of 12 blocks") as caught:
+        _run(experiment)
+    assert "block 2" in caught.value.found
+    assert "took longer than 3 s" in caught.value.found
+    from lsdflow_toy.task import block_task
+
+    assert block_task(experiment).marks.failure(2)["attempts"] == 3
+    (experiment.layout.root / "hang").unlink()
+    reference = make_experiment("b", SERIAL)
+    assert _run(experiment).identity == _run(reference).identity
+
+
 def test_a_block_survives_more_lost_workers_than_it_may_fail(make_experiment: Make) -> None:
     serial, weather = make_experiment("a", SERIAL), make_experiment("b", "compute.workers=1")
     (weather.layout.root / "kill-times").write_text("5")

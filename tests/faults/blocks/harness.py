@@ -41,7 +41,7 @@ block_shape = "8 vox"
 context = "4 vox"
 min_seed_distance_vox = 4
 [segment]
-threshold = 0.5
+threshold = 0.14
 """
 
 

@@ -31,6 +31,8 @@ from lsdflow_runtime.volumes import Volume
 LOG = logging.getLogger("lsdflow.blocks")
 # Times that a block may fail by itself; workers that are lost (HAND_OUTS of daisy_runner) do not count.
 ATTEMPTS = 3
+# The part of its time-out after which a block that is still at work is noted as failed.
+NOTED_BEFORE_TIMEOUT = 0.9
 # How often the done marks are counted: often for workers of this machine, seldom on shared storage.
 POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
 # Errors after which no other block can fare better: stop at once instead of failing every block.
@@ -142,7 +144,24 @@ def _attempt_in_turn(task: BlockTask, do_block: Callable[[int], None], number: i
     spent = int(failure.get("attempts", 0)) if failure.get("round") == round_ else 0
     if spent >= ATTEMPTS:
         return False
-    return _attempt(task, do_block, number, attempts=1, known={"round": round_, "attempts": spent + 1})
+    known = {"round": round_, "attempts": spent + 1}
+    with _noted_if_too_long(task, number, known):
+        return _attempt(task, do_block, number, attempts=1, known=known)
+
+
+@contextmanager
+def _noted_if_too_long(task: BlockTask, number: int, known: Mapping[str, Any]) -> Iterator[None]:
+    """Note shortly before its time-out that a block takes too long: then daisy ends this process, without a word."""
+    limit = task.experiment.compute.block_timeout_s
+    what = f"took longer than {limit:g} s (compute.block_timeout_s)"
+    record = {"error": "Timeout", "exit_code": 70, "what": what, **known}
+    timer = threading.Timer(NOTED_BEFORE_TIMEOUT * limit, task.marks.mark_failed, (number, record))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _attempt(

@@ -93,6 +93,8 @@ def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
         if (root / "kill-once").exists() and block.number == 3:
             (root / "kill-once").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+        if (root / "hang").exists() and block.number == 2:
+            time.sleep(3600)
         if (root / "poison").exists() and block.number == 2:
             msg = "poisoned"
             raise ValueError(msg)

@@ -1,0 +1,47 @@
+"""The stage `row`: 64 blocks, each of which does the work of the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from work import BLOCKS, do_block
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blockwise import run_task, worker_task
+from lsdflow_runtime.rendezvous import coordinating
+
+
+def block_task(experiment: Experiment) -> BlockTask:
+    return BlockTask(
+        stage="row",
+        experiment=experiment,
+        key="row",
+        config={},
+        inputs={},
+        plan=BlockPlan(Box((0, 0, 0), (BLOCKS, 1, 1)), (1, 1, 1)),
+        outputs={},
+        open=_open,
+    )
+
+
+def run(experiment: Experiment, options: RunOptions) -> None:
+    with coordinating("row", experiment):
+        run_task(block_task(experiment), options)
+
+
+def worker(experiment: Experiment) -> None:
+    worker_task(block_task(experiment))
+
+
+@contextmanager
+def _open() -> Iterator[BlockFunction]:
+    def do(block: Block) -> BlockOutput:
+        do_block(block.number)
+        return BlockOutput()
+
+    yield do

@@ -1,0 +1,25 @@
+"""lsdflow: a stage of 64 blocks with two worker processes, run as `<stage> run` runs it."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from work import root, tell
+
+from lsdflow_command.app import RunOptions, exit_codes, interrupt_on_signals
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_row import task
+
+TABLES = "[compute]\nworkers = 2\nblock_timeout_s = 5\n"
+
+if __name__ == "__main__":
+    path = root() / "experiment.toml"
+    if not path.exists():
+        path.write_text(TABLES)
+    try:
+        with exit_codes(debug=False), interrupt_on_signals():
+            task.run(load_experiment(root()), RunOptions())
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    tell(True)
