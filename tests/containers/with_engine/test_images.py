@@ -86,7 +86,8 @@ def test_a_second_build_from_nothing_has_the_same_files(engine: None, workspace:
     """Of a copy with a version of its own: other tests use the image, and a checkout may change under a long run.
 
     The layer of the locked packages is the same to the bit. That of our own packages is compared by its files: right
-    after the first build of new sources its digest was seen to differ twice with all files, modes and times (in seconds) the same.
+    after the first build of new sources its digest was seen to differ twice, with all files, modes and times (in
+    seconds) the same.
     """
     copy = workspace / "copy"
     for part in ("containers", "stages", ".dockerignore"):
