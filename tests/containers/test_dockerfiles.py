@@ -126,6 +126,28 @@ def test_the_context_is_an_allow_list() -> None:
     assert not any(line.startswith("!") and re.search(r"git|venv|tests|\*\*$", line[1:-3]) for line in lines)
 
 
+def _is_let_in(path: str, patterns: list[str]) -> bool:
+    """Whether the last pattern that matches a path, or a folder above it, lets it in: buildah asks that of a folder."""
+    inside = True
+    places = ["/".join(path.split("/")[: n + 1]) for n in range(path.count("/") + 1)]
+    for pattern in patterns:
+        expression = re.escape(pattern.removeprefix("!")).replace(r"\*\*/", "(.*/)?").replace(r"\*\*", ".*")
+        expression = expression.replace(r"\*", "[^/]*")
+        if any(re.fullmatch(expression, place) for place in places):
+            inside = pattern.startswith("!")
+    return inside
+
+
+def test_every_folder_that_is_copied_is_let_into_the_context_itself() -> None:
+    """buildah takes a folder out with a pattern of its own, whatever is let in below it; docker looks below."""
+    lines = [x for x in (REPOSITORY / ".dockerignore").read_text().splitlines() if x and not x.startswith("#")]
+    copied = {line.split()[1] for s in STAGES for line in _instructions(s) if re.match(r"COPY (?!--from)", line)}
+    assert {"stages/_contract", "containers/startup", "containers/build.lock"} <= copied
+    assert [path for path in sorted(copied) if not _is_let_in(path.replace("${TORCH}", "cpu"), lines)] == []
+    assert not _is_let_in("stages/_contract/README.md", lines)
+    assert not _is_let_in("tests", lines)
+
+
 def test_locks_of_the_images_tools_pin_with_hashes_and_name_no_address() -> None:
     locks = sorted((REPOSITORY / "containers").glob("*.lock"))
     assert "build.lock" in {p.name for p in locks}
