@@ -1,7 +1,7 @@
 """The same faults for lsdflow, daisy alone, and volara: a table of what each does, in Markdown.
 
     compare.py --environment NAME=PYTHON ...     NAME: daisy1, daisy2, volara, lsdflow
-    `make faults-baselines` makes the environments from the locks here, and the table ../../../docs/fault_baselines.md.
+    `make faults-baselines` makes the environments from the locks here; docs/fault_baselines.md holds such a table.
 
 Each case runs COUNT times. What is looked at: did the run end; what did it tell its caller; are all 64 results there;
 which blocks were done more than once without need.

@@ -1,4 +1,4 @@
-"""One experiment for all rows, and the history that the last test judges."""
+"""One experiment for all rows, and the history of its faults (../judge.py)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_agglomerate import task as _agglomerate  # noqa: F401 - imported once, here, for all children
-from lsdflow_evaluate import task as _evaluate  # noqa: F401
 from lsdflow_runtime import daisy_runner as _daisy_runner  # noqa: F401
 from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.rag_store import FilesRagStore
@@ -36,8 +35,8 @@ from lsdflow_watershed import task as _watershed  # noqa: F401
 POINTS: dict[str, tuple[type, tuple[str, ...], bool]] = {
     "before chunks": (Volume, ("write",), True),
     "after chunks": (Volume, ("write",), False),
-    "before rows": (FilesRagStore, ("write_nodes", "write_edges", "write_overlaps"), True),
-    "after rows": (FilesRagStore, ("write_nodes", "write_edges", "write_overlaps"), False),
+    "before rows": (FilesRagStore, ("write_nodes", "write_edges"), True),
+    "after rows": (FilesRagStore, ("write_nodes", "write_edges"), False),
     "before mark": (DoneMarks, ("mark_done",), True),
     "after mark": (DoneMarks, ("mark_done",), False),
     "before rename": (Path, ("replace",), True),

@@ -82,6 +82,10 @@ class Server:
         """Start a stage's command, and wait for its end."""
         return self.wait(self.start(stage, folder, *settings, verb=verb, point=point, nth=nth))
 
+    def told(self) -> str:
+        """All that the stages have written so far."""
+        return self.log.read_text()
+
     def close(self) -> None:
         """End the server."""
         assert self.process.stdin is not None
