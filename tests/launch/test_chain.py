@@ -68,18 +68,32 @@ def _calls(stages: Path, verb: str = "run") -> list[str]:
     return [call[0] for call in map(json.loads, lines) if call[1] == verb]
 
 
-def test_repair_calls_the_finished_stages_of_blocks_and_stops_at_a_failure(stages: Path, experiment: Path) -> None:
+def test_repair_calls_prepare_and_the_finished_stages_of_blocks_and_stops_at_a_failure(
+    stages: Path, experiment: Path
+) -> None:
     refused = _lsdflow("repair", str(experiment))
     assert (refused.returncode, _calls(stages, "repair")) == (66, [])
     (experiment / "manifests").mkdir()
     for stage in ("prepare", "predict", "watershed", "segment"):
         (experiment / "manifests" / f"{stage}.json").write_text("{}")
     assert _lsdflow("repair", str(experiment)).returncode == 0
-    assert _calls(stages, "repair") == ["predict", "watershed", "segment"]
+    assert _calls(stages, "repair") == ["prepare", "predict", "watershed", "segment"]
     (stages / "fail-watershed").write_text("65")
     assert _lsdflow("repair", str(experiment)).returncode == 65
-    assert _calls(stages, "repair")[3:] == ["predict", "watershed"]
+    assert _calls(stages, "repair")[4:] == ["prepare", "predict", "watershed"]
     assert _calls(stages) == []
+
+
+@pytest.mark.parametrize(("code", "called"), [(66, ["prepare", "watershed"]), (75, ["prepare"])])
+def test_repair_without_the_sources_of_prepare_mends_the_later_stages_and_keeps_the_code(
+    stages: Path, experiment: Path, code: int, called: list[str]
+) -> None:
+    (experiment / "manifests").mkdir()
+    for stage in ("prepare", "watershed"):
+        (experiment / "manifests" / f"{stage}.json").write_text("{}")
+    (stages / "fail-prepare").write_text(str(code))
+    assert _lsdflow("repair", str(experiment)).returncode == code
+    assert _calls(stages, "repair") == called
 
 
 def test_all_stages_run_in_order_and_each_command_is_shown(stages: Path, experiment: Path) -> None:

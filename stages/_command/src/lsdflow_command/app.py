@@ -5,7 +5,7 @@ validate  list all problems; writes nothing
 plan      what a run would do
 status    what is done
 verify    read back what a finished stage made
-repair    make again what is lost or damaged, and nothing else (stages that work on blocks)
+repair    make again what is lost or damaged, and nothing else (prepare, and stages that work on blocks)
 schema    JSON schema of the stage's table
 worker    take blocks from a coordinator that runs in another job (stages that work on blocks)
 """

@@ -12,7 +12,7 @@ from lsdflow_launch.cluster import BLOCK_STAGES
 from lsdflow_launch.commands import PASSED_ON, run_stage
 
 LOG = logging.getLogger("lsdflow.run")
-LAST = "evaluate"
+FIRST, LAST = "prepare", "evaluate"
 # Whoever stops a run does not wait for a report.
 STOPPED = (Interrupted.exit_code, *(128 + number for number in PASSED_ON))
 
@@ -28,15 +28,22 @@ class Chain:
     verb: str = "run"
 
     def run(self) -> int:
-        """Run them one after another; the exit code of the first that fails, after a report has been made."""
+        """Run them one after another; the exit code of the first that fails, after a report has been made.
+
+        A repair goes on after prepare: its sources may be gone, and what later stages made is mended without them.
+        """
+        failed = 0
         for stage in self.stages:
             code = self._call(stage)
-            if code != 0:
-                LOG.error("%s ended with exit code %d", stage, code)
-                if stage != LAST and code not in STOPPED and self.verb == "run":
-                    self._report()
-                return code
-        return 0
+            if code == 0:
+                continue
+            LOG.error("%s ended with exit code %d", stage, code)
+            if stage != LAST and code not in STOPPED and self.verb == "run":
+                self._report()
+            failed = failed or code
+            if not (self.verb == "repair" and stage == FIRST and code not in STOPPED):
+                break
+        return failed
 
     def _call(self, stage: str) -> int:
         arguments = [self.verb, "--experiment", str(self.experiment.path)]
@@ -69,14 +76,15 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     return tuple(s for s in STAGES[begin : end + 1] if s != "train-lsd" or needs_lsd)
 
 
-def finished_block_stages(experiment: Experiment) -> tuple[str, ...]:
-    """Stages of blocks that have finished, in order. MissingInput (66) if there is none."""
-    found = tuple(s for s in stages_of(experiment) if s in BLOCK_STAGES and experiment.layout.manifest(s).exists())
+def finished_mendable_stages(experiment: Experiment) -> tuple[str, ...]:
+    """Stages with a repair that have finished, in order. MissingInput (66) if there is none."""
+    mendable = (FIRST, *BLOCK_STAGES)
+    found = tuple(s for s in stages_of(experiment) if s in mendable and experiment.layout.manifest(s).exists())
     if not found:
         raise MissingInput(
-            "no stage of blocks has finished",
+            "no stage that can be repaired has finished",
             where=experiment.layout.root,
-            wanted=", ".join(BLOCK_STAGES),
+            wanted=", ".join(mendable),
             hint="lsdflow run goes on with what is not done",
         )
     return found

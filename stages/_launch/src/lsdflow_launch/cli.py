@@ -16,7 +16,7 @@ from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch import demo as demo_module
 from lsdflow_launch import doctor as doctor_module
-from lsdflow_launch.chain import Chain, finished_block_stages
+from lsdflow_launch.chain import Chain, finished_mendable_stages
 from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
@@ -117,10 +117,10 @@ def status(folder: Folder, override: Set = None, as_json: Json = False, debug: D
 
 @app.command()
 def repair(folder: Folder, override: Set = None, debug: Debug = False) -> None:
-    """Read back every finished stage of blocks; make again what is lost or damaged, and nothing else."""
+    """Read back prepare and every stage of blocks; make again what is lost or damaged, and nothing else."""
     with exit_codes(debug):
         experiment = load_experiment(folder, override or [])
-        code = Chain(experiment, finished_block_stages(experiment), replace=False, verb="repair").run()
+        code = Chain(experiment, finished_mendable_stages(experiment), replace=False, verb="repair").run()
     raise typer.Exit(code)
 
 

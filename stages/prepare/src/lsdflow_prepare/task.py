@@ -1,4 +1,4 @@
-"""The verbs of the stage: validate, plan, status, run."""
+"""The verbs of the stage: validate, plan, status, verify, repair, run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
 from lsdflow_prepare.identity import volume_identity
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
+from lsdflow_prepare.repair import mend, require_same_work
 from lsdflow_prepare.survey import survey
-from lsdflow_prepare.verify import require_whole
+from lsdflow_prepare.verify import LISTED, require_whole
 from lsdflow_prepare.writing import WritePlan, bytes_needed, write_plans, write_volume
 
 SURVEY_SECONDS = 6.0
@@ -87,6 +88,30 @@ def verify(experiment: Experiment) -> dict[str, Any]:
         _raise_first(findings)
         bricks = {_label(v): require_whole(_label(v), _plans(experiment, v)) for v in volumes}
     return {"bricks": bricks, "identity": manifest.identity, "verified": True}
+
+
+def repair(experiment: Experiment) -> dict[str, Any]:
+    """Make again the bricks that are lost or damaged, and no others; facts of what was found.
+
+    Raises MissingInput (66) if prepare has not finished or a source is gone, BadData (65) if a source is another now.
+    """
+    started = time.time()
+    manifest = read_manifest(experiment.layout, STAGE)
+    table = experiment.table(STAGE, PrepareConfig)
+    findings = Findings()
+    with _opened(experiment, findings) as volumes:
+        _raise_first(findings)
+        plans = [_plans(experiment, inputs) for inputs in volumes]
+        for inputs, group in zip(volumes, plans, strict=True):
+            require_same_work(table, manifest, _label(inputs), group)
+        with _alone(experiment.layout.root):
+            mended = []
+            for inputs, group in zip(volumes, plans, strict=True):
+                made = manifest.facts["volumes"][_label(inputs)]["identity"]
+                mended += mend(_label(inputs), inputs, group, made)
+            _finish(experiment, volumes, plans, findings, started)
+    bricks = sum(len(plan.bricks) for group in plans for plan in group)
+    return {"bricks": bricks, "broken": len(mended), "parts": mended[:LISTED]}
 
 
 def run(experiment: Experiment, options: RunOptions) -> None:

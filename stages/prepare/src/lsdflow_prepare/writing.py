@@ -90,41 +90,37 @@ def write_volume(inputs: VolumeInputs, plans: list[WritePlan], progress: Progres
 
 
 def _write_raw(inputs: VolumeInputs, plan: WritePlan, summary: VolumeSummary, progress: Progress) -> None:
-    def make(box: Box) -> Made:
-        values = inputs.read_raw(box)
-        grey = to_u8(values, inputs.table.raw_range, f"{inputs.raw.where} {box}")
-        return {RAW.dataset: grey.values}, {"clipped": grey.clipped}
-
     def count(values: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
         summary.raw.add(values[RAW.dataset], int(facts["clipped"]))
 
-    _write(inputs, plan, make, count, progress)
+    _write(inputs, plan, count, progress)
 
 
 def _write_labels(inputs: VolumeInputs, plan: WritePlan, summary: VolumeSummary, progress: Progress) -> None:
     labels = summary.labels = LabelStatistics()
     pieces = SlabComponents() if plan.whole_planes else None
 
-    def make(box: Box) -> Made:
-        block = inputs.read_labels(box)
-        return {LABELS.dataset: block.ids, MASK.dataset: block.states}, {}
-
     def count(values: Mapping[str, NDArray[Any]], _facts: Mapping[str, Any]) -> None:
         labels.add(values[LABELS.dataset], values[MASK.dataset])
         if pieces is not None:
             pieces.add(values[LABELS.dataset])
 
-    _write(inputs, plan, make, count, progress)
+    _write(inputs, plan, count, progress)
     summary.components = pieces.per_label() if pieces is not None else None
 
 
-def _write(
-    inputs: VolumeInputs,
-    plan: WritePlan,
-    make: Callable[[Box], Made],
-    count: Count,
-    progress: Progress,
-) -> None:
+def make_brick(inputs: VolumeInputs, plan: WritePlan, box: Box) -> Made:
+    """Arrays of a brick, from the sources, and what is to be remembered of it. Raises as `write_volume`."""
+    _refuse_missing(inputs, plan, box)
+    source_box = box.translate(inputs.region.begin_vox)
+    if plan.arrays.job == "raw":
+        grey = to_u8(inputs.read_raw(source_box), inputs.table.raw_range, f"{inputs.raw.where} {source_box}")
+        return {RAW.dataset: grey.values}, {"clipped": grey.clipped}
+    block = inputs.read_labels(source_box)
+    return {LABELS.dataset: block.ids, MASK.dataset: block.states}, {}
+
+
+def _write(inputs: VolumeInputs, plan: WritePlan, count: Count, progress: Progress) -> None:
     """Bricks in order; those noted by an earlier run are read back instead of made, and counted all the same."""
     notes = plan.arrays.start()
     for number, box in enumerate(plan.bricks):
@@ -133,8 +129,7 @@ def _write(
         if note is not None and values is not None:
             count(values, note.facts)
         else:
-            _refuse_missing(inputs, plan, box)
-            made, facts = make(box.translate(inputs.region.begin_vox))
+            made, facts = make_brick(inputs, plan, box)
             plan.arrays.write(number, box, made, facts)
             count(made, facts)
         progress.advance(box.size)

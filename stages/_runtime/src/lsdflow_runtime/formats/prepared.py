@@ -12,6 +12,7 @@ the journal tell which noted bricks really reached the disk.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -26,11 +27,11 @@ import zarr
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import NotOurs, StorageFailure
+from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.files import fsync_folder, storage_errors, write_json
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_contract.metadata import PROVENANCE, array_attributes
+from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry
 from lsdflow_runtime.formats.folders import json_object
 
 CHUNK_VOX = 64
@@ -119,12 +120,16 @@ class PreparedArrays:
                 values[dataset] = np.asarray(self._open[dataset][box.slices()])
             except (RuntimeError, ValueError, OSError):
                 return None
-            if hash_of_array(values[dataset]) != checksum:
+            # A chunk of zeros that is lost reads as zeros; later stages refuse it.
+            whole = _has_all_chunks(self._where_of(dataset), self._open[dataset], box)
+            if not whole or hash_of_array(values[dataset]) != checksum:
                 return None
         return values
 
     def damaged(self, bricks: Sequence[Box]) -> list[int]:
         """Numbers of the bricks of finished arrays that are not as they were noted when they were written."""
+        if not all(self._is_readable(spec) for spec in self.specs):
+            return list(range(len(bricks)))
         for spec in self.specs:
             self._open[spec.dataset] = _open(self._final(spec))
         notes = self._notes()
@@ -133,6 +138,24 @@ class PreparedArrays:
             for number, box in enumerate(bricks)
             if number not in notes or self.noted_brick(box, notes[number]) is None
         ]
+
+    def mend_metadata(self) -> None:
+        """Write the metadata of finished arrays again where they are lost or damaged; chunks stay as they are."""
+        with storage_errors(self.container):
+            for folder in (p for s in self.specs for p in self._groups(s)):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(folder / ".zgroup", {"zarr_format": 2})
+            for spec in (s for s in self.specs if not self._is_readable(s)):
+                self._create(spec)
+                self._final(spec).mkdir(exist_ok=True)
+                for name in (".zarray", ".zattrs"):
+                    (self._partial(spec) / name).replace(self._final(spec) / name)
+                shutil.rmtree(self._partial(spec))
+            self._journal.parent.mkdir(exist_ok=True)
+
+    def noted(self, number: int) -> Note | None:
+        """What was noted of a brick when it was written; None if the journal has lost it."""
+        return self._notes().get(number)
 
     def finish(self) -> None:
         """Give the arrays their final names."""
@@ -165,6 +188,9 @@ class PreparedArrays:
     def _where(self, spec: ArraySpec) -> Path:
         return self._partial(spec) if self._partial(spec).exists() else self._final(spec)
 
+    def _where_of(self, dataset: str) -> Path:
+        return next(self._where(spec) for spec in self.specs if spec.dataset == dataset)
+
     def _groups(self, spec: ArraySpec) -> list[Path]:
         return [self.container / parent for parent in Path(spec.dataset).parents]
 
@@ -176,17 +202,36 @@ class PreparedArrays:
         self._journal.unlink(missing_ok=True)
         self._journal.parent.mkdir(exist_ok=True)
         for spec in self.specs:
-            shutil.rmtree(self._partial(spec), ignore_errors=True)
-            zarr.create_array(
-                store=self._partial(spec),
-                shape=self.geometry.shape_vox,
-                chunks=tuple(min(CHUNK_VOX, length) for length in self.geometry.shape_vox),
-                dtype=spec.dtype,
-                compressors=numcodecs.Blosc(cname="zstd", clevel=3, shuffle=numcodecs.Blosc.SHUFFLE),
-                fill_value=0,
-                zarr_format=2,
-                attributes=array_attributes(spec, self.geometry, self.provenance),
-            )
+            self._create(spec)
+
+    def _create(self, spec: ArraySpec) -> None:
+        """An empty array under its hidden name."""
+        shutil.rmtree(self._partial(spec), ignore_errors=True)
+        zarr.create_array(
+            store=self._partial(spec),
+            shape=self.geometry.shape_vox,
+            chunks=self._chunks,
+            dtype=spec.dtype,
+            compressors=numcodecs.Blosc(cname="zstd", clevel=3, shuffle=numcodecs.Blosc.SHUFFLE),
+            fill_value=0,
+            zarr_format=2,
+            attributes=array_attributes(spec, self.geometry, self.provenance),
+        )
+
+    def _is_readable(self, spec: ArraySpec) -> bool:
+        """The finished array opens with the key, shape, chunks and type it was made with."""
+        try:
+            array = _open(self._final(spec))
+            attributes = read_geometry(dict(array.attrs), self.geometry.shape_vox, self._final(spec))
+            form = (array.shape, array.chunks, np.dtype(array.dtype), array.order, _chunk_name(array, (0, 1, 2)))
+        except (BadData, MissingInput, OSError, ValueError, KeyError, TypeError):
+            return False
+        wanted = (self.geometry.shape_vox, self._chunks, np.dtype(spec.dtype), "C", "0.1.2")
+        return (form, attributes, _key_of(self._final(spec))) == (wanted, self.geometry, self.key)
+
+    @property
+    def _chunks(self) -> tuple[int, ...]:
+        return tuple(min(CHUNK_VOX, length) for length in self.geometry.shape_vox)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._journal.open("a", encoding="utf-8") as file:
@@ -195,21 +240,32 @@ class PreparedArrays:
             os.fsync(file.fileno())
 
     def _notes(self) -> dict[int, Note]:
-        """Bricks noted for this key; a line cut off by a crash is left out."""
+        """Bricks noted for this key; a line cut off by a crash, or damaged, is left out."""
         notes = {}
-        lines = self._journal.read_text(encoding="utf-8").splitlines() if self._journal.exists() else []
+        lines = self._journal.read_bytes().splitlines() if self._journal.exists() else []
         for text in lines:
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:
+                if line["key"] == self.key:
+                    notes[int(line["brick"])] = Note(dict(line["checksums"]), dict(line["facts"]))
+            except (ValueError, KeyError, TypeError):
                 continue
-            if line.get("key") == self.key:
-                notes[int(line["brick"])] = Note(line["checksums"], line["facts"])
         return notes
 
 
 def _open(folder: Path) -> zarr.Array[Any]:
-    return zarr.open_array(store=folder, mode="r+", config={"write_empty_chunks": True})
+    # Not an argument of open_array: zarr 3.1 leaves it unread for format 2, and chunks of zeros would not be written.
+    return zarr.open_array(store=folder, mode="r+").with_config({"write_empty_chunks": True})
+
+
+def _has_all_chunks(folder: Path, array: zarr.Array[Any], box: Box) -> bool:
+    axes = zip(box.begin_vox, box.end_vox, array.chunks, strict=True)
+    indices = itertools.product(*(range(begin // edge, -(-end // edge)) for begin, end, edge in axes))
+    return all((folder / _chunk_name(array, index)).exists() for index in indices)
+
+
+def _chunk_name(array: zarr.Array[Any], index: tuple[int, ...]) -> str:
+    return array.metadata.encode_chunk_key(index)
 
 
 def _provenance_of(folder: Path) -> dict[str, Any]:

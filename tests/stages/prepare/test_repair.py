@@ -1,0 +1,136 @@
+"""repair makes the broken bricks again from the sources, with the same bits, and touches no other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import LABELS, MASK, RAW
+from lsdflow_contract.errors import BadData, MissingInput, NotOurs
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_prepare import task, writing
+
+Make = Callable[..., Experiment]
+Put = Callable[..., Path]
+Damage = Callable[[Path], object]
+RUN = RunOptions()
+
+
+def content(loaded: Experiment) -> dict[str, bytes]:
+    folder = loaded.layout.training_volume("a")
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def without_journals(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if not name.endswith(".jsonl")}
+
+
+@pytest.fixture
+def finished(container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """One volume of eight bricks, each one chunk."""
+    monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
+    loaded = experiment()
+    task.run(loaded, RUN)
+    return loaded
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+DAMAGE: list[tuple[Damage, int]] = [
+    (lambda v: (v / RAW.dataset / "1.0.0").unlink(), 1),
+    (lambda v: flip(v / RAW.dataset / "0.1.0"), 1),
+    (lambda v: (v / LABELS.dataset / "0.0.0").write_bytes(b""), 1),
+    (lambda v: [(v / MASK.dataset / name).unlink() for name in ("0.0.1", "1.1.1")], 2),
+    (lambda v: shutil.rmtree(v / LABELS.dataset), 8),
+    (lambda v: (v / RAW.dataset / ".zarray").unlink(), 0),
+    (lambda v: (v / RAW.dataset / ".zattrs").write_text("{"), 0),
+    (lambda v: (v / ".lsdflow/raw.jsonl").unlink(), 8),
+    (lambda v: (v / ".lsdflow/report.json").unlink(), 0),
+]
+
+
+@pytest.mark.parametrize(("damage", "broken"), DAMAGE)
+def test_exactly_the_broken_bricks_are_made_again_with_the_same_bits(
+    finished: Experiment, damage: Damage, broken: int
+) -> None:
+    before, identity = content(finished), read_manifest(finished.layout, "prepare").identity
+    damage(finished.layout.training_volume("a"))
+    found = task.repair(finished)
+    assert (found["bricks"], found["broken"], len(found["parts"])) == (16, broken, broken)
+    assert without_journals(content(finished)) == without_journals(before)
+    assert task.verify(finished)["identity"] == identity
+
+
+def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
+    put: Put, experiment: Make, raw: np.ndarray
+) -> None:
+    put("volumes/raw", raw)
+    put("volumes/labels/neuron_ids", np.zeros(raw.shape, np.uint64))
+    loaded = experiment(sparse=True)
+    task.run(loaded, RUN)
+    lost = loaded.layout.training_volume("a") / LABELS.dataset / "1.1.1"
+    lost.unlink()
+    with pytest.raises(BadData, match="1 bricks of training/a are lost or damaged"):
+        task.verify(loaded)
+    assert task.repair(loaded)["broken"] == 1
+    assert lost.exists()
+
+
+def test_nothing_is_written_where_nothing_is_broken(finished: Experiment) -> None:
+    before = content(finished)
+    assert task.repair(finished) == {"bricks": 16, "broken": 0, "parts": []}
+    assert content(finished) == before
+
+
+def test_a_source_that_was_changed_in_place_is_refused_and_its_brick_stays_unwritten(
+    finished: Experiment, put: Put, raw: np.ndarray
+) -> None:
+    lost = finished.layout.training_volume("a") / RAW.dataset / "1.0.0"
+    lost.unlink()
+    put("volumes/raw", 255 - raw)
+    with pytest.raises(BadData, match="do not give what they gave") as caught:
+        task.repair(finished)
+    assert "raw z[64:70]" in caught.value.where
+    assert not lost.exists()
+
+
+def test_a_changed_source_is_refused_as_well_where_the_journal_is_lost(
+    finished: Experiment, put: Put, raw: np.ndarray
+) -> None:
+    (finished.layout.training_volume("a") / ".lsdflow/raw.jsonl").unlink()
+    put("volumes/raw", 255 - raw)
+    with pytest.raises(BadData, match="do not give what they gave"):
+        task.repair(finished)
+
+
+def test_another_form_of_the_source_is_refused(finished: Experiment, put: Put, raw: np.ndarray) -> None:
+    put("volumes/raw", raw.astype(np.float32) / 255)
+    with pytest.raises(BadData, match="not what it was") as caught:
+        task.repair(finished)
+    assert "prepare run --replace" in caught.value.hint
+
+
+def test_a_source_that_is_gone_and_a_volume_never_made_are_missing_input(finished: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "a.zarr").rename(tmp_path / "elsewhere.zarr")
+    with pytest.raises(MissingInput, match="no such file"):
+        task.repair(finished)
+    finished.layout.manifest("prepare").unlink()
+    with pytest.raises(MissingInput, match="has not finished"):
+        task.repair(finished)
+
+
+def test_other_parameters_are_refused_and_nothing_is_touched(finished: Experiment, experiment: Make) -> None:
+    before = content(finished)
+    with pytest.raises(NotOurs, match="other parameters"):
+        task.repair(experiment(raw_range=[0, 100]))
+    assert content(finished) == before
