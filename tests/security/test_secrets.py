@@ -25,7 +25,7 @@ from lsdflow_runtime.volumes import OutputArray
 
 # A token of the fixture `mongod` has 16 characters; what comes after them is written differently in a URI.
 TOKEN_CHARACTERS = 16
-LOOPBACK = "0100007F"
+LOOPBACK, GATE = "0100007F", "0200007F"
 WRONG = "Wr0ngButSecretTo0"
 
 
@@ -153,7 +153,7 @@ def test_a_coordinator_and_its_worker_leave_no_password_on_shared_storage(
 
     kept = watched_run.Seen()
     seen = watched_run.watched(
-        words("run", experiment, "cluster"), tmp_path / "scratch", during=start_worker, LSDFLOW_HOST="127.0.0.1"
+        words("run", experiment, "cluster"), tmp_path / "scratch", during=start_worker, LSDFLOW_HOST="127.0.0.2"
     )
     worker = watched_run.followed(workers[0], tmp_path / "worker")
     watched_run.keep_files(experiment, seen)
@@ -161,7 +161,9 @@ def test_a_coordinator_and_its_worker_leave_no_password_on_shared_storage(
     assert any(where.endswith("join.json") for where in kept.texts)
     for shown in (seen, kept, worker):
         assert shown.holding(token) == []
-    assert seen.listened == {LOOPBACK}
+    assert seen.listened == {LOOPBACK, GATE}
+    assert [where for where in kept.texts if where.endswith("/key")] != []
+    assert list(experiment.rglob("key")) == [], "the key goes with its round"
 
 
 @pytest.mark.parametrize("key", ["uri_file", "uri", "database"])

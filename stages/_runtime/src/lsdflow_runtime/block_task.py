@@ -1,6 +1,7 @@
 """BlockTask: what a stage tells the runtime about its blocks; and the commit of one block.
 
 Order of a commit (a block is done only after the last step, and every step can be repeated):
+    0. nothing, if the coordinator that ordered it is gone, or another attempt has finished the block
     1. arrays: whole chunks written, read back, compared
     2. rows of the block (graph, overlaps), replaced as one file per collection
     3. the done mark with the checksums
@@ -8,6 +9,7 @@ Order of a commit (a block is done only after the last step, and every step can 
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
@@ -32,6 +34,8 @@ from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, Volume
+
+LOG = logging.getLogger("lsdflow.blocks")
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,10 @@ def commit_block(
     if set(output.arrays) != set(opened):
         raise InternalError("the block function made other arrays", wanted=sorted(opened), found=sorted(output.arrays))
     fence.require()
+    if task.marks.is_done(block.number):
+        # This attempt was given up for lost, and came back. What stands is the same, and others may read it already.
+        LOG.warning("refused: %s was finished by another attempt meanwhile; nothing is written", block)
+        return
     checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
     fence.require()
     checksums |= _write_rows(task, block, output)

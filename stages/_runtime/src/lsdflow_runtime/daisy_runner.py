@@ -6,20 +6,21 @@ only its own whole chunks. Our own done marks are the truth; daisy's are not use
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
 import os
-import socket
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lsdflow_command.app import start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import load_experiment
+from lsdflow_runtime.gate import LOOPBACK, keep_gate, make_key, read_key, remove_key
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rendezvous import (
     Notice,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("lsdflow.daisy")
 ROUND_VARIABLE = "LSDFLOW_ROUND"
 CONTEXT_VARIABLE = "DAISY_CONTEXT"
-LOOPBACK = "127.0.0.1"
 # How often a block is handed out before it counts as failed. Most hand-outs but one are for workers that were lost
 # (spot nodes, crashes): with one loss in six, one block in 10^8 fails.
 HAND_OUTS = 10
@@ -60,7 +60,7 @@ def run_with_daisy(task: BlockTask, pending: list[int]) -> None:
         starter = _worker_starter(task.stage, task.experiment.path, task.experiment.overrides)
         workers = min(task.experiment.compute.workers, len(pending))
         try:
-            _serve(task, len(pending), starter, workers=workers, host=LOOPBACK)
+            _serve(task, len(pending), starter, workers=workers)
         finally:
             del os.environ[ROUND_VARIABLE]
         _raise_fatal(folder)
@@ -69,17 +69,20 @@ def run_with_daisy(task: BlockTask, pending: list[int]) -> None:
 def lead_with_daisy(task: BlockTask, pending: list[int]) -> None:
     """Hand out the pending blocks to workers of other jobs, which find this coordinator by its notice.
 
-    daisy starts one process of ours; it does no block but puts up the notice and stays while the server listens.
+    daisy starts one process of ours; it does no block, but puts up the notice and keeps the gate while daisy listens.
     Raises the StageError that a worker found to concern every block.
     """
     board = NoticeBoard.of(task.stage, task.experiment)
     folder = board.open_round(pending)
     leave_token(folder, task.fence)
-    before = board.read() or Notice("starting")
-    notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides)
-    host = own_address()
+    make_key(folder)
+    before, host = board.read() or Notice("starting"), own_address()
+    notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides, host=host)
     LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(pending), host)
-    _serve(task, len(pending), _announcer(board, notice), workers=1, host=host)
+    try:
+        _serve(task, len(pending), _announcer(board, notice), workers=1)
+    finally:
+        remove_key(folder)
     _raise_fatal(folder)
 
 
@@ -109,13 +112,17 @@ def current_fence(task: BlockTask) -> Fence:
     return Fence(task.fence.folder, read_token(Path(os.environ[ROUND_VARIABLE])))
 
 
-def joined_context(context: str, worker: int) -> str:
-    """The coordinator's context for a worker that it did not start: own number, no log folder of another machine."""
+def joined_context(context: str, worker: int, port: int) -> str:
+    """The coordinator's context for a worker that it did not start.
+
+    `port` on loopback is its way in; it has a number of its own, and no log folder of another machine.
+    """
     import daisy
 
     os.environ[CONTEXT_VARIABLE] = context
     ours = daisy.Context.from_env()
     ours["worker_id"] = FIRST_JOINED_WORKER + worker
+    ours["hostname"], ours["port"] = LOOPBACK, port
     ours["logdir"] = ""
     return str(ours.to_env())
 
@@ -129,7 +136,7 @@ def worker_number() -> int:
     return int(daisy.Context.from_env().get("worker_id", 0))
 
 
-def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, workers: int, host: str) -> None:
+def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, workers: int) -> None:
     import daisy
     import daisy.logging
 
@@ -149,7 +156,7 @@ def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, worker
         daisy.logging.set_log_basedir(logs)
         try:
             with stopped_by_signals():
-                daisy.run_blockwise(row, progress=False, summary=False, host=host, return_states=True)
+                daisy.run_blockwise(row, progress=False, summary=False, host=LOOPBACK, return_states=True)
         except RuntimeError as error:
             LOG.warning("daisy gave up: %s", error)
 
@@ -165,20 +172,14 @@ def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) ->
 
 def _announcer(board: NoticeBoard, notice: Notice) -> Callable[..., None]:
     def announce(*, context: Any) -> None:
-        host, port = str(context["hostname"]), int(context["port"])
-        board.post(replace(notice, context=context.to_env(), host=host, port=port))
-        while _listens(host, port):
-            time.sleep(1)
+        def post(port: int) -> None:
+            board.post(replace(notice, context=context.to_env(), port=port))
+
+        start_logging()
+        key = read_key(board.round_folder(notice.round))
+        asyncio.run(keep_gate(notice.host, int(context["port"]), key, post))
 
     return announce
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), 5).close()
-    except OSError:
-        return False
-    return True
 
 
 def _do_or_note(do_block: Callable[[int], bool], number: int, folder: Path) -> bool:

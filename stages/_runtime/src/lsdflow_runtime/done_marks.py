@@ -28,6 +28,9 @@ class BlockStore(Protocol):
     def count_done(self) -> int:
         """How many blocks are finished."""
 
+    def is_done(self, number: int) -> bool:
+        """True if the block is finished."""
+
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""
 
@@ -76,6 +79,10 @@ class DoneMarks:
     def count_done(self) -> int:
         """How many blocks are finished."""
         return len(self.done())
+
+    def is_done(self, number: int) -> bool:
+        """True if the block is finished."""
+        return (self.folder / "done" / f"{number}.json").exists()
 
     def forget(self) -> None:
         """Remove all marks: what they stand for is no longer there."""

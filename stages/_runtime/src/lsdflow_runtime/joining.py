@@ -27,6 +27,7 @@ from lsdflow_command.app import start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_runtime.daisy_runner import CONTEXT_VARIABLE, ROUND_VARIABLE, joined_context
+from lsdflow_runtime.gate import read_key, way_in
 from lsdflow_runtime.rendezvous import SUBMISSION_VARIABLE, Notice, NoticeBoard
 
 LOG = logging.getLogger("lsdflow.worker")
@@ -136,11 +137,18 @@ def _take_part(stage: str, experiment: str, notice: Notice, folder: str) -> None
     """Body of the child: the stage's worker function for one round."""
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     start_logging()
-    os.environ[ROUND_VARIABLE] = str(NoticeBoard(Path(folder)).round_folder(notice.round))
-    os.environ[CONTEXT_VARIABLE] = joined_context(notice.context, os.getpid())
+    round_folder = NoticeBoard(Path(folder)).round_folder(notice.round)
+    os.environ[ROUND_VARIABLE] = str(round_folder)
+    try:
+        key = read_key(round_folder)
+    except FileNotFoundError:
+        LOG.info("%s: this round is over", stage)
+        sys.exit(Interrupted.exit_code)
     try:
         module = importlib.import_module(f"lsdflow_{stage.replace('-', '_')}.task")
-        module.worker(load_experiment(Path(experiment), notice.overrides))
+        with way_in(notice.host, notice.port, key) as port:
+            os.environ[CONTEXT_VARIABLE] = joined_context(notice.context, os.getpid(), port)
+            module.worker(load_experiment(Path(experiment), notice.overrides))
     except StageError as error:
         LOG.error("error: %s", error.message())
         sys.exit(error.exit_code)

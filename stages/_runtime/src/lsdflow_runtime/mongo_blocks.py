@@ -57,6 +57,11 @@ class MongoBlocks:
         """How many blocks are finished."""
         return self.connection.call(lambda db: db[self._collection].count_documents({"key": self.key}))
 
+    def is_done(self, number: int) -> bool:
+        """True if the block is finished."""
+        wanted = {"_id": self._id(number)}
+        return self.connection.call(lambda db: db[self._collection].find_one(wanted, {"_id": 1})) is not None
+
     def records(self) -> dict[int, dict[str, Any]]:
         """What was recorded of every finished block, in one reading."""
         wanted, shown = {"key": self.key}, {"block_id": 1, "record": 1}

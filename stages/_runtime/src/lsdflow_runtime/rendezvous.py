@@ -3,6 +3,7 @@
 runs/<stage>/join.json                       the notice: state, address, round
 runs/<stage>/rounds/<round>/pending.json     the blocks of the round
 runs/<stage>/rounds/<round>/token            the lease under which the round was opened
+runs/<stage>/rounds/<round>/key              opens the gate to the coordinator (gate.py), while blocks are handed out
 runs/<stage>/rounds/<round>/fatal.json       an error that concerns every block, left by the worker that met it
 
 starting --> open (round 1) --> open (round 2: predict in two passes) --> finished

@@ -1,0 +1,227 @@
+"""The gate before daisy's port: who knows the key of the round comes through, nobody else; and nobody is led astray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lsdflow_runtime.gate import GREETING, LOOPBACK, keep_gate, make_key, read_key, remove_key, way_in
+
+KEY, OTHER_KEY = b"k" * 64, b"o" * 64
+ELSEWHERE = "127.0.0.2"
+
+
+class Inner:
+    """Stands for daisy: answers every byte with the next one, and keeps what came."""
+
+    def __init__(self) -> None:
+        self.came = b""
+        self.server = socket.create_server((LOOPBACK, 0))
+        self.port = int(self.server.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._answer, args=(self.server.accept()[0],), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            while (got := connection.recv(1000)) and got != b"end":
+                self.came += got
+                connection.sendall(bytes(b + 1 for b in got))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
+
+
+@pytest.fixture
+def inner() -> Iterator[Inner]:
+    server = Inner()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def gate(inner: Inner) -> Iterator[int]:
+    """Port of a gate before `inner`; it ends with it."""
+    opened: list[int] = []
+    thread = threading.Thread(
+        target=lambda: asyncio.run(keep_gate(ELSEWHERE, inner.port, KEY, opened.append)), daemon=True
+    )
+    thread.start()
+    _wait(lambda: bool(opened))
+    yield opened[0]
+    inner.close()
+    thread.join(20)
+    assert not thread.is_alive(), "the gate outlives what it stands before"
+
+
+def _wait(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _all_of(connection: socket.socket) -> bytes:
+    connection.settimeout(20)
+    got = b""
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(1000):
+            got += piece
+    return got
+
+
+def test_who_knows_the_key_is_passed_through_in_both_directions_until_one_side_ends(inner: Inner, gate: int) -> None:
+    with way_in(ELSEWHERE, gate, KEY) as port:
+        first, second = (socket.create_connection((LOOPBACK, port)) for _ in range(2))
+        with first, second:
+            for connection, text in ((first, b"abc"), (second, b"123"), (first, b"d")):
+                connection.sendall(text)
+                assert connection.recv(1000) == bytes(b + 1 for b in text)
+            first.sendall(b"end")
+            assert _all_of(first) == b""
+            second.sendall(b"4")
+            assert second.recv(1000) == b"5"
+
+
+def test_many_bytes_arrive_in_order(inner: Inner, gate: int) -> None:
+    text = bytes(range(200)) * 5000
+    with way_in(ELSEWHERE, gate, KEY) as port, socket.create_connection((LOOPBACK, port)) as connection:
+        threading.Thread(target=connection.sendall, args=(text,), daemon=True).start()
+        got = b""
+        while len(got) < len(text):
+            got += connection.recv(1 << 16)
+    assert got == bytes(b + 1 for b in text)
+
+
+def test_another_key_leads_nowhere_and_is_told(inner: Inner, gate: int, caplog: pytest.LogCaptureFixture) -> None:
+    with way_in(ELSEWHERE, gate, OTHER_KEY) as port, socket.create_connection((LOOPBACK, port)) as connection:
+        connection.sendall(b"abc")
+        assert _all_of(connection) == b""
+    assert inner.came == b""
+    assert "does not know the key" in caplog.text
+
+
+@pytest.mark.parametrize("text", [b"x" * 64, b"x" * 64 + b"abc", b"\x00\x01" * 500, b"short"])
+def test_a_stranger_learns_a_greeting_and_reaches_nothing(
+    inner: Inner, gate: int, text: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lsdflow_runtime.gate.HANDSHAKE_SECONDS", 0.5)
+    with socket.create_connection((ELSEWHERE, gate)) as connection:
+        connection.sendall(text)
+        got = _all_of(connection)
+    assert got.startswith(GREETING)
+    assert len(got) == len(GREETING) + 32
+    assert inner.came == b""
+    _wait(lambda: "refused: a connection" in caplog.text)
+
+
+def test_what_was_said_once_opens_the_gate_no_second_time(inner: Inner, gate: int) -> None:
+    """A proof holds for the number that the gate chose for this connection."""
+    heard: list[bytes] = []
+    listener = socket.create_server((ELSEWHERE, 0))
+
+    def overhear() -> None:
+        near, far = listener.accept()[0], socket.create_connection((ELSEWHERE, gate))
+        with near, far:
+            near.sendall(far.recv(1000))
+            heard.append(near.recv(1000))
+            far.sendall(heard[0])
+            near.sendall(far.recv(1000))
+            heard.append(near.recv(1000))
+
+    threading.Thread(target=overhear, daemon=True).start()
+    with listener, way_in(ELSEWHERE, listener.getsockname()[1], KEY) as port:
+        with socket.create_connection((LOOPBACK, port)) as connection:
+            connection.sendall(b"abc")
+            _wait(lambda: len(heard) == 2)
+        with socket.create_connection((ELSEWHERE, gate)) as again:
+            again.sendall(heard[0] + heard[1])
+            assert len(_all_of(again)) == len(GREETING) + 32
+    assert inner.came == b""
+
+
+def test_a_worker_speaks_to_nobody_who_does_not_know_the_key(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[bytes] = []
+    false = socket.create_server((ELSEWHERE, 0))
+
+    def pretend() -> None:
+        connection = false.accept()[0]
+        with connection:
+            connection.sendall(GREETING + b"n" * 32)
+            connection.recv(64, socket.MSG_WAITALL)
+            connection.sendall(b"p" * 32)
+            heard.append(_all_of(connection))
+
+    threading.Thread(target=pretend, daemon=True).start()
+    with false, way_in(ELSEWHERE, false.getsockname()[1], KEY) as port:
+        with socket.create_connection((LOOPBACK, port)) as connection:
+            connection.sendall(b"abc")
+            assert _all_of(connection) == b""
+        _wait(lambda: bool(heard))
+    assert heard == [b""]
+    assert "does not know the key of this round" in caplog.text
+
+
+def test_another_user_of_the_worker_machine_does_not_come_in_by_its_way(
+    inner: Inner, gate: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = (
+        "import encodings.idna, os, socket, sys\n"
+        "if not os.getuid(): os.setuid(65534)\n"
+        "s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+        "s.sendall(b'abc')\n"
+        "try: print(s.recv(10))\n"
+        "except ConnectionResetError: print(b'')"
+    )
+    with way_in(ELSEWHERE, gate, KEY) as port:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(port)], capture_output=True, text=True, check=False, timeout=60
+        )
+    may_become_another = os.getuid() == 0
+    assert (inner.came, done.stdout.strip()) == ((b"", "b''") if may_become_another else (b"abc", "b'bcd'")), (
+        done.stderr
+    )
+    assert ("another user" in caplog.text) == may_become_another
+
+
+def test_looking_whether_somebody_listens_is_not_told(
+    inner: Inner, gate: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        socket.create_connection((ELSEWHERE, gate)).close()
+    with way_in(ELSEWHERE, gate, KEY) as port, socket.create_connection((LOOPBACK, port)) as connection:
+        connection.sendall(b"a")
+        assert connection.recv(10) == b"b"
+    assert caplog.text == ""
+
+
+def test_a_key_is_for_this_user_alone_and_never_the_same(tmp_path: Path) -> None:
+    keys = set()
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        make_key(tmp_path / name)
+        assert (tmp_path / name / "key").stat().st_mode & 0o777 == 0o600
+        keys.add(read_key(tmp_path / name))
+        with pytest.raises(FileExistsError):
+            make_key(tmp_path / name)
+        remove_key(tmp_path / name)
+        assert not (tmp_path / name / "key").exists()
+    assert {len(key) for key in keys} == {64}
+    assert len(keys) == 2
