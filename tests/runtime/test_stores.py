@@ -84,6 +84,20 @@ def test_nodes_come_back_as_written_block_by_block_in_ascending_number(store: St
     assert store.rag.count_nodes("k") == 15
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_block_that_must_have_rows_and_has_none_is_bad_data_naming_it(store: Store, lost: int) -> None:
+    for block in range(3):
+        if block != lost:
+            store.rag.write_nodes("k", block, nodes_of(block + 1))
+            store.rag.write_edges("k", "mean", block, edges_of((1, 2, 0.5)))
+    assert len(list(store.rag.iter_nodes("k"))) == 2
+    for rows in (store.rag.iter_nodes("k", 3), store.rag.iter_edges("k", "mean", 3)):
+        with pytest.raises(BadData, match=f"block {lost}"):
+            list(rows)
+    store.rag.write_nodes("k", lost, RagNodes.empty())
+    assert sum(map(len, store.rag.iter_nodes("k", 3))) == 2
+
+
 def test_rows_of_a_block_keep_the_order_they_were_written_in(store: Store) -> None:
     edges = edges_of((9, 10, 0.5), (1, 7, 0.25), (9, 10, 0.125), (2, 3, 0.0))
     store.rag.write_edges("k", "mean", 0, edges)

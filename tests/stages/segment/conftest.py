@@ -25,6 +25,7 @@ settings.load_profile("compiled-kernels")
 GRID = Geometry((40.0, 8.5, 8.5), (400.0, 0.0, 17.0), (20, 24, 26))
 BLOCK_VOX = (8, 8, 16)
 CELLS = 7
+BLOCKS = 2  # of the graph's writers
 
 MakeExperiment = Callable[..., Experiment]
 
@@ -67,7 +68,8 @@ def graph_of(fragments: np.ndarray, labels: np.ndarray) -> tuple[RagNodes, RagEd
 
 def manifest(stage: str, key: str, inputs: dict[str, str], config: dict[str, object]) -> Manifest:
     writer = Writer(stage=stage, version="0.1.0")
-    return Manifest(writer=writer, key=key, config=config, inputs=inputs, outputs={}, identity=f"{key}-identity")
+    given = {"key": key, "config": config, "inputs": inputs, "identity": f"{key}-identity", "facts": {"blocks": BLOCKS}}
+    return Manifest(writer=writer, outputs={}, **given)
 
 
 def build(root: Path, *, truth: bool) -> None:

@@ -159,6 +159,7 @@ def test_a_database_of_the_scripts_gives_the_tables_and_voxels_of_a_native_run(
             "from": f"127.0.0.1:{mongod.port}/{database}.nodes",
             "documents": len(collections["nodes"]),
             "left_out": 0,
+            "blocks": 1,
         }
     }
     secret = file.read_text().split("@")[0].rsplit(":", 1)[1]
@@ -185,7 +186,7 @@ def test_a_dump_gives_the_tables_and_voxels_of_a_native_run_and_its_checksums_ar
     path = dump / ("edges_mean.bson.gz" if zipped else "edges_mean.bson")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     count = len(collections["edges_mean"])
-    assert facts["edges_mean"] == {"from": str(path), "documents": count, "sha256": sha256, "left_out": 0}
+    assert facts["edges_mean"] == {"from": str(path), "documents": count, "sha256": sha256, "left_out": 0, "blocks": 1}
 
 
 def test_single_files_of_one_merge_function(

@@ -208,9 +208,29 @@ def test_scores_outside_zero_to_one_are_refused(make_experiment: Make) -> None:
     experiment = make_experiment()
     ids = next(FilesRagStore(experiment.layout.store).iter_nodes("watershed-key")).id
     rows = RagEdges(ids[:1], ids[1:2], np.array([1.5], np.float32))
-    FilesRagStore(experiment.layout.store).write_edges("agglomerate-key", "hist_quant_75", 9, rows)
+    FilesRagStore(experiment.layout.store).write_edges("agglomerate-key", "hist_quant_75", 1, rows)
     with pytest.raises(BadData, match=r"outside \[0, 1\]"):
         run(experiment, RUN)
+
+
+@pytest.mark.parametrize(
+    ("collection", "key", "stage"),
+    [
+        ("nodes", "watershed-key", "watershed"),
+        ("edges_hist_quant_75", "agglomerate-key", "agglomerate"),
+        ("edges_mean", "agglomerate-key", "agglomerate"),
+    ],
+)
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_block_without_its_rows_is_refused_naming_it_and_who_repairs_it(
+    make_experiment: Make, collection: str, key: str, stage: str, block: int
+) -> None:
+    experiment = make_experiment()
+    (experiment.layout.store / collection / key / f"{block}.parquet").unlink()
+    with pytest.raises(BadData, match=f"the rows of block {block}") as caught:
+        run(experiment, RUN)
+    assert (caught.value.exit_code, caught.value.hint) == (65, f"make it again: {stage} repair")
+    assert not experiment.layout.manifest("segment").exists()
 
 
 def test_an_unknown_merge_function_is_refused_with_those_there(make_experiment: Make) -> None:

@@ -88,14 +88,14 @@ class MongoRagStore:
         """The overlaps of a block. BadData if they are lost or damaged."""
         return self._read(self._header(overlaps_collection(region), key, block), _overlaps, checksum_of_overlaps)
 
-    def iter_nodes(self, key: str) -> Iterator[RagNodes]:
-        """Nodes, block by block in ascending block number."""
-        for header in self._headers(NODES_COLLECTION, key):
+    def iter_nodes(self, key: str, blocks: int | None = None) -> Iterator[RagNodes]:
+        """Nodes, block by block in ascending block number; BadData if one of `blocks` blocks has none written."""
+        for header in self._wanted_headers(NODES_COLLECTION, key, blocks):
             yield self._read(header, _nodes, checksum_of_nodes)
 
-    def iter_edges(self, key: str, merge_function: str) -> Iterator[RagEdges]:
-        """Edges of a merge function, block by block in ascending block number; null scores become NaN."""
-        for header in self._headers(edges_collection(merge_function), key):
+    def iter_edges(self, key: str, merge_function: str, blocks: int | None = None) -> Iterator[RagEdges]:
+        """Edges of a merge function, block by block as in iter_nodes; null scores become NaN."""
+        for header in self._wanted_headers(edges_collection(merge_function), key, blocks):
             yield self._read(header, _edges, checksum_of_edges)
 
     def count_nodes(self, key: str) -> int:
@@ -144,12 +144,24 @@ class MongoRagStore:
     def _header(self, collection: str, key: str, block: int) -> Document:
         found = self.connection.call(lambda db: db[HEADERS].find_one({"_id": _header_id(collection, key, block)}))
         if found is None:
-            raise BadData(
-                "rows of the graph that should exist do not",
-                where=f"{self.connection.address}.{collection} block {block}",
-                hint="run repair of the stage that writes it",
-            )
+            raise self._missing(collection, block)
         return found
+
+    def _missing(self, collection: str, block: int) -> BadData:
+        where = f"{self.connection.address}.{collection} block {block}"
+        hint = "run repair of the stage that writes it"
+        return BadData("rows of the graph that should exist do not", where=where, hint=hint)
+
+    def _wanted_headers(self, collection: str, key: str, blocks: int | None) -> Iterator[Document]:
+        """Headers of `blocks` blocks, none left out; without a number those that are there."""
+        following = 0
+        for header in self._headers(collection, key):
+            if blocks is not None and header["block"] != following:
+                break
+            yield header
+            following += 1
+        if blocks is not None and following < blocks:
+            raise self._missing(collection, following)
 
     def _headers(self, collection: str, key: str) -> Iterator[Document]:
         """Headers in ascending block number, read in pages: no cursor stays open while the caller works."""

@@ -12,7 +12,7 @@ rows: a footer has no checksum of its own, and a flipped bit there could change 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -53,11 +53,11 @@ class RagStore(Protocol):
     def read_overlaps(self, key: str, region: str, block: int) -> Overlaps:
         """The overlaps of a block. BadData if they are lost or damaged."""
 
-    def iter_nodes(self, key: str) -> Iterator[RagNodes]:
-        """Nodes, block by block in ascending block number."""
+    def iter_nodes(self, key: str, blocks: int | None = None) -> Iterator[RagNodes]:
+        """Nodes, block by block in ascending block number; BadData if one of `blocks` blocks has none written."""
 
-    def iter_edges(self, key: str, merge_function: str) -> Iterator[RagEdges]:
-        """Edges of a merge function, block by block in ascending block number."""
+    def iter_edges(self, key: str, merge_function: str, blocks: int | None = None) -> Iterator[RagEdges]:
+        """Edges of a merge function, block by block in ascending block number; `blocks` as in iter_nodes."""
 
     def count_nodes(self, key: str) -> int:
         """How many rows of nodes there are."""
@@ -107,13 +107,13 @@ class FilesRagStore:
         """The overlaps of a block. BadData if they are lost or damaged."""
         return _read_overlaps(self._folder(overlaps_collection(region), key) / f"{block}.parquet")
 
-    def iter_nodes(self, key: str) -> Iterator[RagNodes]:
+    def iter_nodes(self, key: str, blocks: int | None = None) -> Iterator[RagNodes]:
         """Nodes, block by block in ascending block number."""
-        return (_read_nodes(path) for path in _files(self._folder(NODES_COLLECTION, key)))
+        return (_read_nodes(path) for path in _files(self._folder(NODES_COLLECTION, key), blocks))
 
-    def iter_edges(self, key: str, merge_function: str) -> Iterator[RagEdges]:
+    def iter_edges(self, key: str, merge_function: str, blocks: int | None = None) -> Iterator[RagEdges]:
         """Edges of a merge function, block by block in ascending block number; null scores become NaN."""
-        return (_read_edges(path) for path in _files(self._folder(edges_collection(merge_function), key)))
+        return (_read_edges(path) for path in _files(self._folder(edges_collection(merge_function), key), blocks))
 
     def count_nodes(self, key: str) -> int:
         """How many rows of nodes there are."""
@@ -159,7 +159,10 @@ def _write(path: Path, table: pa.Table, checksum: str) -> None:
     write_atomically(path, lambda file: pq.write_table(marked, file, compression="zstd", write_page_checksum=True))
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, blocks: int | None = None) -> Iterable[Path]:
+    """Files of `blocks` blocks, there or not; without a number those that are there. Ascending."""
+    if blocks is not None:
+        return (folder / f"{number}.parquet" for number in range(blocks))
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.glob("*.parquet") if p.stem.isdigit()), key=lambda p: int(p.stem))
@@ -206,7 +209,8 @@ def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
         found, checksum = rows(table)
         wanted = (table.schema.metadata or {}).get(ROWS_HASH, checksum.encode()).decode()
     except FileNotFoundError as error:
-        raise BadData("a graph file that should exist does not", where=path, hint=hint) from error
+        missing = f"the rows of block {path.stem}"
+        raise BadData("a graph file that should exist does not", where=path, wanted=missing, hint=hint) from error
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, BadData) as error:
         raise BadData("damaged graph file", where=path, found=error, hint=hint) from error
     if checksum != wanted:

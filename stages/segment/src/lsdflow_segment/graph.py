@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment, did_you_mean
-from lsdflow_contract.graph import RagEdges
+from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_runtime.rag_store import RagStore
 from lsdflow_segment.components import ThresholdSweep
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
+
+Rows = TypeVar("Rows", RagNodes, RagEdges)
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,41 @@ def merge_functions_of(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def read_fragments(store: RagStore, source: GraphSource) -> SegmentSizes:
-    """Fragments and their voxels; one that several blocks describe counts with the sum of its voxels."""
+    """Fragments and their voxels; one that several blocks describe counts with the sum of its voxels.
+
+    BadData (65) if the rows of a block are lost or damaged.
+    """
     count = SizeCount()
-    for nodes in store.iter_nodes(source.watershed.key):
+    made = source.watershed
+    for nodes in _naming(made, store.iter_nodes(made.key, _blocks_of(made, NODES_COLLECTION))):
         count.add_counts(nodes.id, nodes.size_vox.astype(np.int64))
     sizes = count.sizes()
     if sizes.background_vox:
         raise BadData("a node of the graph has id 0, which is background", hint="run watershed again")
     return sizes
+
+
+def read_edges(store: RagStore, source: GraphSource, merge_function: str) -> Iterator[RagEdges]:
+    """The edges of a merge function, block by block. BadData (65) if the rows of a block are lost or damaged."""
+    made = source.agglomerate
+    blocks = _blocks_of(made, edges_collection(merge_function))
+    return _naming(made, store.iter_edges(made.key, merge_function, blocks))
+
+
+def _blocks_of(made: Manifest, collection: str) -> int | None:
+    """How many blocks must have rows; None for graphs imported by a version that did not count them."""
+    blocks = made.facts.get("blocks", made.facts.get("imported", {}).get(collection, {}).get("blocks"))
+    return None if blocks is None else int(blocks)
+
+
+def _naming(made: Manifest, rows: Iterator[Rows]) -> Iterator[Rows]:
+    """Rows; one that is lost or damaged is told with the stage that makes it again."""
+    imported = bool(made.config.get("imported"))
+    try:
+        yield from rows
+    except BadData as error:
+        error.hint = "import the graph again" if imported else f"make it again: {made.writer.stage} repair"
+        raise
 
 
 def load_sweep(

@@ -118,7 +118,7 @@ def _import_nodes(work: _Import) -> tuple[ImportedIds, list[str]]:
         work.store.rag.write_nodes(key, number, taken)
         checksums.append(checksum_of_nodes(taken))
     ids = (nodes or NodeImport(None)).finish(rows.where)
-    work.facts["nodes"] = {**rows.provenance(), "left_out": len(ids.outside)}
+    work.facts["nodes"] = {**rows.provenance(), "left_out": len(ids.outside), "blocks": len(checksums)}
     return ids, checksums
 
 
@@ -132,7 +132,8 @@ def _import_edges(work: _Import, merge_function: str, ids: ImportedIds) -> list[
         work.store.rag.write_edges(key, merge_function, number, taken)
         checksums.append(checksum_of_edges(taken))
     edges.finish(rows.where)
-    work.facts[f"edges_{merge_function}"] = {**rows.provenance(), "left_out": edges.left_out}
+    read = {**rows.provenance(), "left_out": edges.left_out, "blocks": len(checksums)}
+    work.facts[f"edges_{merge_function}"] = read
     return checksums
 
 

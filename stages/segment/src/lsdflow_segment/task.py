@@ -26,7 +26,7 @@ from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 from lsdflow_segment.choice import choose, open_truth, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
-from lsdflow_segment.graph import GraphSource, SweptGraph, graph_source, load_sweep, read_fragments
+from lsdflow_segment.graph import GraphSource, SweptGraph, graph_source, load_sweep, read_edges, read_fragments
 from lsdflow_segment.regions import region_box
 from lsdflow_segment.sizes import SegmentSizes
 from lsdflow_segment.tables import ThresholdTable, is_complete, luts_folder, read_summary, write_tables
@@ -100,7 +100,7 @@ def _opened(experiment: Experiment) -> _Opened:
 
 def _swept(work: _Opened, merge_function: str) -> tuple[SweptGraph, ThresholdTable]:
     """Read the edges of a merge function and look at all thresholds."""
-    edges = work.store.iter_edges(work.source.agglomerate.key, merge_function)
+    edges = read_edges(work.store, work.source, merge_function)
     graph = load_sweep(edges, work.fragments, thresholds_of(work.config), work.config.buffer_edges)
     table = choose(work.experiment, work.config, graph, merge_function, merge_function == work.taken)
     nodes, reason = len(graph.fragments), why(work.config, table)
