@@ -15,6 +15,8 @@ from lsdflow_contract.errors import BadData
 
 SCORE_CONVENTION = "one_minus_affinity, low=merge"
 NODES_COLLECTION = "nodes"
+# Faces between fragments stand where edges do, before they are scored: collection edges_faces.
+FACES = "faces"
 MAX_ID = 2**63 - 1
 
 
@@ -25,7 +27,11 @@ def edges_collection(merge_function: str) -> str:
 
 @dataclass(frozen=True)
 class RagNodes:
-    """Fragments: id u64 (N,), centre of mass in nm f64 (N, 3) z,y,x, size in voxels u64 (N,)."""
+    """Fragments: id u64 (N,), centre of mass in nm f64 (N, 3) z,y,x, size in voxels u64 (N,).
+
+    Seamless fragments have a row in each block that holds voxels of them, with the centre and size of these voxels:
+    sizes add up, and the centre of the whole is the mean of the centres, weighted by size.
+    """
 
     id: npt.NDArray[np.uint64]
     center_nm: npt.NDArray[np.float64]
@@ -81,3 +87,43 @@ class RagEdges:
         if not parts:
             return cls.empty()
         return cls(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("u", "v", "merge_score")))
+
+
+@dataclass(frozen=True)
+class RagFaces(RagEdges):
+    """Voxel faces between fragments u < v, counted by affinity (u8, 255 = surely the same neuron): not scored yet.
+
+    One row for each affinity that occurs: affinity u8 (N,), count u64 (N,). Rows of blocks add up. merge_score is NaN.
+    """
+
+    affinity: npt.NDArray[np.uint8]
+    count: npt.NDArray[np.uint64]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.u) == len(self.affinity) == len(self.count):
+            raise BadData("face columns differ in length", found=(len(self.u), len(self.affinity), len(self.count)))
+
+    @classmethod
+    def of(
+        cls,
+        u: npt.NDArray[np.uint64],
+        v: npt.NDArray[np.uint64],
+        affinity: npt.NDArray[np.uint8],
+        count: npt.NDArray[np.unsignedinteger | np.signedinteger],
+    ) -> RagFaces:
+        """Faces from their columns."""
+        unscored = np.broadcast_to(np.float32(np.nan), len(u))
+        return cls(u, v, unscored, affinity, count.astype(np.uint64, copy=False))
+
+    @classmethod
+    def empty(cls) -> RagFaces:
+        """No faces."""
+        return cls.of(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint8), np.zeros(0, np.uint64))
+
+    @classmethod
+    def concatenate_faces(cls, parts: list[RagFaces]) -> RagFaces:
+        """All faces of `parts`, in order."""
+        if not parts:
+            return cls.empty()
+        return cls.of(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("u", "v", "affinity", "count")))

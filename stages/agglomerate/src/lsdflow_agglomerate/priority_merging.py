@@ -1,0 +1,194 @@
+"""The loop of agglomeration on a graph: take the cheapest pair of regions, merge it, add up what became parallel.
+
+          c              a and b are merged: a-c and b-c become one edge, whose histogram is the sum of both
+        /   \\             score(a+b, c) is never below both score(a, c) and score(b, c)      (quantiles and means)
+       a --- b
+
+1. Edges wait in a heap by (score, origin). Merging two edges keeps the cheaper one's place, marks it stale, and
+   rescores it when it comes to the top: it cannot have become cheaper (above), so nothing is taken too late.
+2. Ties: `origin` of an edge of the input is its rank, that of a merged edge the larger of the two. So no two edges are
+   equal, and (score, origin) of a merged edge is never below both it was made of, either. Then it does not matter in
+   which order pairs are merged that are each other's cheapest neighbour: there is one merge tree, whatever the order
+   of rows, the block grid or the super-blocks. Names of regions take no part in it.
+3. A region that waits (what touches it is not all known here) is not merged, and a region whose cheapest edge leads to
+   one that waits, waits as well. What is merged then is what would have been merged with everything known.
+
+Of two regions the one with fewer edges is moved. The arrays: region_arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_agglomerate.region_arrays import (
+    BINS,
+    MEAN,
+    NONE,
+    Edges,
+    Merges,
+    Nodes,
+    Table,
+    append_end,
+    find_edge,
+    put_edge,
+    spliced,
+)
+from lsdflow_runtime.compiled import compiled
+
+# At this score nothing merges any more.
+HIGHEST_SCORE = 1.0
+
+Int64s = NDArray[np.int64]
+
+
+@compiled
+def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quantile: int) -> None:
+    """Merge while the cheapest score is below HIGHEST_SCORE; edges of regions that wait stay."""
+    heap = np.empty(edges.alive.size, np.int64)
+    size = 0
+    for edge in range(edges.alive.size):
+        a, b = edges.ends[2 * edge], edges.ends[2 * edge + 1]
+        put_edge(table, edges, nodes.degree.size, a, b, edge)
+        if nodes.waits[a] and nodes.waits[b]:
+            continue
+        edges.score[edge] = _score(edges, edge, quantile)
+        edges.queued[edge] = edges.origin[edge]
+        heap[size] = edge
+        _sift_up(heap, size, edges)
+        size += 1
+    while size > 0:
+        edge = heap[0]
+        if not edges.alive[edge]:
+            size = _drop_top(heap, size, edges)
+            continue
+        if edges.score[edge] >= HIGHEST_SCORE:
+            break
+        if edges.stale[edge]:
+            edges.stale[edge] = False
+            edges.score[edge] = _score(edges, edge, quantile)
+            edges.queued[edge] = edges.origin[edge]
+            _sift_down(heap, size, edges)
+            continue
+        size = _drop_top(heap, size, edges)
+        a, b = edges.ends[2 * edge], edges.ends[2 * edge + 1]
+        if nodes.waits[a] or nodes.waits[b]:
+            nodes.waits[a] = True
+            nodes.waits[b] = True
+        else:
+            _note(edges, nodes, merges, edge)
+            _join(edges, nodes, table, edge)
+
+
+@compiled
+def _score(edges: Edges, edge: int, quantile: int) -> np.float32:
+    """1 - mean, or 1 - middle of the bin of the quantile; as waterz has them."""
+    if quantile == MEAN:
+        return np.float32(1 - edges.total[edge] / (255 * edges.faces[edge]))
+    left = quantile * edges.faces[edge] // 100
+    row = edges.head[edge]
+    while left >= edges.times[row]:
+        left -= edges.times[row]
+        row = edges.next_row[row]
+    return np.float32(1 - (edges.affinity[row] + 0.5) / BINS)
+
+
+@compiled
+def _note(edges: Edges, nodes: Nodes, merges: Merges, edge: int) -> None:
+    a, b = nodes.smallest[edges.ends[2 * edge]], nodes.smallest[edges.ends[2 * edge + 1]]
+    merge = merges.made[0]
+    merges.a[merge], merges.b[merge] = min(a, b), max(a, b)
+    merges.score[merge], merges.origin[merge] = edges.score[edge], edges.origin[edge]
+    merges.made[0] += 1
+    member = edge
+    while member != NONE:
+        edges.pair_score[member] = edges.score[edge]
+        member = edges.next_member[member]
+
+
+@compiled
+def _join(edges: Edges, nodes: Nodes, table: Table, edge: int) -> None:
+    """Move the region with fewer edges into the other."""
+    a, b = edges.ends[2 * edge], edges.ends[2 * edge + 1]
+    if nodes.degree[a] < nodes.degree[b]:
+        a, b = b, a
+    edges.alive[edge] = False
+    nodes.degree[a] -= 1
+    nodes.smallest[a] = min(nodes.smallest[a], nodes.smallest[b])
+    end = nodes.first_end[b]
+    while end != NONE:
+        following = nodes.next_end[end]
+        moved = end // 2
+        if edges.alive[moved]:
+            c = edges.ends[end ^ 1]
+            edges.ends[end] = a
+            there = find_edge(table, nodes.degree.size, a, c)
+            if there == NONE:
+                append_end(nodes, a, end)
+                nodes.degree[a] += 1
+                put_edge(table, edges, nodes.degree.size, a, c, moved)
+            else:
+                nodes.degree[c] -= 1
+                if _is_before(edges, moved, there):
+                    _add(edges, there, moved)
+                    append_end(nodes, a, end)
+                    put_edge(table, edges, nodes.degree.size, a, c, moved)
+                else:
+                    _add(edges, moved, there)
+        end = following
+
+
+@compiled
+def _add(edges: Edges, gone: int, kept: int) -> None:
+    """Add one edge to another that joins the same regions."""
+    edges.alive[gone] = False
+    edges.stale[kept] = True
+    edges.origin[kept] = max(edges.origin[kept], edges.origin[gone])
+    edges.faces[kept] += edges.faces[gone]
+    edges.total[kept] += edges.total[gone]
+    edges.head[kept] = spliced(edges, edges.head[kept], edges.head[gone])
+    edges.next_member[edges.last_member[kept]] = gone
+    edges.last_member[kept] = edges.last_member[gone]
+
+
+@compiled
+def _is_before(edges: Edges, one: int, other: int) -> bool:
+    if edges.score[one] != edges.score[other]:
+        return bool(edges.score[one] < edges.score[other])
+    return bool(edges.queued[one] < edges.queued[other])
+
+
+@compiled
+def _sift_up(heap: Int64s, place: int, edges: Edges) -> None:
+    edge = heap[place]
+    while place > 0:
+        parent = (place - 1) // 2
+        if not _is_before(edges, edge, heap[parent]):
+            break
+        heap[place] = heap[parent]
+        place = parent
+    heap[place] = edge
+
+
+@compiled
+def _sift_down(heap: Int64s, size: int, edges: Edges) -> None:
+    """Let the top edge sink to its place."""
+    edge = heap[0]
+    place = 0
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and _is_before(edges, heap[child + 1], heap[child]):
+            child += 1
+        if not _is_before(edges, heap[child], edge):
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place] = edge
+
+
+@compiled
+def _drop_top(heap: Int64s, size: int, edges: Edges) -> int:
+    heap[0] = heap[size - 1]
+    if size > 1:
+        _sift_down(heap, size - 1, edges)
+    return size - 1
