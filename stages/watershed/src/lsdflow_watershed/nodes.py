@@ -23,14 +23,35 @@ def fragment_nodes(numbers: NDArray[np.uint64], count: int, first_id: int, begin
     :param grid: the target volume, which says where its voxels lie in nm.
     """
     size, total = _sizes_and_sums(numbers, count)
-    center_vox = total[1:] / np.maximum(size[1:, None], 1) + np.asarray(begin_vox, np.float64)
-    center_nm = np.asarray(grid.offset_nm) + center_vox * np.asarray(grid.voxel_size_nm)
     ids = np.arange(count, dtype=np.uint64) + np.uint64(first_id)
-    return RagNodes(id=ids, center_nm=center_nm, size_vox=size[1:].astype(np.uint64))
+    return _nodes(ids, size[1:], total[1:], begin_vox, grid)
+
+
+def partial_nodes(numbers: NDArray[np.uint32], ids: NDArray[np.uint64], begin_vox: Vox3, grid: Geometry) -> RagNodes:
+    """Measure the parts of fragments that lie in a block: size and centre of these voxels alone; parts add up.
+
+    :param numbers: (z, y, x) numbers below n, 0 = none; not all of them occur.
+    :param ids: (n,) id of each number, ascending.
+    :returns: one row for each number that occurs, ascending.
+    """
+    size, total = _sizes_and_sums(numbers, len(ids) - 1)
+    there = size > 0
+    there[0] = False
+    return _nodes(ids[there], size[there], total[there], begin_vox, grid)
+
+
+def _nodes(
+    ids: NDArray[np.uint64], size: NDArray[np.int64], total: NDArray[np.int64], begin_vox: Vox3, grid: Geometry
+) -> RagNodes:
+    center_vox = total / np.maximum(size[:, None], 1) + np.asarray(begin_vox, np.float64)
+    center_nm = np.asarray(grid.offset_nm) + center_vox * np.asarray(grid.voxel_size_nm)
+    return RagNodes(id=ids, center_nm=center_nm, size_vox=size.astype(np.uint64))
 
 
 @compiled
-def _sizes_and_sums(numbers: NDArray[np.uint64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sizes_and_sums(
+    numbers: NDArray[np.uint32] | NDArray[np.uint64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     size = np.zeros(count + 1, np.int64)
     total = np.zeros((count + 1, 3), np.int64)
     nz, ny, nx = numbers.shape
