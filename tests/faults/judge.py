@@ -14,7 +14,7 @@ from typing import Any
 
 # What must be true of a fault, under the names that the tests use; and what must be empty or 0.
 GOOD = ("whole", "resumed", "detected", "equal")
-BAD = ("torn", "redone")
+BAD = ("torn", "redone", "hung")
 
 
 def violations_of(fault: Mapping[str, Any]) -> list[str]:
@@ -30,7 +30,9 @@ def table_of(faults: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
         row = str(fault.get("row") or fault.get("kind"))
         injected[row][0] += 1
         injected[row][1] += bool(violations_of(fault))
-    return [(row, *injected[row]) for row in sorted(injected, key=lambda row: int(row[1:]))]  # type: ignore[misc]
+    return [
+        (row, *injected[row]) for row in sorted(injected, key=lambda row: int(row[1:] if row[1:].isdigit() else 99))
+    ]
 
 
 def main(paths: list[str]) -> int:

@@ -13,13 +13,15 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+from databases import Databases, Rows
 
 from lsdflow_contract.arrays import AFFS, LABELS, RAW, ArraySpec
 from lsdflow_contract.experiment import load_experiment
@@ -31,7 +33,12 @@ from lsdflow_runtime.volumes import OutputArray
 
 RELEASE = os.environ.get("LSDFLOW_FAULTS", "ci") == "release"
 SEED = int(os.environ.get("LSDFLOW_FAULT_SEED", "20261121"))
-STAGES = ("watershed", "agglomerate", "segment")
+STORES = ("files", "mongo")
+SERIAL, DAISY = "compute.runner=serial", ("compute.runner=daisy", "compute.workers=2")
+# A command that has not ended after this time hangs.
+HANG_S = 90.0
+Harm = Mapping[str, Any]
+STAGES = ("watershed", "agglomerate", "segment", "evaluate")
 SHAPE_VOX, BLOCKS = ((32, 32, 32), 64) if RELEASE else ((16, 32, 32), 32)
 TABLES = """
 [experiment]
@@ -56,41 +63,57 @@ def seeds(row: str, ci: int, release: int) -> list[int]:
     return [generator.randrange(10**6) for _ in range(count(ci, release))]
 
 
+class Hang(AssertionError):
+    """A command did not end."""
+
+
 class Server:
     """The fork server: starts stages in children."""
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "stages.log"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "LSDFLOW_HOST": "127.0.0.1"}
         program = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
         self.process = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
 
-    def start(self, stage: str, folder: Path, *settings: str, verb: str = "run", point: str = "", nth: int = 0) -> int:
-        """Start a stage's command in a child; its process number."""
-        overrides = [part for setting in settings for part in ("--set", setting)]
-        arguments = [verb, "--experiment", str(folder / "experiment.toml"), *overrides]
-        told = {"do": "start", "stage": stage, "arguments": arguments, "log": str(self.log), "point": point, "nth": nth}
-        return int(self._ask(told)["pid"])
+    def run_here(self, stage: str, folder: Path, *settings: str) -> int:
+        """Run a stage in the server's own process: its children need not load and compile anything again."""
+        return int(self._ask({"do": "here", **self._command(stage, folder, "run", settings)})["status"])
 
-    def wait(self, pid: int) -> int:
-        """Exit code of a child, or -signal."""
-        return int(self._ask({"do": "wait", "pid": pid})["status"])
+    def start(
+        self, stage: str, folder: Path, *settings: str, verb: str = "run", harm: Harm | None = None, **environment: str
+    ) -> int:
+        """Start a stage's command in a child that does `harm` (injections.py) to itself; its process number."""
+        command = self._command(stage, folder, verb, settings)
+        return int(self._ask({"do": "start", **command, "harm": harm or {}, "environment": environment})["pid"])
 
-    def run(self, stage: str, folder: Path, *settings: str, verb: str = "run", point: str = "", nth: int = 0) -> int:
+    def wait(self, pid: int, seconds: float = HANG_S) -> int:
+        """Exit code of a child, or -signal. Raises Hang."""
+        status = self._ask({"do": "wait", "pid": pid, "seconds": seconds})["status"]
+        if status is None:
+            raise Hang(f"process {pid} did not end within {seconds:.0f} s: {self.told()[-3000:]}")
+        return int(status)
+
+    def run(self, stage: str, folder: Path, *settings: str, verb: str = "run", harm: Harm | None = None) -> int:
         """Start a stage's command, and wait for its end."""
-        return self.wait(self.start(stage, folder, *settings, verb=verb, point=point, nth=nth))
+        return self.wait(self.start(stage, folder, *settings, verb=verb, harm=harm))
 
     def told(self) -> str:
         """All that the stages have written so far."""
-        return self.log.read_text()
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def close(self) -> None:
         """End the server."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(10)
+
+    def _command(self, stage: str, folder: Path, verb: str, settings: Iterable[str]) -> dict[str, Any]:
+        overrides = [part for setting in settings for part in ("--set", setting)]
+        arguments = [verb, "--experiment", str(folder / "experiment.toml"), *overrides]
+        return {"stage": stage, "arguments": arguments, "log": str(self.log)}
 
     def _ask(self, told: Mapping[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -100,52 +123,89 @@ class Server:
         return dict(json.loads(self.process.stdout.readline()))
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """The server, the experiment before each stage, and what the undisturbed serial run left."""
+    """The server, the experiment before each stage with each store, and what the undisturbed serial run left."""
 
     server: Server
     root: Path
-    identities: Mapping[str, str]
     history: Path
+    databases: Databases
+    identities: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)
+    noted_at: float = field(default_factory=time.monotonic)
 
-    def before(self, stage: str, name: str) -> Path:
+    def before(self, stage: str, name: str, store: str = "files", **store_settings: Any) -> Path:
         """A copy of the experiment in which everything before `stage` is done."""
-        folder = self.root / name
-        shutil.copytree(self.root / f"before-{stage}", folder)
+        folder = self.root / name.replace(" ", "-").replace(".", "_")
+        shutil.copytree(self.root / f"{store}-{stage}", folder)
+        if store == "mongo":
+            self.databases.fill(folder.name, self.rows[stage])
+            (folder / "experiment.toml").write_text(TABLES + self.databases.table(folder.name, **store_settings))
         return folder
 
-    def finished(self, stage: str, name: str) -> Path:
+    def finished(self, stage: str, name: str, store: str = "files") -> Path:
         """A copy in which `stage` is done too."""
-        folder = self.root / name
-        following = (*STAGES, "end")[STAGES.index(stage) + 1]
-        shutil.copytree(self.root / f"before-{following}", folder)
-        return folder
+        return self.before((*STAGES, "end")[STAGES.index(stage) + 1], name, store)
+
+    def remove(self, folder: Path) -> None:
+        """Remove a copy and its database."""
+        if has_database(folder):
+            self.databases.drop([folder.name])
+        shutil.rmtree(folder)
+
+    def marks(self, folder: Path, stage: str) -> dict[str, float]:
+        """Block -> when it was done."""
+        if has_database(folder):
+            return self.databases.marks(folder.name, stage)
+        paths = (folder / "store" / "blocks" / stage).glob("*/done/*.json")
+        return {path.stem: float(json.loads(path.read_text())["finished"]) for path in paths}
+
+    def count_done(self, folder: Path, stage: str) -> int:
+        """How many blocks are done."""
+        if has_database(folder):
+            return len(self.databases.marks(folder.name, stage))
+        return sum(1 for _ in (folder / "store" / "blocks" / stage).glob("*/done/*.json"))
 
     def is_whole(self, stage: str, folder: Path) -> bool:
         """True if the stage's result is that of the undisturbed run, and reading everything back agrees."""
         same = identity(folder, stage) == self.identities[stage]
-        return same and self.server.run(stage, folder, "compute.runner=serial", verb="verify") == 0
+        return same and self.server.run(stage, folder, SERIAL, verb="verify") == 0
+
+    def outcome(self, folder: Path, **outcome: Any) -> dict[str, Any]:
+        """What came of a fault: what the judge looks at, and with which store."""
+        return {"store": "mongo" if has_database(folder) else "files", **outcome}
 
     def note(self, row: str, **facts: Any) -> None:
-        """Add a fault and its outcome to the history."""
+        """Add a fault and its outcome to the history, with the seconds since the one before."""
+        now = time.monotonic()
+        seconds, self.noted_at = round(now - self.noted_at, 2), now
         with self.history.open("a") as file:
-            file.write(json.dumps({"row": row, **facts}) + "\n")
+            file.write(json.dumps({"row": row, **facts, "base_seed": SEED, "seconds": seconds}) + "\n")
 
 
-def make_world(root: Path, history: Path) -> World:
-    """Make the experiment and run it undisturbed, keeping a copy before each stage."""
-    server = Server(root)
-    folder = root / "made"
-    write_experiment(folder)
-    found = {}
-    for stage in STAGES:
-        shutil.copytree(folder, root / f"before-{stage}")
-        code = server.run(stage, folder, "compute.runner=serial")
-        assert code == 0, f"{stage} ended with {code}: {server.log.read_text()[-2000:]}"
-        found[stage] = identity(folder, stage)
-    shutil.copytree(folder, root / "before-end")
-    return World(server, root, found, history)
+def make_world(root: Path, history: Path, databases: Databases) -> World:
+    """Make the experiment and run it undisturbed with each store, keeping a copy before each stage."""
+    world = World(Server(root), root, history, databases)
+    for store in STORES:
+        folder = root / f"made-{store}"
+        write_experiment(folder)
+        if store == "mongo":
+            (folder / "experiment.toml").write_text(TABLES + databases.table(folder.name))
+        for stage in STAGES:
+            _keep(world, folder, store, stage)
+            code = world.server.run_here(stage, folder, SERIAL)
+            assert code == 0, f"{stage} ended with {code}: {world.server.told()[-2000:]}"
+            found = identity(folder, stage)
+            assert world.identities.setdefault(stage, found) == found, "the stores disagree"
+        _keep(world, folder, store, "end")
+    return world
+
+
+def _keep(world: World, folder: Path, store: str, stage: str) -> None:
+    shutil.copytree(folder, world.root / f"{store}-{stage}")
+    if store == "mongo":
+        world.rows[stage] = world.databases.dump(folder.name)
 
 
 def write_experiment(folder: Path) -> None:
@@ -185,10 +245,19 @@ def identity(folder: Path, stage: str) -> str:
     return read_manifest(layout, stage).identity if layout.manifest(stage).exists() else ""
 
 
-def marks(folder: Path, stage: str) -> dict[str, float]:
-    """Block -> when it was done."""
-    paths = (folder / "store" / "blocks" / stage).glob("*/done/*.json")
-    return {path.stem: float(json.loads(path.read_text())["finished"]) for path in paths}
+def has_database(folder: Path) -> bool:
+    """True if the store of a copy is MongoDB."""
+    return 'engine = "mongo"' in (folder / "experiment.toml").read_text()
+
+
+def log_of(folder: Path, stage: str) -> str:
+    """The logs of all runs of a stage."""
+    return "".join(path.read_text() for path in sorted((folder / "runs" / stage).glob("*/log.txt")))
+
+
+def store_of(number: int) -> str:
+    """The store of the nth fault of a row: each third has MongoDB."""
+    return STORES[number % 3 == 1]
 
 
 def written(folder: Path) -> dict[str, tuple[int, int]]:
@@ -211,3 +280,12 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def wait_for(what: str, true: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until something is true. Raises Hang."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            raise Hang(f"{what}: not within {seconds} s")
+        time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""F1 to F4: SIGKILL of workers, of the coordinator, at points of a commit; signals to stop. Then the same command.
+"""F1 to F4, F19: SIGKILL of workers, of the coordinator, at points of a commit; signals to stop. Then the same command.
 
 Required: the bits of the undisturbed serial run; what was done before the fault is not done again, but for the blocks
 that were under way; nobody has to do anything but to repeat the command.
@@ -8,65 +8,80 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
-from harness import BLOCKS, STAGES, World, is_alive, marks, seeds, workers_of
+from harness import (
+    BLOCKS,
+    DAISY,
+    SERIAL,
+    STAGES,
+    World,
+    count,
+    is_alive,
+    seeds,
+    store_of,
+    wait_for,
+    workers_of,
+)
 
-SERIAL, DAISY = "compute.runner=serial", ("compute.runner=daisy", "compute.workers=2")
 POINTS = {
     "before chunks": ("watershed", "segment"),
     "after chunks": ("watershed", "segment"),
-    "before rows": ("watershed", "agglomerate"),
-    "after rows": ("watershed", "agglomerate"),
+    "before rows": ("watershed", "agglomerate", "evaluate"),
+    "after rows": ("watershed", "agglomerate", "evaluate"),
     "before mark": STAGES,
     "after mark": STAGES,
     "before rename": STAGES,
     "after rename": STAGES,
 }
+# Kills of one experiment before it may finish.
+KILLS = 2
 
 
-def finish(world: World, row: str, stage: str, folder: object, before: dict[str, float], **facts: object) -> None:
-    """The same command again; judge and note."""
+def finish(world: World, row: str, stage: str, folder: Path, faults: list[dict[str, object]]) -> None:
+    """The same command again; judge and note every fault that hit the experiment before."""
+    before = world.marks(folder, stage)
     code = world.server.run(stage, folder, SERIAL)
-    after = marks(folder, stage)
+    after = world.marks(folder, stage)
     redone = sum(after.get(block) != done for block, done in before.items())
     whole = world.is_whole(stage, folder)
-    outcome = {"stage": stage, "done_before": len(before), "redone": redone, "resumed": code == 0, "whole": whole}
-    world.note(row, **facts, **outcome)
+    for fault in faults:
+        world.note(row, stage=stage, **fault, **world.outcome(folder, resumed=code == 0, whole=whole, redone=redone))
     assert (code, whole) == (0, True)
     assert redone == 0, "finished blocks were done again"
     assert len(after) == BLOCKS
-    shutil.rmtree(folder)
+    world.remove(folder)
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_f2_killed_at_a_named_point_of_a_commit(world: World, point: str) -> None:
-    for number, seed in enumerate(seeds(f"F2 {point}", 5, 50)):
+    for number in range(count(3, 25)):
         stage = POINTS[point][number % len(POINTS[point])]
-        nth = random.Random(seed).randrange(1, BLOCKS + 1)
-        folder = world.before(stage, f"f2-{point.replace(' ', '-')}-{number}")
-        code = world.server.run(stage, folder, SERIAL, point=point, nth=nth)
-        assert code == -signal.SIGKILL, f"{stage} did not come to {point!r} {nth} times: {code}"
-        finish(world, "F2", stage, folder, marks(folder, stage), point=point, nth=nth, seed=seed)
-
-
-def wait_for(what: str, true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"{what}: not within {seconds} s"
-        time.sleep(0.01)
+        # With MongoDB, rows and marks are no files that are renamed.
+        store = "files" if "rename" in point else store_of(number)
+        folder, left, faults = world.before(stage, f"f2-{point}-{number}", store), BLOCKS, []
+        for seed in seeds(f"F2 {point} {number}", KILLS, KILLS):
+            nth = random.Random(seed).randrange(1, left // 2 + 1)
+            before = world.marks(folder, stage)
+            code = world.server.run(stage, folder, SERIAL, harm={point: nth})
+            assert code == -signal.SIGKILL, f"{stage} did not come to {point!r} {nth} times: {code}"
+            after = world.marks(folder, stage)
+            redone = sum(after.get(block) != done for block, done in before.items())
+            faults.append({"point": point, "nth": nth, "seed": seed, "done_before": len(after), "equal": redone == 0})
+            left = BLOCKS - len(after)
+        finish(world, "F2", stage, folder, faults)
 
 
 def kill_a_worker(pid: int, chance: random.Random) -> bool:
     """SIGKILL one of the workers that a coordinator has now; False if it has none, or it ended by itself meanwhile."""
     try:
-        chance.choice(psutil.Process(pid).children()).kill()
-    except (psutil.NoSuchProcess, IndexError):
+        (nursery,) = psutil.Process(pid).children()
+        chance.choice(nursery.children()).kill()
+    except (psutil.NoSuchProcess, IndexError, ValueError):
         return False
     return True
 
@@ -75,38 +90,60 @@ def test_f1_workers_killed_at_random_moments(world: World) -> None:
     """Three kills in each run."""
     for number, seed in enumerate(seeds("F1", 7, 167)):
         chance, stage = random.Random(seed), STAGES[number % len(STAGES)]
-        folder = world.before(stage, f"f1-{number}")
-        pid = world.server.start(stage, folder, *DAISY, point="slow", nth=30)
+        folder = world.before(stage, f"f1-{number}", store_of(number))
+        pid = world.server.start(stage, folder, *DAISY, harm={"slow": 15})
         moments = sorted(chance.sample(range(1, BLOCKS - 8), 3))
         for least in moments:
-            wait_for("blocks", lambda f=folder, s=stage, n=least: len(marks(f, s)) >= n)
+            wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
             wait_for("a worker to kill", lambda p=pid, c=chance: kill_a_worker(p, c))
         code = world.server.wait(pid)
         whole = world.is_whole(stage, folder)
         for least in moments:
-            world.note("F1", stage=stage, seed=seed, after_blocks=least, resumed=code == 0, whole=whole)
+            outcome = world.outcome(folder, resumed=code == 0, whole=whole)
+            world.note("F1", stage=stage, seed=seed, after_blocks=least, **outcome)
         assert (code, whole) == (0, True)
-        shutil.rmtree(folder)
+        world.remove(folder)
 
 
 @pytest.mark.parametrize("row", ["F3", "F4"])
 def test_f3_f4_coordinator_told_to_stop_or_killed(world: World, row: str) -> None:
-    for number, seed in enumerate(seeds(row, 10, 200)):
-        chance, stage = random.Random(seed), STAGES[number % len(STAGES)]
-        folder = world.before(stage, f"{row.lower()}-{number}")
-        settings = DAISY if number % 2 else (SERIAL,)
-        pid = world.server.start(stage, folder, *settings, point="slow", nth=15)
-        least = chance.randrange(1, BLOCKS - 8)
-        wait_for("blocks", lambda f=folder, s=stage, n=least: len(marks(f, s)) >= n)
-        workers = [w.pid for w in workers_of(pid)]
-        number_sent = signal.SIGKILL if row == "F4" else chance.choice([signal.SIGTERM, signal.SIGUSR2])
-        sent = time.monotonic()
-        os.kill(pid, number_sent)
-        code = world.server.wait(pid)
-        stopped_s = time.monotonic() - sent
-        wait_for("orphans gone", lambda w=workers: not any(is_alive(p) for p in w))
-        assert code == (-signal.SIGKILL if row == "F4" else 75)
-        assert stopped_s < 30
-        before = marks(folder, stage)
-        facts = {"seed": seed, "signal": int(number_sent), "stopped_s": round(stopped_s, 2)}
-        finish(world, row, stage, folder, before, **facts)
+    for number in range(count(5, 100)):
+        stage = STAGES[number % len(STAGES)]
+        folder, faults = world.before(stage, f"{row}-{number}", store_of(number)), []
+        for seed in seeds(f"{row} {number}", KILLS, KILLS):
+            chance, done = random.Random(seed), world.count_done(folder, stage)
+            settings = DAISY if chance.random() < 0.5 else (SERIAL,)
+            pid = world.server.start(stage, folder, *settings, harm={"slow": 15})
+            least = done + chance.randrange(1, (BLOCKS - done) // 2)
+            wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
+            told = signal.SIGKILL if row == "F4" else chance.choice([signal.SIGTERM, signal.SIGUSR2])
+            faults.append({"seed": seed, "signal": int(told), "runner": settings[0], **stop(world, pid, told)})
+        finish(world, row, stage, folder, faults)
+
+
+def stop(world: World, pid: int, told: signal.Signals) -> dict[str, object]:
+    """Signal a coordinator; it ends as it must, and so do its workers. The seconds until then."""
+    workers = [worker.pid for worker in workers_of(pid)]
+    sent = time.monotonic()
+    os.kill(pid, told)
+    code = world.server.wait(pid)
+    stopped_s = time.monotonic() - sent
+    wait_for("orphans gone", lambda: not any(is_alive(worker) for worker in workers))
+    assert code == (-signal.SIGKILL if told == signal.SIGKILL else 75)
+    assert stopped_s < 30
+    return {"stopped_s": round(stopped_s, 2), "orphans_s": round(time.monotonic() - sent, 2)}
+
+
+def test_f19_workers_that_die_at_one_block_in_seven_leave_the_same_bits(world: World) -> None:
+    for number, seed in enumerate(seeds("F19", 1, 20)):
+        stage = STAGES[number % len(STAGES)]
+        folder = world.before(stage, f"f19-{number}", store_of(number))
+        began, died = time.monotonic(), folder.with_suffix(".deaths")
+        code = world.server.run(stage, folder, *DAISY, harm={"deaths": [seed, str(died)]})
+        took_s, deaths = time.monotonic() - began, died.stat().st_size
+        whole = world.is_whole(stage, folder)
+        facts = {"seed": seed, "took_s": round(took_s, 2), "deaths": deaths}
+        world.note("F19", stage=stage, **facts, **world.outcome(folder, resumed=code == 0, whole=whole))
+        assert (code, whole) == (0, True)
+        assert deaths > 0
+        world.remove(folder)

@@ -1,0 +1,108 @@
+"""Workers by fork: daisy starts each worker as a new Python, which costs seconds of imports and tells nothing more.
+
+A process that forks before any thread is there (the nursery) makes them instead: same program, same pipes, same
+environment, same exit codes. What a fault of this folder wraps is wrapped in the workers too.
+
+    coordinator --(environment, stdin, stdout, stderr, status)--> nursery --fork--> worker
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import daisy._subprocess_worker
+import daisy._worker_processes
+
+MESSAGE_BYTES = 1 << 18
+
+
+def fork_daisy_workers() -> None:
+    """From now on daisy's workers of this process are forked. Call it before the process has threads."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        _nurse(theirs)
+    theirs.close()
+
+    class Forked(_ForkedProcess):
+        nursery = ours
+
+    replaced = SimpleNamespace(Popen=Forked, PIPE=-1)
+    daisy._worker_processes.subprocess = replaced  # type: ignore[assignment]
+
+
+class _ForkedProcess:
+    """What daisy uses of subprocess.Popen."""
+
+    nursery: socket.socket
+
+    def __init__(self, _command: list[str], *, stdin: int, stdout: Any, stderr: Any, env: dict[str, str]) -> None:
+        payload, self._status = os.pipe(), os.pipe()
+        given = [payload[0], stdout.fileno(), stderr.fileno(), self._status[1]]
+        socket.send_fds(self.nursery, [json.dumps(env).encode()], given)
+        os.close(payload[0])
+        os.close(self._status[1])
+        self.stdin: BinaryIO = os.fdopen(payload[1], "wb")
+
+    def wait(self) -> int:
+        """Exit code, or -signal."""
+        told = os.read(self._status[0], 16)
+        os.close(self._status[0])
+        return int(told) if told else -signal.SIGKILL
+
+
+def _nurse(requests: socket.socket) -> None:
+    """Fork a worker for each request, tell how each ends; leave when the coordinator is gone."""
+    selector, statuses = selectors.DefaultSelector(), {}
+    selector.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is requests:
+                told, given, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 4)
+                if not told:
+                    os._exit(0)
+                pid = os.fork()
+                if not pid:
+                    for held in (requests.fileno(), *statuses.values()):
+                        os.close(held)
+                    _work(json.loads(told), given)
+                watched = os.pidfd_open(pid)
+                selector.register(watched, selectors.EVENT_READ, pid)
+                statuses[pid] = given.pop()
+                for descriptor in given:
+                    os.close(descriptor)
+            else:
+                selector.unregister(key.fileobj)
+                os.close(int(key.fileobj))  # type: ignore[arg-type]
+                code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
+                with contextlib.suppress(BrokenPipeError), os.fdopen(statuses.pop(key.data), "w") as status:
+                    status.write(str(code))
+
+
+def _work(environment: dict[str, str], given: list[int]) -> None:
+    for target, descriptor in enumerate(given[:3]):
+        os.dup2(descriptor, target)
+    for descriptor in given:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdin = open(0)  # noqa: SIM115 - for the life of this process
+    code = 1
+    try:
+        daisy._subprocess_worker._run()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - this is the end of the process
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -1,0 +1,269 @@
+"""What a child can be told to do to itself. Functions of the product are wrapped here; the product knows nothing of it.
+
+{"before mark": 7}      SIGKILL when this place of a commit is reached for the 7th time (POINTS: eight of them)
+{"slow": 30}            every block takes 30 ms longer
+{"disk full": 5}        no space left from the 5th rename on;   {"disk flaky": 1}: one in a hundred fails, seed 1
+{"lease": 1.5}          leases expire after 1.5 s
+{"clock": -3600}        time.time() is an hour late;   {"clock back": 40}: steps back an hour at the 40th reading
+{"poison": [3, "crash"]}   block 3 raises, crashes, hangs, or is killed as if memory had run out, each time
+{"deaths": [11, FILE]}  each commit kills its process with a chance of 15 %, seed 11; a byte in FILE for each
+{"stop": [[3], FOLDER]}      stop (SIGSTOP) in block 3, once; the process number is left in FOLDER/3
+{"cut off": [[3], FOLDER]}   lose the coordinator in block 3, once, and finish it when another process has
+{"acknowledged": FILE}  note every write that the store acknowledged
+{"contract": 2}         be a program of another contract
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract import manifest
+from lsdflow_runtime import blockwise, joining, lease
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.mongo_blocks import MongoBlocks
+from lsdflow_runtime.mongo_rag import MongoRagStore
+from lsdflow_runtime.rag_store import FilesRagStore
+from lsdflow_runtime.volumes import Volume
+
+MARKS, RAGS, ROWS = (
+    (DoneMarks, MongoBlocks),
+    (FilesRagStore, MongoRagStore),
+    ("write_nodes", "write_edges", "write_overlaps"),
+)
+# point -> (classes, methods), and whether it lies before the call or after it
+POINTS: dict[str, tuple[tuple[type, ...], tuple[str, ...], bool]] = {
+    "before chunks": ((Volume,), ("write",), True),
+    "after chunks": ((Volume,), ("write",), False),
+    "before rows": (RAGS, ROWS, True),
+    "after rows": (RAGS, ROWS, False),
+    "before mark": (MARKS, ("mark_done",), True),
+    "after mark": (MARKS, ("mark_done",), False),
+    "before rename": ((Path,), ("replace",), True),
+    "after rename": ((Path,), ("replace",), False),
+}
+DEATH_RATE = 0.15
+HOUR_S = 3600.0
+LATE_S = 30.0
+SPARED_PORTS_VARIABLE = "LSDFLOW_FAULT_SPARED_PORTS"
+
+
+def arm(harm: dict[str, Any]) -> None:
+    """Wrap what the faults need in this process; its forked workers inherit it."""
+    for name, value in harm.items():
+        if name in POINTS:
+            _die_at(name, int(value))
+        else:
+            _HARMS[name](value)
+
+
+def _die_at(point: str, nth: int) -> None:
+    owners, names, before = POINTS[point]
+    left = [nth]
+
+    def count() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for owner in owners:
+        for name in names:
+            _wrap(owner, name, count, before=before)
+
+
+def _slow(milliseconds: float) -> None:
+    for owner in MARKS:
+        _wrap(owner, "mark_done", functools.partial(time.sleep, milliseconds / 1000), before=True)
+
+
+def _disk_full(nth: int) -> None:
+    renames = itertools.count(1)
+
+    def fail() -> None:
+        if next(renames) >= nth:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _wrap(Path, "replace", fail, before=True)
+
+
+def _disk_flaky(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def fail() -> None:
+        if chance.random() < 0.01:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    _wrap(Path, "replace", fail, before=True)
+
+
+def _lease(seconds: float) -> None:
+    lease.EXPIRY_SECONDS, lease.RENEWAL_SECONDS = seconds, seconds / 10
+    # Workers look for the next notice as much more often.
+    joining.POLL_SECONDS = min(joining.POLL_SECONDS, seconds / 4)
+
+
+def _clock(ahead_s: float) -> None:
+    true = time.time
+    time.time = lambda: true() + ahead_s
+
+
+def _clock_back(nth: int) -> None:
+    true, readings = time.time, itertools.count(1)
+    time.time = lambda: true() - (HOUR_S if next(readings) >= nth else 0)
+
+
+def _poison(told: list[Any]) -> None:
+    number, kind = told
+
+    def act(_task: BlockTask, block: Block) -> None:
+        if block.number != number:
+            return
+        if kind == "raises":
+            msg = "poisoned on purpose"
+            raise ValueError(msg)
+        if kind == "hangs":
+            time.sleep(3600)
+        os.kill(os.getpid(), signal.SIGSEGV if kind == "crashes" else signal.SIGKILL)
+
+    _in_block(act)
+
+
+def _deaths(told: list[Any]) -> None:
+    seed, path = told
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    chances: dict[int, random.Random] = {}
+
+    def act(_task: BlockTask, _block: Block) -> None:
+        pid = os.getpid()
+        if chances.setdefault(pid, random.Random(f"{seed} {pid}")).random() < DEATH_RATE:
+            os.write(file, b"x")
+            os.kill(pid, signal.SIGKILL)
+
+    _in_block(act)
+
+
+def _stop(told: list[Any]) -> None:
+    def act(_task: BlockTask, block: Block) -> None:
+        if _is_first(told, block):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    _in_block(act)
+
+
+def _cut_off(told: list[Any]) -> None:
+    """Lose every connection but those to the store in a block; go on with it when somebody else has finished it."""
+
+    def act(task: BlockTask, block: Block) -> None:
+        if not _is_first(told, block):
+            return
+        _shut_connections(set(map(int, os.environ.get(SPARED_PORTS_VARIABLE, "").split())))
+        end = time.monotonic() + LATE_S
+        while block.number not in task.marks.done() and time.monotonic() < end:
+            time.sleep(0.02)
+
+    _in_block(act)
+
+
+def _is_first(told: list[Any], block: Block) -> bool:
+    """True for the first process that comes to one of the blocks; it leaves its number there."""
+    numbers, folder = told
+    if block.number not in numbers:
+        return False
+    try:
+        descriptor = os.open(Path(folder) / str(block.number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "w") as file:
+        file.write(str(os.getpid()))
+    return True
+
+
+def _shut_connections(spared_ports: set[int]) -> None:
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if connection.family == socket.AF_INET and connection.getpeername()[1] not in spared_ports:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _acknowledged(path: str) -> None:
+    """A line after each acknowledged write: one write of a few bytes to a file opened for appending is whole."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def wrap(owner: type, name: str) -> None:
+        inner = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def noted(self: Any, *arguments: Any) -> Any:
+            result = inner(self, *arguments)
+            block = next(a for a in arguments if isinstance(a, int))
+            os.write(file, (json.dumps({"did": name, "block": block}) + "\n").encode())
+            return result
+
+        setattr(owner, name, noted)
+
+    wrap(MongoBlocks, "mark_done")
+    for name in ROWS:
+        wrap(MongoRagStore, name)
+
+
+def _contract(major: int) -> None:
+    manifest.CONTRACT_MAJOR = major
+
+
+def _in_block(act: Callable[[BlockTask, Block], None]) -> None:
+    """Act when a block is computed and nothing of it written yet; once in each process and block."""
+    inner = blockwise.commit_block
+
+    def commit(task: BlockTask, opened: Any, block: Block, *rest: Any) -> Any:
+        act(task, block)
+        return inner(task, opened, block, *rest)
+
+    blockwise.commit_block = commit
+
+
+def _wrap(owner: type, name: str, act: Callable[[], None], *, before: bool) -> None:
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if before:
+            act()
+        result = inner(*arguments, **named)
+        if not before:
+            act()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+_HARMS: dict[str, Callable[[Any], None]] = {
+    "slow": _slow,
+    "disk full": _disk_full,
+    "disk flaky": _disk_flaky,
+    "lease": _lease,
+    "clock": _clock,
+    "clock back": _clock_back,
+    "poison": _poison,
+    "deaths": _deaths,
+    "stop": _stop,
+    "cut off": _cut_off,
+    "acknowledged": _acknowledged,
+    "contract": _contract,
+}
