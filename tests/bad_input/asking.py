@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,14 +55,15 @@ class Answer:
     crash: str = ""
 
 
-def ask(command: Sequence[str], root: Path, *, training: bool) -> Answer:
+def ask(command: Sequence[str], root: Path, *, training: bool = False, unprivileged: bool = False) -> Answer:
     """Run `command` (its arguments name files below `root`).
 
     `training`: also ask the training stages, which are commands of another environment (1 s each).
+    `unprivileged`: as a user for whom permissions count.
     """
     before, started = snapshot(root), _core_seconds()
     with _stages_answer_here(training):
-        result = _invoke(command)
+        result = _without_privileges(command) if unprivileged else _invoke(command)
     seconds, after = _core_seconds() - started, snapshot(root)
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     crash = result.stderr if "Traceback" in result.stderr else ""
@@ -99,6 +102,14 @@ def _invoke(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(list(command), result.exit_code, result.stdout, result.stderr + text)
 
 
+def _without_privileges(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own, in which root has lost the right to read and write everything."""
+    rights = "-dac_override,-dac_read_search"
+    drop = ["setpriv", "--bounding-set", rights, "--inh-caps", rights] if os.geteuid() == 0 else []
+    called = [*drop, sys.executable, "-m", "bad_input.asking", *command]
+    return subprocess.run(called, cwd=REPOSITORY / "tests", capture_output=True, text=True, check=False)
+
+
 @contextmanager
 def _stages_answer_here(training: bool) -> Iterator[None]:
     """`lsdflow` asks stages by their commands; here they answer in this process, one at a time."""
@@ -129,8 +140,20 @@ def without_paths(text: str, root: Path) -> str:
         (r"(?<!\.)/input\b", "INPUT"),
         (r"\b[0-9a-f]{12,64}\b", lambda m: m.group()[:4] + "..."),
         (r"\d+\.\d GB", "N GB"),
+        (r"\buid \d+", "uid N"),
+        (r"\d{8}T\d{6}-\d+", "TIME"),
         (r"\d{2}:\d{2}:\d{2} ", ""),
     ]
     for pattern, new in replaced:
         text = re.sub(pattern, new, text)
     return text
+
+
+if __name__ == "__main__":
+    logging.getLogger().addHandler(logging.NullHandler())
+    logging.getLogger().setLevel(logging.ERROR)
+    with _stages_answer_here(training=False):
+        done = _invoke(sys.argv[1:])
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    sys.exit(done.returncode)

@@ -23,6 +23,7 @@ class Case:
     command    words of the command; the experiment is added
     after      last step of the chain that is done
     training   the training stages answer too
+    unprivileged  as a user for whom permissions count
     """
 
     wrong: str
@@ -32,6 +33,7 @@ class Case:
     command: tuple[str, ...] = ("lsdflow", "validate")
     after: str = "init"
     training: bool = False
+    unprivileged: bool = False
 
     def call(self, lab: Lab) -> list[str]:
         """The command as it is called."""
@@ -44,7 +46,7 @@ def answer_of(case: Case, laboratory: Laboratory) -> tuple[Answer, Lab]:
     """Spoil a good experiment and ask."""
     lab = laboratory.lab(case.after)
     case.spoil(lab)
-    return ask(case.call(lab), lab.root, training=case.training), lab
+    return ask(case.call(lab), lab.root, training=case.training, unprivileged=case.unprivileged), lab
 
 
 def setting(table: str, **keys: Any) -> Spoil:

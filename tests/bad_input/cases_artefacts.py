@@ -13,6 +13,9 @@ from bad_input.lab import Lab, edit_json, save_network, write_source
 
 from lsdflow_contract.arrays import AFFS, FRAGMENTS
 from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, bundle_folder
+from lsdflow_contract.graph import RagNodes
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_runtime.rag_store import FilesRagStore
 
 DATA, MISSING, MISMATCH, CONFIG, OTHERS = 65, 66, 76, 78, 73
 
@@ -114,6 +117,37 @@ def _file_for_folder(lab: Lab) -> None:
     lab.layout.manifest("prepare").unlink()
 
 
+def _locked(*parts: str, mode: int = 0o555) -> Spoil:
+    """A folder of the lab may be read, but not written into."""
+    return lambda lab: lab.root.joinpath(*parts).chmod(mode)
+
+
+def _locked_source(lab: Lab) -> None:
+    (lab.source("train", "volumes/raw") / "0.0.0").chmod(0)
+
+
+def _lost_edges(lab: Lab) -> None:
+    min(path for path in lab.layout.store.rglob("1.parquet") if "edges" in str(path)).unlink()
+
+
+def _with_id_in_block_one(place: int) -> Spoil:
+    """Block 1 has a node with the id of a place in block 0, or with the id of background."""
+
+    def spoil(lab: Lab) -> None:
+        key = read_manifest(lab.layout, "watershed").key
+        store = FilesRagStore(lab.layout.store)
+        nodes, other = (store.read_nodes(key, block) for block in (1, 0))
+        ids = np.concatenate([nodes.id[1:], [other.id[0] if place else np.uint64(0)]])
+        store.write_nodes(key, 1, RagNodes(ids, nodes.center_nm, nodes.size_vox))
+
+    return spoil
+
+
+def _huge_target(lab: Lab) -> None:
+    edit_json(lab.source("volume", "volumes/raw") / ".zarray", shape=[20_000] * 3, chunks=[256] * 3)
+    lab.set_target(sparse=True, truth=None)
+
+
 PREDICT, WATERSHED, AGGLOMERATE = ("predict", "validate"), ("watershed", "validate"), ("agglomerate", "validate")
 SEGMENT, EVALUATE = ("segment", "validate"), ("evaluate", "validate")
 FAR = {"begin": "0 vox", "shape": "99 vox"}
@@ -163,6 +197,16 @@ CASES = [
          ("fragments.zarr", "--replace"), ("watershed", "run"), "watershed"),
     Case("affinities of ten channels", _affinities_of_ten_channels, DATA, ("volumes/affs", "3 channels", "10 channels"),
          after="predict"),
+    Case("a folder of the experiment that may not be written", _locked("exp"), 77,
+         ("DIR", "may not write", "uid"), unprivileged=True),
+    Case("a result that may not be written", _locked("exp", "data"), 77, ("DIR/data", "may not write", "uid"),
+         after="prepare", unprivileged=True),
+    Case("a stage in a folder that may not be written", _locked("exp"), 77,
+         ("DIR/runs/prepare", "may not write", "its owner"), ("prepare", "run"), unprivileged=True),
+    Case("a source volume that may not be read", _locked_source, 77, ("INPUT/train.zarr/volumes/raw",),
+         ("prepare", "validate"), unprivileged=True),
+    Case("a disk too small for what will be written", _huge_target, 74,
+         ("DIR", "prepare", "predict", "a tenth to spare", "free", "roi")),
     Case("an experiment folder with a file named data", _file_for_folder, 74, ("data",), ("prepare", "run"), "prepare"),
     # Watershed, agglomerate, segment, evaluate.
     Case("a mask file that is not there", setting("watershed", mask_file="../input/mask.zarr"), MISSING,
@@ -194,6 +238,12 @@ CASES = [
          "watershed"),
     Case("a damaged table of edges", _damaged_graph, DATA, ("edges_hist_quant_75", "block 0", "agglomerate repair"),
          ("agglomerate", "verify"), "agglomerate"),
+    Case("a lost table of edges", _lost_edges, DATA, ("edges_hist_quant_75", "block 1", "agglomerate repair"),
+         ("segment", "run"), "agglomerate"),
+    Case("the same fragment id in two blocks", _with_id_in_block_one(1), DATA,
+         ("block 1", "ids 4097 to 8192", "belongs to block 0", "watershed repair"), ("segment", "run"), "agglomerate"),
+    Case("a fragment with the id of background", _with_id_in_block_one(0), DATA,
+         ("block 1", "id 0 belongs to background", "watershed repair"), ("segment", "run"), "agglomerate"),
     # The command line.
     Case("a stage that is not done yet", lambda lab: None, MISSING, ("manifests/predict.json", "predict run"),
          ("watershed", "run"), "prepare"),

@@ -128,6 +128,10 @@ CASES = [
          ("cluster", "--wrap=rm", "set by the wrappers"), command=("lsdflow", "submit", "--dry-run")),
     Case("a command in a partition's name", setting("cluster", partition_gpu="gpu;reboot"), CONFIG,
          ("cluster.partition_gpu", "gpu;reboot"), command=("lsdflow", "submit", "--dry-run")),
+    Case("a misspelt key of the cluster", setting("cluster", partition_gpus="gpu"), CONFIG,
+         ("cluster.partition_gpus", "'partition_gpu'", "experiment.toml")),
+    Case("memory of a job that is no memory", setting("cluster", watershed={"mem": "lots"}), CONFIG,
+         ("cluster.watershed.mem", "lots", "experiment.toml")),
     Case("--set without a table", lambda lab: None, CONFIG, ("--set", "table.key=value"),
          command=("lsdflow", "validate", "--set", "workers=3")),
 ]  # fmt: skip

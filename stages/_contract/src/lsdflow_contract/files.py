@@ -29,7 +29,8 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise PermissionDenied("may not write", where=path, found=f"uid {os.geteuid()}") from error
+        hint = "ask its owner for the right to write, or use a folder of your own"
+        raise PermissionDenied("may not write", where=path, found=f"uid {os.geteuid()}", hint=hint) from error
     except OSError as error:
         hint = _STORAGE_HINTS.get(error.errno or 0, "")
         raise StorageFailure(f"writing failed: {error.strerror}", where=path, hint=hint) from error

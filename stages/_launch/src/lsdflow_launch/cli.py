@@ -22,7 +22,8 @@ from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.place import Containing, run_on
 from lsdflow_launch.start import Start, init_experiment
-from lsdflow_launch.state import Ask, plans_of, problems_of
+from lsdflow_launch.state import plans_of, problems_of
+from lsdflow_launch.whole import Ask
 
 app = typer.Typer(name="lsdflow", no_args_is_help=True, pretty_exceptions_enable=False)
 Folder = Annotated[Path, typer.Argument(help="folder of the experiment")]

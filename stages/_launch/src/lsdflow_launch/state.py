@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,8 +11,9 @@ from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.whole import Ask, whole_problems
 
-Ask = Callable[[str, Sequence[str]], Any]
+WHOLE = "experiment"
 
 
 def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[str, Any]]:
@@ -24,13 +24,15 @@ def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[st
 
 
 def problems_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, list[dict[str, Any]]]:
-    """All problems that the stages find, by stage; writes nothing."""
+    """All problems that the stages find, by stage, and those of the experiment as a whole; writes nothing."""
     stages = stages_of(experiment)
     with ThreadPoolExecutor() as pool:
+        whole = pool.submit(whole_problems, experiment, ask)
         answers = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), stages)
         found = dict(zip(stages, answers, strict=True))
     listed = {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
-    return {stage: [p for p in problems if not _made_later(p, stage, experiment)] for stage, problems in listed.items()}
+    told = {s: [p for p in problems if not _made_later(p, s, experiment)] for s, problems in listed.items()}
+    return {**told, WHOLE: whole.result()}
 
 
 def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> bool:

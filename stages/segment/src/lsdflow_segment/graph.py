@@ -87,11 +87,12 @@ def merge_functions_of(config: dict[str, Any]) -> tuple[str, ...]:
 def read_fragments(store: RagStore, source: GraphSource) -> SegmentSizes:
     """Fragments and their voxels; one that several blocks describe counts with the sum of its voxels.
 
-    BadData (65) if the rows of a block are lost or damaged.
+    BadData (65) if the rows of a block are lost or damaged, or hold the id of another block.
     """
     count = SizeCount()
     made = source.watershed
-    for nodes in _naming(made, store.iter_nodes(made.key, _blocks_of(made, NODES_COLLECTION))):
+    for block, nodes in enumerate(_naming(made, store.iter_nodes(made.key, _blocks_of(made, NODES_COLLECTION)))):
+        _require_own_ids(made, block, nodes.id)
         count.add_counts(nodes.id, nodes.size_vox.astype(np.int64))
     sizes = count.sizes()
     if sizes.background_vox:
@@ -104,6 +105,25 @@ def read_edges(store: RagStore, source: GraphSource, merge_function: str) -> Ite
     made = source.agglomerate
     blocks = _blocks_of(made, edges_collection(merge_function))
     return _naming(made, store.iter_edges(made.key, merge_function, blocks))
+
+
+def _require_own_ids(made: Manifest, block: int, ids: NDArray[np.uint64]) -> None:
+    """In mode `blocks` a block has its own range of ids: an id outside of it may stand for two fragments."""
+    size = made.config.get("resolved", {}).get("voxels_per_block")
+    if made.config.get("id_mode") != "blocks" or size is None:
+        return
+    first, last = block * int(size) + 1, (block + 1) * int(size)
+    foreign = ids[(ids < first) | (ids > last)]
+    repeated = np.sort(ids)[1:][np.diff(np.sort(ids)) == 0]
+    if len(foreign) or len(repeated):
+        wrong = int(foreign[0] if len(foreign) else repeated[0])
+        owner = f"block {(wrong - 1) // int(size)}" if wrong else "background"
+        raise BadData(
+            f"block {block} of the graph has nodes with ids that are not its own, or twice the same",
+            wanted=f"ids {first} to {last}, each once",
+            found=f"{len(foreign) + len(repeated)} such ids; id {wrong} belongs to {owner}",
+            hint=f"make it again: {made.writer.stage} repair; if that finds nothing: {made.writer.stage} run --replace",
+        )
 
 
 def _blocks_of(made: Manifest, collection: str) -> int | None:

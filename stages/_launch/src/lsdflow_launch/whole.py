@@ -1,0 +1,101 @@
+"""Problems of an experiment that no stage sees alone: the table of the cluster, folders, room for the whole chain."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.arrays import AFFS, LSDS
+from lsdflow_contract.errors import PermissionDenied, StageError, StorageFailure
+from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.cluster import cluster_of
+
+Ask = Callable[[str, Sequence[str]], Any]
+
+# Ids shrink to a twentieth of their 8 bytes; grey values hardly.
+IDS_BYTES_PER_VOXEL = 8 / 20
+SPARE = 1.1
+
+
+def whole_problems(experiment: Experiment, ask: Ask) -> list[dict[str, Any]]:
+    """All of them, as the stages tell theirs; writes nothing."""
+    problems: list[StageError] = []
+    for check in (_require_cluster, _require_writable_folders, lambda e: _require_room(e, ask)):
+        try:
+            check(experiment)
+        except StageError as error:
+            problems.append(error)
+    return [problem.as_dict() for problem in problems]
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write there."""
+    return shutil.disk_usage(folder).free
+
+
+def _require_cluster(experiment: Experiment) -> None:
+    cluster_of(experiment)
+
+
+def _require_writable_folders(experiment: Experiment) -> None:
+    """PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
+    layout = experiment.layout
+    made = [layout.training_volume("a").parents[1], layout.store, layout.luts, layout.report, layout.fragments]
+    made += [layout.segmentation, layout.manifest("a").parent, layout.stage_runs("a").parent]
+    made += [layout.train_dir("a").parent, layout.predictions("a", 0).parents[2]]
+    for folder in (layout.root, *made):
+        if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionDenied(
+                "may not write into a folder of the experiment",
+                where=folder,
+                wanted="a folder that this user may write into",
+                found=f"uid {os.geteuid()}",
+                hint="ask its owner for the right to write, or make the experiment in a folder of your own",
+            )
+
+
+def _require_room(experiment: Experiment, ask: Ask) -> None:
+    """StorageFailure (74) if what is not made yet is expected to need more than the disk has, with a tenth to spare."""
+    needed = _bytes_to_come(experiment, ask("prepare", stage_arguments("plan", experiment)))
+    free = free_bytes(experiment.layout.root)
+    if free < sum(needed.values()) * SPARE:
+        parts = ", ".join(f"{stage} {size / 1e9:.1f} GB" for stage, size in needed.items())
+        raise StorageFailure(
+            "the disk is too small for what the stages will write",
+            where=experiment.layout.root,
+            wanted=f"about {sum(needed.values()) * SPARE / 1e9:.1f} GB ({parts}, and a tenth to spare)",
+            found=f"{free / 1e9:.1f} GB free",
+            hint="free some space, put the experiment on a larger disk, or choose a part of the volume with roi",
+        )
+
+
+def _bytes_to_come(experiment: Experiment, prepared: Any) -> dict[str, float]:
+    """Bytes by stage, of what was not begun. A stage that writes a part (roi) ends the estimate: nothing is guessed."""
+    volumes = prepared if isinstance(prepared, dict) and "exit_code" not in prepared else {}
+    layout, target = experiment.layout, volumes.get("target")
+    found: dict[str, float] = {}
+    folders = {"target": layout.target_volume}
+    for label, facts in volumes.items():
+        folder = folders.get(label) or layout.training_volume(label.removeprefix("training/"))
+        if not folder.exists():
+            found[STAGES[0]] = found.get(STAGES[0], 0) + facts["bytes_expected"]
+    if target is None:
+        return found
+    voxels = math.prod(target["shape_vox"])
+    lsds = LSDS.channels if experiment.tables.get("predict", {}).get("store_lsds") else 0
+    written = {
+        "predict": (layout.predictions("a", 0).parents[2], float(AFFS.channels + lsds)),
+        "watershed": (layout.fragments, IDS_BYTES_PER_VOXEL),
+        "segment": (layout.segmentation, IDS_BYTES_PER_VOXEL),
+    }
+    for stage, (folder, bytes_per_voxel) in written.items():
+        if experiment.tables.get(stage, {}).get("roi"):
+            break
+        if not folder.exists():
+            found[stage] = voxels * bytes_per_voxel
+    return found
