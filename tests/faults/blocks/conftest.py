@@ -35,6 +35,14 @@ def world(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
     made.server.close()
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a failed test has started ends with it."""
+    yield
+    if "world" in request.fixturenames:
+        request.getfixturevalue("world").server.end_all()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """A command that hangs is a line of the history too."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from forked_workers import fork_daisy_workers
+from forked_workers import fork_daisy_workers, fork_joined_workers
 from injections import arm
 
 from lsdflow_agglomerate import task as _agglomerate  # noqa: F401 - imported once, here, for all children
@@ -80,8 +79,7 @@ def _fork_what_is_started(arguments: list[str]) -> None:
     if {"compute.runner=daisy", "compute.runner=cluster"} & set(arguments):
         fork_daisy_workers()
     if arguments[0] == "worker":
-        by_fork = multiprocessing.get_context("fork")
-        multiprocessing.get_context = lambda _method=None: by_fork  # type: ignore[assignment]
+        fork_joined_workers()
 
 
 def _wait(pid: int, seconds: float) -> int | None:

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import selectors
 import signal
 import socket
+import stat
 import sys
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import daisy._subprocess_worker
 import daisy._worker_processes
+
+from lsdflow_runtime import joining
 
 MESSAGE_BYTES = 1 << 18
 
@@ -38,6 +43,23 @@ def fork_daisy_workers() -> None:
 
     replaced = SimpleNamespace(Popen=Forked, PIPE=-1)
     daisy._worker_processes.subprocess = replaced  # type: ignore[assignment]
+
+
+def fork_joined_workers() -> None:
+    """From now on the processes that do the blocks of a joined worker are forked; and it looks around more often."""
+    by_fork = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda _method=None: by_fork  # type: ignore[assignment]
+    os.register_at_fork(after_in_child=_let_go_of_sockets)
+    joining.POLL_SECONDS = 0.1
+
+
+def _let_go_of_sockets() -> None:
+    """A new Python would not hold the connections of its parent open."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                os.dup2(nothing, descriptor)
 
 
 class _ForkedProcess:
@@ -62,7 +84,8 @@ class _ForkedProcess:
 
 def _nurse(requests: socket.socket) -> None:
     """Fork a worker for each request, tell how each ends; leave when the coordinator is gone."""
-    selector, statuses = selectors.DefaultSelector(), {}
+    selector = selectors.DefaultSelector()
+    statuses: dict[int, int] = {}
     selector.register(requests, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "stages.log"
+        self.running: set[int] = set()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "LSDFLOW_HOST": "127.0.0.1"}
         program = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
         self.process = subprocess.Popen(
@@ -87,11 +89,14 @@ class Server:
     ) -> int:
         """Start a stage's command in a child that does `harm` (injections.py) to itself; its process number."""
         command = self._command(stage, folder, verb, settings)
-        return int(self._ask({"do": "start", **command, "harm": harm or {}, "environment": environment})["pid"])
+        pid = int(self._ask({"do": "start", **command, "harm": harm or {}, "environment": environment})["pid"])
+        self.running.add(pid)
+        return pid
 
     def wait(self, pid: int, seconds: float = HANG_S) -> int:
         """Exit code of a child, or -signal. Raises Hang."""
         status = self._ask({"do": "wait", "pid": pid, "seconds": seconds})["status"]
+        self.running.discard(pid)
         if status is None:
             raise Hang(f"process {pid} did not end within {seconds:.0f} s: {self.told()[-3000:]}")
         return int(status)
@@ -103,6 +108,14 @@ class Server:
     def told(self) -> str:
         """All that the stages have written so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def end_all(self) -> None:
+        """End what a failed test has left behind."""
+        for pid in list(self.running):
+            for process in [*workers_of(pid), psutil.Process(pid)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.wait(pid)
 
     def close(self) -> None:
         """End the server."""

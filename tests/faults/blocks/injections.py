@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract import manifest
-from lsdflow_runtime import blockwise, joining, lease
+from lsdflow_runtime import blockwise, lease
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.done_marks import DoneMarks
@@ -112,8 +112,6 @@ def _disk_flaky(seed: int) -> None:
 
 def _lease(seconds: float) -> None:
     lease.EXPIRY_SECONDS, lease.RENEWAL_SECONDS = seconds, seconds / 10
-    # Workers look for the next notice as much more often.
-    joining.POLL_SECONDS = min(joining.POLL_SECONDS, seconds / 4)
 
 
 def _clock(ahead_s: float) -> None:
