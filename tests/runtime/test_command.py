@@ -70,3 +70,13 @@ def test_a_stage_without_blocks_has_no_repair_and_says_what_to_do(experiment: Pa
     done = CliRunner().invoke(APP, ["repair", "-e", str(experiment)])
     assert done.exit_code == 2
     assert "sleepy run --replace" in done.output
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_debug_adds_the_traceback_and_changes_no_exit_code(experiment: Path, debug: list[str]) -> None:
+    fault = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment), *debug])
+    assert fault.exit_code == 70
+    refusal = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment), "--set", "faulty.key=1", *debug])
+    assert refusal.exit_code == 78
+    assert "error: unknown table [faulty]" in refusal.stderr
+    assert ["Traceback" in told.stderr for told in (fault, refusal)] == [bool(debug)] * 2

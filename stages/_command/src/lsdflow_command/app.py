@@ -17,6 +17,7 @@ import json
 import logging
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,12 +86,11 @@ def stage_app(stage: StageCommand) -> typer.Typer:
 
 @contextmanager
 def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
-    """Turn errors into messages and exit codes; no traceback without --debug."""
+    """Turn errors into messages and exit codes; a traceback comes before them, with --debug alone."""
     try:
         yield
     except StageError as error:
-        if debug:
-            raise
+        _show_traceback(debug)
         text = json.dumps(error.as_dict()) if as_json else f"error: {error.message()}"
         typer.echo(text, err=not as_json)
         raise typer.Exit(error.exit_code) from error
@@ -100,12 +100,16 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         typer.echo("interrupted; run the same command again to go on", err=True)
         raise typer.Exit(Interrupted.exit_code) from error
     except Exception as error:
-        if debug:
-            raise
+        _show_traceback(debug)
         typer.echo(
             f"error: internal: {type(error).__name__}: {error}\n   to do: run with --debug and report it", err=True
         )
         raise typer.Exit(70) from error
+
+
+def _show_traceback(debug: bool) -> None:
+    if debug:
+        typer.echo(traceback.format_exc(), err=True)
 
 
 @contextmanager
