@@ -5,6 +5,7 @@ tests/compose runs them for real.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -45,7 +46,7 @@ def test_every_image_is_a_pin_that_must_be_there() -> None:
     services = _read("compose.yaml")["services"]
     for stage in STAGES:
         assert services[stage]["image"].startswith(f"${{{_key(stage)}:?"), stage
-        assert services[stage]["environment"] == {"LSDFLOW_IMAGE_DIGEST": f"${{{_key(stage)}}}"}
+        assert services[stage]["environment"] == {"LSDFLOW_IMAGE_DIGEST": f"${{{_key(stage)}_DIGEST-}}"}
     assert _read("compose.mongo.yaml")["services"]["mongo"]["image"].startswith("${MONGO_IMAGE:?")
     for name in FILES:
         commands = [line for line in (COMPOSE / name).read_text().splitlines() if not line.strip().startswith("#")]
@@ -127,9 +128,29 @@ def test_compose_env_tells_of_this_experiment_and_its_user(experiment: Path, tmp
         "LSDFLOW_UID": str(os.getuid()),
         "LSDFLOW_GID": str(os.getgid()),
         "LSDFLOW_INPUTS": str(volumes),
+        **{f"{_key(stage)}_DIGEST": "" for stage in STAGES},
     }
     assert done.stdout.splitlines()[-1].startswith("next: docker compose -f compose/compose.yaml '--env-file=")
     assert not (experiment / "secrets").exists()
+
+
+def test_what_a_stage_writes_down_is_the_digest_of_its_image_alone(experiment: Path, tmp_path: Path) -> None:
+    digest, image_id = (f"sha256:{letter * 64}" for letter in "ab")
+    pins = (experiment / "images.env").read_text()
+    pins = pins.replace("lsdflow/predict:0.1.0", f"registry/lsdflow/predict:0.1.0@{digest}")
+    (experiment / "images.env").write_text(pins)
+    labels = {"lsdflow.stage": "segment", "org.opencontainers.image.version": "0.1.0", "lsdflow.contract": "1.0"}
+    facts = [{"Id": image_id, "RepoDigests": [], "Config": {"Labels": labels}}]
+    (tmp_path / "segment.json").write_text(json.dumps(facts))
+    docker = f"""#!{shutil.which("bash")}
+[[ $* == *lsdflow/segment* ]] && cat '{tmp_path}/segment.json' && exit 0
+echo 'Error: No such image' >&2; exit 1
+"""
+    (tmp_path / "bin" / "docker").write_text(docker)
+    done = _compose_env(experiment)
+    assert done.returncode == 0, done.stderr
+    found = {key: value for key, value in _values(experiment).items() if key.endswith("_DIGEST") and value}
+    assert found == {"PREDICT_IMAGE_DIGEST": digest, "SEGMENT_IMAGE_DIGEST": image_id}
 
 
 def test_compose_env_makes_passwords_once_and_for_the_owner_alone(experiment: Path) -> None:

@@ -16,7 +16,7 @@ from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_launch.container import require_image
 from lsdflow_launch.engines import DockerLike
 from lsdflow_launch.mounts import mounts_of
-from lsdflow_launch.pins import Pin, pin_of_stage, read_pins
+from lsdflow_launch.pins import Pin, key_of, pin_of_stage, read_pins
 
 HEADER = "# Written by `lsdflow compose-env`: this machine, this user, this experiment. Pins stand in images.env.\n"
 # Waits for the last stage, so that `up` fails when that stage did.
@@ -49,7 +49,7 @@ def write_compose_env(experiment: Experiment) -> ComposeEnv:
     not the pinned one.
     """
     mongo = experiment.store.engine == "mongo"
-    _check_pins(experiment, mongo)
+    digests = _checked_digests(experiment, mongo)
     root = experiment.path.parent
     values = {
         "COMPOSE_PROJECT_NAME": "lsdflow-" + re.sub(r"[^a-z0-9_-]", "-", experiment.common.name.lower()),
@@ -65,6 +65,7 @@ def write_compose_env(experiment: Experiment) -> ComposeEnv:
     for name, value in values.items():
         if _UNSAFE.search(value):
             raise ConfigError(f"{name}: compose cannot take this path", found=value, hint="no quotes, no colons")
+    values |= {f"{key_of(stage)}_DIGEST": digest for stage, digest in digests.items()}
     path = root / "compose.env"
     write_if_changed(path, (HEADER + "".join(f"{k}='{v}'\n" for k, v in values.items())).encode())
     files = ["compose.yaml", *(["compose.mongo.yaml"] if mongo else [])]
@@ -72,22 +73,23 @@ def write_compose_env(experiment: Experiment) -> ComposeEnv:
     return ComposeEnv(path, tuple(files))
 
 
-def _check_pins(experiment: Experiment, mongo: bool) -> None:
+def _checked_digests(experiment: Experiment, mongo: bool) -> dict[str, str]:
+    """The digest that each stage writes into what it makes."""
     path = experiment.layout.images_env
     pins = read_pins(path)
     engine = DockerLike("docker" if shutil.which("docker") else "podman")
-    for stage in STAGES:
-        _check_pin(engine, stage, pin_of_stage(pins, stage, path))
+    digests = {stage: _checked_digest(engine, stage, pin_of_stage(pins, stage, path)) for stage in STAGES}
     if mongo and "MONGO_IMAGE" not in pins:
         raise ConfigError("the database has no pinned image", where=path, wanted="a line MONGO_IMAGE=name:version")
+    return digests
 
 
-def _check_pin(engine: DockerLike, stage: str, pin: Pin) -> None:
-    """An image that is here must be the pinned one; one that is not, compose pulls."""
+def _checked_digest(engine: DockerLike, stage: str, pin: Pin) -> str:
+    """An image that is here must be the pinned one; one that is not, compose pulls: then only its pin may know it."""
     try:
         image = engine.find(stage, pin)
     except MissingInput:
-        return
+        return pin.digest
     require_image(stage, pin, image)
     if pin.digest and not engine.knows(str(pin)):
         hint = f"publish the image, or leave the digest out of {pin.key}, or: lsdflow run --on container"
@@ -97,6 +99,7 @@ def _check_pin(engine: DockerLike, stage: str, pin: Pin) -> None:
             found=f"id of a local image, {pin}",
             hint=hint,
         )
+    return pin.digest or image.digest
 
 
 def _folder_of_inputs(experiment: Experiment) -> Path | None:
