@@ -1,17 +1,18 @@
 """The watershed whose ties are decided by the names of seeds alone: blocks that see the same basin agree on it.
 
 The published flood (flood.py) is first come first served: who is first depends on where the block begins. Here a voxel
-belongs to the seed whose flood reaches it first, with time (level, step, seed):
+belongs to the seed whose flood reaches it first, with time (level, step, entry, seed):
 
     level   smallest depth on the way from the seed: deep levels come first
-    step    voxels walked since that level began
+    step    voxels of just that depth walked since that level began; a hill is climbed in no time, and as a whole
+    entry   level and step from which the flood came down to this level: over the steeper side first
     seed    number of the seed, which follows the place of its first voxel in the volume (seed_names.py)
 
-    depth   9 7 5 3 3 4 3 3 5 8      level 3: both floods enter in step 0, walk one voxel a step, also up into the
-    flood   A A A A A b B B B B      unseeded hill in the middle; a voxel that both reach in the same step gets A
+    depth   9 7 5 3 3 8 6 3 3 5 7     level 3: both floods come from level 5 and walk one voxel a step; A and B reach
+    flood   A A A A A A A B B B B     the unseeded hill in the middle in one step: A, the smaller, gets all of it
 
-Every flood that reaches a voxel in the same step is looked at, and the one with the smallest seed stays; so the order
-in which voxels lie in memory or wait in a queue takes no part in it: flip the axes, and the result is the flipped one.
+All floods that reach a voxel or a hill in one step are looked at, and the first in (entry, seed) wins; so the order in
+which voxels lie in memory or wait in a queue takes no part in it: flip the axes, and the result is the flipped one.
 
 Voxels wait in two arrays: those that deeper levels reached, by depth; and those of the current level, step after step.
 """
@@ -78,54 +79,118 @@ def _sink(
     word: NDArray[np.int64],
     waiting: NDArray[np.int32],
     bounds: tuple[NDArray[np.int64], NDArray[np.int64]],
-    steps: tuple[int, int],
+    moves: tuple[int, int],
 ) -> None:
-    """All levels, from deep to shallow; within a level step after step."""
+    """All levels, from deep to shallow; within a level step after step. Steps are counted through the levels."""
     first, tail = bounds
     front = np.empty(waiting.size, np.int32)
+    entry = np.zeros(word.size, np.int32)
     end = 0
+    step = 0
     for level in range(first.size - 1, -1, -1):
         begin = end
         for place in range(first[level], tail[level]):
             front[end] = waiting[place]
             end += 1
         while begin < end:
-            stop = end
-            for place in range(begin, stop):
+            step += 1
+            for place in range(begin, end):
                 word[front[place]] &= ~np.int64(MARK)
-            end = _step(word, (front, begin, stop), (waiting, tail), level, steps)
+            stop = _climb(word, entry, (front, begin, end), level, moves)
+            end = _walk(word, entry, (front, begin, stop), (waiting, tail), (level, step), moves)
             begin = stop
 
 
 @compiled
-def _step(
+def _climb(
     word: NDArray[np.int64],
+    entry: NDArray[np.int32],
+    queue: tuple[NDArray[np.int32], int, int],
+    level: int,
+    moves: tuple[int, int],
+) -> int:
+    """Take the hills beside the voxels front[begin:end], in the order (entry, seed); their voxels stand behind them."""
+    front, begin, end = queue
+    dz, dy = moves
+    climbers = front[:0].copy()
+    known = 0
+    for place in range(begin, end):
+        voxel = np.int64(front[place])
+        for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
+            if level < word[neighbour] < MARK:
+                if known == climbers.size:
+                    climbers = np.concatenate((climbers, np.empty(known + 64, np.int32)))
+                climbers[known] = voxel
+                known += 1
+                break
+    climbers = climbers[:known]
+    order = np.argsort(np.array([(np.int64(entry[v]) << 30) | (word[v] >> LABEL) for v in climbers], np.int64))
+    for climber in order:
+        end = _take_hill(word, entry, front, end, (int(climbers[climber]), level), moves)
+    return end
+
+
+@compiled
+def _take_hill(
+    word: NDArray[np.int64],
+    entry: NDArray[np.int32],
+    front: NDArray[np.int32],
+    end: int,
+    climber: tuple[int, int],
+    moves: tuple[int, int],
+) -> int:
+    """Flood from one voxel all that is deeper than the level and not taken."""
+    voxel, level = climber
+    dz, dy = moves
+    label, since = word[voxel] >> LABEL << LABEL, entry[voxel]
+    place, known = end, end
+    while True:
+        for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
+            if level < word[neighbour] < MARK:
+                word[neighbour] |= label
+                entry[neighbour] = since
+                front[known] = neighbour
+                known += 1
+        if place == known:
+            return known
+        voxel = int(front[place])
+        place += 1
+
+
+@compiled
+def _walk(
+    word: NDArray[np.int64],
+    entry: NDArray[np.int32],
     queue: tuple[NDArray[np.int32], int, int],
     lower: tuple[NDArray[np.int32], NDArray[np.int64]],
-    level: int,
-    steps: tuple[int, int],
+    time: tuple[int, int],
+    moves: tuple[int, int],
 ) -> int:
-    """Walk one voxel from the voxels front[begin:stop]; those reached now stand behind them, up to the returned end."""
+    """Walk one voxel from the voxels front[begin:stop]; those of this level reached now stand behind, up to the end."""
     front, begin, stop = queue
     waiting, tail = lower
+    level, step = time
     # from a voxel to the next section and row; 0: the neighbour is the voxel itself, labelled already
-    dz, dy = steps
+    dz, dy = moves
     end = stop
     for place in range(begin, stop):
         voxel = np.int64(front[place])
         label = word[voxel] >> LABEL
         for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
             reached = word[neighbour]
-            if reached < 0:
+            if reached < 0 or (reached >= MARK and not reached & MARK):
                 continue
+            depth = reached & (MARK - 1)
+            since = entry[voxel] if depth == level else step
             if reached < MARK:
-                word[neighbour] = (label << LABEL) | MARK | reached
-                if reached >= level:
+                if depth == level:
                     front[end] = neighbour
                     end += 1
                 else:
-                    waiting[tail[reached]] = neighbour
-                    tail[reached] += 1
-            elif reached & MARK and label < reached >> LABEL:
-                word[neighbour] = (label << LABEL) | (reached & ((np.int64(1) << LABEL) - 1))
+                    waiting[tail[depth]] = neighbour
+                    tail[depth] += 1
+            elif (since, label) >= (entry[neighbour], reached >> LABEL):
+                continue
+            word[neighbour] = (label << LABEL) | MARK | depth
+            entry[neighbour] = since
     return end
