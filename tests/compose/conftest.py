@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from lsdflow_contract.testing import micro_network
 from lsdflow_launch.demo import write_volume
 from lsdflow_launch.start import images_text
 from lsdflow_launch.synthetic import synthetic_em
@@ -37,17 +38,7 @@ TABLES: dict[str, dict[str, Any]] = {
         "training": [{"name": "train", "raw": "input/train.hdf"}],
         "target": {"raw": "input/volume.hdf", "truth": "input/volume.hdf"},
     },
-    "train-acrlsd": {
-        "num_fmaps": 4,
-        "fmap_inc_factor": 2,
-        "input_shape_vox": [52, 52, 52],
-        "predict_input_shape_vox": [68, 68, 68],
-        "max_iteration": 4,
-        "checkpoint_every": 4,
-        "snapshot_every": 4,
-        "num_workers": 0,
-        "validation_fraction": 0.0,
-    },
+    "train-acrlsd": micro_network(4, checkpoints=1),
     "predict": {"block_shape": "28 vox"},
     "watershed": {"block_shape": "36 vox", "context": "8 vox"},
     "segment": {"threshold": 0.5},

@@ -18,21 +18,12 @@ import pytest
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import micro_network
 from lsdflow_runtime.volumes import open_volume
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
-MICRO = {
-    "num_fmaps": 4,
-    "fmap_inc_factor": 2,
-    "input_shape_vox": [52, 52, 52],
-    "predict_input_shape_vox": [68, 68, 68],
-    "max_iteration": 6,
-    "checkpoint_every": 3,
-    "snapshot_every": 6,
-    "num_workers": 0,
-    "validation_fraction": 0.0,
-}
+MICRO = micro_network(6)
 SMALL_BLOCKS = ("watershed.block_shape=16 vox", "watershed.context=8 vox", "predict.block_shape=28 vox")
 BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment")
 pytestmark = pytest.mark.skipif(not (BIN / "train-lsd").exists(), reason="make setup has not made bin/")

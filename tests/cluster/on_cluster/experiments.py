@@ -17,6 +17,7 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import micro_network
 from lsdflow_launch.demo import write_volume
 from lsdflow_launch.synthetic import synthetic_em
 from lsdflow_launch.template import toml_value
@@ -27,17 +28,7 @@ BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 SHAPE_VOX = (136, 80, 80)
 TRAINED_SECTIONS = 64
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
-NETWORK = {
-    "num_fmaps": 4,
-    "fmap_inc_factor": 2,
-    "input_shape_vox": [52, 52, 52],
-    "predict_input_shape_vox": [68, 68, 68],
-    "max_iteration": 40,
-    "checkpoint_every": 20,
-    "snapshot_every": 40,
-    "num_workers": 0,
-    "validation_fraction": 0.0,
-}
+NETWORK = micro_network(40)
 
 
 def database_of(cluster: Cluster, name: str) -> str:

@@ -21,22 +21,14 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_contract.testing import micro_network
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 # Nobody whom an image or this machine knows.
 ANY_USER = "23456:34567"
-MICRO = {
-    "num_fmaps": 4,
-    "fmap_inc_factor": 2,
-    "input_shape_vox": [52, 52, 52],
-    "predict_input_shape_vox": [68, 68, 68],
-    "max_iteration": 2,
-    "checkpoint_every": 2,
-    "snapshot_every": 2,
-    "num_workers": 0,
-    "validation_fraction": 0.0,
-}
+MICRO = micro_network(2, checkpoints=1)
 SETTINGS = (
     *(f"{s}.{key}={json.dumps(value)}" for s in ("train-lsd", "train-acrlsd") for key, value in MICRO.items()),
     "watershed.block_shape=16 vox",

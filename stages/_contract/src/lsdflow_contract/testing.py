@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -46,3 +48,18 @@ def membrane_raw(labels: npt.NDArray[np.integer], seed: int = 0) -> npt.NDArray[
     inside = affinities_of(labels).min(axis=0) > 0
     noise = np.random.default_rng(seed).normal(0, 12, labels.shape)
     return np.clip(np.where(inside, 170, 60) + noise, 0, 255).astype(np.uint8)
+
+
+def micro_network(iterations: int, *, checkpoints: int = 2) -> dict[str, Any]:
+    """A table of train-lsd and train-acrlsd: a network that trains in seconds and knows little."""
+    return {
+        "num_fmaps": 4,
+        "fmap_inc_factor": 2,
+        "input_shape_vox": [52, 52, 52],
+        "predict_input_shape_vox": [68, 68, 68],
+        "max_iteration": iterations,
+        "checkpoint_every": iterations // checkpoints,
+        "snapshot_every": iterations,
+        "num_workers": 0,
+        "validation_fraction": 0.0,
+    }
