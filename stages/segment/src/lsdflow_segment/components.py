@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
 from lsdflow_runtime.compiled import compiled
+from lsdflow_segment.sorted_ids import SortedIds
 
 UInt64s = NDArray[np.uint64]
 
@@ -48,6 +49,7 @@ class ThresholdSweep:
     def __init__(self, fragments: UInt64s, thresholds: Sequence[float], buffer_edges: int = 1 << 24) -> None:
         _require_fragments(fragments)
         self.fragments = fragments
+        self._places = SortedIds(fragments)
         self._thresholds = np.asarray(thresholds, dtype=np.float32)
         self._position_type = np.int32 if len(fragments) <= _MAX_POSITION_32 else np.int64
         self._buffer_edges = buffer_edges
@@ -103,17 +105,16 @@ class ThresholdSweep:
         return empty, empty, np.zeros(0, np.uint16)
 
     def _positions(self, ids: UInt64s) -> NDArray[Any]:
-        position = np.searchsorted(self.fragments, ids)
-        known = position < len(self.fragments)
-        known[known] = self.fragments[position[known]] == ids[known]
-        if not known.all():
+        position: NDArray[Any] = np.empty(len(ids), self._position_type)
+        unknown = self._places.find(ids, position)
+        if unknown:
             raise BadData(
-                f"{int((~known).sum())} edges name a fragment that is not a node of the graph",
+                f"{unknown} edges name a fragment that is not a node of the graph",
                 wanted="both ends among the nodes",
-                found=f"fragment {int(ids[~known][0])}",
+                found=f"fragment {int(ids[np.argmin(position)])}",
                 hint="nodes and edges come from different runs: run agglomerate again",
             )
-        return position.astype(self._position_type)
+        return position
 
 
 def _require_fragments(fragments: UInt64s) -> None:

@@ -1,0 +1,175 @@
+"""lsdflow and its peers, side by side: the same input, one thread each, taking turns; results compared; a table.
+
+    bench.py --peers PYTHON [ROW ...] [--full] [--rounds N]    `make bench` makes the peers' environment from peers.lock
+
+Each side is a process (ours.py, peers.py): it prepares, then works when told to, so the two take turns A B A B; what
+counts is the ratio within a round. A row fails if the results do not agree as the row says they must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from data import EDGES_PER_NODE, make_block, make_graph, make_volume
+from rows import ROWS, Row
+
+HERE = Path(__file__).resolve().parent
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "BLOSC_NTHREADS")
+
+
+@dataclass
+class Side:
+    """A running side."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    name: str
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    peak_rss_mib: float = 0.0
+
+    @classmethod
+    def start(cls, python: str, script: str, name: str, folder: Path) -> Side:
+        """Start it; it prepares meanwhile."""
+        environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
+        command = [python, str(HERE / script), name, str(folder)]
+        with (folder / f"log-{name}").open("w") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+            )
+        return cls(process, folder, name)
+
+    def ready(self) -> None:
+        """Wait until it is prepared."""
+        self.versions = self._said()["versions"]
+
+    def run(self) -> None:
+        """One run."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        said = self._said()
+        self.seconds.append(float(said["seconds"]))
+        self.peak_rss_mib = float(said["peak_rss_mib"])
+
+    def result(self) -> Any:
+        """What the last run made."""
+        return np.load(self.folder / f"result-{self.name}.npy")
+
+    def end(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.communicate()
+
+    def _said(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            told = (self.folder / f"log-{self.name}").read_text()[-2000:]
+            raise SystemExit(f"{self.name} ended with {self.process.wait()}: {told}")
+        return dict(json.loads(line))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row's measurement."""
+
+    row: Row
+    ours: Side
+    peer: Side
+    agreement: str
+
+    @property
+    def ratios(self) -> list[float]:
+        """How many times faster lsdflow was, round by round."""
+        return [p / o for o, p in zip(self.ours.seconds, self.peer.seconds, strict=True)]
+
+    def line(self, work: dict[str, float]) -> str:
+        """The row of the table."""
+        median, low, high = statistics.median(self.ratios), min(self.ratios), max(self.ratios)
+        ours_s, peer_s = statistics.median(self.ours.seconds), statistics.median(self.peer.seconds)
+        rate = f"{work[self.row.per] / ours_s / 1e6:.1f} M{self.row.per}/s"
+        met = "yes" if median >= self.row.goal else "NO"
+        memory = f"{self.ours.peak_rss_mib:.0f} / {self.peer.peak_rss_mib:.0f}"
+        ratio = f"**{median:.1f}** ({low:.1f}-{high:.1f})"
+        cells = (
+            self.row.name, self.row.against, f"{ours_s:.3f}", f"{peer_s:.3f}", ratio,
+            f"{self.row.goal:g} {met}", rate, memory, self.agreement,
+        )  # fmt: skip
+        return "| " + " | ".join(cells) + " |"
+
+
+def measure(row: Row, folder: Path, peers: str, rounds: int) -> Outcome:
+    """Both sides in turn, and whether they agree."""
+    ours, peer = (
+        Side.start(sys.executable, "ours.py", row.ours, folder),
+        Side.start(peers, "peers.py", row.peer, folder),
+    )
+    try:
+        ours.ready()
+        peer.ready()
+        for number in range(rounds):
+            for side in (ours, peer) if number % 2 == 0 else (peer, ours):
+                side.run()
+        return Outcome(row, ours, peer, row.agree(ours.result(), peer.result()))
+    finally:
+        ours.end()
+        peer.end()
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", nargs="*", help=f"of {', '.join(row.key for row in ROWS)}; none = all")
+    parser.add_argument("--peers", default=sys.executable, help="Python of the peers' environment")
+    parser.add_argument("--full", action="store_true", help="the sizes of the goals: minutes to an hour")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    chosen = [row for row in ROWS if not options.rows or row.key in options.rows]
+    edge, nodes = (250, 10_000_000) if options.full else (128, 1_000_000)
+    with tempfile.TemporaryDirectory(prefix="lsdflow-bench-") as scratch:
+        folder = Path(scratch)
+        source = make_volume(folder, edge)
+        make_graph(folder, nodes)
+        make_block(folder, 256 if options.full else 160)
+        work = {
+            "voxel": edge**3,
+            "edge": EDGES_PER_NODE * nodes,
+            "row": (1 + EDGES_PER_NODE) * nodes // 10,
+            "block voxel": np.load(folder / "ids.npy").size,
+        }
+        print(f"{source} {edge}^3, graph of {nodes:,} nodes; {options.rounds} rounds, one thread each side\n")
+        print("| what | against | lsdflow s | peer s | ratio: median (min-max) | goal | lsdflow | peak MiB | results |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        versions: dict[str, str] = {}
+        for row in chosen:
+            outcome = measure(row, folder, options.peers, options.rounds)
+            versions |= outcome.ours.versions | outcome.peer.versions
+            print(outcome.line(work), flush=True)
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    print(f"\n{datetime.date.today()}, Python {platform.python_version()}, {machine()}: {told}")
+
+
+def machine() -> str:
+    """Kind of processor, cores, load."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+    return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Inputs of the comparisons: from real labels if they lie beside the checkout, else from Voronoi cells.
+
+labels.npy      u64   (n, n, n)
+affs.npy        u8    (3, n, n, n)   from the labels: smoothed, with noise as a network makes it
+fragments.npy   u64   (n, n, n)      by lsdflow
+graph.npz       u, v, score, nodes   a random graph with scattered ids: 5 edges per node
+lut.npz         fragments, segments  a table with an entry for each node of the graph; ids.npy is a block of such ids
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+
+from lsdflow_contract.testing import affinities_of, voronoi_labels
+from lsdflow_watershed.fragments import FragmentRules, extract_fragments
+
+EDGES_PER_NODE = 5
+REAL = Path(__file__).resolve().parents[2] / "shared/data/fib25/trvol-250-2.zarr/volumes/labels/neuron_ids"
+
+
+def make_volume(folder: Path, edge_vox: int) -> str:
+    """Labels, affinities and fragments; says where the labels are from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    real = REAL.is_dir() and edge_vox <= 250
+    labels = _real_labels(edge_vox) if real else voronoi_labels((edge_vox,) * 3, (edge_vox // 16) ** 3, seed=0)
+    affs = noisy_affinities(labels)
+    np.save(folder / "labels.npy", labels)
+    np.save(folder / "affs.npy", affs)
+    np.save(folder / "fragments.npy", extract_fragments(affs, None, FragmentRules()).astype(np.uint64))
+    return "FIB-25 labels" if real else "Voronoi cells"
+
+
+def make_graph(folder: Path, nodes: int) -> None:
+    """A random graph of mostly short-range edges with ids scattered over 64 bits, and a block of its ids."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(0)
+    ids = np.unique(generator.integers(1, 2**62, nodes, dtype=np.uint64))
+    edges = EDGES_PER_NODE * len(ids)
+    u = generator.integers(0, len(ids) - 2000, edges)
+    pairs = np.unique(u * len(ids) + u + generator.integers(1, 2000, edges))
+    generator.shuffle(pairs)
+    u, v = np.divmod(pairs, len(ids))
+    score = generator.random(len(pairs), dtype=np.float32)
+    np.savez(folder / "graph.npz", nodes=ids, u=ids[u], v=ids[v], score=score)
+    np.savez(folder / "lut.npz", fragments=ids, segments=ids[generator.integers(0, len(ids), len(ids))])
+
+
+def make_block(folder: Path, edge_vox: int) -> None:
+    """ids.npy: the fragments of the volume under ids of the lookup table, as a block of a large volume has them."""
+    fragments = np.load(folder / "fragments.npy")
+    ids = np.load(folder / "lut.npz")["fragments"]
+    block = np.zeros((edge_vox,) * 3, np.uint64)
+    tiles = np.tile(fragments, (-(-edge_vox // fragments.shape[0]),) * 3)[:edge_vox, :edge_vox, :edge_vox]
+    inside = tiles > 0
+    block[inside] = ids[(tiles[inside] * np.uint64(7919)) % np.uint64(len(ids))]
+    np.save(folder / "ids.npy", block)
+
+
+def noisy_affinities(labels: NDArray[np.uint64], seed: int = 0) -> NDArray[np.uint8]:
+    """Affinities as a network has them: smooth, with noise that channels share, noise of their own, and white noise."""
+    generator = np.random.default_rng(seed)
+
+    def noise(sigma: float) -> NDArray[Any]:
+        field = gaussian_filter(generator.normal(size=labels.shape).astype(np.float32), sigma)
+        return np.asarray(field / field.std())
+
+    clean = [gaussian_filter(a.astype(np.float32) / 255, 1) for a in affinities_of(labels)]
+    shared = noise(3)
+    white = generator.normal(size=(3, *labels.shape)).astype(np.float32)
+    made = [a + 0.15 * shared + 0.1 * noise(3) + 0.1 * w for a, w in zip(clean, white, strict=True)]
+    return np.asarray(np.clip(np.stack(made) * 255, 0, 255).astype(np.uint8))
+
+
+def _real_labels(edge_vox: int) -> NDArray[np.uint64]:
+    volume: Any = zarr.open(str(REAL), mode="r")
+    return np.asarray(volume[:edge_vox, :edge_vox, :edge_vox]).astype(np.uint64)

@@ -1,0 +1,92 @@
+"""The rows of the table: what is compared with what, how much faster lsdflow has to be, how the results must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lsdflow_contract.testing import same_partition
+from lsdflow_metrics.contingency import contingency
+from lsdflow_metrics.scores import score
+
+
+@dataclass(frozen=True)
+class Row:
+    """A comparison. `per`: what the rate counts. `agree` tells how the results agree, or ends the program."""
+
+    key: str
+    name: str
+    against: str
+    ours: str
+    peer: str
+    goal: float
+    per: str
+    agree: Callable[[Any, Any], str]
+
+
+def partition(ours: Any, peer: Any) -> str:
+    """The same partition of the voxels, whatever the numbers."""
+    return _require(same_partition(ours, peer), "same partition")
+
+
+def equal(ours: Any, peer: Any) -> str:
+    """Equal values."""
+    return _require(bool(np.array_equal(ours, peer)), "equal")
+
+
+def edges(ours: Any, peer: Any) -> str:
+    """The same edges, and scores but for ties of the queue."""
+    same_pairs = np.array_equal(ours[:2], peer[:2])
+    off = float(np.mean(~np.isclose(ours[2], peer[2], atol=0.01, equal_nan=True))) if same_pairs else 1.0
+    return _require(same_pairs and off <= 0.02, f"same edges, {off:.2%} other scores")
+
+
+def another_method(ours: Any, peer: Any) -> str:
+    """Told, not required: the peer makes another partition by design, or decides ties in another way."""
+    voi = score(contingency(ours.astype(np.uint64) + 1, peer.astype(np.uint64) + 1)).voi
+    return f"other ties or method: VOI {voi:.2f}, {np.unique(ours).size:,} and {np.unique(peer).size:,} fragments"
+
+
+def _require(true: bool, told: str) -> str:
+    if not true:
+        raise SystemExit(f"the results do not agree: {told} was wanted")
+    return told
+
+
+ROWS = (
+    Row("fragments", "fragments", "LSD chain: scipy, mahotas",
+        "fragments", "lsd_chain", 6, "voxel", partition),
+    Row("fragments-skimage", "fragments", "scikit-image",
+        "fragments", "skimage_watershed", 5, "voxel", another_method),
+    Row("fragments-waterz", "fragments", "waterz' own",
+        "fragments", "waterz_fragments", 1, "voxel", another_method),
+    Row("fragments-mutex", "fragments", "mwatershed",
+        "fragments", "mutex_watershed", 5, "voxel", another_method),
+    Row("fragments-io", "fragments, zarr to zarr", "LSD chain, zarr-python",
+        "fragments_on_disk", "lsd_chain_on_disk", 6, "voxel", partition),
+    Row("edges", "scored edges", "waterz [0, t]",
+        "scored_edges", "waterz_edges", 3, "voxel", edges),
+    Row("components", "segments, 1 threshold", "scipy",
+        "components", "scipy_components", 1.5, "edge", partition),
+    Row("components-nx", "segments, 1 threshold", "networkx",
+        "components", "networkx_components", 100, "edge", partition),
+    Row("sweep", "segments, 20 thresholds", "scipy, 20 times",
+        "components_of_20", "scipy_components_20_times", 10, "edge", partition),
+    Row("relabel", "relabelling", "fastremap, its dict made before",
+        "relabelled", "fastremap_remap", 2, "block voxel", equal),
+    Row("relabel-map", "relabelling", "a map per block",
+        "relabelled", "map_per_block", 50, "block voxel", equal),
+    Row("write", "writing u8 affinities", "zarr-python, chunks",
+        "written", "zarr_written", 1, "voxel", equal),
+    Row("write-shard", "writing u8 affinities", "zarr-python, shard",
+        "written", "zarr_shards_written", 3, "voxel", equal),
+    Row("read", "reading u8 affinities", "zarr-python, chunks",
+        "read", "zarr_read", 1, "voxel", equal),
+    Row("read-shard", "reading u8 affinities", "zarr-python, shard",
+        "read", "zarr_shards_read", 3, "voxel", equal),
+    Row("graph", "graph stored and read", "SQLite with keys",
+        "graph_stored", "sqlite_graph", 10, "row", equal),
+)  # fmt: skip
