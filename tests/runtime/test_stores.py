@@ -14,7 +14,7 @@ import pytest
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.graph import RagEdges, RagNodes
+from lsdflow_contract.graph import FACES, RagEdges, RagFaces, RagNodes
 from lsdflow_contract.overlaps import Overlaps
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
 from lsdflow_runtime.stores import Store, open_store
@@ -126,6 +126,31 @@ def test_scores_survive_bit_for_bit_and_null_stays_null(store: Store) -> None:
     assert np.array_equal(found.merge_score.view(np.uint32)[4:1999], scores.view(np.uint32)[4:1999])
     assert_same_edges(found, edges)
     assert store.rag.count_edges("k", "hist_quant_75") == 2000
+
+
+def faces_of(*rows: tuple[int, int, int, int]) -> RagFaces:
+    u, v, affinity, count = zip(*rows, strict=True)
+    return RagFaces.of(*(np.array(c, np.uint64) for c in (u, v)), np.array(affinity, np.uint8), np.array(count))
+
+
+def test_faces_come_back_as_written_and_are_replaced_as_a_whole(store: Store) -> None:
+    rows = ((1, 2, 0, 7), (1, 2, 255, 2**40), (2, 2**64 - 3, 9, 1), (2**63 + 5, 2**64 - 3, 0, 3))
+    store.rag.write_edges("k", FACES, 3, faces_of(*((n, n + 1, 1, 1) for n in range(9))))
+    store.rag.write_edges("k", FACES, 3, faces_of(*rows))
+    store.rag.write_edges("k", FACES, 4, RagFaces.empty())
+    store.rag.write_edges("k", "mean", 3, edges_of((1, 2, 0.5)))
+    found = store.rag.read_edges("k", FACES, 3)
+    assert isinstance(found, RagFaces)
+    assert (found.affinity.dtype, found.count.dtype) == (np.uint8, np.uint64)
+    columns = (found.u, found.v, found.affinity, found.count)
+    assert list(zip(*(c.tolist() for c in columns), strict=True)) == list(rows)
+    assert np.isnan(found.merge_score).all()
+    assert checksum_of_edges(found) == checksum_of_edges(faces_of(*rows))
+    assert [len(part) for part in store.rag.iter_edges("k", FACES)] == [4, 0]
+    assert len(store.rag.read_edges("k", FACES, 4)) == 0
+    store.rag.drop("k")
+    with pytest.raises(BadData, match="should exist"):
+        store.rag.read_edges("k", FACES, 3)
 
 
 def overlaps_of(*rows: tuple[int, int, int]) -> Overlaps:

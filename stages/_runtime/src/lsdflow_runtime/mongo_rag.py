@@ -2,6 +2,8 @@
 
     nodes                    id, center_z, center_y, center_x (world units), size      + key, block
     edges_<merge_function>   u, v, merge_score (null = never merged), agglomerated     + key, block
+    edges_faces              u, v, affinity, count: faces not scored yet, one document per pair;
+                             binary, of u8 and of little-endian u64 (ours)             + key, block
     overlaps_<region>        fragment, truth, size (ours: what evaluate counts)        + key, block
     lsdflow_rows             per collection, key and block: number of rows and their hash (ours)
     meta                     directed: false
@@ -27,7 +29,7 @@ from pymongo.database import Database
 from pymongo.errors import BulkWriteError
 
 from lsdflow_contract.errors import BadData, NotOurs
-from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
+from lsdflow_contract.graph import FACES, NODES_COLLECTION, RagEdges, RagFaces, RagNodes, edges_collection
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 from lsdflow_runtime.mongo_connection import Document, MongoConnection
 from lsdflow_runtime.mongo_errors import codes_of
@@ -39,6 +41,7 @@ HEADERS = "lsdflow_rows"
 DUPLICATE = 11000
 NODE_FIELDS = ("id", "center_z", "center_y", "center_x", "size")
 EDGE_FIELDS = ("u", "v", "merge_score")
+FACE_FIELDS = ("u", "v", "affinity", "count")
 OVERLAP_FIELDS = ("fragment", "truth", "size")
 # Not unique, unlike the old scripts' `id` and `incident`: a fragment may have rows of several blocks and works.
 _BY_BLOCK = IndexModel([("key", ASCENDING), ("block", ASCENDING)], name="block")
@@ -65,6 +68,10 @@ class MongoRagStore:
 
     def write_edges(self, key: str, merge_function: str, block: int, edges: RagEdges) -> None:
         """Replace the edges of a block for a merge function; NaN scores become null."""
+        if isinstance(edges, RagFaces):
+            documents = _documents(key, block, FACE_FIELDS, _face_columns(edges), {"agglomerated": False})
+            self._replace(edges_collection(merge_function), key, block, documents, checksum_of_edges(edges))
+            return
         scores = [None if s != s else s for s in edges.merge_score.astype(np.float64).tolist()]  # noqa: PLR0124 - NaN
         columns = (_signed(edges.u), _signed(edges.v), scores)
         documents = _documents(key, block, EDGE_FIELDS, columns, {"agglomerated": True})
@@ -82,7 +89,8 @@ class MongoRagStore:
 
     def read_edges(self, key: str, merge_function: str, block: int) -> RagEdges:
         """The edges of a block. BadData if they are lost or damaged."""
-        return self._read(self._header(edges_collection(merge_function), key, block), _edges, checksum_of_edges)
+        header = self._header(edges_collection(merge_function), key, block)
+        return self._read(header, _rows_reader(merge_function), checksum_of_edges)
 
     def read_overlaps(self, key: str, region: str, block: int) -> Overlaps:
         """The overlaps of a block. BadData if they are lost or damaged."""
@@ -96,7 +104,7 @@ class MongoRagStore:
     def iter_edges(self, key: str, merge_function: str, blocks: int | None = None) -> Iterator[RagEdges]:
         """Edges of a merge function, block by block as in iter_nodes; null scores become NaN."""
         for header in self._wanted_headers(edges_collection(merge_function), key, blocks):
-            yield self._read(header, _edges, checksum_of_edges)
+            yield self._read(header, _rows_reader(merge_function), checksum_of_edges)
 
     def count_nodes(self, key: str) -> int:
         """How many rows of nodes there are."""
@@ -184,8 +192,8 @@ class MongoRagStore:
             found = rows(documents)
         except (KeyError, TypeError, ValueError, OverflowError, BadData) as error:
             raise BadData("damaged rows of the graph", where=where, found=error, hint=hint) from error
-        if len(found) != header["rows"] or checksum(found) != header["checksum"]:
-            numbers = {"wanted": f"{header['rows']} rows as written", "found": f"{len(found)} rows"}
+        if len(documents) != header["rows"] or checksum(found) != header["checksum"]:
+            numbers = {"wanted": f"{header['rows']} rows as written", "found": f"{len(documents)} rows"}
             raise BadData("lost or damaged rows of the graph", where=where, hint=hint, **numbers)
         return found
 
@@ -257,6 +265,30 @@ def _nodes(documents: Sequence[Document]) -> RagNodes:
 def _edges(documents: Sequence[Document]) -> RagEdges:
     score = np.array([np.nan if d["merge_score"] is None else d["merge_score"] for d in documents], np.float32)
     return RagEdges(_unsigned(documents, "u"), _unsigned(documents, "v"), score)
+
+
+def _rows_reader(merge_function: str) -> Callable[[Sequence[Document]], RagEdges]:
+    return _faces if merge_function == FACES else _edges
+
+
+def _face_columns(faces: RagFaces) -> tuple[list[Any], ...]:
+    """u, v, and the affinities and counts of each run of rows with the same pair."""
+    differs = (faces.u[1:] != faces.u[:-1]) | (faces.v[1:] != faces.v[:-1])
+    begins = np.concatenate([np.zeros(min(1, len(faces)), np.int64), np.flatnonzero(differs) + 1])
+    ends = [*begins[1:].tolist(), len(faces)]
+    count = faces.count.astype("<u8")
+    runs = list(zip(begins.tolist(), ends, strict=True)) if len(faces) else []
+    affinities = [Binary(faces.affinity[begin:end].tobytes()) for begin, end in runs]
+    counts = [Binary(count[begin:end].tobytes()) for begin, end in runs]
+    return _signed(faces.u[begins]), _signed(faces.v[begins]), affinities, counts
+
+
+def _faces(documents: Sequence[Document]) -> RagFaces:
+    affinity = np.frombuffer(b"".join(d["affinity"] for d in documents), np.uint8)
+    count = np.frombuffer(b"".join(d["count"] for d in documents), "<u8").astype(np.uint64)
+    length = [len(d["affinity"]) for d in documents]
+    u, v = (np.repeat(_unsigned(documents, name), length) for name in ("u", "v"))
+    return RagFaces.of(u, v, affinity, count)
 
 
 def _overlaps(documents: Sequence[Document]) -> Overlaps:

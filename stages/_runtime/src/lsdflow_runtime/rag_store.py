@@ -2,6 +2,7 @@
 
     store/nodes/<key>/<block>.parquet                    id, center_z, center_y, center_x, size
     store/edges_<merge_function>/<key>/<block>.parquet   u, v, merge_score (null = never merged)
+    store/edges_faces/<key>/<block>.parquet              u, v, affinity, count: faces that are not scored yet
     store/overlaps_<region>/<key>/<block>.parquet        fragment, truth, size: what evaluate counts beside the graph
 
 `key` names the work that made the rows, so rows of other parameters are never mixed in. A block's rows are replaced as
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import storage_errors, write_atomically
-from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
+from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagFaces, RagNodes, edges_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 
@@ -84,8 +85,10 @@ class FilesRagStore:
 
     def write_edges(self, key: str, merge_function: str, block: int, edges: RagEdges) -> None:
         """Replace the edges of a block for a merge function; NaN scores become null."""
-        score = pa.array(edges.merge_score, from_pandas=True)
-        table = pa.table({"u": edges.u, "v": edges.v, "merge_score": score})
+        values: dict[str, Any] = {"merge_score": pa.array(edges.merge_score, from_pandas=True)}
+        if isinstance(edges, RagFaces):
+            values = {"affinity": edges.affinity, "count": edges.count}
+        table = pa.table({"u": edges.u, "v": edges.v, **values})
         path = self._folder(edges_collection(merge_function), key) / f"{block}.parquet"
         _write(path, table, checksum_of_edges(edges))
 
@@ -140,7 +143,9 @@ def checksum_of_nodes(nodes: RagNodes) -> str:
 
 
 def checksum_of_edges(edges: RagEdges) -> str:
-    """Hash of the rows of edges, in their order; every NaN counts as the same."""
+    """Hash of the rows of edges or faces, in their order; every NaN counts as the same."""
+    if isinstance(edges, RagFaces):
+        return _checksum(edges.u, edges.v, edges.affinity, edges.count)
     score = np.where(np.isnan(edges.merge_score), np.float32(np.nan), edges.merge_score)
     return _checksum(edges.u, edges.v, score)
 
@@ -183,8 +188,11 @@ def _read_nodes(path: Path) -> RagNodes:
 
 def _read_edges(path: Path) -> RagEdges:
     def rows(table: pa.Table) -> tuple[RagEdges, str]:
-        score = table["merge_score"].to_numpy().astype(np.float32)
-        edges = RagEdges(table["u"].to_numpy(), table["v"].to_numpy(), score)
+        u, v = table["u"].to_numpy(), table["v"].to_numpy()
+        if "affinity" in table.column_names:
+            faces = RagFaces.of(u, v, table["affinity"].to_numpy(), table["count"].to_numpy())
+            return faces, checksum_of_edges(faces)
+        edges = RagEdges(u, v, table["merge_score"].to_numpy().astype(np.float32))
         return edges, checksum_of_edges(edges)
 
     return _read(path, rows)
