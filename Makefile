@@ -105,8 +105,11 @@ format:  ## format and mend what lint can mend
 	.venv/blocks/bin/ruff format .
 	.venv/blocks/bin/ruff check --fix .
 
-bench: setup  ## benchmarks against the named peers
-	.venv/training/bin/python benchmarks/lsd_targets.py
+bench: setup  ## benchmarks against the named peers: a table; some 10 minutes. BENCH="--full" or rows
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .cache/bench_peers
+	$(UV) pip sync --quiet --python .cache/bench_peers/bin/python --require-hashes benchmarks/peers.lock
+	.venv/blocks/bin/python benchmarks/bench.py --peers .cache/bench_peers/bin/python $(BENCH) | tee .cache/bench.md
+	.venv/training/bin/python benchmarks/lsd_targets.py --quick
 
 # Locks are pins with hashes and no addresses. All stages of an environment are resolved together first, so that they
 # agree; then each gets its own lock under those constraints.
