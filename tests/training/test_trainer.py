@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import signal
@@ -124,6 +125,24 @@ def test_a_checkpoint_with_damaged_weights_is_not_chosen_as_the_best(prepared, t
     path.write_bytes(path.read_bytes()[:-1])
     assert choose_best(tmp_path / "t", training.key).iteration != best.iteration
     assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_flipped_validation_loss_does_not_change_which_checkpoint_is_the_best(
+    prepared, tmp_path, caplog, older: bool
+) -> None:
+    training = prepared("affinities", validation_fraction=0.3)
+    run(training, tmp_path / "t", max_iteration=6)
+    best = read_best(tmp_path / "t" / "best.json").iteration
+    iterations = bundle_iterations(tmp_path / "t" / "checkpoints")
+    worse = next(i for i in (iterations if older else reversed(iterations)) if i != best)
+    path = bundle_folder(tmp_path / "t" / "checkpoints", worse) / "bundle.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "validation_loss": 1e-9}, indent=2))
+    assert choose_best(tmp_path / "t", training.key).iteration == best
+    assert str(path) in caplog.text
+    with pytest.raises(BadData, match="damaged or was changed"):
+        load_bundle(path.parent)
 
 
 def test_what_a_killed_run_left_half_written_is_swept(prepared, tmp_path) -> None:

@@ -3,6 +3,7 @@
 checkpoints/00001000/
     bundle.json            this model
     weights.safetensors    the network's weights
+    bundle.sha256          hash of bundle.json, but for the hash of the weights (written by trainings)
     resume.pt              optimizer and random state (training only)
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -18,10 +19,12 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Nm3, Vox3
+from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer, require_contract
 from lsdflow_contract.model import StrictModel
 
 BUNDLE_JSON = "bundle.json"
+DESCRIPTION_HASH = "bundle.sha256"
 WEIGHTS = "weights.safetensors"
 RESUME = "resume.pt"
 
@@ -83,8 +86,15 @@ def bundle_iterations(checkpoints: Path) -> list[int]:
     return sorted(int(p.name) for p in checkpoints.iterdir() if p.name.isdigit() and (p / BUNDLE_JSON).exists())
 
 
+def hash_of_description(description: Any) -> str:
+    """Hash of bundle.json without the hash of the weights, which is known only when they are written."""
+    if isinstance(description, dict):
+        description = {name: value for name, value in description.items() if name != "weights_sha256"}
+    return hash_of(description)
+
+
 def read_bundle(folder: Path) -> Bundle:
-    """The bundle's description. MissingInput if absent, ContractMismatch / BadData if it does not fit."""
+    """The bundle's description. MissingInput if absent, ContractMismatch / BadData if it does not fit or is damaged."""
     path = folder / BUNDLE_JSON
     if folder.is_file():
         raise BadData(
@@ -99,10 +109,27 @@ def read_bundle(folder: Path) -> Bundle:
     raw = read_json(path)
     if isinstance(raw, dict):
         require_contract(str(raw.get("contract", "")), path)
+    _require_as_written(folder, raw)
     try:
         return Bundle.model_validate_json(json.dumps(raw))
     except ValidationError as error:
         raise BadData("damaged bundle", where=path, found=error) from error
+
+
+def _require_as_written(folder: Path, description: Any) -> None:
+    """BadData if bundle.json is not what its training wrote; bundles of other writers have no hash of it."""
+    hash_file = folder / DESCRIPTION_HASH
+    if not hash_file.exists():
+        return
+    wanted, found = hash_file.read_bytes().strip().decode(errors="replace"), hash_of_description(description)
+    if wanted != found:
+        raise BadData(
+            "the description of the checkpoint is damaged or was changed",
+            where=folder / BUNDLE_JSON,
+            wanted=f"sha256 {wanted[:64]}",
+            found=f"sha256 {found}",
+            hint=f"use another checkpoint; if you changed it on purpose, delete {hash_file}",
+        )
 
 
 def write_best(path: Path, best: BestCheckpoint) -> None:

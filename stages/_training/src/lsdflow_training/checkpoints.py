@@ -12,15 +12,20 @@ import shutil
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lsdflow_contract.checkpoint import BUNDLE_JSON, RESUME, Bundle, bundle_folder
+from lsdflow_contract.checkpoint import (
+    BUNDLE_JSON,
+    DESCRIPTION_HASH,
+    RESUME,
+    Bundle,
+    bundle_folder,
+    hash_of_description,
+)
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
-from lsdflow_contract.hashing import hash_of
 from lsdflow_network.bundle import load_bundle, save_bundle
 from lsdflow_training.training_state import TrainingState, read_state, state_to_bytes
 
@@ -38,8 +43,12 @@ class Resumed:
 
 def save_checkpoint(checkpoints: Path, bundle: Bundle, network: nn.Module, state: TrainingState) -> Bundle:
     """Write the bundle of an iteration with its resume.pt; returns it with the sha256 of its weights."""
-    described = replace(state, description_sha256=_hash_of_description(json.loads(bundle.model_dump_json())))
-    return save_bundle(checkpoints, bundle, network.state_dict(), {RESUME: state_to_bytes(described)})
+    sha256 = hash_of_description(json.loads(bundle.model_dump_json()))
+    files = {
+        RESUME: state_to_bytes(replace(state, description_sha256=sha256)),
+        DESCRIPTION_HASH: f"{sha256}\n".encode(),
+    }
+    return save_bundle(checkpoints, bundle, network.state_dict(), files)
 
 
 def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
@@ -118,16 +127,9 @@ def _read(checkpoints: Path, iteration: int) -> Resumed:
     folder = bundle_folder(checkpoints, iteration)
     state = read_state(folder / RESUME)
     description = read_json(folder / BUNDLE_JSON)
-    if state.description_sha256 and state.description_sha256 != _hash_of_description(description):
+    if state.description_sha256 and state.description_sha256 != hash_of_description(description):
         raise BadData("the description of the checkpoint is damaged or was changed", where=folder / BUNDLE_JSON)
     bundle, weights = load_bundle(folder)
     if bundle.iteration != iteration:
         raise BadData("the checkpoint is of another iteration", where=folder / BUNDLE_JSON, found=bundle.iteration)
     return Resumed(bundle, weights, state)
-
-
-def _hash_of_description(description: Any) -> str:
-    """Hash of bundle.json without the hash of the weights, which is known only when they are written."""
-    if isinstance(description, dict):
-        description = {name: value for name, value in description.items() if name != "weights_sha256"}
-    return hash_of(description)
