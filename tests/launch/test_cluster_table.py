@@ -37,6 +37,20 @@ def test_without_a_gpu_partition_nothing_asks_for_gpus(tmp_path: Path) -> None:
     assert {value for key, value in settings.items() if key.endswith("_PARTITION")} == {"cpu"}
 
 
+def test_the_coordinator_of_evaluate_gets_what_a_whole_stage_gets_and_its_workers_what_workers_get(
+    tmp_path: Path,
+) -> None:
+    """It thins the truth and draws the report; the coordinators of other stages only hand out blocks."""
+    settings = _settings(_experiment(tmp_path, 'profile = "standard"\n'))
+    names = ("CPUS", "MEM", "TIME", "WORKERS", "WORKER_CPUS", "WORKER_MEM")
+    of = {stage: [settings.get(f"{stage}_{name}") for name in names] for stage in ("EVALUATE", "SEGMENT", "PREPARE")}
+    assert of == {
+        "EVALUATE": ["4", "32G", "2-00:00:00", "8", "1", "16G"],
+        "SEGMENT": ["2", "16G", "7-00:00:00", "8", "1", "16G"],
+        "PREPARE": ["4", "32G", "2-00:00:00", None, None, None],
+    }
+
+
 def test_what_is_given_for_a_stage_wins_over_the_defaults(tmp_path: Path) -> None:
     text = '[cluster.predict]\nworkers = 5\nworker_mem = "3G"\nmem = "2G"\n[cluster.verify]\ntime = "10:00"\n'
     settings = _settings(_experiment(tmp_path, text, "cluster.predict.workers_at_once=2"))
