@@ -129,7 +129,7 @@ def test_fragments_of_other_affinities_are_refused(make_experiment: MakeExperime
     assert [type(problem) for problem in task.validate(experiment)] == [ContractMismatch]
 
 
-@pytest.mark.parametrize("change", [{"key": "another"}, {"config": {"id_mode": "seamless"}}])
+@pytest.mark.parametrize("change", [{"key": "another"}, {"config": {"id_mode": "another"}}])
 def test_fragments_that_watershed_did_not_finish_are_refused(
     make_experiment: MakeExperiment, change: dict[str, object]
 ) -> None:

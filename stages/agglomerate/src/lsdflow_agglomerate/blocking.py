@@ -6,7 +6,7 @@ from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.ownership import FragmentNaming
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Nm3, Vox3
-from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_runtime.blocks import BlockPlan, block_plan
 
 
 def plan_blocks(
@@ -21,6 +21,24 @@ def plan_blocks(
         shape_vox = config.block_shape.to_vox(voxel_size_nm, "agglomerate.block_shape")
         check_whole_blocks(shape_vox, naming.block_shape_vox)
     return BlockPlan(naming.total, shape_vox, context_vox(config, watershed_context_vox, voxel_size_nm))
+
+
+def plan_faces(config: AgglomerateConfig, naming: FragmentNaming, voxel_size_nm: Nm3) -> BlockPlan:
+    """Blocks whose faces are counted (seamless fragments): any shape gives the same sums.
+
+    :raises ConfigError: a block is no whole number of voxels, or a context is set: no score is made from a block.
+    """
+    if config.context is not None:
+        raise ConfigError(
+            "seamless fragments are scored on complete faces, without context",
+            where="agglomerate.context",
+            found=str(config.context),
+            hint="leave context out",
+        )
+    if config.block_shape is None:
+        return BlockPlan(naming.total, naming.block_shape_vox)
+    shape_vox = config.block_shape.to_vox(voxel_size_nm, "agglomerate.block_shape")
+    return block_plan(naming.total, shape_vox, (0, 0, 0), "agglomerate")
 
 
 def check_whole_blocks(shape_vox: Vox3, watershed_shape_vox: Vox3) -> None:

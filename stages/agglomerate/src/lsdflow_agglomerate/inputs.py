@@ -17,7 +17,10 @@ from lsdflow_runtime.volumes import Volume, open_volume
 
 @dataclass(frozen=True)
 class AgglomerateInputs:
-    """Open inputs, addressed by voxels of the target grid; how the fragments are named; identities."""
+    """Open inputs, addressed by voxels of the target grid; how the fragments are named; identities.
+
+    `seamless`: fragments cross block faces; else each lies in the block that named it.
+    """
 
     grid: Geometry
     affs: Volume
@@ -25,6 +28,7 @@ class AgglomerateInputs:
     naming: FragmentNaming
     watershed_context_vox: Vox3
     identities: dict[str, str]
+    seamless: bool = False
 
 
 def open_inputs(experiment: Experiment) -> AgglomerateInputs:
@@ -51,11 +55,12 @@ def open_inputs(experiment: Experiment) -> AgglomerateInputs:
         )
     resolved = watershed.config["resolved"]
     identities = {"predict": predict.identity, "watershed": watershed.identity}
-    return AgglomerateInputs(grid, affs, fragments, _naming(resolved), _vox3(resolved["context_vox"]), identities)
+    context_vox, seamless = _vox3(resolved["context_vox"]), watershed.config["id_mode"] == "seamless"
+    return AgglomerateInputs(grid, affs, fragments, _naming(resolved), context_vox, identities, seamless)
 
 
 def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
-    """Refuse fragments of other affinities, and ids that are not named by blocks."""
+    """Refuse fragments of other affinities, and ids that are named in an unknown way."""
     if watershed.inputs.get("predict") != predict.identity:
         raise ContractMismatch(
             "the fragments were made from other affinities",
@@ -65,11 +70,11 @@ def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
             hint="run watershed again",
         )
     id_mode = watershed.config.get("id_mode")
-    if id_mode != "blocks" or "resolved" not in watershed.config:
+    if id_mode not in ("blocks", "seamless") or "resolved" not in watershed.config:
         raise ContractMismatch(
             "this version cannot read how the fragments are named",
             where=where,
-            wanted='id_mode = "blocks"',
+            wanted='id_mode = "blocks" or "seamless"',
             found=f"id_mode = {id_mode!r}",
         )
 

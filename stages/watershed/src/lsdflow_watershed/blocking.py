@@ -11,6 +11,7 @@ from lsdflow_runtime.blocks import BlockPlan, block_plan
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.flood import LARGEST_VOLUME_VOX
 from lsdflow_watershed.ids import check_id_range
+from lsdflow_watershed.seed_names import check_voxel_range
 
 DEFAULT_CONTEXT_EDGES = 32
 
@@ -22,11 +23,8 @@ def plan_blocks(config: WatershedConfig, total: Box, voxel_size_nm: Nm3) -> Bloc
     """
     shape_vox = config.block_shape.to_vox(voxel_size_nm, "watershed.block_shape")
     plan = block_plan(total, shape_vox, context_vox(config.context, voxel_size_nm), "watershed")
-    try:
-        check_id_range(len(plan), math.prod(shape_vox))
-    except ConfigError as error:
-        error.where = "watershed.block_shape"
-        raise
+    if config.id_mode == "blocks":
+        _check_block_ids(len(plan), math.prod(shape_vox))
     read_vox = math.prod(s + 2 * c + 2 for s, c in zip(shape_vox, plan.context_vox, strict=True))
     if read_vox > LARGEST_VOLUME_VOX:
         raise ConfigError(
@@ -36,6 +34,28 @@ def plan_blocks(config: WatershedConfig, total: Box, voxel_size_nm: Nm3) -> Bloc
             found=read_vox,
         )
     return plan
+
+
+def _check_block_ids(block_count: int, voxels_per_block: int) -> None:
+    try:
+        check_id_range(block_count, voxels_per_block)
+    except ConfigError as error:
+        error.where = "watershed.block_shape"
+        raise
+
+
+def check_seed_ids(config: WatershedConfig, total: Box, grid_shape_vox: Vox3) -> None:
+    """Refuse a target whose voxels cannot be names of seeds (mode `seamless`).
+
+    :raises ConfigError: too many voxels, or `total` is not inside the target.
+    """
+    if config.id_mode != "seamless":
+        return
+    try:
+        check_voxel_range(total, grid_shape_vox)
+    except ConfigError as error:
+        error.where = "watershed.id_mode"
+        raise
 
 
 def context_vox(context: Lengths | None, voxel_size_nm: Nm3) -> Vox3:

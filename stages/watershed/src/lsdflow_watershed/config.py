@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 
 from lsdflow_contract.geometry import Lengths, LengthsField
 from lsdflow_contract.model import StrictModel
@@ -46,7 +46,16 @@ class WatershedConfig(StrictModel):
     replace_sections_with: Literal["zero", "copy"] = Field(
         default="zero", description="zero: no fragments in bad sections; copy: those of the nearest good section"
     )
-    id_mode: Literal["blocks"] = Field(
-        default="blocks", description="blocks: id = block number * voxels per block + local number"
+    id_mode: Literal["blocks", "seamless"] = Field(
+        default="blocks",
+        description="blocks: fragments end at block faces, id = block number * voxels per block + local number; "
+        "seamless: they go on, id = 1 + place of the seed in the volume",
     )
     zarr_format: Literal[2, 3] = Field(default=3, description="format of volumes/fragments")
+
+    @model_validator(mode="after")
+    def _joined_once(self) -> Self:
+        if self.id_mode == "seamless" and self.epsilon_agglomerate > 0:
+            msg = 'epsilon_agglomerate joins what one block sees; with id_mode = "seamless" leave that to agglomerate'
+            raise ValueError(msg)
+        return self

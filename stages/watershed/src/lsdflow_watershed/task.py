@@ -22,10 +22,11 @@ from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
-from lsdflow_watershed.blocking import check_sections, plan_blocks
+from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
 from lsdflow_watershed.inputs import WatershedInputs, open_inputs, open_mask, read_mask, target_grid
+from lsdflow_watershed.seamless_block import seamless_fragments_of_block
 
 STAGE = "watershed"
 
@@ -76,6 +77,7 @@ def validate(experiment: Experiment) -> list[StageError]:
         return problems_of_store(experiment)
     checks: list[Callable[[], object]] = [
         lambda: plan_blocks(config, target_grid(experiment).box, target_grid(experiment).voxel_size_nm),
+        lambda: check_seed_ids(config, target_grid(experiment).box, target_grid(experiment).shape_vox),
         lambda: check_sections(config.replace_sections, target_grid(experiment).shape_vox[0]),
         lambda: open_mask(experiment, config, target_grid(experiment)),
     ]
@@ -91,6 +93,7 @@ def block_task(experiment: Experiment) -> BlockTask:
     config = experiment.table(STAGE, WatershedConfig)
     inputs = open_inputs(experiment, config)
     blocks = plan_blocks(config, inputs.affs.box, inputs.grid.voxel_size_nm)
+    check_seed_ids(config, blocks.total, inputs.grid.shape_vox)
     check_sections(config.replace_sections, inputs.grid.shape_vox[0])
     resolved = {**config.model_dump(mode="json"), "resolved": _resolved(blocks)}
     fragments = OutputArray(
@@ -132,11 +135,12 @@ def _opened(inputs: WatershedInputs, config: WatershedConfig, blocks: BlockPlan)
         bad_z=frozenset(config.replace_sections),
         filling=config.replace_sections_with,
     )
+    make_fragments = fragments_of_block if config.id_mode == "blocks" else seamless_fragments_of_block
 
     def make_block(block: Block) -> BlockOutput:
         read = block.read.intersect(inputs.affs.box)
         place = BlockPlace(block.number, block.write, read)
-        ids, nodes = fragments_of_block(inputs.affs.read(read), read_mask(inputs.mask, read), place, rules, inputs.grid)
+        ids, nodes = make_fragments(inputs.affs.read(read), read_mask(inputs.mask, read), place, rules, inputs.grid)
         return BlockOutput(arrays={"fragments": ids}, nodes=nodes, facts={"fragments": len(nodes)})
 
     yield make_block

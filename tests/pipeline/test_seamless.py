@@ -1,0 +1,227 @@
+"""Seamless mode from affinities to segmentation: the same answer whatever the block size, in every way to run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+
+from lsdflow_agglomerate import task as agglomerate
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import AFFS, RAW
+from lsdflow_contract.errors import BadData, ConfigError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.graph import FACES, RagEdges
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_contract.testing import voronoi_labels
+from lsdflow_runtime.stores import open_store
+from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_segment import task as segment
+from lsdflow_watershed import task as watershed
+
+STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment}
+GRID = Geometry((10.0, 7.5, 7.5), (50.0, 0.0, 15.0), (30, 36, 40))
+BLOCKS = {"watershed.block_shape": '"16 vox"', "watershed.context": '"40 vox"'}
+TABLES = """[watershed]
+id_mode = "seamless"
+min_seed_distance_vox = 4
+[agglomerate]
+merge_functions = ["hist_quant_75", "mean"]
+[segment]
+thresholds_step = 0.1
+threshold = 0.3
+"""
+
+
+def affinities() -> NDArray[np.uint8]:
+    """Affinities (3, z, y, x) u8 of 30 cells, noisy."""
+    labels = voronoi_labels(GRID.shape_vox, 30, 3).astype(np.int64)
+    generator = np.random.default_rng(0)
+    near = np.zeros(labels.shape, bool)
+    for axis in range(3):
+        near |= np.pad(np.diff(labels, axis=axis) != 0, [(0, int(axis == a)) for a in range(3)])
+    noise = gaussian_filter(generator.normal(0, 1, (3, *labels.shape)), (0, 1.5, 1.5, 1.5))
+    values = gaussian_filter(np.where(near, 0.1, 0.95), 0.7) + 0.15 * noise / noise.std()
+    return (np.clip(values, 0, 1) * 255).astype(np.uint8)
+
+
+def predicted(root: Path, *, compute: str = 'runner = "serial"', store: str = "", **settings: str) -> Experiment:
+    """An experiment in which predict has finished; `settings` are overrides table.key=value."""
+    root.mkdir()
+    (root / "experiment.toml").write_text(f"[compute]\n{compute}\n[store]\n{store}\n{TABLES}")
+    experiment = load_experiment(root, [f"{name}={value}" for name, value in {**BLOCKS, **settings}.items()])
+    container = experiment.layout.predictions("acrlsd", 1)
+    for path, spec, values in (
+        (experiment.layout.target_volume, RAW, np.zeros(GRID.shape_vox, np.uint8)),
+        (container, AFFS, affinities()),
+    ):
+        output = OutputArray(path, spec, GRID, GRID.box, GRID.shape_vox)
+        output.create({"key": spec.dataset})
+        output.open().write(GRID.box, values)
+    outputs = {"affs": str((container / AFFS.dataset).relative_to(root))}
+    facts: dict[str, Any] = {"key": "affs", "config": {}, "inputs": {}, "identity": "affs"}
+    Manifest(writer=Writer.of("predict"), outputs=outputs, **facts).write(experiment.layout)
+    return experiment
+
+
+def run_all(experiment: Experiment) -> None:
+    for stage in STAGES.values():
+        assert stage.validate(experiment) == []
+        stage.run(experiment, RunOptions())
+
+
+def edges_of(experiment: Experiment, merge_function: str) -> RagEdges:
+    key = read_manifest(experiment.layout, "agglomerate").key
+    return RagEdges.concatenate(list(open_store(experiment).rag.iter_edges(key, merge_function)))
+
+
+def voxels(experiment: Experiment, name: str) -> NDArray[np.uint64]:
+    volume = open_volume(getattr(experiment.layout, name), f"volumes/{name}")
+    return volume.read(volume.box)
+
+
+def assert_same_answer(found: Experiment, wanted: Experiment) -> None:
+    """Voxels, edges and tables; identities differ where blocks do."""
+    for name in ("fragments", "segmentation"):
+        assert np.array_equal(voxels(found, name), voxels(wanted, name)), name
+    for merge_function in ("hist_quant_75", "mean"):
+        a, b = (edges_of(e, merge_function) for e in (found, wanted))
+        assert a.u.tolist() == b.u.tolist()
+        assert a.v.tolist() == b.v.tolist()
+        assert np.array_equal(a.merge_score, b.merge_score, equal_nan=True)
+    tables = sorted(p.name for p in wanted.layout.luts.glob("*.npz"))
+    assert len(tables) > 10
+    for name in tables:
+        assert (found.layout.luts / name).read_bytes() == (wanted.layout.luts / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    experiment = predicted(tmp_path_factory.mktemp("seamless") / "reference")
+    run_all(experiment)
+    return experiment
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"watershed.block_shape": '"64 vox"', "watershed.context": '"0 vox"'},
+        {"watershed.block_shape": '"7, 36, 13 vox"'},
+        {"watershed.block_shape": '"30, 9, 20 vox"', "agglomerate.block_shape": '"11, 5, 40 vox"'},
+    ],
+)
+def test_any_blocks_give_the_same_fragments_edges_tables_and_segments(
+    reference: Experiment, tmp_path: Path, settings: dict[str, str]
+) -> None:
+    experiment = predicted(tmp_path / "other", **settings)
+    run_all(experiment)
+    assert_same_answer(experiment, reference)
+    assert len(np.unique(voxels(experiment, "segmentation"))) > 5
+
+
+def test_fragments_cross_block_faces_and_every_stage_is_verified(reference: Experiment) -> None:
+    fragments = voxels(reference, "fragments")
+    across = (fragments[15] == fragments[16]) & (fragments[15] > 0)
+    assert across.mean() > 0.3
+    for name, stage in STAGES.items():
+        assert stage.verify(reference)["verified"], name
+        assert stage.status(reference)["finished"], name
+    facts = agglomerate.verify(reference)
+    assert facts["faces_blocks_read_back"] == agglomerate.status(reference)["faces_done"] == 2 * 3 * 3
+    assert agglomerate.plan(reference)["blocks"] == 18
+
+
+def test_edges_are_those_of_the_fragments_each_once_and_scored(reference: Experiment) -> None:
+    edges = edges_of(reference, "hist_quant_75")
+    pairs = list(zip(edges.u.tolist(), edges.v.tolist(), strict=True))
+    assert pairs == sorted(set(pairs))
+    fragments = voxels(reference, "fragments")
+    wanted = set()
+    for axis in range(3):
+        a = np.take(fragments, range(1, fragments.shape[axis]), axis)
+        b = np.take(fragments, range(fragments.shape[axis] - 1), axis)
+        touching = (a != b) & (a > 0) & (b > 0)
+        wanted |= set(zip(np.minimum(a, b)[touching].tolist(), np.maximum(a, b)[touching].tolist(), strict=True))
+    assert set(pairs) == wanted
+    assert not np.isnan(edges.merge_score).any()
+
+
+def test_daisy_workers_give_the_bits_of_the_serial_runner(reference: Experiment, tmp_path: Path) -> None:
+    experiment = predicted(tmp_path / "daisy", compute='runner = "daisy"\nworkers = 2')
+    run_all(experiment)
+    assert_same_answer(experiment, reference)
+    for stage in STAGES:
+        assert read_manifest(experiment.layout, stage).identity == read_manifest(reference.layout, stage).identity
+
+
+def test_mongo_gives_the_same_answer_and_identities_as_files(
+    reference: Experiment, mongod: Any, tmp_path: Path
+) -> None:
+    database = f"seamless-{tmp_path.name}"[:60]
+    store = (
+        f'engine = "mongo"\nuri_file = "{mongod.uri_file(database, tmp_path)}"\ndatabase = "{database}"\nretry_s = 60'
+    )
+    experiment = predicted(tmp_path / "mongo", store=store)
+    run_all(experiment)
+    assert_same_answer(experiment, reference)
+    for name, stage in STAGES.items():
+        assert read_manifest(experiment.layout, name).identity == read_manifest(reference.layout, name).identity
+        assert stage.verify(experiment)["verified"], name
+    agglomerate.run(experiment, RunOptions(replace=True))
+    assert agglomerate.verify(experiment)["verified"], "the second pass leaves the rows of the first"
+
+
+@pytest.mark.parametrize("collection", [f"edges_{FACES}", "edges_mean"])
+@pytest.mark.parametrize("damage", ["lost", "damaged"])
+def test_lost_or_damaged_rows_are_found_by_verify_and_made_again(
+    reference: Experiment, tmp_path: Path, collection: str, damage: str
+) -> None:
+    experiment = predicted(tmp_path / "broken")
+    run_all(experiment)
+    path = sorted((experiment.layout.store / collection).glob("*/*.parquet"))[-1]
+    before = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(before[:-50] + bytes(50))
+    with pytest.raises(BadData, match="lost or damaged"):
+        agglomerate.verify(experiment)
+    agglomerate.repair(experiment)
+    assert agglomerate.verify(experiment)["verified"]
+    assert_same_answer(experiment, reference)
+
+
+def test_another_merge_function_needs_no_second_counting(tmp_path: Path) -> None:
+    experiment = predicted(tmp_path / "more")
+    run_all(experiment)
+    faces = sorted((experiment.layout.store / f"edges_{FACES}").glob("*/*.parquet"))
+    assert len(faces) == 18
+    before = [p.stat().st_mtime_ns for p in faces]
+    more = load_experiment(experiment.path, [*experiment.overrides, 'agglomerate.merge_functions=["hist_quant_50"]'])
+    agglomerate.run(more, RunOptions(replace=True))
+    assert [p.stat().st_mtime_ns for p in faces] == before
+    assert sorted((experiment.layout.store / f"edges_{FACES}").glob("*/*.parquet")) == faces
+    assert len(edges_of(more, "hist_quant_50")) > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ("watershed.epsilon_agglomerate=0.1", "epsilon_agglomerate"),
+        ('agglomerate.context="4 vox"', "agglomerate.context"),
+        ('agglomerate.block_shape="0 vox"', "block"),
+    ],
+)
+def test_settings_that_have_no_meaning_in_seamless_mode_are_refused(
+    reference: Experiment, setting: str, word: str
+) -> None:
+    experiment = load_experiment(reference.path, [*reference.overrides, setting])
+    stage = STAGES[setting.split(".", maxsplit=1)[0]]
+    with pytest.raises(ConfigError) as caught:
+        stage.run(experiment, RunOptions())
+    assert word in caught.value.message()
