@@ -33,6 +33,8 @@ LOG = logging.getLogger("lsdflow.blocks")
 ATTEMPTS = 3
 # The part of its time-out after which a block that is still at work is noted as failed.
 NOTED_BEFORE_TIMEOUT = 0.9
+# A process that ends in the middle of a block can leave no word about it.
+LOST = "no worker came back from it: it crashed, ran out of memory, or its machine was lost"
 # How often the done marks are counted: often for workers of this machine, seldom on shared storage.
 POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
 # Errors after which no other block can fare better: stop at once instead of failing every block.
@@ -60,7 +62,7 @@ def run_blocks(task: BlockTask, options: RunOptions) -> int:
     if pending:
         task.experiment.layout.manifest(task.stage).unlink(missing_ok=True)
         _run_blocks(task, pending)
-    require_all_done(task)
+    require_all_done(task, unexplained=LOST)
     return len(pending)
 
 
@@ -219,8 +221,8 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
         thread.join()
 
 
-def require_all_done(task: BlockTask) -> None:
-    """BlocksFailed (79) that lists the first blocks without a done mark and why."""
+def require_all_done(task: BlockTask, unexplained: str = "not done") -> None:
+    """BlocksFailed (79) that lists the first blocks without a done mark and why; `unexplained` if nothing is known."""
     done = task.marks.done()
     missing = [n for n in range(len(task.plan)) if n not in done]
     if not missing:
@@ -228,7 +230,7 @@ def require_all_done(task: BlockTask) -> None:
     failed = task.marks.failed()
     lines = []
     for number in missing[:10]:
-        why = task.marks.failure(number).get("what", "") if number in failed else "not done"
+        why = task.marks.failure(number).get("what", "") if number in failed else unexplained
         lines.append(f"{task.plan.block(number)}: {why}")
     raise BlocksFailed(
         f"{len(missing)} of {len(task.plan)} blocks of {task.stage} are not done",
