@@ -172,4 +172,4 @@ def _array(path: Path, spec: ArraySpec, values: Any) -> Any:
 if __name__ == "__main__":
     sides = (fragments, fragments_on_disk, scored_edges, components, components_of_20, relabelled, relabelled_on_disk)
     more = (written, read, graph_stored)
-    serve({side.__name__: side for side in (*sides, *more)}, ("numba", "numpy", "waterz", "zarr", "edt", "cc3d"))
+    serve({side.__name__: side for side in (*sides, *more)}, ("numba", "numpy", "waterz", "zarr", "cc3d"))

@@ -10,11 +10,11 @@ the content of a block.
 
 from __future__ import annotations
 
-import edt
 import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
+from lsdflow_watershed.distance_transform import squared_distance_transform
 
 FULL_SCALE = 255
 
@@ -49,12 +49,11 @@ def squared_distance(inside: NDArray[np.bool_], in_xy: bool) -> NDArray[np.int32
     """
     if not in_xy:
         return _distance_of(inside)
-    sections = [_distance_of(section) for section in inside]
+    sections = [_distance_of(section[np.newaxis])[0] for section in inside]
     return np.stack(sections) if sections else np.zeros(inside.shape, np.int32)
 
 
 def _distance_of(inside: NDArray[np.bool_]) -> NDArray[np.int32]:
     if inside.all():
         return np.ones(inside.shape, np.int32)
-    squared: NDArray[np.float32] = edt.edtsq(np.ascontiguousarray(inside), black_border=False, parallel=1)
-    return np.rint(squared).astype(np.int32)
+    return squared_distance_transform(inside)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import cc3d
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import maximum_filter
+
+from lsdflow_watershed.window_maximum import window_maximum
 
 
 def label_seeds(distance_squared: NDArray[np.int32], min_seed_distance_vox: int, in_xy: bool) -> NDArray[np.uint32]:
@@ -24,7 +25,7 @@ def label_seeds(distance_squared: NDArray[np.int32], min_seed_distance_vox: int,
     """
     window = min_seed_distance_vox
     size = (1, window, window) if in_xy else (window, window, window)
-    maxima = maximum_filter(distance_squared, size=size) == distance_squared
+    maxima = window_maximum(distance_squared, size) == distance_squared
     marked = maxima.astype(np.uint8)
     if in_xy:
         # components join equal values only: alternate them, and sections stay apart
