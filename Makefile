@@ -78,14 +78,23 @@ test-training: setup
 test-real: setup  ## the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s tests/pipeline/test_real_volumes.py
 
+# One run of the fault suite: $(1) names its histories. ROWS="f7 or f8" chooses rows, and adds to what is there.
+FAULT_PYTEST = bin/pytest -s $(if $(FAULT_FOLDER),--basetemp=$(FAULT_FOLDER)) $(if $(ROWS),-k "$(ROWS)")
+define FAULT_SUITE
+	mkdir -p .cache $(if $(ROWS),,&& rm -f .cache/$(1).*.jsonl)
+	failed=0; \
+	LSDFLOW_FAULT_HISTORY=$(CURDIR)/.cache/$(1).blocks.jsonl .venv/blocks/$(FAULT_PYTEST) tests/faults/blocks || failed=1; \
+	$(if $(ROWS),,LSDFLOW_FAULT_HISTORY=$(CURDIR)/.cache/$(1).training.jsonl .venv/training/$(FAULT_PYTEST) tests/faults/training || failed=1;) \
+	.venv/blocks/bin/python tests/faults/judge.py $(2) .cache/$(1).blocks.jsonl .cache/$(1).training.jsonl || failed=1; \
+	exit $$failed
+endef
+
 test-faults: setup  ## stages and trainings killed and damaged in every way (a part of `make test`); a table of what came of it
-	mkdir -p .cache && rm -f .cache/faults.*.jsonl
-	LSDFLOW_FAULT_HISTORY=$(CURDIR)/.cache/faults.blocks.jsonl .venv/blocks/bin/pytest -s tests/faults/blocks
-	LSDFLOW_FAULT_HISTORY=$(CURDIR)/.cache/faults.training.jsonl .venv/training/bin/pytest -s tests/faults/training
-	.venv/blocks/bin/python tests/faults/judge.py .cache/faults.blocks.jsonl .cache/faults.training.jsonl
+	$(call FAULT_SUITE,faults)
 
 faults-release: export LSDFLOW_FAULTS := release
-faults-release: test-faults  ## the same with the counts of a release: hours
+faults-release: setup  ## the same with the counts of a release, into docs/fault_release.md: about an hour
+	$(call FAULT_SUITE,release,--summary docs/fault_release.md)
 
 BASELINES := tests/faults/baselines
 faults-baselines: setup  ## the same faults for daisy alone and volara, side by side; about 20 minutes
