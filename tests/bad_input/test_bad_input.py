@@ -37,7 +37,8 @@ def test_a_bad_input_is_refused_with_file_field_and_fix(case: Case, laboratory: 
     assert [word for word in case.says if word not in text] == [], text
     changed = results_changed(answer) if "run" in case.command else list(answer.changed)
     assert changed == []
-    assert answer.core_seconds <= MOST_SECONDS
+    # A process of its own first imports every stage.
+    assert answer.core_seconds <= MOST_SECONDS * (2 if case.unprivileged else 1)
 
 
 def test_the_matrix_holds_at_least_sixty_cases_each_once() -> None:
