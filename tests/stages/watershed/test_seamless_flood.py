@@ -17,12 +17,12 @@ NEIGHBOURS = [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (0, 0, 1), (0, 1, 0), (1, 0, 0
 
 
 def flood_with_a_heap(depth: NDArray[np.int32], seeds: NDArray[np.uint32], in_xy: bool) -> NDArray[np.uint32]:
-    """Slow reference: a voxel gets the label with the smallest (-level, step, entry, label) on offer."""
+    """Slow reference: a voxel gets the label with the smallest (time, label); time = (-level, step, time before)."""
     labels = np.zeros_like(seeds)
-    heap = [(-int(depth[p]), 0, (-(10**9), 0), int(seeds[p]), p) for p in zip(*np.nonzero(seeds), strict=True)]
+    heap = [((-int(depth[p]), 0, ()), int(seeds[p]), p) for p in zip(*np.nonzero(seeds), strict=True)]
     heapq.heapify(heap)
     while heap:
-        level, step, entry, label, voxel = heapq.heappop(heap)
+        time, label, voxel = heapq.heappop(heap)
         if labels[voxel] or seeds[voxel] not in (0, label):
             continue
         labels[voxel] = label
@@ -30,9 +30,10 @@ def flood_with_a_heap(depth: NDArray[np.int32], seeds: NDArray[np.uint32], in_xy
             near = tuple(int(a + b) for a, b in zip(voxel, move, strict=True))
             inside = all(0 <= n < s for n, s in zip(near, depth.shape, strict=True))
             if inside and not labels[near] and not seeds[near] and not (in_xy and move[0]):
+                level, step, _ = time
                 height = -int(depth[near])
-                same = (level, step + int(height == level), entry)
-                heapq.heappush(heap, (*(same if height <= level else (height, 0, (level, step))), label, near))
+                walked = (level, step + 1, time) if height == level else (height, 0, time)
+                heapq.heappush(heap, (time if height < level else walked, label, near))
     return labels
 
 
@@ -82,10 +83,10 @@ def test_the_steeper_side_comes_first_whatever_the_seed() -> None:
 
 
 def test_a_hill_without_a_seed_goes_to_one_seed_as_a_whole() -> None:
-    depth = np.array([[[9, 7, 5, 3, 3, 8, 6, 3, 3, 5, 7]]], np.int32)
-    seeds = np.array([[[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]]], np.uint32)
-    assert flood_by_seed(depth, seeds, in_xy=False).tolist() == [[[1] * 7 + [2] * 4]]
-    assert flood_by_seed(depth[..., ::-1].copy(), seeds, in_xy=False).tolist() == [[[1] * 6 + [2] * 5]]
+    depth = np.array([[[7, 5, 3, 3, 8, 6, 3, 3, 5, 7]]], np.int32)
+    seeds = np.array([[[1, 0, 0, 0, 0, 0, 0, 0, 0, 2]]], np.uint32)
+    assert flood_by_seed(depth, seeds, in_xy=False).tolist() == [[[1] * 6 + [2] * 4]]
+    assert flood_by_seed(depth, seeds[..., ::-1].copy(), in_xy=False).tolist() == [[[2] * 4 + [1] * 6]]
 
 
 def test_a_deeper_way_is_taken_before_a_shorter_one() -> None:

@@ -1,18 +1,19 @@
 """The watershed whose ties are decided by the names of seeds alone: blocks that see the same basin agree on it.
 
 The published flood (flood.py) is first come first served: who is first depends on where the block begins. Here a voxel
-belongs to the seed whose flood reaches it first, with time (level, step, entry, seed):
+belongs to the seed whose flood reaches it first, with time (level, step, way, seed):
 
     level   smallest depth on the way from the seed: deep levels come first
     step    voxels of just that depth walked since that level began; a hill is climbed in no time, and as a whole
-    entry   level and step from which the flood came down to this level: over the steeper side first
+    way     the time of the voxel before, and so on back to the seed: over the steeper side first
     seed    number of the seed, which follows the place of its first voxel in the volume (seed_names.py)
 
-    depth   9 7 5 3 3 8 6 3 3 5 7     level 3: both floods come from level 5 and walk one voxel a step; A and B reach
-    flood   A A A A A A A B B B B     the unseeded hill in the middle in one step: A, the smaller, gets all of it
+    depth   7 5 3 3 8 6 3 3 5 7     level 3: both floods come the same way and walk one voxel a step; they reach the
+    flood   A A A A A A B B B B     unseeded hill in the middle in the same step: A, the smaller, gets all of it
 
-All floods that reach a voxel or a hill in one step are looked at, and the first in (entry, seed) wins; so the order in
-which voxels lie in memory or wait in a queue takes no part in it: flip the axes, and the result is the flipped one.
+A queue that is first in first out keeps the order of ways by itself. Voxels with one level, step and way share a turn;
+of all floods that reach a voxel or a hill from one turn the smallest seed wins. So the order in which voxels lie in
+memory takes no part in it: flip the axes, and the result is the flipped one.
 
 Voxels wait in two arrays: those that deeper levels reached, by depth; and those of the current level, step after step.
 """
@@ -81,35 +82,50 @@ def _sink(
     bounds: tuple[NDArray[np.int64], NDArray[np.int64]],
     moves: tuple[int, int],
 ) -> None:
-    """All levels, from deep to shallow; within a level step after step. Steps are counted through the levels."""
+    """All levels, from deep to shallow; within a level step after step. Turns are counted through all of them."""
     first, tail = bounds
     front = np.empty(waiting.size, np.int32)
-    entry = np.zeros(word.size, np.int32)
+    # of a voxel that waits: the turn in which it was reached; then its own
+    turn = np.zeros(word.size, np.int32)
     end = 0
-    step = 0
+    last_turn = 0
     for level in range(first.size - 1, -1, -1):
         begin = end
         for place in range(first[level], tail[level]):
             front[end] = waiting[place]
             end += 1
         while begin < end:
-            step += 1
-            for place in range(begin, end):
-                word[front[place]] &= ~np.int64(MARK)
-            stop = _climb(word, entry, (front, begin, end), level, moves)
-            end = _walk(word, entry, (front, begin, stop), (waiting, tail), (level, step), moves)
-            begin = stop
+            last_turn = _take_turns(word, turn, (front, begin, end), last_turn)
+            stop = _climb(word, turn, (front, begin, end), level, moves)
+            begin, end = stop, _walk(word, turn, (front, begin, end, stop), (waiting, tail), level, moves)
+
+
+@compiled
+def _take_turns(
+    word: NDArray[np.int64], turn: NDArray[np.int32], queue: tuple[NDArray[np.int32], int, int], last_turn: int
+) -> int:
+    """Settle the labels of front[begin:end] and number their turns: voxels reached from one turn share one."""
+    front, begin, end = queue
+    reached_from = -1
+    for place in range(begin, end):
+        voxel = front[place]
+        word[voxel] &= ~np.int64(MARK)
+        if turn[voxel] != reached_from:
+            reached_from = turn[voxel]
+            last_turn += 1
+        turn[voxel] = last_turn
+    return last_turn
 
 
 @compiled
 def _climb(
     word: NDArray[np.int64],
-    entry: NDArray[np.int32],
+    turn: NDArray[np.int32],
     queue: tuple[NDArray[np.int32], int, int],
     level: int,
     moves: tuple[int, int],
 ) -> int:
-    """Take the hills beside the voxels front[begin:end], in the order (entry, seed); their voxels stand behind them."""
+    """Take the hills beside the voxels front[begin:end], in the order (turn, seed); their voxels stand behind them."""
     front, begin, end = queue
     dz, dy = moves
     climbers = front[:0].copy()
@@ -124,31 +140,31 @@ def _climb(
                 known += 1
                 break
     climbers = climbers[:known]
-    order = np.argsort(np.array([(np.int64(entry[v]) << 30) | (word[v] >> LABEL) for v in climbers], np.int64))
+    order = np.argsort(np.array([(np.int64(turn[v]) << 30) | (word[v] >> LABEL) for v in climbers], np.int64))
     for climber in order:
-        end = _take_hill(word, entry, front, end, (int(climbers[climber]), level), moves)
+        end = _take_hill(word, turn, front, end, (int(climbers[climber]), level), moves)
     return end
 
 
 @compiled
 def _take_hill(
     word: NDArray[np.int64],
-    entry: NDArray[np.int32],
+    turn: NDArray[np.int32],
     front: NDArray[np.int32],
     end: int,
     climber: tuple[int, int],
     moves: tuple[int, int],
 ) -> int:
-    """Flood from one voxel all that is deeper than the level and not taken."""
+    """Flood from one voxel all that is deeper than the level and not taken, in its turn."""
     voxel, level = climber
     dz, dy = moves
-    label, since = word[voxel] >> LABEL << LABEL, entry[voxel]
+    label, own = word[voxel] >> LABEL << LABEL, turn[voxel]
     place, known = end, end
     while True:
         for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
             if level < word[neighbour] < MARK:
                 word[neighbour] |= label
-                entry[neighbour] = since
+                turn[neighbour] = own
                 front[known] = neighbour
                 known += 1
         if place == known:
@@ -160,37 +176,41 @@ def _take_hill(
 @compiled
 def _walk(
     word: NDArray[np.int64],
-    entry: NDArray[np.int32],
-    queue: tuple[NDArray[np.int32], int, int],
+    turn: NDArray[np.int32],
+    queue: tuple[NDArray[np.int32], int, int, int],
     lower: tuple[NDArray[np.int32], NDArray[np.int64]],
-    time: tuple[int, int],
+    level: int,
     moves: tuple[int, int],
 ) -> int:
-    """Walk one voxel from the voxels front[begin:stop]; those of this level reached now stand behind, up to the end."""
-    front, begin, stop = queue
+    """Walk one voxel from front[begin:end] and the hills front[end:stop], in turn; those of this level stand behind."""
+    front, base, end, stop = queue
     waiting, tail = lower
-    level, step = time
     # from a voxel to the next section and row; 0: the neighbour is the voxel itself, labelled already
     dz, dy = moves
-    end = stop
-    for place in range(begin, stop):
-        voxel = np.int64(front[place])
-        label = word[voxel] >> LABEL
+    hill, known = end, stop
+    while base < end or hill < stop:
+        if hill == stop or (base < end and turn[front[base]] <= turn[front[hill]]):
+            voxel = np.int64(front[base])
+            base += 1
+        else:
+            voxel = np.int64(front[hill])
+            hill += 1
+        label, own = word[voxel] >> LABEL, turn[voxel]
         for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
             reached = word[neighbour]
             if reached < 0 or (reached >= MARK and not reached & MARK):
                 continue
             depth = reached & (MARK - 1)
-            since = entry[voxel] if depth == level else step
-            if reached < MARK:
-                if depth == level:
-                    front[end] = neighbour
-                    end += 1
-                else:
-                    waiting[tail[depth]] = neighbour
-                    tail[depth] += 1
-            elif (since, label) >= (entry[neighbour], reached >> LABEL):
-                continue
+            if reached >= MARK:
+                # who came in an earlier turn stays; in one turn the smaller seed
+                if own != turn[neighbour] or label >= reached >> LABEL:
+                    continue
+            elif depth == level:
+                front[known] = neighbour
+                known += 1
+            else:
+                waiting[tail[depth]] = neighbour
+                tail[depth] += 1
             word[neighbour] = (label << LABEL) | MARK | depth
-            entry[neighbour] = since
-    return end
+            turn[neighbour] = own
+    return known
