@@ -11,6 +11,8 @@ from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.graph import RagNodes
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules
+from lsdflow_watershed.blocking import plan_blocks
+from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.distance import inside_mask, squared_distance
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 from lsdflow_watershed.nodes import partial_nodes
@@ -155,3 +157,11 @@ def test_fragments_are_those_of_the_published_flood_but_for_ties(affs: NDArray[n
     seeds = label_seeds(squared_distance(inside_mask(affs, in_xy=False), in_xy=False), 5, in_xy=False)
     names[published[seeds > 0]] = found[seeds > 0]
     assert (names[published] == found).mean() > 0.95
+
+
+@pytest.mark.parametrize(("table", "edges"), [({}, (10, 32, 32)), ({"id_mode": "seamless"}, (15, 48, 48))])
+def test_without_a_setting_seamless_blocks_see_further(table: dict[str, str], edges: Vox3) -> None:
+    plan = plan_blocks(WatershedConfig.model_validate(table), GRID.box, (26.7, 8.0, 8.0))
+    assert plan.context_vox == edges
+    given = WatershedConfig.model_validate({**table, "context": "7 vox"})
+    assert plan_blocks(given, GRID.box, (26.7, 8.0, 8.0)).context_vox == (7, 7, 7)

@@ -19,7 +19,8 @@ class WatershedConfig(StrictModel):
         json_schema_extra={"default": "256 vox"},
     )
     context: LengthsField | None = Field(
-        default=None, description="read beyond a block on every side; none = 32 of the shortest voxel edges"
+        default=None,
+        description="read beyond a block on every side; none = 32 of the shortest voxel edges, seamless 48",
     )
     fragments_in_xy: bool = Field(
         default=False, description="make fragments section by section (thick sections); false: in 3-D"
