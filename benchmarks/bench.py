@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     chosen = [row for row in ROWS if not options.rows or row.key in options.rows]
-    edge, nodes = (250, 10_000_000) if options.full else (128, 1_000_000)
+    edge, nodes = (250, 10_000_000) if options.full else (160, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="lsdflow-bench-") as scratch:
         folder = Path(scratch)
         source = make_volume(folder, edge)

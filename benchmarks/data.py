@@ -63,18 +63,30 @@ def make_block(folder: Path, edge_vox: int) -> None:
 
 
 def noisy_affinities(labels: NDArray[np.uint64], seed: int = 0) -> NDArray[np.uint8]:
-    """Affinities as a network has them: smooth, with noise that channels share, noise of their own, and white noise."""
+    """Affinities as a network has them: boundaries of a voxel's breadth, smooth, with shared, own and white noise."""
     generator = np.random.default_rng(seed)
 
     def noise(sigma: float) -> NDArray[Any]:
         field = gaussian_filter(generator.normal(size=labels.shape).astype(np.float32), sigma)
         return np.asarray(field / field.std())
 
-    clean = [gaussian_filter(a.astype(np.float32) / 255, 1) for a in affinities_of(labels)]
-    shared = noise(3)
-    white = generator.normal(size=(3, *labels.shape)).astype(np.float32)
-    made = [a + 0.15 * shared + 0.1 * noise(3) + 0.1 * w for a, w in zip(clean, white, strict=True)]
+    inner = np.where(_is_inside(labels), labels, 0)
+    shared, made = noise(3), []
+    for affinity in affinities_of(inner):
+        clean = gaussian_filter(affinity.astype(np.float32) / 255, 1)
+        white = generator.normal(size=labels.shape).astype(np.float32)
+        made.append(clean + 0.15 * shared + 0.1 * noise(3) + 0.1 * white)
     return np.asarray(np.clip(np.stack(made) * 255, 0, 255).astype(np.uint8))
+
+
+def _is_inside(labels: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Voxels whose six neighbours bear the same label."""
+    inside = np.ones(labels.shape, bool)
+    for axis in range(3):
+        face = np.diff(labels, axis=axis) != 0
+        for before in (1, 0):
+            inside &= ~np.pad(face, [(before, 1 - before) if a == axis else (0, 0) for a in range(3)])
+    return inside
 
 
 def _real_labels(edge_vox: int) -> NDArray[np.uint64]:

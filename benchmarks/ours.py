@@ -59,6 +59,23 @@ def scored_edges(folder: Path) -> Work:
     return work
 
 
+def scored_faces(folder: Path) -> Work:
+    """The same in seamless mode: faces counted, then agglomeration on the graph."""
+    from lsdflow_agglomerate.face_counts import count_faces
+    from lsdflow_agglomerate.face_graph import add_faces
+    from lsdflow_agglomerate.graph_agglomeration import score_graph
+
+    affs, ids = np.load(folder / "affs.npy"), np.load(folder / "fragments.npy")
+    box = Box((0, 0, 0), ids.shape)
+
+    def work() -> Any:
+        edges = score_graph(add_faces([count_faces(affs, ids, box, box)]), "hist_quant_75")
+        return np.stack([edges.u.astype(np.float64), edges.v, edges.merge_score])
+
+    work()
+    return work
+
+
 def components(folder: Path) -> Work:
     """One threshold -> the segment of every fragment."""
     return _components(folder, (0.1,))
@@ -170,6 +187,15 @@ def _array(path: Path, spec: ArraySpec, values: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sides = (fragments, fragments_on_disk, scored_edges, components, components_of_20, relabelled, relabelled_on_disk)
+    sides = (
+        fragments,
+        fragments_on_disk,
+        scored_edges,
+        scored_faces,
+        components,
+        components_of_20,
+        relabelled,
+        relabelled_on_disk,
+    )
     more = (written, read, graph_stored)
     serve({side.__name__: side for side in (*sides, *more)}, ("numba", "numpy", "waterz", "zarr", "cc3d"))

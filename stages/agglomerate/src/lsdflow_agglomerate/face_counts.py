@@ -9,16 +9,15 @@ Affinity c of voxel p says how surely p and its lower neighbour along axis c are
 
 from __future__ import annotations
 
-import fastremap
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_agglomerate.face_codes import AFFINITIES, face_codes, ranked
 from lsdflow_contract.errors import InternalError
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import RagFaces
 
-AFFINITIES = 256
-# u * n + v and the affinity share 62 bits: more fragments than this no block can hold.
+# Numbers of both fragments and the affinity share 62 bits: more fragments than this no block can hold.
 MOST_FRAGMENTS = 2**27
 
 
@@ -37,32 +36,12 @@ def count_faces(affs: NDArray[np.uint8], fragments: NDArray[np.uint64], write: B
     if affs.shape[1:] != write.shape_vox or fragments.shape != read.shape_vox:
         found = (affs.shape, fragments.shape)
         raise InternalError("arrays and boxes differ", wanted=(write.shape_vox, read.shape_vox), found=found)
-    ids, dense = fastremap.unique(np.ascontiguousarray(fragments), return_inverse=True)
+    ids, ranks = ranked(fragments)
     if len(ids) > MOST_FRAGMENTS:
         raise InternalError("too many fragments in a block", wanted=MOST_FRAGMENTS, found=len(ids))
-    numbers = dense.reshape(fragments.shape).astype(np.int64)
-    background = int(np.searchsorted(ids, 0)) if len(ids) and ids[0] == 0 else -1
-    codes = [_face_codes(affs[axis], numbers, axis, (write, read), background) for axis in range(3)]
-    distinct, count = np.unique(np.concatenate(codes), return_counts=True)
+    before_z, before_y, before_x = (w - r for w, r in zip(write.begin_vox, read.begin_vox, strict=True))
+    codes = face_codes(affs, ranks, len(ids), (before_z, before_y, before_x))
+    distinct, count = np.unique(codes, return_counts=True)
     pair, affinity = np.divmod(distinct, AFFINITIES)
-    u, v = np.divmod(pair, MOST_FRAGMENTS)
-    return RagFaces.of(ids[u].astype(np.uint64), ids[v].astype(np.uint64), affinity.astype(np.uint8), count)
-
-
-def _face_codes(
-    affinity: NDArray[np.uint8], numbers: NDArray[np.int64], axis: int, boxes: tuple[Box, Box], background: int
-) -> NDArray[np.int64]:
-    """One number for pair and affinity of every face along an axis."""
-    write, read = boxes
-    begin_vox = list(write.begin_vox)
-    begin_vox[axis] = max(begin_vox[axis], read.begin_vox[axis] + 1)
-    z, y, x = begin_vox
-    upper = Box.from_bounds((z, y, x), write.end_vox)
-    down = (-int(axis == 0), -int(axis == 1), -int(axis == 2))
-    a = numbers[upper.slices(relative_to=read.begin_vox)]
-    b = numbers[upper.translate(down).slices(relative_to=read.begin_vox)]
-    face = (a != b) & (a != background) & (b != background)
-    a, b = a[face], b[face]
-    pair = np.minimum(a, b) * MOST_FRAGMENTS + np.maximum(a, b)
-    codes: NDArray[np.int64] = pair * AFFINITIES + affinity[upper.slices(relative_to=write.begin_vox)][face]
-    return codes
+    u, v = np.divmod(pair, len(ids))
+    return RagFaces.of(ids[u], ids[v], affinity.astype(np.uint8), count)
