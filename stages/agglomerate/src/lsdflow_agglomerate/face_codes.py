@@ -85,8 +85,8 @@ def _codes_of_section(
 
 @compiled
 def _note(a: Any, b: Any, affinity: Any, fragments: int, codes: NDArray[np.int64], made: int) -> int:
-    if b in (a, 0):
-        return made
-    pair = np.int64(min(a, b)) * fragments + np.int64(max(a, b))
-    codes[made] = pair * AFFINITIES + np.int64(affinity)
-    return made + 1
+    if b > 0 and a != b:
+        pair = np.int64(min(a, b)) * fragments + np.int64(max(a, b))
+        codes[made] = pair * AFFINITIES + np.int64(affinity)
+        return made + 1
+    return made
