@@ -53,7 +53,7 @@ def test_f6_a_worker_that_comes_back_after_its_block_was_done_by_another_writes_
         timeout = "compute.block_timeout_s=1.5" if harm == "stop" else "compute.block_timeout_s=60"
         cluster = Cluster(world, stage, folder, timeout)
         for _ in range(3):
-            cluster.join({harm: [blocks, str(flags)], "slow": 100 if harm == "stop" else 10})
+            cluster.join({harm: [blocks, str(flags)], "slow": 4000 // BLOCKS if harm == "stop" else 10})
         done = {}
         for block in blocks:
             left = flags / str(block)
