@@ -143,3 +143,21 @@ def test_f17_wrong_clocks_change_neither_leases_nor_results(world: World) -> Non
         world.note("F17", stage=stage, **facts, **outcome)
         assert (refused, code, whole, redone) == (73, 0, True, 0)
         world.remove(folder)
+
+
+def test_f6_a_block_of_a_frozen_worker_is_done_although_the_others_had_found_nothing_left(
+    world: World, tmp_path: Path
+) -> None:
+    """The last block: when its time-out gives it back, no other worker is at work any more."""
+    for number, stage in enumerate(BLOCKWISE[: count(1, 3)]):
+        folder, flags = world.before(stage, f"f6-last-{number}", store_of(number)), tmp_path / str(number)
+        flags.mkdir()
+        cluster = Cluster(world, stage, folder, "compute.block_timeout_s=1.5")
+        for _ in range(2):
+            cluster.join({"stop": [[BLOCKS - 1], str(flags)], "slow": 10})
+        wake_when_done(world, stage, folder, flags / str(BLOCKS - 1))
+        codes, whole = cluster.end(), world.is_whole(stage, folder)
+        outcome = world.outcome(folder, resumed=codes == {0}, whole=whole)
+        world.note("F6", stage=stage, block=BLOCKS - 1, kind="stop, the last block", **outcome)
+        assert (codes, whole) == ({0}, True)
+        world.remove(folder)

@@ -34,6 +34,8 @@ LOG = logging.getLogger("lsdflow.worker")
 POLL_SECONDS = 1.0
 # A notice "finished" that was there before the worker may be of an earlier run, whose successor is just starting.
 LINGER_SECONDS = 60.0
+# A worker that found nothing to do looks again: the block of one that is lost without a word comes back late.
+REJOIN_SECONDS = 30.0
 # More than a single crashing block can cause (HAND_OUTS of daisy_runner): then it is this machine that is at fault.
 FAILURES_IN_A_ROW = 20
 PARENT_DEATH_SIGNAL = 1
@@ -55,7 +57,7 @@ class _Worker:
     board: NoticeBoard
     started: float = field(default_factory=time.monotonic)
     contact: float = field(default_factory=time.monotonic)
-    left: set[str] = field(default_factory=set)
+    left: dict[str, float] = field(default_factory=dict)
     failures: int = 0
 
     def run(self) -> None:
@@ -68,7 +70,7 @@ class _Worker:
                 return
             if notice is not None and notice.state == "open" and notice.answers():
                 self.contact = time.monotonic()
-                if notice.round not in self.left:
+                if time.monotonic() - self.left.get(notice.round, -REJOIN_SECONDS) >= REJOIN_SECONDS:
                     self._work_for(notice)
                     continue
             self._wait()
@@ -117,7 +119,7 @@ class _Worker:
 
     def _judge(self, child: BaseProcess, notice: Notice) -> None:
         if child.exitcode == 0:
-            self.left.add(notice.round)
+            self.left[notice.round] = time.monotonic()
         if child.exitcode == 0 or not notice.answers():
             self.failures = 0
             return
