@@ -99,6 +99,18 @@ def test_who_knows_the_key_is_passed_through_in_both_directions_until_one_side_e
             assert second.recv(1000) == b"5"
 
 
+def test_a_gate_at_a_name_has_one_port_at_an_address_of_it(inner: Inner) -> None:
+    opened: list[int] = []
+
+    def open_it(port: int) -> None:
+        opened.append(port)
+        socket.create_connection(("localhost", port)).close()
+        inner.close()
+
+    asyncio.run(keep_gate("localhost", inner.port, KEY, open_it))
+    assert len(opened) == 1
+
+
 def test_many_bytes_arrive_in_order(inner: Inner, gate: int) -> None:
     text = bytes(range(200)) * 5000
     with way_in(ELSEWHERE, gate, KEY) as port, socket.create_connection((LOOPBACK, port)) as connection:

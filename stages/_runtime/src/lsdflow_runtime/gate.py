@@ -31,6 +31,7 @@ GREETING = b"lsdflow gate 1\n"
 NUMBER_BYTES = PROOF_BYTES = 32
 HANDSHAKE_SECONDS = 10.0
 PIECE_BYTES = 1 << 16
+WAITING_WORKERS = 1024
 # A machine that vanished sends no goodbye: the system asks after this time, so often, and gives up.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
@@ -59,7 +60,9 @@ async def keep_gate(host: str, inner_port: int, key: bytes, opened: Callable[[in
 
     `opened` is told the port on `host` where the gate stands.
     """
-    server = await asyncio.start_server(lambda r, w: _to_its_end(_admit(r, w, inner_port, key)), host, 0)
+    # One socket: a name with several addresses would get another port at each.
+    listener = socket.create_server((host, 0), backlog=WAITING_WORKERS)
+    server = await asyncio.start_server(lambda r, w: _to_its_end(_admit(r, w, inner_port, key)), sock=listener)
     async with server:
         opened(int(server.sockets[0].getsockname()[1]))
         while await asyncio.to_thread(_listens, inner_port):
