@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import zarr
-from scipy.ndimage import gaussian_filter
+from data import truth_affinities
 
 from lsdflow_agglomerate.block_edges import edges_of_block
 from lsdflow_agglomerate.face_counts import box_with_lower_neighbours, count_faces
@@ -78,26 +78,6 @@ class Row:
         return np.concatenate([[np.uint64(0)], self.segments[threshold]])[
             np.where(self.fragments > 0, np.searchsorted(self.ids, self.fragments) + 1, 0)
         ]
-
-
-def truth_affinities(labels: Ids, noise: float) -> Bytes:
-    """Truth with its boundary grown by one voxel, smoothed, with shared, own and white noise; seed 0."""
-    generator = np.random.default_rng(0)
-    cell = np.ones(labels.shape, bool)
-    for axis in range(3):
-        face = np.diff(labels, axis=axis) != 0
-        for before in (1, 0):
-            cell &= ~np.pad(face, [(before, 1 - before) if axis == a else (0, 0) for a in range(3)])
-    inner = np.where(cell, labels, 0)
-    shared = gaussian_filter(generator.standard_normal(labels.shape).astype(np.float32), 3)
-    channels = []
-    for axis in range(3):
-        clean = ((inner == np.roll(inner, 1, axis)) & cell).astype(np.float32)
-        own = gaussian_filter(generator.standard_normal(labels.shape).astype(np.float32), 3)
-        values = gaussian_filter(clean, 1) + noise * (0.15 * shared / shared.std() + 0.1 * own / own.std())
-        values += noise * 0.1 * generator.standard_normal(labels.shape).astype(np.float32)
-        channels.append((np.clip(values, 0, 1) * 255).astype(np.uint8))
-    return np.stack(channels)
 
 
 def blocks_graph(affs: Bytes, edge_vox: int, context_vox: int) -> tuple[Ids, RagEdges]:

@@ -17,7 +17,7 @@ import zarr
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from lsdflow_contract.testing import affinities_of, voronoi_labels
+from lsdflow_contract.testing import voronoi_labels
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 
 EDGES_PER_NODE = 5
@@ -29,7 +29,7 @@ def make_volume(folder: Path, edge_vox: int) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     real = REAL.is_dir() and edge_vox <= 250
     labels = _real_labels(edge_vox) if real else voronoi_labels((edge_vox,) * 3, (edge_vox // 16) ** 3, seed=0)
-    affs = noisy_affinities(labels)
+    affs = truth_affinities(labels, 1.0)
     np.save(folder / "labels.npy", labels)
     np.save(folder / "affs.npy", affs)
     np.save(folder / "fragments.npy", extract_fragments(affs, None, FragmentRules()).astype(np.uint64))
@@ -62,31 +62,24 @@ def make_block(folder: Path, edge_vox: int) -> None:
     np.save(folder / "ids.npy", block)
 
 
-def noisy_affinities(labels: NDArray[np.uint64], seed: int = 0) -> NDArray[np.uint8]:
-    """Affinities as a network has them: boundaries of a voxel's breadth, smooth, with shared, own and white noise."""
-    generator = np.random.default_rng(seed)
-
-    def noise(sigma: float) -> NDArray[Any]:
-        field = gaussian_filter(generator.normal(size=labels.shape).astype(np.float32), sigma)
-        return np.asarray(field / field.std())
-
-    inner = np.where(_is_inside(labels), labels, 0)
-    shared, made = noise(3), []
-    for affinity in affinities_of(inner):
-        clean = gaussian_filter(affinity.astype(np.float32) / 255, 1)
-        white = generator.normal(size=labels.shape).astype(np.float32)
-        made.append(clean + 0.15 * shared + 0.1 * noise(3) + 0.1 * white)
-    return np.asarray(np.clip(np.stack(made) * 255, 0, 255).astype(np.uint8))
-
-
-def _is_inside(labels: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Voxels whose six neighbours bear the same label."""
-    inside = np.ones(labels.shape, bool)
+def truth_affinities(labels: NDArray[np.uint64], noise: float) -> NDArray[np.uint8]:
+    """Truth with its boundary grown by one voxel, smoothed, with shared, own and white noise; seed 0."""
+    generator = np.random.default_rng(0)
+    cell = np.ones(labels.shape, bool)
     for axis in range(3):
         face = np.diff(labels, axis=axis) != 0
         for before in (1, 0):
-            inside &= ~np.pad(face, [(before, 1 - before) if a == axis else (0, 0) for a in range(3)])
-    return inside
+            cell &= ~np.pad(face, [(before, 1 - before) if axis == a else (0, 0) for a in range(3)])
+    inner = np.where(cell, labels, 0)
+    shared = gaussian_filter(generator.standard_normal(labels.shape).astype(np.float32), 3)
+    channels = []
+    for axis in range(3):
+        clean = ((inner == np.roll(inner, 1, axis)) & cell).astype(np.float32)
+        own = gaussian_filter(generator.standard_normal(labels.shape).astype(np.float32), 3)
+        values = gaussian_filter(clean, 1) + noise * (0.15 * shared / shared.std() + 0.1 * own / own.std())
+        values += noise * 0.1 * generator.standard_normal(labels.shape).astype(np.float32)
+        channels.append((np.clip(values, 0, 1) * 255).astype(np.uint8))
+    return np.stack(channels)
 
 
 def _real_labels(edge_vox: int) -> NDArray[np.uint64]:

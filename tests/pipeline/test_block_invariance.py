@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,14 +18,16 @@ LARGEST_VOI_TO_ONE_SHOT, LARGEST_LOSS = 0.02, 0.005
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
+def benchmark() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("block_invariance", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["block_invariance"] = module
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(SCRIPT.parent))
 
 
 @pytest.fixture
