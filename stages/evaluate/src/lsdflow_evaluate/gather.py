@@ -16,6 +16,7 @@ from lsdflow_evaluate.layers import layers, open_layers, pictures, shown_box, vi
 from lsdflow_evaluate.report.data import Picture, ReportData
 from lsdflow_evaluate.report.neuroglancer import neuroglancer_state
 from lsdflow_evaluate.scores_file import verdict
+from lsdflow_evaluate.seams import Seams
 from lsdflow_evaluate.truth_scores import TruthScores
 from lsdflow_runtime.volumes import Volume
 
@@ -27,12 +28,13 @@ VIEWER_HELP = (
 
 @dataclass(frozen=True)
 class Gathered:
-    """What could be opened: the target's grid, the segmentation, the truth, the scores."""
+    """What could be opened: the target's grid, the segmentation, the truth, the scores, the seams of blocks."""
 
     grid: Geometry | None
     segmented: Segmented | None
     truth: Truth | None
     scores: TruthScores | None
+    seams: Seams | None = None
 
     @property
     def chosen(self) -> tuple[str, float] | None:
@@ -58,6 +60,7 @@ def report_data(
         scores=scores.rows() if scores else (),
         segment_counts=history.segment_counts(facts, gathered.chosen),
         advice=_advice(segmented),
+        seams=str(gathered.seams or ""),
         pictures=shown,
         losses=history.loss_curves(experiment),
         block_times=collector.collect("evaluate", lambda: history.block_times(experiment), ()),

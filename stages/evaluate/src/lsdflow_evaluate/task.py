@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_atomically, write_json
@@ -29,14 +30,17 @@ from lsdflow_evaluate.gather import Gathered, report_data
 from lsdflow_evaluate.regions import region_box
 from lsdflow_evaluate.report import render_report
 from lsdflow_evaluate.scores_file import NO_TRUTH, scores_with_truth, scores_without
+from lsdflow_evaluate.seams import Seams, seams_of
 from lsdflow_evaluate.truth_scores import TruthScores, score_against_truth
 from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import run_blocks, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_blocks
+from lsdflow_runtime.volumes import open_volume
 
 LOG = logging.getLogger("lsdflow.evaluate")
 
@@ -75,6 +79,8 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     collector = history.Collector()
     collector.problems.extend(collector.collect(STAGE, lambda: history.run_problems(experiment), []))
     gathered, scores = _scored(experiment, config, options, collector)
+    gathered = replace(gathered, seams=_seams(experiment, gathered, collector))
+    scores |= {"seams": gathered.seams.as_dict()} if gathered.seams else {}
     data = report_data(experiment, config, gathered, collector)
     folder = experiment.layout.report
     write_json(folder / "scores.json", scores)
@@ -157,6 +163,18 @@ def _scored(
     if found is None:
         return gathered, scores_without(True, "nothing to compare: see the problems in the report", config.voi_limit)
     return gathered, scores_with_truth(found, config.voi_limit)
+
+
+def _seams(experiment: Experiment, gathered: Gathered, collector: history.Collector) -> Seams | None:
+    if gathered.grid is None or gathered.segmented is None:
+        return None
+    grid, fragments = gathered.grid, gathered.segmented.fragments
+    blocks = BlockPlan(fragments.box, fragments.chunk_shape_vox)
+
+    def look() -> Seams | None:
+        return seams_of(open_volume(experiment.layout.segmentation, SEGMENTATION.dataset, grid), blocks)
+
+    return collector.collect("segment", look, None)
 
 
 def _compare(

@@ -150,6 +150,7 @@ class ReportData:
     scores: tuple[Score, ...] = ()
     segment_counts: tuple[SegmentCount, ...] = ()
     advice: str = ""
+    seams: str = ""
     pictures: tuple[Picture, ...] = ()
     losses: tuple[LossCurve, ...] = ()
     block_times: tuple[BlockTimes, ...] = ()
