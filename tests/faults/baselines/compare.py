@@ -1,6 +1,6 @@
 """The same faults for lsdflow, daisy alone, and volara: a table of what each does, in Markdown.
 
-    compare.py --environment NAME=PYTHON ...     NAME: daisy1, daisy2, volara, lsdflow
+    compare.py --environment NAME=PYTHON ... [--cases F1 F19]     NAME: daisy1, daisy2, volara, lsdflow
     `make faults-baselines` makes the environments from the locks here; docs/fault_baselines.md holds such a table.
 
 Each case runs COUNT times. What is looked at: did the run end; what did it tell its caller; are all 64 results there;
@@ -45,9 +45,9 @@ class Run:
     command: list[str]
     folder: Path
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, **more: str) -> subprocess.Popen[bytes]:
         path = os.pathsep.join((str(HERE), str(HERE / "peers")))
-        environment = {**os.environ, "BASELINE_ROOT": str(self.folder), "PYTHONPATH": path}
+        environment = {**os.environ, "BASELINE_ROOT": str(self.folder), "PYTHONPATH": path, **more}
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(self.command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
@@ -130,22 +130,52 @@ def two_coordinators(run: Run, _chance: random.Random) -> str:
     return f"{summary(run, codes[1])}; the second: {'success' if codes[0] == '0' else 'exit ' + codes[0]}"
 
 
-def block_raises(run: Run, _chance: random.Random) -> str:
-    """One block always raises."""
-    (run.folder / "raise").touch()
+def told_to_stop(run: Run, chance: random.Random) -> str:
+    """SIGTERM to the coordinator in the middle, then the same command."""
+    first = run.start()
+    wait_for_blocks(run, first, chance.randrange(5, 40))
+    first.terminate()
+    ended = end(first)
+    kill_all(first)
+    second = run.start()
+    code = end(second)
+    kill_all(second)
+    return f"{'hangs' if ended == 'hangs' else 'ends'}; then {summary(run, code)}"
+
+
+def faulty_block(name: str) -> Callable[[Run, random.Random], str]:
+    """One block always fails in the way of that name; a time-out of 5 s is set where it can be."""
+
+    def case(run: Run, _chance: random.Random) -> str:
+        (run.folder / name).touch()
+        process = run.start()
+        code = end(process)
+        kill_all(process)
+        return summary(run, code, needless=0)
+
+    return case
+
+
+def workers_die(run: Run, _chance: random.Random) -> str:
+    """Ten of the 64 blocks kill their worker once."""
+    (run.folder / "deaths").touch()
     process = run.start()
     code = end(process)
     kill_all(process)
-    return summary(run, code, needless=0)
+    return summary(run, code, needless=max(0, sum(run.executed().values()) - BLOCKS - 10))
 
 
-def block_hangs(run: Run, _chance: random.Random) -> str:
-    """One block never ends; a time-out of 5 s is set where it can be."""
-    (run.folder / "hang").touch()
-    process = run.start()
-    code = end(process)
-    kill_all(process)
-    return summary(run, code, needless=0)
+def other_parameters(run: Run, _chance: random.Random) -> str:
+    """A finished run, then one with another parameter in the same folder."""
+    first = run.start()
+    end(first)
+    kill_all(first)
+    second = run.start(BASELINE_FACTOR="3")
+    code = end(second)
+    kill_all(second)
+    stale = sum(p.read_text() != str(3 * int(p.name)) for p in (run.folder / "out").iterdir())
+    told = summary(run, code, needless=0)
+    return f"**{told}**, {stale} results of the old parameter" if stale else told
 
 
 def undisturbed(run: Run, _chance: random.Random) -> str:
@@ -159,10 +189,14 @@ def undisturbed(run: Run, _chance: random.Random) -> str:
 CASES: tuple[tuple[str, Callable[[Run, random.Random], str]], ...] = (
     ("nothing", undisturbed),
     ("F1: a worker is killed (SIGKILL)", worker_killed),
+    ("F3: told to stop (SIGTERM), same command again", told_to_stop),
     ("F4: the coordinator is killed, same command again", coordinator_killed),
     ("F5: two coordinators at once", two_coordinators),
-    ("F18: a block always raises", block_raises),
-    ("F18: a block never ends (time-out 5 s)", block_hangs),
+    ("F18: a block always raises", faulty_block("raise")),
+    ("F18: a block crashes its process", faulty_block("crash")),
+    ("F18: a block never ends (time-out 5 s)", faulty_block("hang")),
+    ("F19: 15 % of the blocks kill their worker once", workers_die),
+    ("F25: another parameter in the same folder", other_parameters),
 )
 
 
@@ -182,10 +216,11 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--cases", nargs="+", default=[name for name, _ in CASES], help="beginnings of their names")
     options = parser.parse_args(arguments)
     pythons = dict(told.split("=", maxsplit=1) for told in options.environment)
     print(f"| fault | {' | '.join(PEERS)} |\n|---|{'---|' * len(PEERS)}")
-    for name, case in CASES:
+    for name, case in (c for c in CASES if c[0].startswith(tuple(options.cases))):
         cells = []
         for environment, program, more in PEERS.values():
             command = [pythons[environment], str(HERE / "peers" / program), *more]

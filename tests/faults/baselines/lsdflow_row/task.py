@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from work import BLOCKS, do_block
+from work import BLOCKS, do_block, factor
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import run_task, worker_task
@@ -20,8 +21,8 @@ def block_task(experiment: Experiment) -> BlockTask:
     return BlockTask(
         stage="row",
         experiment=experiment,
-        key="row",
-        config={},
+        key=work_key("row", {"factor": factor()}, {}),
+        config={"factor": factor()},
         inputs={},
         plan=BlockPlan(Box((0, 0, 0), (BLOCKS, 1, 1)), (1, 1, 1)),
         outputs={},
