@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -25,8 +25,11 @@ Work = Callable[[], Any]
 def serve(sides: Mapping[str, Callable[[Path], Work]], modules: tuple[str, ...]) -> None:
     """Prepare the side that the command line names, say its versions, and run it once per line of standard input."""
     name, folder = sys.argv[1], Path(sys.argv[2])
+    # What libraries print, in Python or C++, goes to standard error: standard output is the protocol.
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     work = sides[name](folder)
-    say({"versions": {m: version_of(m) for m in modules if m in sys.modules}})
+    say(output, {"versions": {m: version_of(m) for m in modules if m in sys.modules}})
     result: Any = None
     for _ in sys.stdin:
         result = None
@@ -34,13 +37,13 @@ def serve(sides: Mapping[str, Callable[[Path], Work]], modules: tuple[str, ...])
         result = work()
         seconds = time.perf_counter() - begin
         np.save(folder / f"result-{name}.npy", np.asarray(result))
-        say({"seconds": seconds, "peak_rss_mib": peak_rss_mib()})
+        say(output, {"seconds": seconds, "peak_rss_mib": peak_rss_mib()})
 
 
-def say(told: Mapping[str, Any]) -> None:
-    """One line of JSON on the real standard output."""
-    _OUTPUT.write(json.dumps(told) + "\n")
-    _OUTPUT.flush()
+def say(output: TextIO, told: Mapping[str, Any]) -> None:
+    """One line of JSON."""
+    output.write(json.dumps(told) + "\n")
+    output.flush()
 
 
 def peak_rss_mib() -> float:
@@ -52,8 +55,3 @@ def peak_rss_mib() -> float:
 def version_of(module: str) -> str:
     """Version of the package that a module comes from."""
     return importlib.metadata.version(importlib.metadata.packages_distributions()[module][0])
-
-
-# What libraries print, in Python or C++, goes to standard error: standard output is the protocol.
-_OUTPUT = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)

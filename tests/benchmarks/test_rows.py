@@ -1,0 +1,85 @@
+"""The benchmarks measure what they say: every side runs, and both sides of a row agree, on a small input.
+
+Peers that only their own environment has (mwatershed) are run by `make bench` alone; that they are there is looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ELSEWHERE = {"fragments-mutex"}
+
+
+def functions_in(name: str) -> set[str]:
+    tree = ast.parse((BENCHMARKS / name).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.fixture(scope="module")
+def benchmarks() -> Iterator[Any]:
+    """The modules of the folder, as its scripts import them."""
+    sys.path.insert(0, str(BENCHMARKS))
+    before = set(sys.modules)
+    try:
+        import data
+        import ours
+        import peers
+        import rows
+
+        yield {"data": data, "ours": ours, "peers": peers, "rows": rows}
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in set(sys.modules) - before:
+            if name in {"data", "ours", "peers", "rows", "serving"}:
+                del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def folder(benchmarks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp("bench")
+    benchmarks["data"].make_volume(made, 40)
+    benchmarks["data"].make_graph(made, 5000)
+    benchmarks["data"].make_block(made, 50)
+    return made
+
+
+def test_both_sides_of_every_row_agree(benchmarks: Any, folder: Path) -> None:
+    told = {}
+    for row in benchmarks["rows"].ROWS:
+        if row.key not in ELSEWHERE:
+            sides = (getattr(benchmarks["ours"], row.ours), getattr(benchmarks["peers"], row.peer))
+            told[row.key] = row.agree(*(np.asarray(side(folder)()) for side in sides))
+    assert len(told) == len(benchmarks["rows"].ROWS) - len(ELSEWHERE)
+    assert told["fragments"] == "same partition"
+    assert told["relabel"] == "equal"
+
+
+def test_every_row_names_sides_that_are_there(benchmarks: Any) -> None:
+    for row in benchmarks["rows"].ROWS:
+        assert row.ours in functions_in("ours.py")
+        assert row.peer in functions_in("peers.py")
+    keys = [row.key for row in benchmarks["rows"].ROWS]
+    assert len(set(keys)) == len(keys)
+
+
+def test_results_that_differ_end_the_benchmark(benchmarks: Any) -> None:
+    rows = benchmarks["rows"]
+    one = np.arange(1, 9).reshape(2, 2, 2)
+    other = np.ones((2, 2, 2), int)
+    for agree in (rows.partition, rows.equal):
+        with pytest.raises(SystemExit, match="do not agree"):
+            agree(one, other)
+    edges = np.array([[1.0, 1.0, 2.0], [2.0, 3.0, 3.0], [0.1, 0.9, 0.9]])
+    merged = edges.copy()
+    merged[2] = 0.1
+    with pytest.raises(SystemExit, match="do not agree"):
+        rows.edges(edges, merged)
+    assert rows.edges(edges, edges).startswith("same edges")
