@@ -30,7 +30,8 @@ with (here / "calls").open("a") as calls:
     calls.write(json.dumps([name, *sys.argv[1:]]) + "\\n")
 kind = name if name in {slurm!r} else sys.argv[1] + "-" + name
 path = here / ("answer-" + kind)
-print(path.read_text() if path.exists() else "[]" if sys.argv[1] == "validate" else "", end="")
+answers = {{"validate": "[]", "plan": "{{}}"}}
+print(path.read_text() if path.exists() else answers.get(sys.argv[1], ""), end="")
 sys.exit(int((here / ("code-" + kind)).read_text()) if (here / ("code-" + kind)).exists() else 0)
 """
 SLURM = ("squeue", "sacct", "scancel", "sbatch")

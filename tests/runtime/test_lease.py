@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import Interrupted, NotOurs
 from lsdflow_runtime import lease as lease_module
 from lsdflow_runtime.lease import lease
 
@@ -121,6 +121,27 @@ def test_a_coordinator_that_lost_its_lease_is_stopped_with_73(tmp_path: Path, mo
         hold()
     assert time.monotonic() - started < 5
     assert json.loads((tmp_path / "lease").read_text()) == ELSEWHERE
+
+
+@pytest.mark.parametrize("left", ["its successor at work", "nothing: its successor has ended"])
+def test_a_coordinator_whose_commit_sees_the_loss_first_ends_with_73_too(tmp_path: Path, left: str) -> None:
+    """It slept: the thread that renews has not looked yet."""
+
+    def commit() -> None:
+        with lease(tmp_path):
+            fence = lease_module.Fence.of_holder(tmp_path)
+            (tmp_path / "lease").unlink()
+            if not left.startswith("nothing"):
+                (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
+            fence.require()
+
+    with pytest.raises(NotOurs):
+        commit()
+
+
+def test_a_signal_while_the_lease_is_held_stays_an_interruption(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="stopped"), lease(tmp_path):
+        raise Interrupted("stopped")
 
 
 def test_the_lease_is_renewed_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,8 +106,10 @@ async def _admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inn
     try:
         known, silent = await asyncio.wait_for(_is_known(reader, writer, key), HANDSHAKE_SECONDS), False
     except asyncio.IncompleteReadError as error:
-        # Whoever only looks whether somebody listens says nothing.
+        # Whoever only looks whether somebody listens says nothing, and leaves.
         known, silent = False, not error.partial
+    except ConnectionError:
+        known, silent = False, True
     except (OSError, TimeoutError):
         known, silent = False, False
     if known:

@@ -106,13 +106,21 @@ def lease(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if lost.is_set():
+        # The fence of a commit may have seen it before the thread that renews.
+        if lost.is_set() or (isinstance(error, Interrupted) and _is_lost(folder, holder)):
             raise _taken(folder, _read(folder)) from error
         raise
     finally:
         stop.set()
         thread.join()
         _release(folder, holder)
+
+
+def _is_lost(folder: Path, holder: Holder) -> bool:
+    try:
+        return _read(folder) != holder
+    except OSError:
+        return False
 
 
 def _take(folder: Path) -> Holder:
