@@ -101,7 +101,8 @@ def summary_of(faults: list[Fault]) -> str:
     stages = Counter(str(fault.get("stage", "training")) for fault in faults)
     seeds = sorted({str(fault["base_seed"]) for fault in faults if "base_seed" in fault})
     wrong = sum(bool(violations_of(fault)) for fault in faults)
-    seconds = sum(float(fault.get("seconds", 0)) for fault in faults)
+    # Of trainings, "seconds" is when they were killed, if it was after a time.
+    seconds = sum(float(fault.get("seconds", 0)) for fault in faults if "base_seed" in fault)
     bound = f", so that fewer than {300 / len(faults):.2f} % go wrong (95 %)" if not wrong and faults else ""
     return "\n".join(
         [
