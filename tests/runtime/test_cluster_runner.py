@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime.blockwise import run_task
+from lsdflow_runtime.joining import _take_part
 from lsdflow_runtime.rag_store import checksum_of_nodes
 from lsdflow_runtime.rendezvous import Notice, NoticeBoard, coordinating, own_address
 from lsdflow_runtime.verify import verify_task
@@ -251,6 +253,18 @@ def test_a_worker_that_comes_after_the_end_leaves_at_once(make_experiment: Make,
     assert [_end(p)[0] for p in (coordinator, worker)] == [0, 0]
     late = start("worker", experiment)
     assert _end(late, seconds=30)[0] == 0
+
+
+def test_a_round_that_is_over_is_no_failure_of_the_worker_that_comes_late(make_experiment: Make) -> None:
+    experiment = make_experiment("a")
+    board = NoticeBoard.of("toy", experiment)
+    folder = board.open_round([0])
+    assert not (folder / "key").exists()
+    arguments = ("toy", str(experiment.path), Notice("open", round=folder.name), str(board.folder))
+    child = multiprocessing.get_context("spawn").Process(target=_take_part, args=arguments)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
 
 
 def test_a_worker_of_a_new_submission_does_not_believe_the_end_of_an_earlier_one(
