@@ -40,14 +40,16 @@ def equal(ours: Any, peer: Any) -> str:
 
 
 def edges(ours: Any, peer: Any) -> str:
-    """The same edges; and at the thresholds that matter, segments that differ by .005 bits per fragment at most.
+    """The same edges; and around the best threshold segments that differ by .005 bits per fragment at most.
 
-    waterz sorts edges into 256 bins, first come first served within a bin: low thresholds are told, not required.
+    waterz sorts edges into 256 bins, first come first served within a bin; ours decides ties by ids. At thresholds
+    where single merges decide much, the order of ties is seen: that is told, not required.
     """
     same_pairs = np.array_equal(ours[:2], peer[:2])
-    worst = max(_voi_of_fragments(ours, peer, t) for t in (0.3, 0.4, 0.5, 0.6)) if same_pairs else np.inf
-    low = max(_voi_of_fragments(ours, peer, t) for t in (0.1, 0.2)) if same_pairs else np.inf
-    return _require(worst <= 0.005, f"same edges, VOI {worst:.4f} (below .3: {low:.4f})")
+    thresholds = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    voi = {t: _voi_of_fragments(ours, peer, t) if same_pairs else np.inf for t in thresholds}
+    told = ", ".join(f"{t:g}: {v:.3f}" for t, v in voi.items())
+    return _require(max(voi[t] for t in (0.2, 0.3, 0.4)) <= 0.005, f"same edges, VOI per fragment at {told}")
 
 
 def _voi_of_fragments(ours: Any, peer: Any, threshold: float) -> float:
