@@ -97,7 +97,7 @@ faults-release: setup  ## the same with the counts of a release, into docs/fault
 	$(call FAULT_SUITE,release,--summary docs/fault_release.md)
 
 BASELINES := tests/faults/baselines
-faults-baselines: setup  ## the same faults for daisy alone and volara, side by side; about 20 minutes
+faults-baselines: setup  ## the same faults for daisy alone and volara, side by side; about half an hour
 	for peer in daisy1 volara; do \
 	  $(UV) venv --quiet --allow-existing --python $(PYTHON) .cache/$$peer && \
 	  $(UV) pip sync --quiet --python .cache/$$peer/bin/python --require-hashes $(BASELINES)/$$peer.lock; done

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from data import EDGES_PER_NODE, make_block, make_graph, make_volume
-from rows import ROWS, Row
+from rows import ROWS, ResultsDifferError, Row
 
 HERE = Path(__file__).resolve().parent
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "BLOSC_NTHREADS")
@@ -90,6 +90,7 @@ class Outcome:
     ours: Side
     peer: Side
     agreement: str
+    agrees: bool
 
     @property
     def ratios(self) -> list[float]:
@@ -123,7 +124,10 @@ def measure(row: Row, folder: Path, peers: str, rounds: int) -> Outcome:
         for number in range(rounds):
             for side in (ours, peer) if number % 2 == 0 else (peer, ours):
                 side.run()
-        return Outcome(row, ours, peer, row.agree(ours.result(), peer.result()))
+        try:
+            return Outcome(row, ours, peer, row.agree(ours.result(), peer.result()), agrees=True)
+        except ResultsDifferError as error:
+            return Outcome(row, ours, peer, f"**{error}**", agrees=False)
     finally:
         ours.end()
         peer.end()
@@ -132,11 +136,14 @@ def measure(row: Row, folder: Path, peers: str, rounds: int) -> Outcome:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("rows", nargs="*", help=f"of {', '.join(row.key for row in ROWS)}; none = all")
+    keys = [row.key for row in ROWS]
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(keys)}; none = all")
     parser.add_argument("--peers", default=sys.executable, help="Python of the peers' environment")
     parser.add_argument("--full", action="store_true", help="the sizes of the goals: minutes to an hour")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    if unknown := set(options.rows) - set(keys):
+        parser.error(f"no such rows: {', '.join(sorted(unknown))}")
     chosen = [row for row in ROWS if not options.rows or row.key in options.rows]
     edge, nodes = (250, 10_000_000) if options.full else (160, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="lsdflow-bench-") as scratch:
@@ -154,12 +161,16 @@ def main() -> None:
         print("| what | against | lsdflow s | peer s | ratio: median (min-max) | goal | lsdflow | peak MiB | results |")
         print("|---|---|---|---|---|---|---|---|---|")
         versions: dict[str, str] = {}
+        differ = 0
         for row in chosen:
             outcome = measure(row, folder, options.peers, options.rounds)
             versions |= outcome.ours.versions | outcome.peer.versions
             print(outcome.line(work), flush=True)
+            differ += not outcome.agrees
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     print(f"\n{datetime.date.today()}, Python {platform.python_version()}, {machine()}: {told}")
+    if differ:
+        raise SystemExit(f"in {differ} rows the results do not agree")
 
 
 def machine() -> str:

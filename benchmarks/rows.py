@@ -15,9 +15,13 @@ from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 
 
+class ResultsDifferError(Exception):
+    """Both sides of a row did not make the same."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """A comparison. `per`: what the rate counts. `agree` tells how the results agree, or ends the program."""
+    """A comparison. `per`: what the rate counts. `agree` tells how the results agree, or raises ResultsDifferError."""
 
     key: str
     name: str
@@ -71,7 +75,7 @@ def another_method(ours: Any, peer: Any) -> str:
 
 def _require(true: bool, told: str) -> str:
     if not true:
-        raise SystemExit(f"the results do not agree: {told} was wanted")
+        raise ResultsDifferError(f"the results do not agree: {told}")
     return told
 
 

@@ -124,6 +124,7 @@ class _Run:
 
     @classmethod
     def of(cls, graph: FaceGraph, waiting: UInt64s) -> _Run:
+        """Every fragment of the graph a region of its own; the ids `waiting` (uint64 (N,)) must not merge."""
         ids = np.unique(np.concatenate([graph.u, graph.v]))
         ends = np.stack([np.searchsorted(ids, graph.u), np.searchsorted(ids, graph.v)], axis=1).astype(np.int64)
         origins, origin = np.unique(graph.origin, axis=0, return_inverse=True)

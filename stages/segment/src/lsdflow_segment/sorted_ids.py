@@ -20,7 +20,7 @@ _IDS_PER_STRETCH = 2
 
 
 class SortedIds:
-    """Finds ids in `ids`, uint64 (n,) ascending and distinct, n > 0. The table takes 2 to 4 bytes per id."""
+    """Finds ids in `ids`, uint64 (n,) ascending and distinct, n > 0. The table takes at most 4 bytes per id."""
 
     def __init__(self, ids: NDArray[np.uint64]) -> None:
         self.ids = ids
