@@ -10,35 +10,43 @@ UV := .venv/tools/bin/uv
 # Two environments: gunpowder 1.4.4 (training) needs zarr < 3, everything else uses zarr 3. The on-disk contract joins them.
 BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _launch prepare predict watershed agglomerate segment evaluate
 TRAINING_PACKAGES := _contract _command _network _training train-lsd train-acrlsd
+TENSORFLOW_PACKAGES := $(TRAINING_PACKAGES) _tensorflow
 BLOCKS_COMMANDS := lsdflow prepare predict watershed agglomerate segment evaluate
 TRAINING_COMMANDS := train-lsd train-acrlsd
-TRAINING_TESTS := tests/training tests/faults/training tests/stages/train-lsd tests/stages/train-acrlsd
+LONGEST_TESTS := tests/pipeline tests/faults tests/runtime
+TRAINING_TESTS := tests/distributed tests/faults/training tests/training tests/stages/train-lsd tests/stages/train-acrlsd
+TENSORFLOW_TESTS := tests/tensorflow
 
 # Which torch: cuda where a driver is present, else cpu. Override with TORCH=cpu or TORCH=cuda.
 TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 WHEELS ?= $(PIP_FIND_LINKS)
 # A local CPU wheel is used where there is one; else uv asks PyTorch's own CPU index.
 LOCAL_TORCH := $(if $(WHEELS),$(wildcard $(WHEELS)/torch-*cpu*.whl))
-TORCH_OPTION := $(if $(filter cpu,$(TORCH)),$(if $(LOCAL_TORCH),--find-links $(WHEELS),--torch-backend cpu))
+CPU_TORCH_OPTION := $(if $(LOCAL_TORCH),--find-links $(WHEELS),--torch-backend cpu)
+TORCH_OPTION := $(if $(filter cpu,$(TORCH)),$(CPU_TORCH_OPTION))
 
 PLAIN_STAGES := prepare watershed agglomerate segment evaluate
 TORCH_STAGES := train-lsd train-acrlsd predict
 BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),stages/$(s)/requirements.lock) stages/predict/$(TORCH).lock tests/blocks.lock
 TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
+# tensorflow's lock is that of the training stages and what tensorflow adds; with CPUs only, so far
+TENSORFLOW_LOCKS := stages/_tensorflow/cpu.lock tests/training.lock
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 
-.PHONY: help setup demo test test-blocks test-training test-real test-faults faults-release faults-baselines check format lock clean bench
+.PHONY: help setup setup-tensorflow demo test test-blocks test-training test-tensorflow test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk
 
+# A link that is right is left alone: somebody may be using it.
+LINK = [[ $$(readlink $(2)) == $(1) ]] || ln -sfn $(1) $(2)
 setup: .venv/blocks/.installed .venv/training/.installed  ## environments; leaves every command in bin/
 	@mkdir -p bin
-	@for c in $(BLOCKS_COMMANDS); do ln -sfn ../.venv/blocks/bin/$$c bin/$$c; done
-	@for c in $(TRAINING_COMMANDS); do ln -sfn ../.venv/training/bin/$$c bin/$$c; done
+	@for c in $(BLOCKS_COMMANDS); do $(call LINK,../.venv/blocks/bin/$$c,bin/$$c); done
+	@for c in $(TRAINING_COMMANDS); do $(call LINK,../.venv/training/bin/$$c,bin/$$c); done
 
 $(UV):
 	$(PYTHON) -m venv .venv/tools
@@ -58,6 +66,16 @@ $(UV):
 	$(UV) pip install --quiet --python .venv/training/bin/python --no-deps --no-build-isolation $(foreach p,$(TRAINING_PACKAGES),-e stages/$(p))
 	@touch $@
 
+# Only those who train with backend = "tensorflow" need this one.
+setup-tensorflow: .venv/tensorflow/.installed  ## the optional environment for backend = "tensorflow": .venv/tensorflow
+
+.venv/tensorflow/.installed: $(UV) $(TENSORFLOW_LOCKS) $(foreach p,$(TENSORFLOW_PACKAGES),stages/$(p)/pyproject.toml)
+	@echo "environment for training with tensorflow (CPU)"
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv/tensorflow
+	$(UV) pip sync --quiet --python .venv/tensorflow/bin/python --require-hashes $(CPU_TORCH_OPTION) $(TENSORFLOW_LOCKS)
+	$(UV) pip install --quiet --python .venv/tensorflow/bin/python --no-deps --no-build-isolation $(foreach p,$(TENSORFLOW_PACKAGES),-e stages/$(p))
+	@touch $@
+
 DEMO ?= demo
 demo: setup  ## synthetic EM volume -> trained nets -> segmentation -> report; or your own: VOLUME=raw.zarr LABELS=labels.zarr
 ifdef VOLUME
@@ -67,13 +85,17 @@ else
 endif
 	bin/lsdflow run $(DEMO)
 
-test: setup test-blocks test-training  ## all tests that need no container engine and no cluster
+test: setup test-blocks test-training test-tensorflow  ## all tests that need no container engine and no cluster
 
+# The longest files come first: with one file per process at a time, the last ones must be short.
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=15 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=15 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 
 test-training: setup
 	.venv/training/bin/pytest -n 2 --dist loadfile $(TRAINING_TESTS)
+
+test-tensorflow: setup-tensorflow
+	.venv/tensorflow/bin/pytest -n 2 --dist loadfile $(TENSORFLOW_TESTS)
 
 test-real: setup  ## the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s tests/pipeline/test_real_volumes.py
@@ -108,7 +130,7 @@ check: setup  ## lint, format, types: what CI runs first
 	.venv/blocks/bin/ruff check .
 	.venv/blocks/bin/ruff format --check .
 	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _launch prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
-	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_train_lsd -p lsdflow_train_acrlsd
+	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
 
 format:  ## format and mend what lint can mend
 	.venv/blocks/bin/ruff format .
@@ -119,6 +141,11 @@ bench: setup  ## benchmarks against the named peers: a table; some 10 minutes. B
 	$(UV) pip sync --quiet --python .cache/bench_peers/bin/python --require-hashes benchmarks/peers.lock
 	.venv/blocks/bin/python benchmarks/bench.py --peers .cache/bench_peers/bin/python $(BENCH) | tee .cache/bench.md
 	.venv/training/bin/python benchmarks/lsd_targets.py --quick
+
+bench-gpu: setup  ## prediction, training and LSD targets on one GPU: a table; some minutes, refuses without CUDA
+	.venv/blocks/bin/python benchmarks/gpu.py predict | tee .cache/bench_gpu.md
+	.venv/training/bin/python benchmarks/gpu.py train | tee -a .cache/bench_gpu.md
+	.venv/training/bin/python benchmarks/gpu.py data | tee -a .cache/bench_gpu.md
 
 # Locks are pins with hashes and no addresses. All stages of an environment are resolved together first, so that they
 # agree; then each gets its own lock under those constraints.
@@ -134,6 +161,7 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	for s in _launch $(PLAIN_STAGES); do $(COMPILE) -c .cache/blocks.constraints stages/$$s/pyproject.toml -o stages/$$s/requirements.lock; done
 	$(COMPILE) -c .cache/blocks.constraints tests/blocks.in -o tests/blocks.lock
 	$(COMPILE) -c .cache/training.constraints tests/training.in --find-links "$(WHEELS)" -o tests/training.lock
+	$(COMPILE) -c .cache/training.constraints --override stages/_tensorflow/overrides.in --find-links "$(WHEELS)" stages/_tensorflow/pyproject.toml -o stages/_tensorflow/cpu.lock
 	for s in $(TORCH_STAGES); do \
 	  env=$$([[ $$s == train-* ]] && echo training || echo blocks); \
 	  $(COMPILE) -c .cache/$$env.constraints --find-links "$(WHEELS)" stages/$$s/pyproject.toml -o stages/$$s/cpu.lock; \

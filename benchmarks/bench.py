@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data import EDGES_PER_NODE, make_block, make_graph, make_volume
+from data import EDGES_PER_NODE, make_block, make_graph, make_volume, make_work
+from network_data import DEMO, PUBLISHED, make_network
 from rows import ROWS, ResultsDifferError, Row
 
 HERE = Path(__file__).resolve().parent
@@ -101,7 +102,7 @@ class Outcome:
         """The row of the table."""
         median, low, high = statistics.median(self.ratios), min(self.ratios), max(self.ratios)
         ours_s, peer_s = statistics.median(self.ours.seconds), statistics.median(self.peer.seconds)
-        rate = f"{work[self.row.per] / ours_s / 1e6:.1f} M{self.row.per}/s"
+        rate = rate_of(work[self.row.per] / ours_s, self.row.per)
         met = "yes" if median >= self.row.goal else "NO"
         memory = f"{self.ours.peak_rss_mib:.0f} / {self.peer.peak_rss_mib:.0f}"
         ratio = f"**{median:.1f}** ({low:.1f}-{high:.1f})"
@@ -112,11 +113,16 @@ class Outcome:
         return "| " + " | ".join(cells) + " |"
 
 
+def rate_of(a_second: float, per: str) -> str:
+    """'12.3 Mvoxel/s', '4.1 kblock/s'."""
+    return f"{a_second / 1e6:.1f} M{per}/s" if a_second >= 1e5 else f"{a_second / 1e3:.1f} k{per}/s"
+
+
 def measure(row: Row, folder: Path, peers: str, rounds: int) -> Outcome:
     """Both sides in turn, and whether they agree."""
     ours, peer = (
         Side.start(sys.executable, "ours.py", row.ours, folder),
-        Side.start(peers, "peers.py", row.peer, folder),
+        Side.start(peers if row.peer_script == "peers.py" else sys.executable, row.peer_script, row.peer, folder),
     )
     try:
         ours.ready()
@@ -151,10 +157,15 @@ def main() -> None:
         source = make_volume(folder, edge)
         make_graph(folder, nodes)
         make_block(folder, 256 if options.full else 160)
+        blocks, finished = (100_000, 1_000_000) if options.full else (2000, 1_000_000)
+        make_work(folder, blocks, finished)
         work = {
+            "predicted voxel": make_network(folder, PUBLISHED if options.full else DEMO),
             "voxel": edge**3,
             "edge": EDGES_PER_NODE * nodes,
             "row": (1 + EDGES_PER_NODE) * nodes // 10,
+            "block": blocks,
+            "finished block": finished,
             "block voxel": np.load(folder / "ids.npy").size,
         }
         print(f"{source} {edge}^3, graph of {nodes:,} nodes; {options.rounds} rounds, one thread each side\n")

@@ -2,13 +2,17 @@
 
 labels.npy      u64   (n, n, n)
 affs.npy        u8    (3, n, n, n)   from the labels: smoothed, with noise as a network makes it
+far_affs.npy    u8    (9, n, n, n)   the same, and affinities to the voxels of FAR
 fragments.npy   u64   (n, n, n)      by lsdflow
 graph.npz       u, v, score, nodes   a random graph with scattered ids: 5 edges per node
+work.json       blocks, finished     numbers of blocks that do nothing
 lut.npz         fragments, segments  a table with an entry for each node of the graph; ids.npy is a block of such ids
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,13 @@ import zarr
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
+from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 
 EDGES_PER_NODE = 5
+FAR = ((-4, 0, 0), (0, -4, 0), (0, 0, -4), (-8, 0, 0), (0, -8, 0), (0, 0, -8))
 REAL = Path(__file__).resolve().parents[2] / "shared/data/fib25/trvol-250-2.zarr/volumes/labels/neuron_ids"
 
 
@@ -29,9 +36,11 @@ def make_volume(folder: Path, edge_vox: int) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     real = REAL.is_dir() and edge_vox <= 250
     labels = _real_labels(edge_vox) if real else voronoi_labels((edge_vox,) * 3, (edge_vox // 16) ** 3, seed=0)
-    affs = truth_affinities(labels, 1.0)
+    far_affs = truth_affinities(labels, 1.0, (*AFFINITY_NEIGHBORHOOD, *FAR))
+    affs = np.ascontiguousarray(far_affs[:3])
     np.save(folder / "labels.npy", labels)
     np.save(folder / "affs.npy", affs)
+    np.save(folder / "far_affs.npy", far_affs)
     np.save(folder / "fragments.npy", extract_fragments(affs, None, FragmentRules()).astype(np.uint64))
     return "FIB-25 labels" if real else "Voronoi cells"
 
@@ -62,7 +71,14 @@ def make_block(folder: Path, edge_vox: int) -> None:
     np.save(folder / "ids.npy", block)
 
 
-def truth_affinities(labels: NDArray[np.uint64], noise: float) -> NDArray[np.uint8]:
+def make_work(folder: Path, blocks: int, finished: int) -> None:
+    """work.json: how many tiny blocks are done, and how many are finished when a run goes on."""
+    (folder / "work.json").write_text(json.dumps({"blocks": blocks, "finished": finished}))
+
+
+def truth_affinities(
+    labels: NDArray[np.uint64], noise: float, neighborhood: Sequence[Vox3] = AFFINITY_NEIGHBORHOOD
+) -> NDArray[np.uint8]:
     """Truth with its boundary grown by one voxel, smoothed, with shared, own and white noise; seed 0."""
     generator = np.random.default_rng(0)
     cell = np.ones(labels.shape, bool)
@@ -73,8 +89,8 @@ def truth_affinities(labels: NDArray[np.uint64], noise: float) -> NDArray[np.uin
     inner = np.where(cell, labels, 0)
     shared = gaussian_filter(generator.standard_normal(labels.shape).astype(np.float32), 3)
     channels = []
-    for axis in range(3):
-        clean = ((inner == np.roll(inner, 1, axis)) & cell).astype(np.float32)
+    for z, y, x in neighborhood:
+        clean = ((inner == np.roll(inner, (-z, -y, -x), (0, 1, 2))) & cell).astype(np.float32)
         own = gaussian_filter(generator.standard_normal(labels.shape).astype(np.float32), 3)
         values = gaussian_filter(clean, 1) + noise * (0.15 * shared / shared.std() + 0.1 * own / own.std())
         values += noise * 0.1 * generator.standard_normal(labels.shape).astype(np.float32)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from our_blocks import blocks_done, blocks_done_in_memory, resumed
+from our_network import network, network_bf16
 from serving import Work, serve
 
 from lsdflow_agglomerate.ownership import FragmentNaming
 from lsdflow_contract.arrays import AFFS, ArraySpec
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_contract.graph import RagEdges, RagNodes
+from lsdflow_contract.graph import FACES, RagEdges, RagNodes
+from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray
 
@@ -44,6 +47,20 @@ def fragments_on_disk(folder: Path) -> Work:
     return work
 
 
+def mutex_fragments(folder: Path) -> Work:
+    """Mutex watershed of near and far affinities, of the far ones every fourth voxel in each axis."""
+    from data import FAR
+
+    from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
+    from lsdflow_watershed.mutex import mutex_watershed
+    from lsdflow_watershed.mutex_fragments import mutex_channels
+
+    affs = np.load(folder / "far_affs.npy")
+    channels = mutex_channels((*AFFINITY_NEIGHBORHOOD, *FAR), (), [(4, 4, 4)])
+    mutex_watershed(affs[:, :32, :32, :32], channels)
+    return lambda: mutex_watershed(affs, channels)
+
+
 def scored_edges(folder: Path) -> Work:
     """Fragments + affinities -> scored edges, sorted by (u, v)."""
     from lsdflow_agglomerate.block_edges import edges_of_block
@@ -70,6 +87,31 @@ def scored_faces(folder: Path) -> Work:
 
     def work() -> Any:
         edges = score_graph(add_faces([count_faces(affs, ids, box, box)]), "hist_quant_75")
+        return np.stack([edges.u.astype(np.float64), edges.v, edges.merge_score])
+
+    work()
+    return work
+
+
+def faces_and_edges_stored(folder: Path) -> Work:
+    """Faces of blocks into the store, read again and added up, scored, and the edges into the store and back."""
+    from lsdflow_agglomerate.face_counts import box_with_lower_neighbours, count_faces
+    from lsdflow_agglomerate.face_graph import add_faces
+    from lsdflow_agglomerate.graph_agglomeration import score_graph
+
+    affs, ids = np.load(folder / "affs.npy"), np.load(folder / "fragments.npy")
+    plan = BlockPlan(Box((0, 0, 0), ids.shape), (64, 64, 64))
+
+    def work() -> Any:
+        shutil.rmtree(folder / "edges", ignore_errors=True)
+        store = FilesRagStore(folder / "edges")
+        for block in plan.blocks():
+            read = box_with_lower_neighbours(block.write, plan.total)
+            cut = affs[(slice(None), *block.write.slices())]
+            store.write_edges("key", FACES, block.number, count_faces(cut, ids[read.slices()], block.write, read))
+        faces = (store.read_edges("key", FACES, number) for number in range(len(plan)))
+        store.write_edges("key", "hist_quant_75", 0, score_graph(add_faces(faces), "hist_quant_75"))
+        edges = store.read_edges("key", "hist_quant_75", 0)
         return np.stack([edges.u.astype(np.float64), edges.v, edges.merge_score])
 
     work()
@@ -190,12 +232,18 @@ if __name__ == "__main__":
     sides = (
         fragments,
         fragments_on_disk,
+        mutex_fragments,
         scored_edges,
         scored_faces,
+        faces_and_edges_stored,
         components,
         components_of_20,
         relabelled,
         relabelled_on_disk,
     )
-    more = (written, read, graph_stored)
-    serve({side.__name__: side for side in (*sides, *more)}, ("numba", "numpy", "waterz", "zarr", "cc3d"))
+    networks = (network, network_bf16)
+    more = (written, read, graph_stored, blocks_done, blocks_done_in_memory, resumed)
+    serve(
+        {side.__name__: side for side in (*sides, *networks, *more)},
+        ("numba", "numpy", "waterz", "zarr", "cc3d", "torch"),
+    )

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from daisy_blocks import daisy_marked, daisy_resumed, daisy_tracked_in_memory
+from peer_edges import waterz_edges, waterz_edges_of_blocks_stored
 from serving import Work, serve
-
-SCORING = "OneMinus<HistogramQuantileAffinity<RegionGraphType, 75, ScoreValue, 256, false>>"
 
 
 def lsd_chain(folder: Path) -> Work:
@@ -81,50 +81,22 @@ def mutex_watershed(folder: Path) -> Work:
     return lambda: mwatershed.agglom(affs, offsets)
 
 
-def waterz_edges(folder: Path) -> Work:
-    """Scored edges by waterz: merge history and region graph of the pattern [0, t]."""
-    import waterz
+def mutex_watershed_of_far(folder: Path) -> Work:
+    """mwatershed on near and far affinities, biased and with strides as its users set them.
 
-    affs = np.load(folder / "affs.npy")
-    ids = np.load(folder / "fragments.npy")
+    Grey levels are moved apart by less than one, in the order in which lsdflow takes equal ones: mwatershed takes them
+    in any order (its users add noise), and only so can the partitions be compared.
+    """
+    import mwatershed
 
-    def work() -> Any:
-        steps = waterz.agglomerate(
-            affs=affs.astype(np.float32) / 255,
-            thresholds=[0, 1.0],
-            fragments=ids.copy(),
-            scoring_function=SCORING,
-            discretize_queue=256,
-            return_merge_history=True,
-            return_region_graph=True,
-        )
-        _, _, region_graph = next(steps)
-        _, history, _ = next(steps)
-        return scores_of(region_graph, history)
-
-    return work
-
-
-def scores_of(region_graph: Any, history: Any) -> Any:
-    """The score of each edge: that of the merge which joined its ends, by a tree of merges as published."""
-    parent: dict[int, int] = {}
-    top: dict[int, int] = {}
-    for number, merge in enumerate(history):
-        for part in (merge["a"], merge["b"]):
-            parent[top.get(part, -int(part))] = number
-        top[merge["c"]] = number
-
-    def score(u: int, v: int) -> float:
-        # Merges are numbered upwards, so the lower of the two is the one to climb.
-        while u != v:
-            low, high = min(u, v), max(u, v)
-            if low not in parent:
-                return float("nan")
-            u, v = parent[low], high
-        return float(history[u]["score"])
-
-    pairs = sorted((min(e["u"], e["v"]), max(e["u"], e["v"])) for e in region_graph)
-    return np.array([(u, v, score(-u, -v)) for u, v in pairs], np.float64).T
+    near, far = [[-1, 0, 0], [0, -1, 0], [0, 0, -1]], [[-4, 0, 0], [0, -4, 0], [0, 0, -4]]
+    offsets = [*near, *far, *[[2 * step for step in offset] for offset in far]]
+    affs = np.load(folder / "far_affs.npy")
+    bias = np.array([0.0] * 3 + [-1.0] * 6)[:, None, None, None]
+    weights = np.round(affs / 255 + bias, 9)
+    weights += np.sign(weights) * (0.003 * np.arange(weights.size, 0, -1) / weights.size).reshape(weights.shape)
+    strides = [[1, 1, 1]] * 3 + [[4, 4, 4]] * 6
+    return lambda: mwatershed.agglom(weights, offsets, strides=strides)
 
 
 def scipy_components(folder: Path) -> Work:
@@ -270,8 +242,17 @@ def _zarr(path: Path, values: Any, *, sharded: bool = False) -> Any:
 
 
 if __name__ == "__main__":
-    fragments = (lsd_chain, lsd_chain_on_disk, skimage_watershed, waterz_fragments, mutex_watershed)
-    graphs = (waterz_edges, scipy_components, scipy_components_20_times, networkx_components, sqlite_graph)
+    fragments = (
+        lsd_chain,
+        lsd_chain_on_disk,
+        skimage_watershed,
+        waterz_fragments,
+        mutex_watershed,
+        mutex_watershed_of_far,
+    )
+    edges = (waterz_edges, waterz_edges_of_blocks_stored)
+    graphs = (scipy_components, scipy_components_20_times, networkx_components, sqlite_graph)
     arrays = (fastremap_remap, map_per_block, zarr_written, zarr_read, zarr_shards_written, zarr_shards_read)
-    modules = ("numpy", "scipy", "mahotas", "skimage", "waterz", "mwatershed", "networkx", "fastremap", "zarr")
-    serve({side.__name__: side for side in (*fragments, *graphs, *arrays)}, modules)
+    blocks = (daisy_marked, daisy_tracked_in_memory, daisy_resumed)
+    modules = ("daisy", "numpy", "scipy", "mahotas", "skimage", "waterz", "mwatershed", "networkx", "fastremap", "zarr")
+    serve({side.__name__: side for side in (*fragments, *edges, *graphs, *arrays, *blocks)}, modules)

@@ -21,7 +21,10 @@ class ResultsDifferError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison. `per`: what the rate counts. `agree` tells how the results agree, or raises ResultsDifferError."""
+    """A comparison. `per`: what the rate counts. `agree` tells how the results agree, or raises ResultsDifferError.
+
+    peer_script: another than peers.py runs in lsdflow's own environment.
+    """
 
     key: str
     name: str
@@ -31,11 +34,17 @@ class Row:
     goal: float
     per: str
     agree: Callable[[Any, Any], str]
+    peer_script: str = "peers.py"
 
 
 def partition(ours: Any, peer: Any) -> str:
     """The same partition of the voxels, whatever the numbers."""
     return _require(same_partition(ours, peer), "same partition")
+
+
+def clusters(ours: Any, peer: Any) -> str:
+    """The same partition of the voxels that are in fragments of ours; the peer may call a fragment 0, too."""
+    return partition(ours, np.where(ours > 0, peer.astype(np.uint64) + 1, 0))
 
 
 def equal(ours: Any, peer: Any) -> str:
@@ -67,6 +76,30 @@ def _voi_of_fragments(ours: Any, peer: Any, threshold: float) -> float:
     return score(contingency(*parts)).voi
 
 
+def grey_levels(ours: Any, peer: Any) -> str:
+    """The same u8 values but for rounding: 1 level in less than 1 of 1,000."""
+    apart = np.abs(ours.astype(np.int16) - peer)
+    share = float((apart > 0).mean())
+    return _require(apart.max() <= 1 and share < 1e-3, f"levels: {apart.max()} apart at most, {share:.1e} of them")
+
+
+def other_precision(ours: Any, peer: Any) -> str:
+    """Another number format: less than one level apart on average."""
+    apart = np.abs(ours.astype(np.int16) - peer)
+    return _require(float(apart.mean()) < 1, f"levels: {apart.max()} apart at most, {apart.mean():.2f} on average")
+
+
+def pairs(ours: Any, peer: Any) -> str:
+    """The same pairs of touching fragments; the peer scores a pair by what one block sees of it."""
+    same = np.array_equal(ours[:2], peer[:2])
+    return _require(
+        same,
+        f"same pairs, mean difference of scores {np.nanmean(np.abs(ours[2] - peer[2])):.3f}"
+        if same
+        else f"{ours.shape[1]:,} and {peer.shape[1]:,} pairs",
+    )
+
+
 def another_method(ours: Any, peer: Any) -> str:
     """Told, not required: the peer makes another partition by design, or decides ties in another way."""
     voi = score(contingency(ours.astype(np.uint64) + 1, peer.astype(np.uint64) + 1)).voi
@@ -88,12 +121,16 @@ ROWS = (
         "fragments", "waterz_fragments", 1, "voxel", another_method),
     Row("fragments-mutex", "fragments", "mwatershed",
         "fragments", "mutex_watershed", 5, "voxel", another_method),
+    Row("mutex", "mutex watershed, 9 channels", "mwatershed",
+        "mutex_fragments", "mutex_watershed_of_far", 1, "voxel", clusters),
     Row("fragments-io", "fragments, zarr to zarr", "LSD chain, zarr-python",
         "fragments_on_disk", "lsd_chain_on_disk", 6, "voxel", partition),
     Row("edges", "scored edges, seamless", "waterz [0, t]",
         "scored_faces", "waterz_edges", 3, "voxel", edges),
     Row("edges-blocks", "scored edges, by waterz", "waterz [0, t]",
         "scored_edges", "waterz_edges", 1, "voxel", edges),
+    Row("edges-stored", "scored edges, stored, blocks of 64", "waterz per block, SQLite",
+        "faces_and_edges_stored", "waterz_edges_of_blocks_stored", 10, "voxel", pairs),
     Row("components", "segments, 1 threshold", "scipy",
         "components", "scipy_components", 1.5, "edge", partition),
     Row("components-nx", "segments, 1 threshold", "networkx",
@@ -114,4 +151,14 @@ ROWS = (
         "read", "zarr_shards_read", 3, "voxel", equal),
     Row("graph", "graph stored and read", "SQLite with keys",
         "graph_stored", "sqlite_graph", 10, "row", equal),
+    Row("blocks", "tiny blocks, 2 workers", "daisy, a durable mark in the block's function",
+        "blocks_done", "daisy_marked", 0.77, "block", equal),
+    Row("blocks-memory", "tiny blocks in memory", "daisy, its own marks (not durable)",
+        "blocks_done_in_memory", "daisy_tracked_in_memory", 0.77, "block", equal),
+    Row("resume", "knowing what is done", "daisy, its own marks",
+        "resumed", "daisy_resumed", 1, "finished block", equal),
+    Row("predict", "one tile, LSD network, float32", "the same in eager torch",
+        "network", "eager_network", 1.5, "predicted voxel", grey_levels, "eager_network.py"),
+    Row("predict-bf16", "one tile, LSD network, bf16", "eager torch, float32",
+        "network_bf16", "eager_network", 3, "predicted voxel", other_precision, "eager_network.py"),
 )  # fmt: skip

@@ -173,6 +173,7 @@ begin() {
   trap 'rm -rf -- "$TEMPORARY"' EXIT
 }
 
+declare -a CONTAINER_ENV=() # more variables of the container
 # container: fills COMMAND with `singularity exec ...` up to the SIF. `exec`, since `run` evaluates its arguments.
 container() {
   local path uri_file
@@ -189,7 +190,7 @@ container() {
   if [[ -n $uri_file ]]; then # the path only: what is in the file is seen by the stage alone
     COMMAND+=(--bind "$uri_file:$uri_file:ro" --env "MONGO_URI_FILE=$uri_file")
   fi
-  COMMAND+=("$SIF")
+  COMMAND+=(${CONTAINER_ENV[@]+"${CONTAINER_ENV[@]}"} "$SIF")
 }
 
 # stage_arguments VERB: adds the stage's command to COMMAND.
@@ -300,26 +301,32 @@ cancel_workers() {
   done <"$SUBMISSION/jobs.tsv"
 }
 
-# train: on one node the plain command; on several, one step a node, which meet at the first node's address.
+# train: on one node the plain command; on several, one step a node, which meet at the address of this one, the first.
+# The port is of the job, so that two jobs on a node do not meet.
 train() {
   if ((${SLURM_NNODES:-1} == 1)); then
     run_stage run
   fi
+  MASTER_ADDR=$(own_address)
+  export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
   run_and_wait srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
     bash "$SUBMISSION/$STAGE.sbatch" "$SUBMISSION" step
+  # A step that was killed ends with 128 + KILL, which hides the 75 of the others: they can all go on.
+  if ((CODE == 128 + 9)); then CODE=$INTERRUPTED; fi
   end_job
 }
 
-# step: one node's part of a training. The port is of the job, so that two jobs on a node do not meet.
+# step: one node's part of a training; it learns from SLURM's variables which part.
 step() {
-  local first port
-  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-  port=$((20000 + SLURM_JOB_ID % 20000))
-  container
-  COMMAND+=(python -m torch.distributed.run --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}")
-  COMMAND+=(--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --rdzv-endpoint="$first:$port")
-  COMMAND+=(--max-restarts=3 --no-python)
-  stage_arguments run
+  local name interface
+  for name in MASTER_ADDR MASTER_PORT SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NNODES SLURM_RESTART_COUNT; do
+    if [[ -n ${!name:-} ]]; then CONTAINER_ENV+=(--env "$name=${!name}"); fi
+  done
+  interface=$(setting INTERFACE)
+  if [[ -n $interface ]]; then
+    CONTAINER_ENV+=(--env "GLOO_SOCKET_IFNAME=$interface" --env "NCCL_SOCKET_IFNAME=$interface")
+  fi
+  stage_command run
   run_and_wait "${COMMAND[@]}"
   exit "$CODE"
 }

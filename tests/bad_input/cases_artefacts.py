@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from bad_input.case import Case, Spoil, setting
@@ -96,11 +96,13 @@ def _lost_fragments(lab: Lab) -> None:
     chunk.unlink()
 
 
+def _edges(lab: Lab) -> Path:
+    (table,) = (lab.layout.store / "edges_hist_quant_75").rglob("0.parquet")
+    return table
+
+
 def _damaged_graph(lab: Lab) -> None:
-    table = min((lab.layout.store / "edges").rglob("*.parquet"), default=None) or min(
-        path for path in lab.layout.store.rglob("*.parquet") if "edges" in str(path)
-    )
-    table.write_bytes(table.read_bytes()[:40])
+    _edges(lab).write_bytes(_edges(lab).read_bytes()[:40])
 
 
 def _lost_luts(lab: Lab) -> None:
@@ -127,17 +129,17 @@ def _locked_source(lab: Lab) -> None:
 
 
 def _lost_edges(lab: Lab) -> None:
-    min(path for path in lab.layout.store.rglob("1.parquet") if "edges" in str(path)).unlink()
+    _edges(lab).unlink()
 
 
-def _with_id_in_block_one(place: int) -> Spoil:
-    """Block 1 has a node with the id of a place in block 0, or with the id of background."""
+def _with_id_in_block_one(wrong: Literal["again", "background"]) -> Spoil:
+    """Block 1 has a node with the id of another of its nodes, or with the id of background."""
 
     def spoil(lab: Lab) -> None:
         key = read_manifest(lab.layout, "watershed").key
         store = FilesRagStore(lab.layout.store)
-        nodes, other = (store.read_nodes(key, block) for block in (1, 0))
-        ids = np.concatenate([nodes.id[1:], [other.id[0] if place else np.uint64(0)]])
+        nodes = store.read_nodes(key, 1)
+        ids = np.concatenate([nodes.id[1:], [nodes.id[1] if wrong == "again" else np.uint64(0)]])
         store.write_nodes(key, 1, RagNodes(ids, nodes.center_nm, nodes.size_vox))
 
     return spoil
@@ -187,6 +189,11 @@ CASES = [
          ("too small", "training/a.zarr", "input_shape_vox"), ("train-lsd", "validate"), "prepare"),
     Case("a shape that the network cannot have", setting("train-lsd", input_shape_vox=[29, 28, 28]), CONFIG,
          ("[29, 28, 28]", "[28, 28, 28]", "[30, 28, 28]"), ("train-lsd", "validate"), "prepare"),
+    Case("a label below 0 to be ignored in training", setting("train-lsd", ignore_ids=[-3]), CONFIG,
+         ("train-lsd.ignore_ids", "1 to 2^64 - 1", "-3"), ("train-lsd", "validate"), "prepare"),
+    Case("more than all sections damaged", setting("train-lsd", missing_section_probability=0.7,
+         artifact_probability=0.6), CONFIG,
+         ("one way only", "missing_section_probability", "1.3"), ("train-lsd", "validate"), "prepare"),
     # Manifests, and results of other parameters.
     Case("a damaged manifest", _damaged_manifest, DATA, ("manifests/predict.json", "JSON"), after="predict"),
     Case("a manifest of another contract", _manifest("predict", contract="9.0"), MISMATCH,
@@ -211,10 +218,12 @@ CASES = [
     # Watershed, agglomerate, segment, evaluate.
     Case("a mask file that is not there", setting("watershed", mask_file="../input/mask.zarr"), MISSING,
          ("INPUT/mask.zarr", "watershed.mask_file"), WATERSHED, "predict"),
-    Case("a context larger than none", setting("agglomerate", context="0 vox"), CONFIG,
-         ("agglomerate.context", "at least"), AGGLOMERATE, "watershed"),
-    Case("blocks that cut those of watershed", setting("agglomerate", block_shape="24 vox"), CONFIG,
-         ("agglomerate.block_shape", "16"), AGGLOMERATE, "watershed"),
+    Case("a context for seamless fragments", setting("agglomerate", context="8 vox"), CONFIG,
+         ("agglomerate.context", "leave context out"), AGGLOMERATE, "watershed"),
+    Case("super-blocks that cut blocks", setting("agglomerate", super_block="24 vox"), CONFIG,
+         ("agglomerate.super_block", "16"), AGGLOMERATE, "watershed"),
+    Case("joining fragments that go on in other blocks", setting("watershed", epsilon_agglomerate=0.2), CONFIG,
+         ("epsilon_agglomerate", 'id_mode = "blocks"'), WATERSHED, "predict"),
     Case("edges that agglomerate did not make", setting("segment", merge_function="mean"), MISSING,
          ("mean", "hist_quant_75", "agglomerate.merge_functions"), SEGMENT, "agglomerate"),
     Case("a threshold that is not computed", setting("segment", threshold=0.55), MISSING,
@@ -238,11 +247,11 @@ CASES = [
          "watershed"),
     Case("a damaged table of edges", _damaged_graph, DATA, ("edges_hist_quant_75", "block 0", "agglomerate repair"),
          ("agglomerate", "verify"), "agglomerate"),
-    Case("a lost table of edges", _lost_edges, DATA, ("edges_hist_quant_75", "block 1", "agglomerate repair"),
+    Case("a lost table of edges", _lost_edges, DATA, ("edges_hist_quant_75", "block 0", "agglomerate repair"),
          ("segment", "run"), "agglomerate"),
-    Case("the same fragment id in two blocks", _with_id_in_block_one(1), DATA,
-         ("block 1", "ids 4097 to 8192", "belongs to block 0", "watershed repair"), ("segment", "run"), "agglomerate"),
-    Case("a fragment with the id of background", _with_id_in_block_one(0), DATA,
+    Case("the same fragment twice in a block", _with_id_in_block_one("again"), DATA,
+         ("block 1", "each once", "watershed repair"), ("segment", "run"), "agglomerate"),
+    Case("a fragment with the id of background", _with_id_in_block_one("background"), DATA,
          ("block 1", "id 0 belongs to background", "watershed repair"), ("segment", "run"), "agglomerate"),
     # The command line.
     Case("a stage that is not done yet", lambda lab: None, MISSING, ("manifests/predict.json", "predict run"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-ELSEWHERE = {"fragments-mutex"}
+ELSEWHERE = {"fragments-mutex", "mutex"}
 
 
 def functions_in(name: str) -> set[str]:
@@ -30,15 +30,24 @@ def benchmarks() -> Iterator[Any]:
     before = set(sys.modules)
     try:
         import data
+        import eager_network
+        import network_data
         import ours
         import peers
         import rows
 
-        yield {"data": data, "ours": ours, "peers": peers, "rows": rows}
+        yield {
+            "data": data,
+            "network_data": network_data,
+            "eager_network": eager_network,
+            "ours": ours,
+            "peers": peers,
+            "rows": rows,
+        }
     finally:
         sys.path.remove(str(BENCHMARKS))
         for name in set(sys.modules) - before:
-            if name in {"data", "ours", "peers", "rows", "serving"}:
+            if (BENCHMARKS / f"{name}.py").exists() or name.startswith("lsdflow_ticks"):
                 del sys.modules[name]
 
 
@@ -48,6 +57,8 @@ def folder(benchmarks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     benchmarks["data"].make_volume(made, 40)
     benchmarks["data"].make_graph(made, 5000)
     benchmarks["data"].make_block(made, 50)
+    benchmarks["data"].make_work(made, 30, 5000)
+    benchmarks["network_data"].make_network(made, (4, 6, (2, 2), 60))
     return made
 
 
@@ -55,7 +66,10 @@ def test_both_sides_of_every_row_agree(benchmarks: Any, folder: Path) -> None:
     told = {}
     for row in benchmarks["rows"].ROWS:
         if row.key not in ELSEWHERE:
-            sides = (getattr(benchmarks["ours"], row.ours), getattr(benchmarks["peers"], row.peer))
+            sides = (
+                getattr(benchmarks["ours"], row.ours),
+                getattr(benchmarks[row.peer_script.removesuffix(".py")], row.peer),
+            )
             told[row.key] = row.agree(*(np.asarray(side(folder)()) for side in sides))
     assert len(told) == len(benchmarks["rows"].ROWS) - len(ELSEWHERE)
     assert told["fragments"] == "same partition"
@@ -64,8 +78,10 @@ def test_both_sides_of_every_row_agree(benchmarks: Any, folder: Path) -> None:
 
 def test_every_row_names_sides_that_are_there(benchmarks: Any) -> None:
     for row in benchmarks["rows"].ROWS:
-        assert row.ours in functions_in("ours.py")
-        assert row.peer in functions_in("peers.py")
+        assert row.ours in functions_in("ours.py") | functions_in("our_blocks.py") | functions_in("our_network.py")
+        assert row.peer in functions_in(row.peer_script) | functions_in("daisy_blocks.py") | functions_in(
+            "peer_edges.py"
+        )
     keys = [row.key for row in benchmarks["rows"].ROWS]
     assert len(set(keys)) == len(keys)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 
-from lsdflow_contract.arrays import AFFS, RAW, dequantise_u8, quantise_u8
+from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, AFFS, RAW, affinities_to, dequantise_u8, quantise_u8
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Geometry
-from lsdflow_contract.metadata import array_attributes, read_geometry
+from lsdflow_contract.metadata import array_attributes, read_geometry, read_neighborhood
 
 GEOMETRY = Geometry((33.5, 5.0, 5.0), (67.0, 10.0, 0.0), (4, 4, 4))
 
@@ -51,3 +54,40 @@ def test_wrong_attributes_are_bad_data_naming_the_place(attributes: dict, messag
         read_geometry(attributes, (1, 1, 1), "a.zarr/raw")
     assert caught.value.where == "a.zarr/raw"
     assert caught.value.exit_code == 65
+
+
+FAR = (*AFFINITY_NEIGHBORHOOD, (-4, 0, 0), (0, -9, 9))
+
+
+def test_affinities_to_the_nearest_voxels_have_the_attributes_they_always_had() -> None:
+    assert affinities_to(AFFINITY_NEIGHBORHOOD) is AFFS
+    assert "neighborhood" not in array_attributes(AFFS, GEOMETRY, {})
+    assert read_neighborhood({}, 3, "uint8", "here") == AFFINITY_NEIGHBORHOOD
+
+
+def test_a_neighborhood_is_read_back_as_written() -> None:
+    attributes = json.loads(json.dumps(array_attributes(affinities_to(FAR), GEOMETRY, {})))
+    assert attributes["neighborhood"][3:] == [[-4, 0, 0], [0, -9, 9]]
+    assert read_neighborhood(attributes, 5, "uint8", "here") == FAR
+
+
+@pytest.mark.parametrize(
+    ("named", "channels", "dtype", "message"),
+    [
+        (None, 10, "uint8", "not affinities"),
+        (None, 3, "uint16", "not affinities"),
+        (FAR, 4, "uint8", "not affinities"),
+        (FAR[1:], 4, "uint8", "neighborhood"),
+        ((*FAR, (0, 0, 0)), 6, "uint8", "neighborhood"),
+        ((*FAR, (4, 0, 0)), 6, "uint8", "neighborhood"),
+        ((*FAR, (1.5, 0, 0)), 6, "uint8", "no list of offsets"),
+        ((*FAR, 3), 6, "uint8", "no list of offsets"),
+        (5, 3, "uint8", "no list of offsets"),
+    ],
+)
+def test_affinities_without_an_offset_for_each_channel_are_bad_data(
+    named: Any, channels: int, dtype: str, message: str
+) -> None:
+    with pytest.raises(BadData, match=message) as caught:
+        read_neighborhood({} if named is None else {"neighborhood": named}, channels, dtype, "a.zarr/affs")
+    assert caught.value.where == "a.zarr/affs"

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 
 from lsdflow_agglomerate import task as agglomerate
 from lsdflow_agglomerate.adjacency import touching_pairs
-from lsdflow_agglomerate.scoring import dense_labels
+from lsdflow_agglomerate.distinct_ids import dense_labels
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -82,13 +82,21 @@ def run_both(experiment: Experiment) -> tuple[NDArray[np.uint64], RagNodes, RagE
     return fragments.read(fragments.box), RagNodes.concatenate(list(store.iter_nodes(keys["watershed"]))), edges
 
 
+@pytest.mark.parametrize("id_mode", ["seamless", "blocks"])
 @pytest.mark.parametrize("shape", [(40, 33, 50), (10, 12, 14)])
-def test_the_graph_of_all_blocks_is_the_graph_of_the_volume(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+def test_the_graph_of_all_blocks_is_the_graph_of_the_volume(
+    tmp_path: Path, shape: tuple[int, int, int], id_mode: str
+) -> None:
     affs = truth_affinities(voronoi_labels(shape, 30))
-    table = '[watershed]\nblock_shape = "16 vox"\ncontext = "4 vox"\nmin_seed_distance_vox = 5\n'
+    table = (
+        f'[watershed]\nid_mode = "{id_mode}"\nblock_shape = "16 vox"\ncontext = "4 vox"\nmin_seed_distance_vox = 5\n'
+    )
     fragments, nodes, edges = run_both(predicted(tmp_path / "experiment", affs, table))
-    ids = np.unique(fragments)
-    assert np.array_equal(nodes.id, ids[ids > 0])
+    ids, sizes = np.unique(fragments[fragments > 0], return_counts=True)
+    assert np.array_equal(np.unique(nodes.id), ids)
+    counted = np.zeros(len(ids), np.int64)
+    np.add.at(counted, np.searchsorted(ids, nodes.id), nodes.size_vox.astype(np.int64))
+    assert np.array_equal(counted, sizes)
     dense, names = dense_labels(fragments)
     u, v = touching_pairs(dense)
     wanted = sorted(zip(names[u].tolist(), names[v].tolist(), strict=True))
@@ -98,17 +106,19 @@ def test_the_graph_of_all_blocks_is_the_graph_of_the_volume(tmp_path: Path, shap
 
 def segments(fragments: NDArray[np.uint64], nodes: RagNodes, edges: RagEdges, threshold: float) -> NDArray[np.uint64]:
     """Fragments joined by all edges up to the threshold."""
+    ids = np.unique(nodes.id)
     chosen = edges.merge_score <= threshold
-    u, v = (np.searchsorted(nodes.id, ends[chosen]) for ends in (edges.u, edges.v))
-    graph = coo_matrix((np.ones(u.size), (u, v)), shape=(len(nodes), len(nodes)))
+    u, v = (np.searchsorted(ids, ends[chosen]) for ends in (edges.u, edges.v))
+    graph = coo_matrix((np.ones(u.size), (u, v)), shape=(len(ids), len(ids)))
     _, component = connected_components(graph, directed=False)
-    return (component[np.searchsorted(nodes.id, fragments)] + 1).astype(np.uint64)
+    return (component[np.minimum(np.searchsorted(ids, fragments), len(ids) - 1)] + 1).astype(np.uint64)
 
 
-def test_real_neurons_come_out_of_noisy_affinities(tmp_path: Path, shared_data: Path) -> None:
+@pytest.mark.parametrize("id_mode", ["seamless", "blocks"])
+def test_real_neurons_come_out_of_noisy_affinities(tmp_path: Path, shared_data: Path, id_mode: str) -> None:
     cube = zarr.open_array(shared_data / "fib25" / "trvol-250-2.zarr" / "volumes/labels/neuron_ids", mode="r")
     truth = np.asarray(cube[60:156, 60:156, 60:156]).astype(np.uint64)
-    table = '[watershed]\nblock_shape = "48 vox"\ncontext = "16 vox"\n'
+    table = f'[watershed]\nid_mode = "{id_mode}"\nblock_shape = "48 vox"\ncontext = "16 vox"\n'
     graph = run_both(predicted(tmp_path / "experiment", truth_affinities(truth), table))
     scores = [score(contingency(segments(*graph, t), truth)) for t in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9)]
     voi = [s.voi for s in scores]

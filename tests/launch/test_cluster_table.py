@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.experiment import Experiment, ExperimentTable, load_experiment
 from lsdflow_launch.cluster import BlockTable, ClusterTable, JobTable, TrainTable, cluster_of, job_settings
 from lsdflow_launch.submit import settings_text
 
@@ -31,6 +32,12 @@ def test_only_gpu_stages_ask_for_gpus_and_of_predict_only_the_workers(tmp_path: 
     assert {key for key, value in settings.items() if value == "gpu"} == {f"{name}_PARTITION" for name in with_gpu}
 
 
+@pytest.mark.parametrize("profile", get_args(ExperimentTable.model_fields["profile"].annotation))
+def test_every_profile_has_its_resources(tmp_path: Path, profile: str) -> None:
+    settings = _settings(_experiment(tmp_path, f'profile = "{profile}"\n'))
+    assert int(settings["PREDICT_WORKERS"]) == (2 if profile == "tiny" else 8)
+
+
 def test_without_a_gpu_partition_nothing_asks_for_gpus(tmp_path: Path) -> None:
     settings = _settings(_experiment(tmp_path, '[cluster]\npartition_gpu = ""\n'))
     assert not [key for key in settings if key.endswith("_GRES")]
@@ -49,6 +56,10 @@ def test_the_coordinator_of_evaluate_gets_what_a_whole_stage_gets_and_its_worker
         "SEGMENT": ["2", "16G", "7-00:00:00", "8", "1", "16G"],
         "PREPARE": ["4", "32G", "2-00:00:00", None, None, None],
     }
+
+
+def test_a_training_may_have_several_nodes(tmp_path: Path) -> None:
+    assert _settings(_experiment(tmp_path, "[cluster.train-lsd]\nnodes = 2\n"))["TRAIN_LSD_NODES"] == "2"
 
 
 def test_what_is_given_for_a_stage_wins_over_the_defaults(tmp_path: Path) -> None:
@@ -75,7 +86,7 @@ def test_what_is_given_for_a_stage_wins_over_the_defaults(tmp_path: Path) -> Non
         '[cluster.predict]\nmem = "8 GB"',
         '[cluster.predict]\ntime = "a day"',
         "[cluster.prepare]\nworkers = 2",
-        "[cluster.train-lsd]\nnodes = 2",
+        "[cluster.train-lsd]\nnodes = 0",
     ],
 )
 def test_what_sbatch_would_misread_is_refused(tmp_path: Path, text: str) -> None:

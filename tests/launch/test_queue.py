@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.errors import StoreUnreachable
+from lsdflow_launch.block_state import progress_text
 from lsdflow_launch.follow import Following, chain_code
 from lsdflow_launch.slurm_state import Submitted, Task
 
@@ -275,3 +276,8 @@ def test_slurm_may_be_silent_for_a_while() -> None:
     pauses: list[float] = []
     assert Following(CHAIN, ask=ask).to_the_end(sleep=pauses.append) == 0
     assert len(pauses) == 2
+
+
+def test_progress_names_the_pass_of_a_stage_that_has_several() -> None:
+    facts = {"pass": "faces", "blocks": 18, "blocks_done": 3, "failed": 1}
+    assert progress_text(facts) == "faces: 3 of 18 blocks done, 1 failed"

@@ -14,7 +14,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
-SHARED = ("_contract", "_command", "_runtime", "_network", "_metrics", "_training", "_launch")
+SHARED = ("_contract", "_command", "_runtime", "_network", "_metrics", "_training", "_tensorflow", "_launch")
 TORCH_STAGES = {"train-lsd", "train-acrlsd", "predict"}
 
 # Who may import whom inside the house; a stage may import every package but _launch (and training never _runtime).
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "_network": {"_contract"},
     "_metrics": {"_contract"},
     "_training": {"_contract", "_command", "_network"},
+    "_tensorflow": {"_contract", "_command", "_network", "_training"},
     "_launch": {"_contract", "_command"},
     **{s: {"_contract", "_command", "_runtime", "_network", "_metrics"} for s in STAGES if not s.startswith("train-")},
     **{s: {"_contract", "_command", "_network", "_training"} for s in STAGES if s.startswith("train-")},
@@ -130,7 +131,7 @@ def test_locks_pin_with_hashes_and_name_no_address() -> None:
 def test_locks_of_one_environment_agree_on_every_version() -> None:
     for locks in (
         ("_launch", "prepare", "predict", "watershed", "agglomerate", "segment", "evaluate"),
-        ("train-lsd", "train-acrlsd"),
+        ("train-lsd", "train-acrlsd", "_tensorflow"),
     ):
         versions: dict[str, set[str]] = {}
         for stage in locks:

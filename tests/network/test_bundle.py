@@ -10,11 +10,11 @@ from lsdflow_contract.arrays import dequantise_u8 as contract_dequantise
 from lsdflow_contract.arrays import quantise_u8 as contract_quantise
 from lsdflow_contract.checkpoint import Bundle, UNetSpec, bundle_folder, bundle_iterations
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
-from lsdflow_contract.manifest import Writer
 from lsdflow_network import shapes
 from lsdflow_network.bundle import load_bundle, save_bundle, tensors_equal
 from lsdflow_network.inference import load_predictor, raw_to_network
 from lsdflow_network.quantise import dequantise_u8, quantise_u8
+from lsdflow_network.testing import untrained_bundle
 from lsdflow_network.unet import UNet
 
 SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
@@ -23,20 +23,8 @@ SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factor
 def a_bundle(kind: str = "lsd", spec: UNetSpec = SPEC, **changes) -> Bundle:
     outputs = {"lsd": {"lsds": 10}, "mtlsd": {"lsds": 10, "affs": 3}}.get(kind, {"affs": 3})
     shape = shapes.nearest_valid_input_shapes(spec, (20, 20, 20))[1]
-    output = shapes.output_shape_vox(spec, shape)
-    return Bundle(
-        writer=Writer(stage="train-lsd", version="0"),
-        kind=kind,
-        iteration=7,
-        unet=spec,
-        outputs=outputs,
-        train_input_shape_vox=shape,
-        train_output_shape_vox=output,
-        predict_input_shape_vox=shape,
-        predict_output_shape_vox=output,
-        voxel_size_nm=(8, 8, 8),
-        sigma_nm=(80, 80, 80),
-    ).model_copy(update=changes)
+    facts = {"iteration": 7, "sigma_nm": (80, 80, 80), **changes}
+    return untrained_bundle(kind, spec, outputs, shape).model_copy(update=facts)
 
 
 def saved(tmp_path: Path, kind: str = "lsd", spec: UNetSpec = SPEC, **changes) -> tuple[Bundle, UNet, Path]:

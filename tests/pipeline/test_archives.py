@@ -25,7 +25,9 @@ STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment
 def archived(request: pytest.FixtureRequest, tmp_path: Path) -> Experiment:
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path / "old", filter="data")
-    return load_experiment(tmp_path / "old")
+    # What an experiment did not say was "blocks" up to contract 1.3.
+    said = "id_mode" in (tmp_path / "old" / "experiment.toml").read_text()
+    return load_experiment(tmp_path / "old", [] if said else ['watershed.id_mode="blocks"'])
 
 
 def test_there_is_an_archive() -> None:

@@ -29,6 +29,7 @@ from lsdflow_watershed import task as watershed
 STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment}
 GRID = Geometry((10.0, 7.5, 7.5), (50.0, 0.0, 15.0), (30, 36, 40))
 TABLES = """[watershed]
+id_mode = "blocks"
 block_shape = "16 vox"
 context = "4 vox"
 min_seed_distance_vox = 4
@@ -168,3 +169,14 @@ def test_other_parameters_with_replace_leave_one_graph_in_the_database(
         ids = [document["id"] for document in found["nodes"].find()]
         assert len(ids) == len(set(ids)), "an old tool sees every fragment once"
     assert open_store(experiment).works("watershed") == [keys["watershed"]]
+
+
+@pytest.mark.parametrize("engine", ["files", "mongo"])
+def test_segments_found_part_by_part_are_those_of_the_whole_graph(
+    reference: Experiment, mongod: Any, tmp_path: Path, engine: str
+) -> None:
+    database = f"parts-{tmp_path.name}"[:60]
+    table = mongo_table(mongod, database, tmp_path) if engine == "mongo" else 'engine = "files"'
+    made = predicted(tmp_path / engine, 'runner = "serial"', table)
+    run_all(load_experiment(made.path, ["segment.find=hierarchical", "segment.nodes_in_memory=40"]))
+    assert_same_results(made, reference)

@@ -27,11 +27,12 @@ from lsdflow_watershed import task as watershed
 STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment}
 GRID = Geometry((10.0, 7.5, 7.5), (50.0, 0.0, 15.0), (30, 36, 40))
 BLOCKS = {"watershed.block_shape": '"16 vox"', "watershed.context": '"40 vox"'}
+SUPER_BLOCKS = {"agglomerate.super_block": '"16 vox"'}
 TABLES = """[watershed]
 id_mode = "seamless"
 min_seed_distance_vox = 4
 [agglomerate]
-merge_functions = ["hist_quant_75", "mean"]
+merge_functions = ["hist_quant_75", "mean", "hist_quant_50_initmax"]
 [segment]
 thresholds_step = 0.1
 threshold = 0.3
@@ -76,8 +77,11 @@ def run_all(experiment: Experiment) -> None:
 
 
 def edges_of(experiment: Experiment, merge_function: str) -> RagEdges:
+    """Edges of the graph, ascending."""
     key = read_manifest(experiment.layout, "agglomerate").key
-    return RagEdges.concatenate(list(open_store(experiment).rag.iter_edges(key, merge_function)))
+    edges = RagEdges.concatenate(list(open_store(experiment).rag.iter_edges(key, merge_function)))
+    order = np.lexsort((edges.v, edges.u))
+    return RagEdges(edges.u[order], edges.v[order], edges.merge_score[order])
 
 
 def voxels(experiment: Experiment, name: str) -> NDArray[np.uint64]:
@@ -89,7 +93,7 @@ def assert_same_answer(found: Experiment, wanted: Experiment) -> None:
     """Voxels, edges and tables; identities differ where blocks do."""
     for name in ("fragments", "segmentation"):
         assert np.array_equal(voxels(found, name), voxels(wanted, name)), name
-    for merge_function in ("hist_quant_75", "mean"):
+    for merge_function in ("hist_quant_75", "mean", "hist_quant_50_initmax"):
         a, b = (edges_of(e, merge_function) for e in (found, wanted))
         assert a.u.tolist() == b.u.tolist()
         assert a.v.tolist() == b.v.tolist()
@@ -113,6 +117,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
         {"watershed.block_shape": '"64 vox"', "watershed.context": '"0 vox"'},
         {"watershed.block_shape": '"7, 36, 13 vox"'},
         {"watershed.block_shape": '"30, 9, 20 vox"', "agglomerate.block_shape": '"11, 5, 40 vox"'},
+        {"watershed.block_shape": '"8 vox"', "agglomerate.super_block": '"8 vox"'},
+        {
+            "watershed.block_shape": '"10 vox"',
+            "agglomerate.block_shape": '"6 vox"',
+            "agglomerate.super_block": '"12, 18, 6 vox"',
+        },
     ],
 )
 def test_any_blocks_give_the_same_fragments_edges_tables_and_segments(
@@ -151,37 +161,70 @@ def test_edges_are_those_of_the_fragments_each_once_and_scored(reference: Experi
     assert not np.isnan(edges.merge_score).any()
 
 
-def test_daisy_workers_give_the_bits_of_the_serial_runner(reference: Experiment, tmp_path: Path) -> None:
-    experiment = predicted(tmp_path / "daisy", compute='runner = "daisy"\nworkers = 2')
+@pytest.fixture(scope="module")
+def in_super_blocks(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Two levels: 18 super-blocks below, then 2, then 1."""
+    experiment = predicted(tmp_path_factory.mktemp("super") / "blocks", **SUPER_BLOCKS)
     run_all(experiment)
-    assert_same_answer(experiment, reference)
+    return experiment
+
+
+def test_super_blocks_give_the_answer_of_the_whole_graph_and_every_pass_is_verified(
+    reference: Experiment, in_super_blocks: Experiment
+) -> None:
+    assert_same_answer(in_super_blocks, reference)
+    facts = agglomerate.verify(in_super_blocks)
+    assert facts["blocks"] == facts["left_1_blocks_read_back"] == 18
+    assert facts["left_2_blocks_read_back"] == facts["settled_2_blocks_read_back"] == 4
+    assert facts["settled_3_blocks_read_back"] == 1
+    status = agglomerate.status(in_super_blocks)
+    assert status["finished"]
+    assert status["settled_3_done"] == 1
+    assert "pass" not in status
+
+
+def test_status_tells_of_the_pass_that_is_at_work(tmp_path: Path) -> None:
+    experiment = predicted(tmp_path / "begun", **SUPER_BLOCKS)
+    watershed.run(experiment, RunOptions())
+    before = agglomerate.status(experiment)
+    assert (before["pass"], before["done"], before["blocks"], before["finished"]) == ("faces", 0, 18, False)
+    agglomerate.run(experiment, RunOptions())
+    agglomerate.passes(experiment)[2].marks.take_back(1)
+    again = agglomerate.status(experiment)
+    assert (again["pass"], again["done"], again["blocks"]) == ("left_2", 3, 4)
+
+
+def test_daisy_workers_give_the_bits_of_the_serial_runner(in_super_blocks: Experiment, tmp_path: Path) -> None:
+    experiment = predicted(tmp_path / "daisy", compute='runner = "daisy"\nworkers = 2', **SUPER_BLOCKS)
+    run_all(experiment)
+    assert_same_answer(experiment, in_super_blocks)
     for stage in STAGES:
-        assert read_manifest(experiment.layout, stage).identity == read_manifest(reference.layout, stage).identity
+        assert read_manifest(experiment.layout, stage).identity == read_manifest(in_super_blocks.layout, stage).identity
 
 
 def test_mongo_gives_the_same_answer_and_identities_as_files(
-    reference: Experiment, mongod: Any, tmp_path: Path
+    in_super_blocks: Experiment, mongod: Any, tmp_path: Path
 ) -> None:
     database = f"seamless-{tmp_path.name}"[:60]
     store = (
         f'engine = "mongo"\nuri_file = "{mongod.uri_file(database, tmp_path)}"\ndatabase = "{database}"\nretry_s = 60'
     )
-    experiment = predicted(tmp_path / "mongo", store=store)
+    experiment = predicted(tmp_path / "mongo", store=store, **SUPER_BLOCKS)
     run_all(experiment)
-    assert_same_answer(experiment, reference)
+    assert_same_answer(experiment, in_super_blocks)
     for name, stage in STAGES.items():
-        assert read_manifest(experiment.layout, name).identity == read_manifest(reference.layout, name).identity
+        assert read_manifest(experiment.layout, name).identity == read_manifest(in_super_blocks.layout, name).identity
         assert stage.verify(experiment)["verified"], name
     agglomerate.run(experiment, RunOptions(replace=True))
     assert agglomerate.verify(experiment)["verified"], "the second pass leaves the rows of the first"
 
 
-@pytest.mark.parametrize("collection", [f"edges_{FACES}", "edges_mean"])
+@pytest.mark.parametrize("collection", [f"edges_{FACES}", "edges_mean", "edges_left_mean", "edges_settled_mean_3"])
 @pytest.mark.parametrize("damage", ["lost", "damaged"])
 def test_lost_or_damaged_rows_are_found_by_verify_and_made_again(
     reference: Experiment, tmp_path: Path, collection: str, damage: str
 ) -> None:
-    experiment = predicted(tmp_path / "broken")
+    experiment = predicted(tmp_path / "broken", **SUPER_BLOCKS)
     run_all(experiment)
     path = sorted((experiment.layout.store / collection).glob("*/*.parquet"))[-1]
     before = path.read_bytes()
@@ -215,6 +258,7 @@ def test_another_merge_function_needs_no_second_counting(tmp_path: Path) -> None
         ("watershed.epsilon_agglomerate=0.1", "epsilon_agglomerate"),
         ('agglomerate.context="4 vox"', "agglomerate.context"),
         ('agglomerate.block_shape="0 vox"', "block"),
+        ('agglomerate.super_block="24 vox"', "multiples of (16, 16, 16)"),
     ],
 )
 def test_settings_that_have_no_meaning_in_seamless_mode_are_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -20,7 +19,6 @@ import pytest
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import BadData, BlocksFailed, ConfigError, Interrupted, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime.blockwise import run_task
 from lsdflow_runtime.joining import _take_part
@@ -397,12 +395,12 @@ def test_verify_names_a_block_without_a_mark_and_a_stage_that_has_not_finished(m
     from lsdflow_toy.task import block_task, verify
 
     experiment = _finished(make_experiment)
-    mark = block_task(experiment).marks.folder / "done" / "5.json"
-    record = mark.read_text()
-    mark.unlink()
+    marks = block_task(experiment).marks
+    record = marks.record(5)
+    marks.take_back(5)
     with pytest.raises(BlocksFailed, match="block 5"):
         verify(experiment)
-    write_json(mark, {**json.loads(record), "checksums": {}})
+    marks.mark_done(5, {**record, "checksums": {}})
     with pytest.raises(BadData, match="do not belong together"):
         verify(experiment)
     experiment.layout.manifest("toy").unlink()

@@ -1,4 +1,4 @@
-"""Compiled loops are kept where NUMBA_CACHE_DIR says, and nowhere else; without such a folder they still work."""
+"""Compiled loops are kept where NUMBA_CACHE_DIR says, or in a folder of this user alone; without one they work too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.code_cache import has_code_cache
+from lsdflow_command.code_cache import has_code_cache, use_own_code_cache
 
 PROGRAM = """
 from lsdflow_runtime.compiled import compiled
@@ -72,3 +72,50 @@ def test_a_code_cache_is_a_named_folder_that_can_be_written(tmp_path: Path, monk
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
     assert not has_code_cache()
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset, and unset again after the test, whatever it sets."""
+    for variable in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+
+
+@pytest.mark.parametrize("named", [{"HOME": "home"}, {"HOME": "elsewhere", "XDG_CACHE_HOME": "home/.cache"}])
+def test_a_command_keeps_code_in_a_private_folder_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
+) -> None:
+    _forget(monkeypatch)
+    for variable, folder in named.items():
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    use_own_code_cache()
+    ours = tmp_path / "home" / ".cache" / "lsdflow"
+    assert os.environ["NUMBA_CACHE_DIR"] == str(ours / "numba")
+    assert has_code_cache()
+    assert ours.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("harm", ["others may write", "a link", "no home", "a file"])
+def test_code_is_not_loaded_from_a_folder_that_others_could_have_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    _forget(monkeypatch)
+    monkeypatch.setenv("HOME", "" if harm == "no home" else str(tmp_path))
+    ours = tmp_path / ".cache" / "lsdflow"
+    ours.parent.mkdir()
+    if harm == "others may write":
+        ours.mkdir()
+        ours.chmod(0o777)
+    elif harm == "a link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        ours.symlink_to(tmp_path / "theirs")
+    elif harm == "a file":
+        ours.touch()
+    use_own_code_cache()
+    assert "NUMBA_CACHE_DIR" not in os.environ
+
+
+def test_a_folder_that_the_user_names_is_kept_also_if_it_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
+    use_own_code_cache()
+    assert os.environ["NUMBA_CACHE_DIR"] == ""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -134,6 +135,34 @@ def test_a_coordinator_whose_commit_sees_the_loss_first_ends_with_73_too(tmp_pat
             if not left.startswith("nothing"):
                 (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
             fence.require()
+
+    with pytest.raises(NotOurs):
+        commit()
+
+
+def test_commit_and_renewal_that_see_the_loss_at_once_end_with_73(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The renewal's signal must not come into the end of the work: it would hide the 73 by its own 75."""
+    from lsdflow_command.app import interrupt_on_signals
+
+    read, ending = lease_module._read, threading.Event()
+
+    def slow_read(folder: Path) -> lease_module.Holder | None:
+        if threading.current_thread() is not threading.main_thread():
+            ending.wait(10)
+        elif not (folder / "lease").exists():
+            ending.set()
+            time.sleep(0.5)
+        return read(folder)
+
+    monkeypatch.setattr(lease_module, "RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr(lease_module, "_read", slow_read)
+
+    def commit() -> None:
+        with interrupt_on_signals(), lease(tmp_path):
+            (tmp_path / "lease").unlink()
+            raise Interrupted("the coordinator that ordered this block is gone")
 
     with pytest.raises(NotOurs):
         commit()

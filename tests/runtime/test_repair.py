@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import Interrupted, NotOurs
+from lsdflow_contract.errors import BadData, Interrupted, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
@@ -66,9 +66,20 @@ def rows_of(experiment: Experiment, collection: str) -> Path:
 
 
 def mark_of(experiment: Experiment) -> Path:
+    """The mark of the block alone, as it is before it is packed."""
     from lsdflow_toy.task import block_task
 
-    return Path(block_task(experiment).marks.where) / "done" / f"{BROKEN}.json"
+    marks = block_task(experiment).marks
+    record = marks.record(BROKEN)
+    marks.take_back(BROKEN)
+    marks.mark_done(BROKEN, record)
+    return Path(marks.where) / "done" / f"{BROKEN}.json"
+
+
+def pack_of(experiment: Experiment) -> Path:
+    from lsdflow_toy.task import block_task
+
+    return Path(block_task(experiment).marks.where) / "packed" / "0.parquet"
 
 
 def delete(path: Path) -> None:
@@ -124,6 +135,29 @@ def test_a_block_whose_mark_is_lost_or_cannot_be_read_is_made_again(finished: Ex
     damage(mark_of(finished))
     repair(finished)
     assert state(finished)["identity"] == before["identity"]
+    assert verify(finished)["verified"]
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip])
+def test_a_damaged_pack_of_marks_is_named_and_its_blocks_are_made_again_with_the_same_bits(
+    finished: Experiment, damage: Damage
+) -> None:
+    from lsdflow_toy.task import repair, run, status, verify
+
+    before, single = state(finished), mark_of(finished)
+    damage(pack_of(finished))
+    for look in (lambda: run(finished, RunOptions()), lambda: verify(finished), lambda: status(finished)):
+        with pytest.raises(BadData, match="damaged pack of done marks") as caught:
+            look()
+        assert caught.value.exit_code == 65
+        assert caught.value.where == str(pack_of(finished))
+        assert "toy repair" in caught.value.hint
+    assert single.exists()
+    found = repair(finished)
+    after = state(finished)
+    assert (found["broken"], str(BROKEN) in found["parts"]) == (11, False), "a mark beside the pack is still good"
+    assert {k: v for k, v in after.items() if k != "finished"} == {k: v for k, v in before.items() if k != "finished"}
+    assert after["finished"][BROKEN] == before["finished"][BROKEN]
     assert verify(finished)["verified"]
 
 

@@ -17,6 +17,7 @@ from lsdflow_contract.errors import BadData, UsageError  # noqa: E402
 from lsdflow_contract.geometry import Box, Nm3  # noqa: E402
 from lsdflow_training import label_descriptors, label_runs  # noqa: E402
 from lsdflow_training.lsd_targets import context_vox, local_shape_descriptors, warm_up  # noqa: E402
+from lsdflow_training.testing import thin_labels  # noqa: E402
 
 TOLERANCE = 1e-4
 
@@ -99,25 +100,10 @@ def thick_labels() -> np.ndarray:
     return ((z + y + x) // 13 + 1).astype(np.uint64)
 
 
-def thin_labels() -> np.ndarray:
-    """Lines, a plane, a diagonal, single voxels, and a label in two far pieces."""
-    labels = np.zeros((12, 13, 20), dtype=np.uint64)
-    labels[:, 2, 3] = 1
-    labels[4, :, 9] = 2
-    labels[7, 5, :] = 3
-    labels[9] = 4
-    diagonal = np.arange(12)
-    labels[diagonal, diagonal, diagonal + 5] = 5
-    labels[0, 0, 0] = 6
-    labels[11, 12, 19] = 7
-    labels[1, 1, 18], labels[5, 9, 12] = 8, 8
-    return labels
-
-
 GENERATED: dict[str, Callable[[], np.ndarray]] = {
     "noise": noise_labels,
     "thick": thick_labels,
-    "thin": thin_labels,
+    "thin": lambda: thin_labels((12, 13, 20)),
 }
 
 
@@ -251,8 +237,9 @@ def test_a_label_does_not_feel_the_others() -> None:
 
 
 def test_background_is_zero_and_all_values_lie_in_0_1() -> None:
-    found = local_shape_descriptors(thin_labels(), (100.0, 5.0, 20.0), (8.0, 8.0, 8.0))
-    assert not found[:, thin_labels() == 0].any()
+    labels = thin_labels((12, 13, 20))
+    found = local_shape_descriptors(labels, (100.0, 5.0, 20.0), (8.0, 8.0, 8.0))
+    assert not found[:, labels == 0].any()
     assert found.min() >= 0
     assert found.max() <= 1
     assert not local_shape_descriptors(np.zeros((3, 4, 5), np.uint64), 20.0, (8.0, 8.0, 8.0)).any()

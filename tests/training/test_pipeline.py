@@ -8,7 +8,7 @@ import pytest
 gp = pytest.importorskip("gunpowder")
 
 from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
-from lsdflow_contract.errors import BadData  # noqa: E402
+from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
 from lsdflow_training.batches import batch_seed, batch_stream, seeded  # noqa: E402
 from lsdflow_training.pipeline import (  # noqa: E402
     Keys,
@@ -132,6 +132,74 @@ def test_without_balancing_trained_affinities_have_weight_one(prepared) -> None:
         assert (weight[0, 1:][trained[1:] & trained[:-1]] == 1).all()
 
 
+FAR = [[-1, 0, 0], [0, -1, 0], [0, 0, -1], [-5, 0, 0], [0, 4, -3], [0, 0, -9]]
+
+
+def affinities_with_masks(labels: np.ndarray, trained: np.ndarray, offsets: list[list[int]]):
+    """Slow reference over a whole volume: same label > 0; counted where both voxels are there and trained."""
+    affs, counted = np.zeros((2, len(offsets), *labels.shape), bool)
+    for number, offset in enumerate(offsets):
+        for voxel in np.ndindex(labels.shape):
+            end = tuple(v + o for v, o in zip(voxel, offset, strict=True))
+            if all(0 <= e < n for e, n in zip(end, labels.shape, strict=True)):
+                affs[(number, *voxel)] = labels[voxel] == labels[end] != 0
+                counted[(number, *voxel)] = trained[voxel] and trained[end]
+    return affs, counted
+
+
+def test_far_affinities_are_those_of_the_labels_and_do_not_count_across_masks_and_faces(prepared) -> None:
+    """At a corner of the volume: offsets lead out of it, into ignored voxels, and into the patch's surroundings."""
+    import zarr
+
+    options = {"elastic_probability": 0.0, "balance_labels": False, "grow_boundary_vox": 0}
+    training = prepared("affinities", **options, neighborhood=FAR)
+    states = np.ones((40, 40, 40), np.uint8)
+    states[:, :, 12:18] = MaskState.IGNORE
+    set_mask(training, states)
+    labels = zarr.open(str(training.sources[0].volume.path), mode="r")["volumes/labels/neuron_ids"][:]
+    assert training.recipe.outputs == {"affs": 6}
+    affs, counted = affinities_with_masks(labels, states == 1, FAR)
+    keys = make_keys()
+    size = training.recipe.shapes.output_vox
+    for begin in ((0, 0, 0), (40 - size[0], 40 - size[1], 40 - size[2]), (11, 3, 8)):
+        pipeline = validation_pipeline(keys, training.recipe, training.sources[0])
+        with gp.build(pipeline):
+            batch = pipeline.request_batch(seeded(batch_request(keys, training.recipe, begin), 1))
+        box = (slice(None), *(slice(b, b + n) for b, n in zip(begin, size, strict=True)))
+        assert np.array_equal(batch[keys.affs_weight].data > 0, counted[box])
+        assert np.array_equal(batch[keys.affs].data[counted[box]] > 0, affs[box][counted[box]])
+        assert counted[box].any(axis=(1, 2, 3)).all()
+
+
+def test_far_affinities_are_balanced_apart_from_near_ones(prepared) -> None:
+    training = prepared("affinities", elastic_probability=0.0, neighborhood=FAR)
+    keys, found = batches(training, 8)
+    mixed = 0
+    for batch in found:
+        for some in (slice(0, 3), slice(3, 6)):
+            weight, target = batch[keys.affs_weight].data[some], batch[keys.affs].data[some]
+            share = target[weight > 0].mean()
+            if 0.05 < share < 0.95:
+                mixed += 1
+                assert weight[target == 1].sum() == pytest.approx(weight[target == 0].sum(), rel=1e-3)
+    assert mixed > 2
+
+
+def test_padding_reaches_as_far_as_the_longest_offset(prepared) -> None:
+    training = prepared("affinities", elastic_probability=0.0, neighborhood=FAR)
+    output, grown = training.recipe.shapes.output_vox[0], training.recipe.targets.grow_boundary_vox
+    assert labels_padding_vox(training.recipe) == (int(np.ceil((output + 2 * (9 + grown)) / 2)),) * 3
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [FAR[3:], [FAR[1], FAR[0], FAR[2]], [*FAR, [5, 0, 0]], [*FAR, [0, 0, 0]], FAR[:2]],
+)
+def test_a_neighborhood_without_the_nearest_first_or_with_a_voxel_twice_is_refused(prepared, offsets) -> None:
+    with pytest.raises(ConfigError, match="neighborhood"):
+        prepared("affinities", neighborhood=offsets)
+
+
 def test_non_integer_anisotropic_voxel_sizes_train(prepared) -> None:
     training = prepared("mtlsd", voxel_size_nm=(40.5, 7.3, 7.3), elastic_probability=1.0)
     assert training.recipe.augmentation.anisotropic
@@ -205,3 +273,15 @@ def test_box_sums_are_those_of_the_array() -> None:
     for begin, end in (([0, 0, 0], [4, 5, 6]), ([1, 2, 3], [3, 5, 4]), ([-2, 3, 0], [2, 9, 6]), ([5, 0, 0], [7, 2, 2])):
         clipped = tuple(slice(max(b, 0), max(e, 0)) for b, e in zip(begin, end, strict=True))
         assert box_sum(integral, begin, end) == array[clipped].sum()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stride_takes_every_nth_batch_with_and_without_workers(prepared, workers: int) -> None:
+    training = prepared("affinities", elastic_probability=0.0)
+    keys, whole = batches(training, 5)
+    pipeline = training_pipeline(keys, training.recipe, training.sources)
+    request = batch_request(keys, training.recipe)
+    with batch_stream(pipeline, request, seed=0, first=1, num_workers=workers, cache_size=4, stride=2) as stream:
+        strided = [next(stream)[keys.raw].data for _ in range(3)]
+    for mine, number in zip(strided, (1, 3, 5), strict=True):
+        assert np.array_equal(mine, whole[number - 1][keys.raw].data)

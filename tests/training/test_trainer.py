@@ -211,7 +211,10 @@ def test_acrlsd_trains_behind_a_frozen_network_with_quantised_lsds(prepared, tmp
         raw, stored = file["volumes/raw"][:], file["volumes/labels/pretrained_lsd"][:]
         assert stored.dtype == np.uint8
         predicted = load_predictor(folder, precision="float32", lsd_folder=lsd_folder).predict(raw)
-        np.testing.assert_array_equal(predicted["lsds_u8"], stored)
+        # predict has its own form of the network on CPUs: a value between two grey levels may round to the other.
+        difference = np.abs(predicted["lsds_u8"].astype(np.int16) - stored)
+        assert difference.max() <= 1
+        assert (difference > 0).mean() < 1e-4
 
 
 def test_the_lsd_network_gets_no_gradient(prepared, tmp_path) -> None:

@@ -89,3 +89,23 @@ def test_workers_end_when_the_training_is_killed_with_full_queues(tmp_path: Path
         os.kill(training, signal.SIGKILL)
         os.waitpid(training, 0)
     assert wait_until(lambda: all(is_gone(p) for p in processes))
+
+
+def test_a_worker_sees_no_gpu_and_cannot_reach_the_one_of_the_training() -> None:
+    """Forked, it shares no context with the driver: torch finds no device, or refuses if the training uses one."""
+    import torch
+
+    def look(_: int) -> dict[str, object]:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        try:
+            torch.zeros(1, device="cuda")
+        except (RuntimeError, AssertionError):
+            return {"visible": seen, "refused": True}
+        return {"visible": seen, "refused": False}
+
+    worker = BatchWorker(look, first=1, step=1, ahead=1)
+    try:
+        assert worker.next() == {"visible": "", "refused": True}
+    finally:
+        worker.stop()
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") != "" or torch.cuda.device_count() == 0

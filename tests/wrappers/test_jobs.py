@@ -320,19 +320,40 @@ def test_a_training_on_several_nodes_is_one_step_a_node(cluster: Cluster, submis
     assert _executed(cluster) == []
 
 
-def test_a_step_joins_the_others_at_the_first_node(cluster: Cluster, submission: Path, experiment: Path) -> None:
-    cluster.answer("scontrol", "n7\nn8\nn9\n")
-    nodes = {"SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "n[7-9]", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_ID": "40123"}
-    done = _run(cluster, submission, "train-acrlsd", "step", **nodes, SLURM_RESTART_COUNT="1")
+def test_a_step_tells_the_training_which_of_the_nodes_it_is(
+    cluster: Cluster, submission: Path, experiment: Path
+) -> None:
+    given = {
+        "MASTER_ADDR": "10.1.2.3",
+        "MASTER_PORT": "20123",
+        "SLURM_PROCID": "2",
+        "SLURM_NTASKS": "3",
+        "SLURM_LOCALID": "0",
+        "SLURM_NNODES": "3",
+        "SLURM_RESTART_COUNT": "1",
+    }
+    done = _run(cluster, submission, "train-acrlsd", "step", **given)
     assert done.returncode == 0, done.stderr
-    assert cluster.calls("scontrol") == [["show", "hostnames", "n[7-9]"]]
     (call,) = _executed(cluster)
-    assert call[call.index("python") :] == [
-        *("python", "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=2"),
-        *("--rdzv-backend=c10d", "--rdzv-id=40123-1", "--rdzv-endpoint=n7:20123"),
-        *("--max-restarts=3", "--no-python"),
-        *("train-acrlsd", "run", "--experiment", f"{experiment}/experiment.toml"),
-    ]
+    passed = [call[i + 1] for i, word in enumerate(call) if word == "--env"]
+    assert {f"{name}={value}" for name, value in given.items()} <= set(passed)
+    assert call[-4:] == ["train-acrlsd", "run", "--experiment", f"{experiment}/experiment.toml"]
+
+
+def test_the_steps_of_a_training_meet_at_the_first_node_at_a_port_of_the_job(
+    cluster: Cluster, submission: Path
+) -> None:
+    (cluster.folder / "bin" / "srun").unlink()
+    (cluster.folder / "bin" / "srun").write_text('#!/bin/bash\necho "$MASTER_ADDR:$MASTER_PORT" >&2\n')
+    (cluster.folder / "bin" / "srun").chmod(0o755)
+    done = _run(cluster, submission, "train-lsd", "run", SLURM_NNODES="2", SLURM_JOB_ID="40123")
+    assert "10.1.2.3:20123" in done.stderr
+
+
+def test_a_training_of_which_a_node_was_killed_comes_back(cluster: Cluster, submission: Path) -> None:
+    cluster.answer("srun", code=137)
+    assert _run(cluster, submission, "train-lsd", "run", SLURM_NNODES="2").returncode == 75
+    assert cluster.calls("scontrol") == [["requeue", "104"]]
 
 
 def test_an_interrupted_training_on_several_nodes_comes_back_as_one_job(cluster: Cluster, submission: Path) -> None:

@@ -10,10 +10,12 @@ from desk import Desk, timed
 from experiments import write_volumes
 
 Copied = Callable[..., Path]
+# So many blocks of predict that it is still at work when somebody has looked at it.
+MANY_BLOCKS = {"block_shape": "12 vox", "tile_shape": "12 vox"}
 
 
 def test_status_tells_of_jobs_and_blocks_and_cancel_ends_them_all(desk: Desk, copied: Copied) -> None:
-    folder = copied("cancel")
+    folder = copied("cancel", predict=MANY_BLOCKS)
     with timed("status and cancel in the middle of predict"):
         submission = desk.submit(folder, "--from", "predict", "--to", "segment")
         submission.wait_for_blocks("predict", 2)
@@ -31,11 +33,12 @@ def test_status_tells_of_jobs_and_blocks_and_cancel_ends_them_all(desk: Desk, co
 
 
 def test_workers_can_be_added_while_a_stage_runs(desk: Desk, copied: Copied) -> None:
-    folder = copied("added", cluster={"predict": {"workers": 1}})
+    folder = copied("added", predict=MANY_BLOCKS, cluster={"predict": {"workers": 1}})
     submission = desk.submit(folder, "--from", "predict", "--to", "predict")
     submission.wait_for_blocks("predict", 1)
     desk.cluster.run(desk.lsdflow, "submit", folder, "--only-workers", "--workers", "predict=2")
-    added = [number for stage, role, number in submission.rows() if (stage, role) == ("predict", "workers")][1]
+    first, added = [number for stage, role, number in submission.rows() if (stage, role) == ("predict", "workers")]
+    desk.cluster.run("scancel", first)
     submission.assert_completed(seconds=300)
     jobs = {record["job"].split("_")[0] for record in submission.records("predict")}
     assert added in jobs, f"none of the added workers ({added}) did a block: {jobs}"

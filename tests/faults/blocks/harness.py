@@ -30,6 +30,7 @@ from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import affinities_of, voronoi_labels
+from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.volumes import OutputArray
 
 RELEASE = os.environ.get("LSDFLOW_FAULTS", "ci") == "release"
@@ -45,6 +46,7 @@ TABLES = """
 [experiment]
 name = "faults"
 [watershed]
+id_mode = "blocks"
 block_shape = "8 vox"
 context = "4 vox"
 min_seed_distance_vox = 4
@@ -168,17 +170,20 @@ class World:
         shutil.rmtree(folder)
 
     def marks(self, folder: Path, stage: str) -> dict[str, float]:
-        """Block -> when it was done."""
+        """Block -> when it was done; blocks of a second pass are 1/number."""
         if has_database(folder):
             return self.databases.marks(folder.name, stage)
-        paths = (folder / "store" / "blocks" / stage).glob("*/done/*.json")
-        return {path.stem: float(json.loads(path.read_text())["finished"]) for path in paths}
+        works = [marks.records() for marks in marks_of(folder, stage)]
+        times = [{number: float(r["finished"]) for number, r in work.items()} for work in works if work]
+        # A stage of two passes has two blocks of the same number.
+        passes = enumerate(sorted(times, key=lambda work: min(work.values())))
+        return {f"{n}/{number}" if n else str(number): when for n, work in passes for number, when in work.items()}
 
     def count_done(self, folder: Path, stage: str) -> int:
         """How many blocks are done."""
         if has_database(folder):
             return len(self.databases.marks(folder.name, stage))
-        return sum(1 for _ in (folder / "store" / "blocks" / stage).glob("*/done/*.json"))
+        return sum(marks.count_done() for marks in marks_of(folder, stage))
 
     def is_whole(self, stage: str, folder: Path) -> bool:
         """True if the stage's result is that of the undisturbed run, and reading everything back agrees."""
@@ -256,6 +261,11 @@ def identity(folder: Path, stage: str) -> str:
     """The manifest's identity; empty if the stage has not finished."""
     layout = ExperimentLayout(folder)
     return read_manifest(layout, stage).identity if layout.manifest(stage).exists() else ""
+
+
+def marks_of(folder: Path, stage: str) -> list[DoneMarks]:
+    """The done marks of each work of a stage in the files store."""
+    return [DoneMarks(work) for work in (folder / "store" / "blocks" / stage).glob("*")]
 
 
 def has_database(folder: Path) -> bool:

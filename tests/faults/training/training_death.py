@@ -146,8 +146,8 @@ def note_steps(steps: Path) -> None:
     """Append a line for every resume and every step: its losses and a digest of the weights, to the last bit."""
     take_step, resume = trainer.Trainer._step, trainer.Trainer._resume
 
-    def noted_step(self: trainer.Trainer, batch: Any) -> Any:
-        result = take_step(self, batch)
+    def noted_step(self: trainer.Trainer, *taken: Any) -> Any:
+        result = take_step(self, *taken)
         losses = {name: float(value).hex() for name, value in result.losses.items()}
         line = {"iteration": self.iteration, "losses": losses, "weights": digest(self.trained.state_dict())}
         _append(steps, line)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from lsdflow_agglomerate import task
 from lsdflow_agglomerate.adjacency import touching_pairs
-from lsdflow_agglomerate.scoring import dense_labels, score_edges
+from lsdflow_agglomerate.distinct_ids import dense_labels
+from lsdflow_agglomerate.scoring import score_edges
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError

@@ -17,7 +17,6 @@ from lsdflow_agglomerate.face_graph import FaceGraph, add_faces, join_graphs
 from lsdflow_agglomerate.graph_agglomeration import MergeTree, agglomerate_super_block, merge_tree, score_graph
 from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS, WATERZ_NAMES
 from lsdflow_agglomerate.scoring import score_edges
-from lsdflow_contract.errors import InternalError
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import RagEdges, RagFaces
 from lsdflow_contract.testing import same_partition, voronoi_labels
@@ -215,11 +214,6 @@ def test_a_graph_without_faces_has_no_edges_and_no_merges() -> None:
     nothing = add_faces([RagFaces.empty()])
     assert len(score_graph(nothing, "mean")) == 0
     assert len(agglomerate_super_block(nothing, np.zeros(0, np.uint64), "mean").left) == 0
-
-
-def test_initmax_is_refused_in_parts() -> None:
-    with pytest.raises(InternalError, match="initmax"):
-        agglomerate_super_block(add_faces([]), np.zeros(0, np.uint64), "hist_quant_50_initmax")
 
 
 def test_the_graph_is_not_changed() -> None:

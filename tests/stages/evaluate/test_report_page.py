@@ -232,3 +232,14 @@ def test_light_and_dark_and_narrow_screens_are_provided_for() -> None:
 )
 def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_methods_tell_how_fragments_were_made_and_edges_scored() -> None:
+    pages = {by: render_report(dataclasses.replace(_full(), fragments_by=by)) for by in ("seamless", "blocks", "mutex")}
+    for by, told in (
+        ("seamless", ("named by their seeds", "of the whole graph")),
+        ("blocks", ("cut at the faces of blocks", "with waterz, block by block")),
+        ("mutex", ("cut by the mutex watershed", "with waterz, block by block")),
+    ):
+        assert all(words in pages[by] for words in told)
+        assert not any(words in pages[other] for other in pages for words in told[:1] if other != by)

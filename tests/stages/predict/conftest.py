@@ -37,7 +37,7 @@ def save_micro_bundle(
     channels = 11 if kind == "acrlsd" else 1
     spec = UNetSpec(in_channels=channels, num_fmaps=2, fmap_inc_factor=2, downsample_factors=factors)
     torch.manual_seed(iteration)
-    network = UNet(spec, OUTPUTS[kind])
+    network = UNet(spec, changes.get("outputs", OUTPUTS[kind]))
     shape = (0, 0, 0)
     fields: dict[str, Any] = {
         "writer": Writer.of(TRAINED_BY[kind]),

@@ -143,20 +143,20 @@ def test_broken_weights_stop_the_run(make_experiment, micro_bundle):
     "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")]
 )
 def test_a_tile_too_large_for_memory_names_the_knob(error):
-    def network(patch):
+    def network(raw, lsds, names):
         raise error
 
     with pytest.raises(ConfigError, match=r"predict\.tile_shape"):
-        grey_levels(network, np.zeros((1, 4, 4, 4), np.float32), ["affs"], Box((0, 0, 0), (4, 4, 4)))
+        grey_levels(network, torch.zeros((4, 4, 4), dtype=torch.uint8), None, ["affs"], Box((0, 0, 0), (4, 4, 4)))
 
 
 def test_other_faults_of_a_network_are_not_called_memory():
-    def network(patch):
+    def network(raw, lsds, names):
         msg = "shapes differ"
         raise RuntimeError(msg)
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        grey_levels(network, np.zeros((1, 4, 4, 4), np.float32), ["affs"], Box((0, 0, 0), (4, 4, 4)))
+        grey_levels(network, torch.zeros((4, 4, 4), dtype=torch.uint8), None, ["affs"], Box((0, 0, 0), (4, 4, 4)))
 
 
 @pytest.mark.parametrize(

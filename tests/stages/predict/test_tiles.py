@@ -93,6 +93,10 @@ def test_the_hull_of_one_box_is_the_box():
     assert hull(iter([Box((1, 2, 3), (4, 5, 6))])) == Box((1, 2, 3), (4, 5, 6))
 
 
+def _zeros(channels: int, box: Box) -> np.ndarray:
+    return np.zeros((channels, *box.shape_vox), np.uint8)
+
+
 def _tile_dependent(tiling: Tiling):
     """Values that name the tile, and the voxel inside it: any mistake of place shows."""
 
@@ -108,13 +112,13 @@ def _tile_dependent(tiling: Tiling):
 def test_the_block_shape_changes_no_bit(block):
     tiling = plan_tiling(Net(context_vox=(4, 4, 4)), Box((5, 0, 7), (30, 33, 25)), (0, 0, 0), (20, 32, 20))
     region = Box((5, 0, 7), (30, 33, 25))
-    whole = assemble(tiling, region, 2, _tile_dependent(tiling))
+    whole = assemble(tiling, region, _zeros(2, region), _tile_dependent(tiling))
     pieces = np.zeros_like(whole)
     for z in range(0, 30, block[0]):
         for y in range(0, 33, block[1]):
             for x in range(0, 25, block[2]):
                 box = Box((5 + z, y, 7 + x), block).intersect(region)
-                part = assemble(tiling, box, 2, _tile_dependent(tiling))
+                part = assemble(tiling, box, _zeros(2, box), _tile_dependent(tiling))
                 pieces[(slice(None), *box.slices(region.begin_vox))] = part
     assert np.array_equal(pieces, whole)
 
@@ -125,7 +129,8 @@ def test_a_tile_without_values_stays_zero():
     def evaluate(index):
         return None if index == (0, 0, 0) else np.ones((1, 4, 4, 4), np.uint8)
 
-    found = assemble(tiling, Box((0, 0, 0), (4, 4, 8)), 1, evaluate)
+    box = Box((0, 0, 0), (4, 4, 8))
+    found = assemble(tiling, box, _zeros(1, box), evaluate)
     assert found[..., :4].max() == 0
     assert found[..., 4:].min() == 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("gunpowder", reason="the training environment has gunpowder")
@@ -36,6 +38,23 @@ def test_one_network_modes_need_no_lsd_bundle(tmp_path, mode, outputs) -> None:
     assert (bundle.kind, bundle.outputs, bundle.unet.in_channels) == (mode, outputs, 1)
     assert bundle.neighborhood == ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
     assert (bundle.sigma_nm is None) == (mode == "affinities")
+
+
+def test_further_affinities_are_learnt_recorded_and_another_training(tmp_path) -> None:
+    toml = micro_experiment(tmp_path, "mtlsd")
+    assert call("run", toml).exit_code == 0
+    assert "neighborhood" not in read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").config
+    far = "[[-1, 0, 0], [0, -1, 0], [0, 0, -1], [-3, 0, 0], [0, 0, -5]]"
+    assert call("run", toml, "--set", f"train-acrlsd.neighborhood={far}").exit_code == 73
+    result = call("run", toml, "--replace", "--set", f"train-acrlsd.neighborhood={far}")
+    assert result.exit_code == 0, result.output
+    bundle = best_bundle(tmp_path)
+    assert bundle.outputs == {"lsds": 10, "affs": 5}
+    assert [list(offset) for offset in bundle.neighborhood] == json.loads(far)
+    assert read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").config["neighborhood"] == json.loads(far)
+    refused = call("validate", toml, "--set", "train-acrlsd.neighborhood=[[0, 0, -1]]")
+    assert refused.exit_code == 78
+    assert "neighborhood begins with [-1, 0, 0]" in refused.output.replace("\n", " ")
 
 
 def test_acrlsd_names_the_lsd_bundle_it_was_trained_with(tmp_path) -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("gunpowder", reason="the training environment has gunpowder"
 
 from typer.testing import CliRunner
 
-from lsdflow_contract.checkpoint import read_best
+from lsdflow_contract.checkpoint import bundle_folder, read_best
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
@@ -40,6 +40,28 @@ def test_run_leaves_bundle_best_and_manifest(tmp_path) -> None:
 def test_other_settings_after_training_are_refused_unless_replaced(tmp_path) -> None:
     toml = micro_experiment(tmp_path)
     assert call("run", toml).exit_code == 0
+    other = ("--set", "train-lsd.learning_rate=0.01")
+    assert call("run", toml, *other).exit_code == 73
+    assert call("run", toml, *other, "--replace").exit_code == 0
+
+
+@pytest.mark.parametrize(("job", "goes_on"), [("", False), ("7 restart 0", False), ("7 restart 1", True)])
+def test_a_requeued_job_that_replaces_keeps_what_it_has_trained_since(tmp_path, monkeypatch, job, goes_on) -> None:
+    toml = micro_experiment(tmp_path)
+    first = bundle_folder(tmp_path / "train" / "train-lsd" / "checkpoints", 2)
+    assert call("run", toml, "--set", "train-lsd.max_iteration=2").exit_code == 0
+    (first / "of the first start").touch()
+    monkeypatch.setenv("LSDFLOW_JOB", job)
+    assert call("run", toml, "--replace").exit_code == 0
+    assert (first / "of the first start").exists() == goes_on
+
+
+def test_a_requeued_job_replaces_the_training_of_others_that_its_first_start_did_not_reach(
+    tmp_path, monkeypatch
+) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("run", toml).exit_code == 0
+    monkeypatch.setenv("LSDFLOW_JOB", "7 restart 1")
     other = ("--set", "train-lsd.learning_rate=0.01")
     assert call("run", toml, *other).exit_code == 73
     assert call("run", toml, *other, "--replace").exit_code == 0

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from lsdflow_contract.arrays import AFFS, RAW
+from lsdflow_contract.arrays import RAW, affinities_to
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.manifest import Manifest, Writer
@@ -57,6 +57,7 @@ def make_experiment(tmp_path: Path) -> MakeExperiment:
         voxel_size_nm: Nm3 = (10.0, 10.0, 10.0),
         begin_vox: Vox3 = (0, 0, 0),
         target_vox: Vox3 | None = None,
+        neighborhood: tuple[Vox3, ...] = (),
     ) -> Experiment:
         root = tmp_path / name
         root.mkdir(parents=True)
@@ -70,7 +71,7 @@ def make_experiment(tmp_path: Path) -> MakeExperiment:
         raw.open().write(grid.box, np.zeros(grid.shape_vox, np.uint8))
         box = Box(begin_vox, (z, y, x))
         container = experiment.layout.predictions("acrlsd", 100)
-        output = OutputArray(container, AFFS, grid, box, box.shape_vox)
+        output = OutputArray(container, affinities_to(neighborhood), grid, box, box.shape_vox)
         output.create({"key": "affs"})
         output.open().write(box, affs)
         Manifest(

@@ -26,6 +26,7 @@ from lsdflow_watershed.ids import number_components
 
 MakeExperiment = Callable[..., Experiment]
 BLOCKS = 'block_shape = "16, 16, 32 vox"\ncontext = "6, 7, 8 vox"'
+PUBLISHED = BLOCKS + '\nid_mode = "blocks"'
 
 
 def run(experiment: Experiment) -> None:
@@ -57,7 +58,7 @@ def test_daisy_workers_give_the_bits_of_the_serial_runner(
 
 def test_every_block_equals_the_core_on_its_read_box(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:
     """Slow reference: crop, compute, crop; sizes that are no multiple of the block."""
-    experiment = make_experiment(affs, BLOCKS)
+    experiment = make_experiment(affs, PUBLISHED)
     run(experiment)
     found = fragments_of(experiment)
     whole = Box((0, 0, 0), affs.shape[1:])
@@ -80,7 +81,7 @@ def test_every_block_equals_the_core_on_its_read_box(make_experiment: MakeExperi
 def test_every_id_has_one_node_with_its_size_and_centre(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:
-    experiment = make_experiment(affs, BLOCKS, voxel_size_nm=(40.0, 8.0, 8.0))
+    experiment = make_experiment(affs, PUBLISHED, voxel_size_nm=(40.0, 8.0, 8.0))
     run(experiment)
     nodes = nodes_of(experiment)
     ids, sizes = np.unique(fragments_of(experiment), return_counts=True)
@@ -103,12 +104,12 @@ def test_a_volume_smaller_than_a_block_is_one_block(make_experiment: MakeExperim
 def test_predicted_part_of_a_target_lies_where_it_was_predicted(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:
-    experiment = make_experiment(affs, BLOCKS, begin_vox=(3, 5, 7), target_vox=(60, 60, 70))
+    experiment = make_experiment(affs, PUBLISHED, begin_vox=(3, 5, 7), target_vox=(60, 60, 70))
     run(experiment)
     volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
     assert volume.geometry.offset_nm == (130.0, 50.0, 110.0)
     assert volume.geometry.shape_vox == affs.shape[1:]
-    same_cut = make_experiment(affs, BLOCKS, name="at-origin")
+    same_cut = make_experiment(affs, PUBLISHED, name="at-origin")
     run(same_cut)
     assert np.array_equal(fragments_of(experiment), fragments_of(same_cut))
 
@@ -138,7 +139,7 @@ def test_a_finished_run_does_no_block_again(make_experiment: MakeExperiment, aff
 
 @pytest.mark.parametrize(
     "change",
-    ["context = '5 vox'", "min_seed_distance_vox = 6", "filter_fragments = 0.1", "epsilon_agglomerate = 0.1"],
+    ["context = '5 vox'", "min_seed_distance_vox = 6", "filter_fragments = 0.1", "id_mode = 'blocks'"],
 )
 def test_other_parameters_are_never_mixed_in(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8], change: str
@@ -221,7 +222,7 @@ def test_affinities_of_another_form_are_refused(make_experiment: MakeExperiment,
         ('block_shape = "25 nm"', "block_shape"),
         ('block_shape = "0 vox"', "block"),
         ('context = "-1 vox"', "context"),
-        ('block_shape = "2100000 vox"\ncontext = "0 vox"', "2^63"),
+        ('id_mode = "blocks"\nblock_shape = "2100000 vox"\ncontext = "0 vox"', "2^63"),
         ('block_shape = "2000 vox"', "too large"),
         ("replace_sections = [30]", "replace_sections"),
         ('mask_file = "nowhere.zarr"', "nowhere"),

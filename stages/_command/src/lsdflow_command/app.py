@@ -28,6 +28,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lsdflow_command.code_cache import use_own_code_cache
 from lsdflow_command.runfolder import run_folder
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError
@@ -175,6 +176,7 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
 
     def callback(show: bool = option) -> None:
         del show
+        use_own_code_cache()
         start_logging()
 
     return callback

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from lsdflow_contract.geometry import Vox3
+
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What an array must be: its dataset name in the container, dtype, number of channels (0 = none), kind."""
+    """What an array must be: its dataset name in the container, dtype, number of channels (0 = none), kind.
+
+    `neighborhood`: of affinities to more than the three nearest voxels, the offset z, y, x of each channel.
+    """
 
     dataset: str
     dtype: str
     channels: int
     kind: str
+    neighborhood: tuple[Vox3, ...] = ()
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -32,7 +39,20 @@ AFFS = ArraySpec("volumes/affs", "uint8", 3, "image")
 FRAGMENTS = ArraySpec("volumes/fragments", "uint64", 0, "labels")
 SEGMENTATION = ArraySpec("volumes/segmentation", "uint64", 0, "labels")
 
-AFFINITY_NEIGHBORHOOD = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
+AFFINITY_NEIGHBORHOOD: tuple[Vox3, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
+
+
+def affinities_to(neighborhood: Sequence[Vox3]) -> ArraySpec:
+    """Affinities to the voxels at these offsets; AFFS for the three nearest, or for none given."""
+    if tuple(neighborhood) in ((), AFFINITY_NEIGHBORHOOD):
+        return AFFS
+    return replace(AFFS, channels=len(neighborhood), neighborhood=tuple(neighborhood))
+
+
+def is_neighborhood(offsets: Sequence[Vox3]) -> bool:
+    """True if the first three are the nearest voxels, in order, and no voxel (or its opposite) is named twice."""
+    pairs = {frozenset({(z, y, x), (-z, -y, -x)}) for z, y, x in offsets}
+    return tuple(offsets[:3]) == AFFINITY_NEIGHBORHOOD and len(pairs) == len(offsets) and (0, 0, 0) not in offsets
 
 
 class MaskState(IntEnum):

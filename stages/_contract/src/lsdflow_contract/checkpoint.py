@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
@@ -30,6 +30,8 @@ RESUME = "resume.pt"
 
 Mode = Literal["acrlsd", "mtlsd", "affinities"]
 Kind = Literal["lsd", "acrlsd", "mtlsd", "affinities"]
+Upsampling = Literal["reduce", "keep", "repeat"]
+Kernels = tuple[tuple[Vox3, ...], ...]
 
 
 class UNetSpec(StrictModel):
@@ -41,6 +43,56 @@ class UNetSpec(StrictModel):
     downsample_factors: tuple[Vox3, ...] = Field(description="pooling of each level, z,y,x")
     kernel_size: int = Field(default=3, ge=1, description="edge of each convolution, voxels")
     convs_per_level: int = Field(default=2, ge=1, description="convolutions per level and direction")
+    num_fmaps_out: int | None = Field(default=None, ge=1, description="feature maps before the heads; none = num_fmaps")
+    upsampling: Upsampling = Field(
+        default="reduce",
+        description="reduce: transposed convolution to the channels of the finer level, ReLU; keep: transposed "
+        "convolution that keeps the channels, no ReLU; repeat: each voxel repeated, no weights",
+    )
+    kernels_down: Kernels | None = Field(
+        default=None, description="kernels (z,y,x) of each level's convolutions on the way down; none = all alike"
+    )
+    kernels_up: Kernels | None = Field(default=None, description="the same on the way up, finest level first")
+
+    def kernels_before(self, level: int) -> tuple[Vox3, ...]:
+        """Kernels (z,y,x) of the convolutions of a level on the way down; level 0 is the finest."""
+        return self._kernels_alike() if self.kernels_down is None else self.kernels_down[level]
+
+    def kernels_after(self, level: int) -> tuple[Vox3, ...]:
+        """Kernels (z,y,x) of the convolutions of a level on the way up; the coarsest level has none."""
+        return self._kernels_alike() if self.kernels_up is None else self.kernels_up[level]
+
+    def fmaps_of(self, level: int) -> int:
+        """Feature maps of a level on the way down."""
+        return self.num_fmaps * int(self.fmap_inc_factor**level)
+
+    def upsampled_fmaps(self, level: int) -> int:
+        """Feature maps that come up to a level from the coarser one."""
+        return self.fmaps_of(level if self.upsampling == "reduce" else level + 1)
+
+    def fmaps_after(self, level: int) -> int:
+        """Feature maps of a level on the way up; those of level 0 go to the heads."""
+        coarsest = level == len(self.downsample_factors)
+        return (self.num_fmaps_out or self.num_fmaps) if level == 0 and not coarsest else self.fmaps_of(level)
+
+    @model_validator(mode="after")
+    def _has_kernels_of_every_level(self) -> UNetSpec:
+        levels = len(self.downsample_factors)
+        for name, kernels, wanted in (("down", self.kernels_down, levels + 1), ("up", self.kernels_up, levels)):
+            if kernels is not None and (len(kernels) != wanted or not all(kernels)):
+                msg = f"kernels_{name} must name the kernels of {wanted} levels, at least one each"
+                raise ValueError(msg)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_variants(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The usual network is written as it always was: keys of trainings and older readers depend on it."""
+        written: dict[str, Any] = handler(self)
+        usual = {"num_fmaps_out": None, "upsampling": "reduce", "kernels_down": None, "kernels_up": None}
+        return {name: value for name, value in written.items() if name not in usual or value != usual[name]}
+
+    def _kernels_alike(self) -> tuple[Vox3, ...]:
+        return ((self.kernel_size,) * 3,) * self.convs_per_level
 
 
 class Bundle(StrictModel):
@@ -72,6 +124,8 @@ class BestCheckpoint(StrictModel):
     iteration: int
     weights_sha256: str
     validation_loss: float | None = None
+    chosen_by: Literal["loss", "voi"] = Field(default="loss", description="loss: the training; voi: check-checkpoints")
+    voi: float | None = Field(default=None, description="VOI (bits, split + merge) of a small segmentation with it")
 
 
 def bundle_folder(checkpoints: Path, iteration: int) -> Path:
@@ -133,8 +187,8 @@ def _require_as_written(folder: Path, description: Any) -> None:
 
 
 def write_best(path: Path, best: BestCheckpoint) -> None:
-    """Record which bundle the next stage uses."""
-    write_json(path, best.model_dump())
+    """Record which bundle the next stage uses; a choice by loss is written as it always was, for older readers."""
+    write_json(path, best.model_dump(exclude={"chosen_by", "voi"} if best.chosen_by == "loss" else None))
 
 
 def read_best(path: Path) -> BestCheckpoint:

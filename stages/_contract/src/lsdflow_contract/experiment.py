@@ -35,8 +35,9 @@ class ExperimentTable(StrictModel):
         default="acrlsd",
         description="acrlsd: LSDs, then affinities from raw + LSDs; mtlsd: one net for both; affinities: baseline",
     )
-    profile: Literal["tiny", "standard"] = Field(
-        default="standard", description="tiny: minutes on two CPU cores; standard: the published networks"
+    profile: Literal["tiny", "standard", "snemi3d"] = Field(
+        default="standard",
+        description="tiny: minutes on two CPU cores; standard: the published networks; snemi3d: for thick sections",
     )
     seed: int = Field(default=0, ge=0, description="seed of weights and sampling")
 

@@ -127,3 +127,20 @@ class RagFaces(RagEdges):
         if not parts:
             return cls.empty()
         return cls.of(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("u", "v", "affinity", "count")))
+
+
+@dataclass(frozen=True)
+class RegionFaces(RagFaces):
+    """Faces between regions u < v that are left of a part of the graph; a region is named by its smallest fragment.
+
+    origin_u, origin_v u64 (N,): the last of the pairs of fragments that the face is made of; it decides among equal
+    scores, and is the same in all rows of a pair.
+    """
+
+    origin_u: npt.NDArray[np.uint64]
+    origin_v: npt.NDArray[np.uint64]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.u) == len(self.origin_u) == len(self.origin_v):
+            raise BadData("face columns differ in length", found=(len(self.u), len(self.origin_u), len(self.origin_v)))

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from lsdflow_contract.arrays import ArraySpec
+from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, AFFS, ArraySpec, is_neighborhood
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Geometry, Nm3, Vox3
 
 PROVENANCE = "lsdflow"
+NEIGHBORHOOD = "neighborhood"
 _UNIT_NM = {"nm": 1.0, "nanometer": 1.0, "um": 1e3, "µm": 1e3, "micrometer": 1e3, "micron": 1e3, "mm": 1e6}
 
 
@@ -26,6 +27,7 @@ def array_attributes(spec: ArraySpec, geometry: Geometry, provenance: Mapping[st
         "axis_names": list(spec.axis_names),
         "units": units,
         "types": [*channel_type, "space", "space", "space"],
+        **({NEIGHBORHOOD: [list(offset) for offset in spec.neighborhood]} if spec.neighborhood else {}),
         PROVENANCE: dict(provenance),
     }
 
@@ -50,6 +52,30 @@ def read_geometry(attributes: Mapping[str, Any], shape_vox: Vox3, where: object)
         raise BadData("the voxel size is not positive", where=where, found=voxel_size)
     offset = _three(attributes.get("offset", (0, 0, 0)), "offset", scale, where)
     return Geometry(voxel_size, offset, shape_vox)
+
+
+def read_neighborhood(attributes: Mapping[str, Any], channels: int, dtype: str, where: object) -> tuple[Vox3, ...]:
+    """The offset z, y, x of each channel of affinities; without the attribute they are the three nearest voxels.
+
+    Raises BadData if these are no affinities: another type, no offset for each channel, or the nearest not first.
+    """
+    named = attributes.get(NEIGHBORHOOD)
+    offsets = AFFINITY_NEIGHBORHOOD if named is None else _offsets(named, where)
+    if channels != len(offsets) or dtype != AFFS.dtype:
+        raise BadData(
+            "these are not affinities",
+            where=where,
+            wanted=f"{AFFS.dtype}, {len(offsets)} channels",
+            found=f"{dtype}, {channels} channels",
+        )
+    if not is_neighborhood(offsets):
+        raise BadData(
+            "the neighborhood of the affinities is not one",
+            where=where,
+            wanted=f"{[list(offset) for offset in AFFINITY_NEIGHBORHOOD]} first, then other voxels, each once",
+            found=named,
+        )
+    return offsets
 
 
 @contextmanager
@@ -99,6 +125,18 @@ def _three(value: Any, key: str, scale: float, where: object) -> Nm3:
     if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
         raise BadData(f"attribute {key} is not three numbers", where=where, wanted="z, y, x", found=value)
     return numbers[0], numbers[1], numbers[2]
+
+
+def _offsets(named: Any, where: object) -> tuple[Vox3, ...]:
+    try:
+        offsets = [(z, y, x) for z, y, x in named]
+    except (TypeError, ValueError):
+        offsets = []
+    if not offsets or not all(type(value) is int for offset in offsets for value in offset):
+        raise BadData(
+            f"attribute {NEIGHBORHOOD} is no list of offsets", where=where, wanted="z, y, x of each", found=named
+        )
+    return tuple(offsets)
 
 
 def _plain(values: Nm3) -> list[float | int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lsdflow_contract.arrays import quantise_u8
 from lsdflow_contract.geometry import Vox3
 
 
@@ -41,6 +43,21 @@ def affinities_of(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
         channel[1:] = 255 * ((along[1:] == along[:-1]) & (along[1:] > 0))
         channel[0] = 255 * (along[0] > 0)
     return affs
+
+
+def noisy_affinities_to(
+    labels: npt.NDArray[np.integer], neighborhood: Sequence[Vox3], seed: int = 0
+) -> npt.NDArray[np.uint8]:
+    """Affinities (offsets, z, y, x) u8: mostly high where a voxel and that at the offset share a label > 0."""
+    generator = np.random.default_rng(seed)
+    values = np.empty((len(neighborhood), *labels.shape))
+    for channel, offset in zip(values, neighborhood, strict=True):
+        padded = np.pad(labels, [(max(0, -step), max(0, step)) for step in offset])
+        ends = padded[
+            tuple(slice(max(0, step), max(0, step) + n) for step, n in zip(offset, labels.shape, strict=True))
+        ]
+        channel[:] = np.where((labels == ends) & (labels > 0), 0.9, 0.1) + generator.normal(0, 0.15, labels.shape)
+    return quantise_u8(values)
 
 
 def membrane_raw(labels: npt.NDArray[np.integer], seed: int = 0) -> npt.NDArray[np.uint8]:

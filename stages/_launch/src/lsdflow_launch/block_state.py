@@ -37,7 +37,8 @@ def progress_text(facts: Mapping[str, Any]) -> str:
     """'12 of 40 blocks done, 1 failed, 3.2 a minute, 8.8 minutes left', as far as the facts are there."""
     if "blocks_done" not in facts:
         return ""
-    parts = [f"{facts['blocks_done']} of {facts['blocks']} blocks done"]
+    pass_ = f"{facts['pass']}: " if "pass" in facts else ""
+    parts = [f"{pass_}{facts['blocks_done']} of {facts['blocks']} blocks done"]
     parts += [f"{facts['failed']} failed"] if facts.get("failed") else []
     if "minutes_left" in facts:
         parts += [f"{facts['blocks_per_minute']} a minute", f"{facts['minutes_left']} minutes left"]

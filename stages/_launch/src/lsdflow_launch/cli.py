@@ -17,12 +17,14 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch import demo as demo_module
 from lsdflow_launch import doctor as doctor_module
 from lsdflow_launch.chain import Chain, finished_mendable_stages
+from lsdflow_launch.checkpoint_check_cli import add_check_verb
 from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.place import Containing, run_on
 from lsdflow_launch.start import Start, init_experiment
 from lsdflow_launch.state import plans_of, problems_of
+from lsdflow_launch.sweep_cli import app as sweep_app
 from lsdflow_launch.whole import Ask
 
 app = typer.Typer(name="lsdflow", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -58,7 +60,7 @@ def init(
     volume: Annotated[Path, typer.Option(help="volume to segment")],
     labels: Annotated[Path | None, typer.Option(help="labels of --train, if in another container")] = None,
     truth: Annotated[Path | None, typer.Option(help="true labels of --volume, for the scores")] = None,
-    profile: Annotated[str, typer.Option(help="tiny or standard")] = "standard",
+    profile: Annotated[str, typer.Option(help="tiny, standard or snemi3d")] = "standard",
     mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "acrlsd",
     override: Set = None,
     debug: Debug = False,
@@ -186,7 +188,9 @@ def _show_problems(folder: Path, overrides: list[str], as_json: bool, ask: Ask =
         typer.echo("no problems found")
 
 
+app.add_typer(sweep_app)
 add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
+add_check_verb(app)
 
 
 def _show_tables(tables: dict[str, dict[str, Any]], as_json: bool) -> None:

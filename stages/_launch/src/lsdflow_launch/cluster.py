@@ -49,15 +49,9 @@ class JobTable(StrictModel):
 class TrainTable(JobTable):
     """[cluster.train-lsd], [cluster.train-acrlsd]."""
 
-    nodes: int = Field(default=1, ge=1, description="nodes of one training; more than 1 is refused by this version")
-
-    @model_validator(mode="after")
-    def _one_node(self) -> Self:
-        # The wrappers can start a process a GPU on several nodes; the training itself cannot share its work yet.
-        if self.nodes > 1:
-            msg = f"nodes = {self.nodes}: the training of this version runs on one node"
-            raise ValueError(msg)
-        return self
+    nodes: int = Field(
+        default=1, ge=1, description="nodes that share one training; processes of each node: processes of [train-...]"
+    )
 
 
 class BlockTable(JobTable):
@@ -124,7 +118,8 @@ _DEFAULTS: dict[str, dict[str, tuple[int, str, str]]] = {
         "run": (4, "32G", "2-00:00:00"),
     },
 }
-_WORKERS = {"tiny": 2, "standard": 8}
+_DEFAULTS["snemi3d"] = _DEFAULTS["standard"]
+_WORKERS = {"tiny": 2, "standard": 8, "snemi3d": 8}
 
 
 def cluster_of(experiment: Experiment) -> ClusterTable:

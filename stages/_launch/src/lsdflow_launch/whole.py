@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.arrays import AFFS, LSDS
+from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, LSDS
 from lsdflow_contract.errors import PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_launch.chain import stage_arguments
@@ -88,8 +88,9 @@ def _bytes_to_come(experiment: Experiment, prepared: Any) -> dict[str, float]:
         return found
     voxels = math.prod(target["shape_vox"])
     lsds = LSDS.channels if experiment.tables.get("predict", {}).get("store_lsds") else 0
+    affs = len(experiment.tables.get("train-acrlsd", {}).get("neighborhood") or AFFINITY_NEIGHBORHOOD)
     written = {
-        "predict": (layout.predictions("a", 0).parents[2], float(AFFS.channels + lsds)),
+        "predict": (layout.predictions("a", 0).parents[2], float(affs + lsds)),
         "watershed": (layout.fragments, IDS_BYTES_PER_VOXEL),
         "segment": (layout.segmentation, IDS_BYTES_PER_VOXEL),
     }

@@ -9,7 +9,7 @@ begins on multiples of `tile_step_vox` and the values do not depend on the tilin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from lsdflow_contract.checkpoint import Bundle
 from lsdflow_contract.errors import BadData, ContractMismatch
@@ -25,8 +25,14 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_network import shapes
 from lsdflow_network.bundle import load_bundle
 from lsdflow_network.composition import AcrLsd, chain_shapes, chain_tile_step_vox
+from lsdflow_network.cpu_unet import CpuUNet
+from lsdflow_network.onednn import has_packed_convolutions
 from lsdflow_network.precision import Precision, autocast, choose_precision, memory_format
+from lsdflow_network.quantise import dequantise_u8, quantise_u8
 from lsdflow_network.unet import UNet
+
+# As raw_to_network scales, in float32.
+_U8_STEP = float(np.float32(1.0 / 255))
 
 
 def raw_to_network(raw: NDArray[Any]) -> NDArray[np.float32]:
@@ -79,6 +85,21 @@ class Predictor:
             outputs: Mapping[str, torch.Tensor] = self.network(patch)
         return {name: value[0].contiguous().cpu().numpy() for name, value in outputs.items()}
 
+    def grey_levels(self, raw: Tensor, lsds: Tensor | None, names: Sequence[str]) -> tuple[Tensor, bool]:
+        """Raw u8 (z,y,x), LSDs u8 (10,z,y,x) or none -> outputs `names` as u8 (sum of channels,z',y',x'), all finite?
+
+        The numbers of `predict` between `raw_to_network` and `quantise_u8`, but all on the device: bytes go to it and
+        stay there.
+        """
+        with torch.inference_mode(), autocast(self.device, self.precision):
+            patch = raw.to(self.device, non_blocking=True)[None].float().mul_(_U8_STEP).mul_(2.0).sub_(1.0)
+            if lsds is not None:
+                patch = torch.cat([patch, dequantise_u8(lsds.to(self.device, non_blocking=True))])
+            outputs = self.network(patch[None].contiguous(memory_format=memory_format(self.device)))
+            values = [outputs[name][0] for name in names]
+            finite = torch.stack([torch.isfinite(v).all() for v in values]).all()
+            return torch.cat([quantise_u8(v) for v in values]), bool(finite)
+
 
 def load_predictor(
     folder: Path,
@@ -94,16 +115,22 @@ def load_predictor(
     """
     where = torch.device(device)
     chosen = choose_precision(where, precision)
-    bundle, network = load_network(folder)
+    bundle, loaded = load_network(folder)
+    network = _fitted(loaded, where, chosen)
     if bundle.kind == "acrlsd" and lsd_folder is not None:
         lsd_bundle, lsd_network = load_network(lsd_folder, expect_kind="lsd")
         check_lsd_bundle(bundle, lsd_bundle, lsd_folder)
-        network = AcrLsd(lsd_network, lsd_bundle.unet, network, bundle.unet)
+        network = AcrLsd(_fitted(lsd_network, where, chosen), lsd_bundle.unet, network, bundle.unet)
     network = network.eval().to(where).to(memory_format=memory_format(where))  # type: ignore[call-overload]
     return Predictor(bundle=bundle, network=network, device=where, precision=chosen)
 
 
-def load_network(folder: Path, expect_kind: str | None = None) -> tuple[Bundle, nn.Module]:
+def _fitted(network: UNet, device: torch.device, precision: Precision) -> nn.Module:
+    """The form of the network that is fastest on the device; its weights are fixed."""
+    return CpuUNet(network, precision) if device.type == "cpu" and has_packed_convolutions() else network
+
+
+def load_network(folder: Path, expect_kind: str | None = None) -> tuple[Bundle, UNet]:
     """Bundle folder -> (its description, the network with its weights, on the CPU, in evaluation mode)."""
     bundle, weights = load_bundle(folder, expect_kind)
     network = UNet(bundle.unet, bundle.outputs)

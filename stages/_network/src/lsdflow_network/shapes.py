@@ -2,7 +2,7 @@
 
 Every convolution is "valid" (no padding), so each 3^3 convolution eats one voxel per side, and the output is the
 centre of the input, smaller by a constant per axis, the *context* (104 voxels for the published network).  A level
-with two of them eats e = 4 voxels:
+with two of them eats e = 4 voxels (networks with other kernels: what their kernels eat, level by level):
 
     |<----------------------- input ----------------------->|
     |<- context/2 ->|<----------- output ----------->|<- context/2 ->|
@@ -30,16 +30,14 @@ class HasFactors(Protocol):
     """What shape arithmetic needs of a network specification (lsdflow_contract.checkpoint.UNetSpec has these)."""
 
     @property
-    def kernel_size(self) -> int:
-        """Edge of each convolution, voxels; odd."""
-
-    @property
-    def convs_per_level(self) -> int:
-        """Convolutions per level and direction."""
-
-    @property
     def downsample_factors(self) -> tuple[Vox3, ...]:
         """Pooling factors z,y,x per level, from the finest level down."""
+
+    def kernels_before(self, level: int) -> tuple[Vox3, ...]:
+        """Kernels z,y,x of the convolutions of a level on the way down; odd."""
+
+    def kernels_after(self, level: int) -> tuple[Vox3, ...]:
+        """Kernels z,y,x of the convolutions of a level on the way up; odd."""
 
 
 def tile_step_vox(spec: HasFactors) -> Vox3:
@@ -104,26 +102,27 @@ def input_shape_for_output(spec: HasFactors, output_vox: Vox3) -> Vox3:
 
 @dataclass(frozen=True)
 class _Axis:
-    """The arithmetic along one axis: pooling factors from the finest level down, voxels eaten per level."""
+    """The arithmetic along one axis, from the finest level down: pooling factors, voxels eaten going down and up."""
 
     factors: tuple[int, ...]
-    eaten_vox: int
+    eaten_down_vox: tuple[int, ...]
+    eaten_up_vox: tuple[int, ...]
 
     def context(self) -> int:
         """Input minus output."""
         if not self.factors:
-            return self.eaten_vox
-        return 2 * self.eaten_vox + self.factors[0] * self._inner().context()
+            return self.eaten_down_vox[0]
+        return self.eaten_down_vox[0] + self.eaten_up_vox[0] + self.factors[0] * self._inner().context()
 
     def output(self, size: int) -> int | None:
         """Output size, or None if the size does not work."""
-        size -= self.eaten_vox
+        size -= self.eaten_down_vox[0]
         if not self.factors or size < 1:
             return size if size >= 1 else None
         inner = None if size % self.factors[0] else self._inner().output(size // self.factors[0])
-        if inner is None or inner * self.factors[0] <= self.eaten_vox:
+        if inner is None or inner * self.factors[0] <= self.eaten_up_vox[0]:
             return None
-        return inner * self.factors[0] - self.eaten_vox
+        return inner * self.factors[0] - self.eaten_up_vox[0]
 
     def next_valid(self, size: int) -> int:
         """Smallest valid size >= size; valid sizes repeat with the product of the factors."""
@@ -132,13 +131,18 @@ class _Axis:
         return next(n for n in candidates if self.output(n) is not None)
 
     def _inner(self) -> _Axis:
-        return _Axis(self.factors[1:], self.eaten_vox)
+        return _Axis(self.factors[1:], self.eaten_down_vox[1:], self.eaten_up_vox[1:])
 
 
 def _axis(spec: HasFactors, axis: int) -> _Axis:
-    if spec.kernel_size % 2 == 0:
-        raise ConfigError(
-            "an even kernel has no centre voxel", wanted="kernel_size 1, 3, 5, ...", found=spec.kernel_size
-        )
-    eaten = spec.convs_per_level * (spec.kernel_size - 1)
-    return _Axis(tuple(f[axis] for f in spec.downsample_factors), eaten)
+    levels = len(spec.downsample_factors)
+    down = tuple(_eaten_vox(spec.kernels_before(level), axis) for level in range(levels + 1))
+    up = tuple(_eaten_vox(spec.kernels_after(level), axis) for level in range(levels))
+    return _Axis(tuple(f[axis] for f in spec.downsample_factors), down, up)
+
+
+def _eaten_vox(kernels: tuple[Vox3, ...], axis: int) -> int:
+    even = [kernel for kernel in kernels if kernel[axis] % 2 == 0]
+    if even:
+        raise ConfigError("an even kernel has no centre voxel", wanted="kernel_size 1, 3, 5, ...", found=even[0][axis])
+    return sum(kernel[axis] - 1 for kernel in kernels)

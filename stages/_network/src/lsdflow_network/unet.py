@@ -9,12 +9,14 @@ Level l has num_fmaps * fmap_inc_factor^l channels; each level applies two 3^3 c
             [conv conv] -------------------'
 
 The upsampling reduces the channels to those of the finer level (this is what makes it half the cost of the variants
-that keep them).  There is no normalisation over space: with one, a voxel's answer would depend on the tile it is in.
+that keep them; networks of other programs that do keep them are run as they are: UNetSpec.upsampling).  There is no
+normalisation over space: with one, a voxel's answer would depend on the tile it is in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -27,13 +29,13 @@ from lsdflow_contract.geometry import Vox3
 class ConvPass(nn.Module):
     """Valid convolutions, each followed by ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, count: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernels: Sequence[Vox3]) -> None:
         super().__init__()
-        channels = [in_channels] + [out_channels] * count
-        self.convs = nn.ModuleList(nn.Conv3d(a, b, kernel_size) for a, b in pairwise(channels))
+        channels = [in_channels] + [out_channels] * len(kernels)
+        self.convs = nn.ModuleList(nn.Conv3d(a, b, k) for (a, b), k in zip(pairwise(channels), kernels, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, c, z, y, x) -> (n, c', z-e, y-e, x-e), values >= 0; e = count * (kernel_size - 1)."""
+        """(n, c, z, y, x) -> (n, c', z-e, y-e', x-e''), values >= 0; e: the sum of the kernels' sizes - 1."""
         for conv in self.convs:
             x = torch.relu_(conv(x))
         return x
@@ -42,13 +44,27 @@ class ConvPass(nn.Module):
 class Upsample(nn.Module):
     """Transposed convolution with kernel = stride = factor: channels and resolution of the finer level."""
 
-    def __init__(self, in_channels: int, out_channels: int, factor: Vox3) -> None:
+    def __init__(self, in_channels: int, out_channels: int, factor: Vox3, *, relu: bool = True) -> None:
         super().__init__()
         self.up = nn.ConvTranspose3d(in_channels, out_channels, factor, stride=factor)
+        self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, c, z, y, x) -> (n, c', z*fz, y*fy, x*fx), values >= 0."""
-        return torch.relu_(self.up(x))
+        """(n, c, z, y, x) -> (n, c', z*fz, y*fy, x*fx), values >= 0 if with ReLU."""
+        up: Tensor = self.up(x)
+        return torch.relu_(up) if self.relu else up
+
+
+class Repeat(nn.Module):
+    """Every voxel repeated `factor` times along z, y, x: no weights."""
+
+    def __init__(self, factor: Vox3) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, c, z, y, x) -> (n, c, z*fz, y*fy, x*fx)."""
+        return repeat_voxels(x, self.factor)
 
 
 class UNet(nn.Module):
@@ -60,15 +76,19 @@ class UNet(nn.Module):
     def __init__(self, spec: UNetSpec, outputs: Mapping[str, int]) -> None:
         super().__init__()
         self.factors: list[Vox3] = [(f[0], f[1], f[2]) for f in spec.downsample_factors]
-        fmaps = [spec.num_fmaps * spec.fmap_inc_factor**level for level in range(len(self.factors) + 1)]
-        convs = (spec.kernel_size, spec.convs_per_level)
+        levels = range(len(self.factors))
+        fmaps = [spec.fmaps_of(level) for level in range(len(self.factors) + 1)]
         entering = [spec.in_channels, *fmaps[:-1]]
-        self.down = nn.ModuleList(ConvPass(a, b, *convs) for a, b in zip(entering, fmaps, strict=True))
-        self.up = nn.ModuleList(
-            Upsample(fmaps[level + 1], fmaps[level], factor) for level, factor in enumerate(self.factors)
+        self.down = nn.ModuleList(
+            ConvPass(a, b, spec.kernels_before(level)) for level, (a, b) in enumerate(zip(entering, fmaps, strict=True))
         )
-        self.merge = nn.ModuleList(ConvPass(2 * f, f, *convs) for f in fmaps[:-1])
-        self.heads = nn.ModuleDict({name: nn.Conv3d(fmaps[0], channels, 1) for name, channels in outputs.items()})
+        self.up = nn.ModuleList(_upsampling(spec, level) for level in levels)
+        self.merge = nn.ModuleList(
+            ConvPass(fmaps[level] + spec.upsampled_fmaps(level), spec.fmaps_after(level), spec.kernels_after(level))
+            for level in levels
+        )
+        last = spec.fmaps_after(0)
+        self.heads = nn.ModuleDict({name: nn.Conv3d(last, channels, 1) for name, channels in outputs.items()})
         self.apply(_initialise)
 
     def features(self, x: Tensor, level: int = 0) -> Tensor:
@@ -95,9 +115,25 @@ def crop_centre(x: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     return x[..., slices[0], slices[1], slices[2]]
 
 
+def repeat_voxels(x: Tensor, factor: Vox3) -> Tensor:
+    """(n, c, z, y, x) -> (n, c, z*fz, y*fy, x*fx): every voxel a block of its own value; bits are kept."""
+    for axis, times in zip((2, 3, 4), factor, strict=True):
+        x = x if times == 1 else x.repeat_interleave(times, dim=axis)
+    return x
+
+
 def count_parameters(network: nn.Module) -> int:
     """Number of trainable values."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def _upsampling(spec: UNetSpec, level: int) -> nn.Module:
+    """From level + 1 to level."""
+    z, y, x = spec.downsample_factors[level]
+    if spec.upsampling == "repeat":
+        return Repeat((z, y, x))
+    channels = spec.fmaps_of(level + 1), spec.upsampled_fmaps(level)
+    return Upsample(*channels, (z, y, x), relu=spec.upsampling == "reduce")
 
 
 def _initialise(module: nn.Module) -> None:
@@ -105,7 +141,7 @@ def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv3d | nn.ConvTranspose3d):
         fan_in = module.in_channels
         if isinstance(module, nn.Conv3d):
-            fan_in *= int(torch.tensor(module.kernel_size).prod())
+            fan_in *= math.prod(module.kernel_size)
         nn.init.normal_(module.weight, std=(2.0 / fan_in) ** 0.5)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -2,7 +2,7 @@
 
 Order of a commit (a block is done only after the last step, and every step can be repeated):
     0. nothing, if the coordinator that ordered it is gone, or another attempt has finished the block
-    1. arrays: whole chunks written, read back, compared
+    1. arrays: whole chunks written, read back, compared, made durable
     2. rows of the block (graph, overlaps), replaced as one file per collection
     3. the done mark with the checksums
 """
@@ -162,4 +162,5 @@ def _write_checked(volume: Volume, block: Block, values: npt.NDArray[Any]) -> st
     checksum = hash_of_array(values)
     if hash_of_array(volume.read(block.write)) != checksum:
         raise StorageFailure("what was read back is not what was written", where=f"{volume.where} {block}")
+    volume.make_durable(block.write)
     return checksum

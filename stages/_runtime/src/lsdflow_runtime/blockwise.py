@@ -26,13 +26,13 @@ from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.daisy_runner import current_fence, current_round, lead_with_daisy, run_with_daisy, take_blocks
 from lsdflow_runtime.lease import Fence
+from lsdflow_runtime.overdue import UnderWay, overdue_noted
+from lsdflow_runtime.packed_marks import PACK_BLOCKS
 from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
 # Times that a block may fail by itself; workers that are lost (HAND_OUTS of daisy_runner) do not count.
 ATTEMPTS = 3
-# The part of its time-out after which a block that is still at work is noted as failed.
-NOTED_BEFORE_TIMEOUT = 0.9
 # A process that ends in the middle of a block can leave no word about it.
 LOST = "no worker came back from it: it crashed, ran out of memory, or its machine was lost"
 # How often the done marks are counted: often for workers of this machine, seldom on shared storage.
@@ -57,19 +57,25 @@ def run_blocks(task: BlockTask, options: RunOptions) -> int:
     The stage's manifest goes first: it stands for finished work only.
     """
     task.create_outputs(options.replace)
+    # The fence of now: one that is read later may be that of a successor.
+    fence, manifest = task.fence, task.experiment.layout.manifest(task.stage)
     done = task.marks.done()
     pending = [n for n in range(len(task.plan)) if n not in done]
     if pending:
-        task.experiment.layout.manifest(task.stage).unlink(missing_ok=True)
-        _run_blocks(task, pending)
+        manifest.unlink(missing_ok=True)
+        _run_blocks(task, pending, fence)
+    if not manifest.exists():
+        task.marks.pack(len(task.plan), fence, all_of_them=True)
     require_all_done(task, unexplained=LOST)
     return len(pending)
 
 
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
-    with _block_runner(task, current_fence(task)) as do_block:
-        take_blocks(lambda number: _attempt_in_turn(task, do_block, number, current_round()))
+    limit_s = task.experiment.compute.block_timeout_s
+    with _block_runner(task, current_fence(task)) as do_block, overdue_noted(task.marks, limit_s) as under_way:
+        round_ = current_round()
+        take_blocks(lambda number: _attempt_in_turn(task, do_block, number, round_, under_way))
 
 
 def plan_task(task: BlockTask) -> dict[str, Any]:
@@ -102,17 +108,19 @@ def status_task(task: BlockTask) -> dict[str, Any]:
     }
 
 
-def _run_blocks(task: BlockTask, pending: list[int]) -> None:
+def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
     total = len(task.plan)
     with Progress(task.stage, total=total, unit=task.unit, already=total - len(pending)) as progress:
         if task.experiment.compute.runner == "serial":
-            with _block_runner(task, task.fence) as do_block:
-                for number in pending:
+            with _block_runner(task, fence) as do_block:
+                for count, number in enumerate(pending, 1):
                     _attempt(task, do_block, number, attempts=ATTEMPTS)
                     progress.advance()
+                    if count % PACK_BLOCKS == 0:
+                        task.marks.pack(total, fence)
         else:
             serve = lead_with_daisy if task.experiment.compute.runner == "cluster" else run_with_daisy
-            with _watched(task, progress, total - len(pending)):
+            with _watched(task, progress, total - len(pending), fence):
                 serve(task, pending)
 
 
@@ -134,7 +142,9 @@ def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunctio
     commit_block(task, opened, block, output, time.monotonic() - started, fence)
 
 
-def _attempt_in_turn(task: BlockTask, do_block: Callable[[int], None], number: int, round_: str) -> bool:
+def _attempt_in_turn(
+    task: BlockTask, do_block: Callable[[int], None], number: int, round_: str, under_way: list[UnderWay]
+) -> bool:
     """Do a block once, unless workers of this round have failed at it ATTEMPTS times: then it goes back undone.
 
     The coordinator hands a block out more often than that, since a lost worker is no fault of the block.
@@ -147,23 +157,11 @@ def _attempt_in_turn(task: BlockTask, do_block: Callable[[int], None], number: i
     if spent >= ATTEMPTS:
         return False
     known = {"round": round_, "attempts": spent + 1}
-    with _noted_if_too_long(task, number, known):
-        return _attempt(task, do_block, number, attempts=1, known=known)
-
-
-@contextmanager
-def _noted_if_too_long(task: BlockTask, number: int, known: Mapping[str, Any]) -> Iterator[None]:
-    """Note shortly before its time-out that a block takes too long: then daisy ends this process, without a word."""
-    limit = task.experiment.compute.block_timeout_s
-    what = f"took longer than {limit:g} s (compute.block_timeout_s)"
-    record = {"error": "Timeout", "exit_code": 70, "what": what, **known}
-    timer = threading.Timer(NOTED_BEFORE_TIMEOUT * limit, task.marks.mark_failed, (number, record))
-    timer.daemon = True
-    timer.start()
+    under_way.append(UnderWay(number, known))
     try:
-        yield
+        return _attempt(task, do_block, number, attempts=1, known=known)
     finally:
-        timer.cancel()
+        under_way.clear()
 
 
 def _attempt(
@@ -200,17 +198,21 @@ def _attempt(
 
 
 @contextmanager
-def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None]:
-    """Show progress from the done marks while workers of other processes make them."""
+def _watched(task: BlockTask, progress: Progress, already: int, fence: Fence) -> Iterator[None]:
+    """Show progress from the done marks while workers of other processes make them, and pack what is done."""
     stop = threading.Event()
 
+    def look(seen: int) -> int:
+        now = task.marks.count_done()
+        progress.advance(now - seen)
+        return now
+
     def watch() -> None:
-        seen = already
+        seen, packing = already, True
         while not stop.wait(POLL_SECONDS[task.experiment.compute.runner]):
-            now = len(task.marks.done())
-            progress.advance(now - seen)
-            seen = now
-        progress.advance(len(task.marks.done()) - seen)
+            seen = look(seen)
+            packing = packing and _packed(task, fence)
+        look(seen)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -219,6 +221,16 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
     finally:
         stop.set()
         thread.join()
+
+
+def _packed(task: BlockTask, fence: Fence) -> bool:
+    """Pack whole ranges of done marks; False if that cannot be done. It can wait: single marks are as good."""
+    try:
+        task.marks.pack(len(task.plan), fence)
+    except (StageError, OSError) as error:
+        LOG.warning("done marks are no longer packed while the run goes on: %s", error)
+        return False
+    return True
 
 
 def require_all_done(task: BlockTask, unexplained: str = "not done") -> None:
@@ -246,7 +258,8 @@ def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
         found = read_manifest(task.experiment.layout, task.stage)
         if found.key == task.key:
             return found
-    records = [task.marks.record(n) for n in range(len(task.plan))]
+    found_records = task.marks.records()
+    records = [found_records[n] for n in range(len(task.plan))]
     manifest = Manifest(
         writer=Writer.of(task.stage),
         key=task.key,

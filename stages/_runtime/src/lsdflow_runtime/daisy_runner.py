@@ -28,9 +28,11 @@ from lsdflow_runtime.rendezvous import (
     has_fatal,
     leave_fatal,
     leave_token,
+    leave_work,
     own_address,
     read_pending,
     read_token,
+    read_work,
 )
 from lsdflow_runtime.stopping import stopped_by_signals
 
@@ -56,6 +58,7 @@ def run_with_daisy(task: BlockTask, pending: list[int]) -> None:
         folder = Path(scratch)
         (folder / "pending.json").write_text(json.dumps(pending))
         leave_token(folder, task.fence)
+        leave_work(folder, task.key)
         os.environ[ROUND_VARIABLE] = scratch
         starter = _worker_starter(task.stage, task.experiment.path, task.experiment.overrides)
         workers = min(task.experiment.compute.workers, len(pending))
@@ -75,6 +78,7 @@ def lead_with_daisy(task: BlockTask, pending: list[int]) -> None:
     board = NoticeBoard.of(task.stage, task.experiment)
     folder = board.open_round(pending)
     leave_token(folder, task.fence)
+    leave_work(folder, task.key)
     make_key(folder)
     before, host = board.read() or Notice("starting"), own_address()
     notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides, host=host)
@@ -105,6 +109,11 @@ def take_blocks(do_block: Callable[[int], bool]) -> None:
 def current_round() -> str:
     """Name of the round that this worker process takes part in."""
     return Path(os.environ[ROUND_VARIABLE]).name
+
+
+def current_work() -> str:
+    """Key of the work that this worker process takes blocks of."""
+    return read_work(Path(os.environ[ROUND_VARIABLE]))
 
 
 def current_fence(task: BlockTask) -> Fence:

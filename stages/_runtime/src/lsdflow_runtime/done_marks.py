@@ -1,18 +1,31 @@
 """Done marks. One protocol, engines behind it; here: `files`, one JSON per block in a folder named by the work's key.
 
 store/blocks/<stage>/<key>/done/<block number>.json     checksums, counts, seconds, peak memory
+store/blocks/<stage>/<key>/packed/<range>.parquet       the same of many blocks: done marks that were packed
 store/blocks/<stage>/<key>/failed/<block number>.json   the last error of a block that is not done
+
+The worker that commits a block writes its own mark; the coordinator packs them (packed_marks). A mark that is in both
+places counts once, and the single one is believed: it is the newer. Readers look at single marks first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lsdflow_contract.files import read_json, storage_errors, write_json
+from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_contract.files import read_json, storage_errors, write_atomically, write_json
+from lsdflow_runtime.lease import Fence
+from lsdflow_runtime.packed_marks import PACK_BLOCKS, MarkPacks, in_ranges
+
+# Ranges that are packed at a time while a run goes on: 1e6 single marks of an old folder must not stop its progress.
+PACKS_AT_A_TIME = 8
 
 
 class BlockStore(Protocol):
@@ -37,8 +50,20 @@ class BlockStore(Protocol):
     def forget(self) -> None:
         """Remove all marks: what they stand for is no longer there."""
 
-    def take_back(self, number: int) -> None:
-        """Remove the mark of a block: what it stands for is broken."""
+    def take_back(self, *numbers: int) -> None:
+        """Remove marks of blocks: what they stand for is broken. Only for the holder of the lease."""
+
+    def take_back_damaged(self, blocks: int) -> set[int]:
+        """Remove marks that cannot be told apart any more; blocks (of `blocks` in all) that lost theirs so.
+
+        Only for the holder of the lease.
+        """
+
+    def pack(self, blocks: int, fence: Fence, *, all_of_them: bool = False) -> None:
+        """Keep marks in fewer files: those of whole ranges, or all of them. `blocks` is the number of blocks in all.
+
+        Only for the coordinator; Interrupted (75) if it has lost its lease.
+        """
 
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
         """Record a finished block; the last step of its commit."""
@@ -74,15 +99,17 @@ class DoneMarks:
 
     def done(self) -> set[int]:
         """Numbers of the finished blocks."""
-        return _numbers(self.folder / "done")
+        return _numbers(self.folder / "done").union(*self._packs.numbers().values())
 
     def count_done(self) -> int:
         """How many blocks are finished."""
-        return len(self.done())
+        single, packs = _numbers(self.folder / "done"), self._packs.numbers()
+        new = sum(number not in packs.get(number // PACK_BLOCKS, ()) for number in single)
+        return new + sum(map(len, packs.values()))
 
     def is_done(self, number: int) -> bool:
         """True if the block is finished."""
-        return (self.folder / "done" / f"{number}.json").exists()
+        return self._mark(number).exists() or self._packs.has(number)
 
     def forget(self) -> None:
         """Remove all marks: what they stand for is no longer there."""
@@ -90,10 +117,26 @@ class DoneMarks:
             if self.folder.exists():
                 shutil.rmtree(self.folder)
 
-    def take_back(self, number: int) -> None:
-        """Remove the mark of a block: what it stands for is broken."""
-        with storage_errors(self.folder):
-            (self.folder / "done" / f"{number}.json").unlink(missing_ok=True)
+    def take_back(self, *numbers: int) -> None:
+        """Remove marks of blocks: what they stand for is broken. Only for the holder of the lease."""
+        self._packs.take_out(numbers)
+        self._remove(numbers)
+
+    def take_back_damaged(self, blocks: int) -> set[int]:
+        """Remove packs that cannot be read; blocks (of `blocks` in all) whose marks may have been in them alone."""
+        ranges = self._packs.take_out_damaged()
+        lost = {n for r in ranges for n in range(r * PACK_BLOCKS, min((r + 1) * PACK_BLOCKS, blocks))}
+        return lost - _numbers(self.folder / "done")
+
+    def pack(self, blocks: int, fence: Fence, *, all_of_them: bool = False) -> None:
+        """Move single marks into packs: some whole ranges, or all there are."""
+        packed = 0
+        for range_, numbers in in_ranges(_numbers(self.folder / "done")).items():
+            if not all_of_them and packed >= PACKS_AT_A_TIME:
+                return
+            if all_of_them or self._is_whole(range_, numbers, blocks):
+                self._pack(range_, sorted(numbers), fence)
+                packed += 1
 
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""
@@ -101,7 +144,8 @@ class DoneMarks:
 
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
         """Record a finished block; the last step of its commit."""
-        write_json(self.folder / "done" / f"{number}.json", record)
+        content = json.dumps(record, allow_nan=False).encode()
+        write_atomically(self._mark(number), lambda file: file.write(content))
         (self.folder / "failed" / f"{number}.json").unlink(missing_ok=True)
 
     def mark_failed(self, number: int, record: dict[str, Any]) -> None:
@@ -110,15 +154,62 @@ class DoneMarks:
 
     def record(self, number: int) -> dict[str, Any]:
         """What was recorded when the block was done."""
-        return dict(read_json(self.folder / "done" / f"{number}.json"))
+        try:
+            return dict(read_json(self._mark(number)))
+        except MissingInput:
+            packed = self._packs.record(number)
+            if packed is None:
+                raise
+            return packed
 
     def records(self) -> dict[int, dict[str, Any]]:
         """What was recorded of every finished block."""
-        return {number: self.record(number) for number in sorted(self.done())}
+        single = self._single_records(_numbers(self.folder / "done"))
+        return dict(sorted({**self._packs.records(), **single}.items()))
 
     def failure(self, number: int) -> dict[str, Any]:
         """Why the block failed."""
         return dict(read_json(self.folder / "failed" / f"{number}.json"))
+
+    @property
+    def _packs(self) -> MarkPacks:
+        return MarkPacks(self.folder / "packed")
+
+    def _mark(self, number: int) -> Path:
+        return Path(f"{self.folder}/done/{number}.json")
+
+    def _single_records(self, numbers: Collection[int]) -> dict[int, dict[str, Any]]:
+        """Records of single marks, without those that were packed since they were listed."""
+        found = {}
+        for number in sorted(numbers):
+            with contextlib.suppress(MissingInput):
+                found[number] = dict(read_json(self._mark(number)))
+        return found
+
+    def _is_whole(self, range_: int, numbers: Collection[int], blocks: int) -> bool:
+        packed = self._packs.numbers_of(range_)
+        wanted = min(PACK_BLOCKS, blocks - range_ * PACK_BLOCKS)
+        return len(packed) + sum(number not in packed for number in numbers) >= wanted
+
+    def _pack(self, range_: int, numbers: Collection[int], fence: Fence) -> None:
+        """Step by step, and each asks the fence: a coordinator that slept must not put old marks before new ones.
+
+        A mark that cannot be read stays single: whoever needs its record is told, and repair takes it back.
+        """
+        fence.require()
+        records: dict[int, dict[str, Any]] = {}
+        for number in numbers:
+            with contextlib.suppress(BadData, TypeError, ValueError):
+                records |= self._single_records([number])
+        if records:
+            self._packs.add(range_, records, fence)
+            fence.require()
+            self._remove(records)
+
+    def _remove(self, numbers: Iterable[int]) -> None:
+        with storage_errors(self.folder):
+            for number in numbers:
+                self._mark(number).unlink(missing_ok=True)
 
 
 def _numbers(folder: Path) -> set[int]:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lsdflow_command.processes import has_ended
 from lsdflow_contract.errors import Interrupted, NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.manifest import JOB_VARIABLE
@@ -53,15 +55,7 @@ class Holder:
         ours = os.environ.get(JOB_VARIABLE, "").split(" ")[0]
         if ours and self.job.split(" ")[0] == ours:
             return True
-        if self.host != socket.gethostname():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        return False
+        return has_ended(self.host, self.pid)
 
 
 @dataclass(frozen=True)
@@ -100,19 +94,20 @@ def lease(folder: Path) -> Iterator[None]:
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         holder = _take(folder)
-    lost, stop = threading.Event(), threading.Event()
-    thread = threading.Thread(target=_renew, args=(folder, holder, stop, lost), daemon=True)
-    thread.start()
+    renewal = _Renewal(folder, holder)
+    renewal.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            renewal.stop()
     except BaseException as error:
         # The fence of a commit may have seen it before the thread that renews.
-        if lost.is_set() or (isinstance(error, Interrupted) and _is_lost(folder, holder)):
+        if renewal.lost or (isinstance(error, Interrupted) and _is_lost(folder, holder)):
             raise _taken(folder, _read(folder)) from error
         raise
     finally:
-        stop.set()
-        thread.join()
+        renewal.join()
         _release(folder, holder)
 
 
@@ -168,9 +163,14 @@ def _read(folder: Path) -> Holder | None:
 
 
 def _holder_in(path: Path) -> Holder:
+    return _parsed(path.read_bytes())
+
+
+@functools.lru_cache(16)
+def _parsed(content: bytes) -> Holder:
     try:
-        return Holder(**json.loads(path.read_text()))
-    except (json.JSONDecodeError, TypeError):
+        return Holder(**json.loads(content))
+    except (ValueError, TypeError):
         return Holder("", "unknown", 0, "")
 
 
@@ -183,17 +183,38 @@ def _age_s(folder: Path, own: Path) -> float:
         return 0.0
 
 
-def _renew(folder: Path, holder: Holder, stop: threading.Event, lost: threading.Event) -> None:
-    while not stop.wait(RENEWAL_SECONDS):
-        try:
-            if _read(folder) != holder:
-                lost.set()
-                # To the main thread: only there does it end a call that waits.
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+class _Renewal(threading.Thread):
+    """Renews a lease; ends the work of the main thread (SIGTERM) if the lease was taken over."""
+
+    def __init__(self, folder: Path, holder: Holder) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._holder = folder, holder
+        self._stopped, self._ending = threading.Event(), threading.Lock()
+        self.lost = False
+
+    def run(self) -> None:
+        """Until it is stopped, or the lease is lost."""
+        while not self._stopped.wait(RENEWAL_SECONDS):
+            try:
+                if _read(self._folder) != self._holder:
+                    self._tell()
+                    return
+                os.utime(self._folder / "lease")
+            except OSError as error:
+                LOG.warning("the lease could not be renewed: %s", error)
+
+    def stop(self) -> None:
+        """After this no signal comes: one that came later would hide the error that ended the work."""
+        with self._ending:
+            self._stopped.set()
+
+    def _tell(self) -> None:
+        with self._ending:
+            if self._stopped.is_set():
                 return
-            os.utime(folder / "lease")
-        except OSError as error:
-            LOG.warning("the lease could not be renewed: %s", error)
+            self.lost = True
+            # To the main thread: only there does it end a call that waits.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _release(folder: Path, holder: Holder) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from pymongo import ASCENDING, IndexModel
 
 from lsdflow_contract.errors import MissingInput
+from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.mongo_connection import Document, MongoConnection
 
 DONE = {
@@ -74,10 +75,19 @@ class MongoBlocks:
         for collection in collections:
             self._delete_all(collection)
 
-    def take_back(self, number: int) -> None:
-        """Remove the mark of a block: what it stands for is broken."""
+    def take_back(self, *numbers: int) -> None:
+        """Remove marks of blocks: what they stand for is broken."""
         for collection in [self._collection, *self._copies()]:
-            self._delete_one(collection, number)
+            for number in numbers:
+                self._delete_one(collection, number)
+
+    def take_back_damaged(self, blocks: int) -> set[int]:
+        """Nothing to do: each mark is a document of its own."""
+        del blocks
+        return set()
+
+    def pack(self, blocks: int, fence: Fence, *, all_of_them: bool = False) -> None:
+        """Nothing to do: the server keeps many marks in few files."""
 
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""

@@ -28,8 +28,8 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import BulkWriteError
 
-from lsdflow_contract.errors import BadData, NotOurs
-from lsdflow_contract.graph import FACES, NODES_COLLECTION, RagEdges, RagFaces, RagNodes, edges_collection
+from lsdflow_contract.errors import BadData, InternalError, NotOurs
+from lsdflow_contract.graph import FACES, NODES_COLLECTION, RagEdges, RagFaces, RagNodes, RegionFaces, edges_collection
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 from lsdflow_runtime.mongo_connection import Document, MongoConnection
 from lsdflow_runtime.mongo_errors import codes_of
@@ -68,6 +68,8 @@ class MongoRagStore:
 
     def write_edges(self, key: str, merge_function: str, block: int, edges: RagEdges) -> None:
         """Replace the edges of a block for a merge function; NaN scores become null."""
+        if isinstance(edges, RegionFaces):
+            raise InternalError("faces of super-blocks are kept in files", where=edges_collection(merge_function))
         if isinstance(edges, RagFaces):
             documents = _documents(key, block, FACE_FIELDS, _face_columns(edges), {"agglomerated": False})
             self._replace(edges_collection(merge_function), key, block, documents, checksum_of_edges(edges))

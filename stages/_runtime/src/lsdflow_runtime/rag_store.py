@@ -3,6 +3,8 @@
     store/nodes/<key>/<block>.parquet                    id, center_z, center_y, center_x, size
     store/edges_<merge_function>/<key>/<block>.parquet   u, v, merge_score (null = never merged)
     store/edges_faces/<key>/<block>.parquet              u, v, affinity, count: faces that are not scored yet
+    store/edges_left_<merge_function>/<key>/...          the same with origin_u, origin_v: what is left of super-blocks
+    store/edges_settled_<merge_function>_<part>/<key>/...  u, v, merge_score: what a super-block tells each of its parts
     store/overlaps_<region>/<key>/<block>.parquet        fragment, truth, size: what evaluate counts beside the graph
 
 `key` names the work that made the rows, so rows of other parameters are never mixed in. A block's rows are replaced as
@@ -25,7 +27,7 @@ import pyarrow.parquet as pq
 
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import storage_errors, write_atomically
-from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagFaces, RagNodes, edges_collection
+from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagFaces, RagNodes, RegionFaces, edges_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 
@@ -88,6 +90,8 @@ class FilesRagStore:
         values: dict[str, Any] = {"merge_score": pa.array(edges.merge_score, from_pandas=True)}
         if isinstance(edges, RagFaces):
             values = {"affinity": edges.affinity, "count": edges.count}
+        if isinstance(edges, RegionFaces):
+            values |= {"origin_u": edges.origin_u, "origin_v": edges.origin_v}
         table = pa.table({"u": edges.u, "v": edges.v, **values})
         path = self._folder(edges_collection(merge_function), key) / f"{block}.parquet"
         _write(path, table, checksum_of_edges(edges))
@@ -144,6 +148,8 @@ def checksum_of_nodes(nodes: RagNodes) -> str:
 
 def checksum_of_edges(edges: RagEdges) -> str:
     """Hash of the rows of edges or faces, in their order; every NaN counts as the same."""
+    if isinstance(edges, RegionFaces):
+        return _checksum(edges.u, edges.v, edges.affinity, edges.count, edges.origin_u, edges.origin_v)
     if isinstance(edges, RagFaces):
         return _checksum(edges.u, edges.v, edges.affinity, edges.count)
     score = np.where(np.isnan(edges.merge_score), np.float32(np.nan), edges.merge_score)
@@ -191,6 +197,10 @@ def _read_edges(path: Path) -> RagEdges:
         u, v = table["u"].to_numpy(), table["v"].to_numpy()
         if "affinity" in table.column_names:
             faces = RagFaces.of(u, v, table["affinity"].to_numpy(), table["count"].to_numpy())
+            if "origin_u" in table.column_names:
+                faces = RegionFaces(
+                    **vars(faces), **{name: table[name].to_numpy() for name in ("origin_u", "origin_v")}
+                )
             return faces, checksum_of_edges(faces)
         edges = RagEdges(u, v, table["merge_score"].to_numpy().astype(np.float32))
         return edges, checksum_of_edges(edges)

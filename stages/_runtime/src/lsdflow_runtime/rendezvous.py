@@ -2,6 +2,7 @@
 
 runs/<stage>/join.json                       the notice: state, address, round
 runs/<stage>/rounds/<round>/pending.json     the blocks of the round
+runs/<stage>/rounds/<round>/work             the key of the work: a stage may have several passes
 runs/<stage>/rounds/<round>/token            the lease under which the round was opened
 runs/<stage>/rounds/<round>/key              opens the gate to the coordinator (gate.py), while blocks are handed out
 runs/<stage>/rounds/<round>/fatal.json       an error that concerns every block, left by the worker that met it
@@ -179,6 +180,16 @@ def leave_token(folder: Path, fence: Fence) -> None:
 def read_token(folder: Path) -> str:
     """The lease under which a round was opened."""
     return (folder / "token").read_text()
+
+
+def leave_work(folder: Path, key: str) -> None:
+    """Note the key of the work that the blocks of the round belong to."""
+    (folder / "work").write_text(key)
+
+
+def read_work(folder: Path) -> str:
+    """The key of the work of a round."""
+    return (folder / "work").read_text()
 
 
 def leave_fatal(folder: Path, error: StageError) -> None:

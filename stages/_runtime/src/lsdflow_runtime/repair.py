@@ -1,8 +1,9 @@
 """repair: make again exactly what is broken.
 
-1. every done mark is compared with what it stands for: arrays and rows, of all blocks
-2. the marks of blocks that differ are taken back, and so are marks that cannot be read
-3. the stage's own run does these blocks again; block functions are pure, so the bits are those from before the damage
+1. packs of done marks that cannot be read are removed: the marks in them are lost
+2. every done mark is compared with what it stands for: arrays and rows, of all blocks
+3. the marks of blocks that differ are taken back, and so are marks that cannot be read
+4. the stage's own run does these blocks again; block functions are pure, so the bits are those from before the damage
 
 What later stages made of undamaged data stays valid: the identity of the result does not change.
 """
@@ -27,10 +28,13 @@ def take_back_broken(task: BlockTask) -> dict[str, Any]:
     Raises NotOurs (73) for outputs of other work, before anything is changed.
     """
     task.create_outputs(replace=False)
-    broken = _broken(task, sorted(task.marks.done()))
+    lost = task.marks.take_back_damaged(len(task.plan))
+    broken = {number: ["lost done mark: the pack that held it is damaged"] for number in sorted(lost)}
+    different = _broken(task, sorted(task.marks.done()))
+    task.marks.take_back(*different)
+    broken |= different
     for number, parts in broken.items():
         LOG.warning("%s is made again: %s", task.plan.block(number), "; ".join(parts))
-        task.marks.take_back(number)
     listed = {str(number): "; ".join(parts) for number, parts in list(broken.items())[:LISTED]}
     return {"blocks": len(task.plan), "broken": len(broken), "parts": listed}
 

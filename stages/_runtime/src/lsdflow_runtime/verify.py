@@ -59,7 +59,7 @@ def damaged_parts(task: BlockTask, record: Mapping[str, Any], block: Block, open
 
 def _records(task: BlockTask) -> dict[int, dict[str, Any]]:
     require_all_done(task)
-    return {n: task.marks.record(n) for n in range(len(task.plan))}
+    return task.marks.records()
 
 
 def _require_identity(task: BlockTask, manifest: Manifest, records: Mapping[int, Mapping[str, Any]]) -> None:

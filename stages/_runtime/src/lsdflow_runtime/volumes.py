@@ -7,9 +7,11 @@ never zeros. Values carry a checksum (zstd), so a flipped bit is an error as wel
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -25,6 +27,7 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
+from lsdflow_runtime.chunk_files import ChunkFiles, make_durable
 from lsdflow_runtime.formats.folders import folder_of
 
 Outside = Literal["error", "zero", "mirror"]
@@ -78,7 +81,15 @@ class Volume:
         """Write `values` to `box`, which must cover whole chunks (or end at the array's end)."""
         self._require_whole_chunks(box)
         with storage_errors(Path(self.where)):
-            self.array[(..., *box.slices(self.box.begin_vox))] = values
+            if self._files is None:
+                self.array[self._index(box)] = values
+            else:
+                self._files.write(self._index(box), values)
+
+    def make_durable(self, box: Box) -> None:
+        """Let what was written to `box` outlive a loss of power."""
+        with storage_errors(Path(self.where)):
+            make_durable(Path(self.where), self._chunk_files(box))
 
     @property
     def chunk_shape_vox(self) -> Vox3:
@@ -86,11 +97,20 @@ class Volume:
         z, y, x = (self.array.shards or self.array.chunks)[-3:]
         return int(z), int(y), int(x)
 
+    @cached_property
+    def _files(self) -> ChunkFiles | None:
+        return ChunkFiles.of(Path(self.where), self.array) if self.provenance else None
+
+    def _index(self, box: Box) -> tuple[slice, ...]:
+        return (*(slice(0, n) for n in self.array.shape[:-3]), *box.slices(self.box.begin_vox))
+
     def _read_inside(self, box: Box) -> npt.NDArray[Any]:
         if self.provenance:
             self._require_chunks(box)
         try:
-            return np.asarray(self.array[(..., *box.slices(self.box.begin_vox))])
+            if self._files is None:
+                return np.asarray(self.array[self._index(box)])
+            return self._files.read(self._index(box))
         except (RuntimeError, ValueError, OSError) as error:
             raise BadData(
                 "a chunk cannot be read",
@@ -113,7 +133,17 @@ class Volume:
         return values[..., z[:, None, None], y[None, :, None], x[None, None, :]]
 
     def _require_chunks(self, box: Box) -> None:
-        root = Path(self.where)
+        for file in self._chunk_files(box):
+            if not file.exists():
+                raise BadData(
+                    "a chunk that should exist does not",
+                    where=file,
+                    wanted=f"the values of {box}",
+                    found="no file",
+                    hint="the data is lost or was never made: run repair of the stage that writes it",
+                )
+
+    def _chunk_files(self, box: Box) -> Iterator[Path]:
         local = box.translate(cast(Vox3, tuple(-b for b in self.box.begin_vox)))
         ranges = [
             range(b // c, -(-e // c))
@@ -121,15 +151,7 @@ class Volume:
         ]
         leading = (0,) * (self.array.ndim - 3)
         for index in itertools.product(*ranges):
-            key = self.array.metadata.encode_chunk_key((*leading, *index))
-            if not (root / key).exists():
-                raise BadData(
-                    "a chunk that should exist does not",
-                    where=root / key,
-                    wanted=f"the values of {box}",
-                    found="no file",
-                    hint="the data is lost or was never made: run repair of the stage that writes it",
-                )
+            yield Path(self.where) / self.array.metadata.encode_chunk_key((*leading, *index))
 
     def _require_whole_chunks(self, box: Box) -> None:
         local = box.translate(cast(Vox3, tuple(-b for b in self.box.begin_vox)))
@@ -248,8 +270,9 @@ def _zstd_level(dtype: np.dtype[Any]) -> int:
 
 
 def _inner_chunk(length_vox: int) -> int:
-    """Largest divisor of the shard's edge that is not above INNER_CHUNK_VOX."""
-    return max(d for d in range(1, min(length_vox, INNER_CHUNK_VOX) + 1) if length_vox % d == 0)
+    """The divisor of the shard's edge that is nearest to INNER_CHUNK_VOX, as a ratio."""
+    divisors = (d for d in range(1, length_vox + 1) if length_vox % d == 0)
+    return min(divisors, key=lambda d: abs(math.log(d / INNER_CHUNK_VOX)))
 
 
 def _mirrored(index: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:

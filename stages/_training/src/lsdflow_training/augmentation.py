@@ -10,6 +10,7 @@ import random  # gunpowder draws from it, so the seed of a batch reaches it
 
 import augment  # type: ignore[import-untyped]
 import gunpowder as gp
+import numpy as np
 
 from lsdflow_contract.geometry import Vox3
 from lsdflow_training.deformation import Field, gather_linear, gather_nearest, upsample_field
@@ -21,8 +22,17 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
 
     def _ElasticAugment__create_transformation(self, shape: Vox3) -> Field:  # noqa: N802  (replaces a private method)
         """The field of one patch, as in gunpowder, upsampled by our loop."""
-        random.random()  # noqa: S311  (gunpowder draws a scale here; ours is always 1, the sequence of random numbers stays)
         shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+        field = self.draw_coarse_field(shape)
+        if self.subsample > 1:
+            field = upsample_field(field, shape)
+        if self.prob_slip + self.prob_shift > 0:
+            self._ElasticAugment__misalign(field)
+        return field
+
+    def draw_coarse_field(self, shape: Vox3) -> Field:
+        """Jitter and rotation of a patch of this shape, drawn as gunpowder draws them; every `subsample`-th voxel."""
+        random.random()  # noqa: S311  (gunpowder draws a scale here; ours is always 1, the sequence of random numbers stays)
         field: Field = augment.create_identity_transformation(shape, subsample=self.subsample)
         if sum(self.jitter_sigma) > 0:
             field += augment.create_elastic_transformation(
@@ -31,11 +41,15 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
         rotation = random.random() * self.rotation_max_amount + self.rotation_start  # noqa: S311
         if rotation != 0:
             field += augment.create_rotation_transformation(shape, rotation, subsample=self.subsample)
-        if self.subsample > 1:
-            field = upsample_field(field, shape)
-        if self.prob_slip + self.prob_shift > 0:
-            self._ElasticAugment__misalign(field)
         return field
+
+    def draw_section_shifts(self, sections: int) -> Field | None:
+        """Slips and shifts of sections, (sections, 2) voxels y, x, drawn as gunpowder draws them; None: never any."""
+        if self.prob_slip + self.prob_shift == 0:
+            return None
+        column = np.zeros((3, sections, 1, 1), np.float32)
+        self._ElasticAugment__misalign(column)
+        return np.ascontiguousarray(column[1:, :, 0, 0].T)
 
     def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
         """Deform every 3-D array of the batch in place; arrays that can be interpolated linearly, others nearest."""

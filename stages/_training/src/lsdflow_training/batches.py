@@ -26,10 +26,10 @@ def batch_seed(seed: int, number: int) -> int:
 
 
 class NumberedPreCache(gp.BatchFilter):  # type: ignore[misc]
-    """Batches first, first + 1, ..., made ahead of time by processes: cache_size in all, at least one each."""
+    """Batches first, first + stride, ..., made ahead of time by processes: cache_size in all, at least one each."""
 
-    def __init__(self, seed: int, first: int, cache_size: int, num_workers: int) -> None:
-        self.seed, self.first = seed, first
+    def __init__(self, seed: int, first: int, cache_size: int, num_workers: int, stride: int = 1) -> None:
+        self.seed, self.first, self.stride = seed, first, stride
         self.cache_size, self.num_workers = cache_size, num_workers
         self.request: gp.BatchRequest | None = None
         self.workers: list[BatchWorker] = []
@@ -48,7 +48,8 @@ class NumberedPreCache(gp.BatchFilter):  # type: ignore[misc]
         if self.request is None:
             self.request, count = request.copy(), self.num_workers
             ahead = self.cache_size // count
-            self.workers = [BatchWorker(self._make, self.first + w, count, ahead) for w in range(count)]
+            begins = [self.first + w * self.stride for w in range(count)]
+            self.workers = [BatchWorker(self._make, begin, count * self.stride, ahead) for begin in begins]
             self.turns = itertools.cycle(self.workers)
         if request != self.request:
             raise InternalError("batches made ahead of time are all of one kind", found=request)
@@ -95,26 +96,26 @@ def batch_stream(
     first: int,
     num_workers: int,
     cache_size: int,
+    stride: int = 1,
     times: NodeTimes | None = None,
 ) -> Iterator[Iterator[gp.Batch]]:
-    """Batches first, first + 1, ... of the pipeline; num_workers = 0 makes them in this process, in order.
+    """Batches first, first + stride, ... of the pipeline; num_workers = 0 makes them in this process, in order.
 
     times: collects how long each node took.
     """
     if num_workers > 0:
-        pipeline = pipeline + NumberedPreCache(seed, first, cache_size, num_workers)
+        pipeline = pipeline + NumberedPreCache(seed, first, cache_size, num_workers, stride)
+    numbers = itertools.count(first, stride)
     with gp.build(pipeline):
-        yield _numbered(pipeline, request, seed, first, times)
+        yield _numbered(pipeline, request, seed, numbers, times)
 
 
 def _numbered(
-    pipeline: gp.Pipeline, request: gp.BatchRequest, seed: int, first: int, times: NodeTimes | None
+    pipeline: gp.Pipeline, request: gp.BatchRequest, seed: int, numbers: Iterator[int], times: NodeTimes | None
 ) -> Iterator[gp.Batch]:
-    number = first
-    while True:
+    for number in numbers:
         with plain_errors(number):
             batch = pipeline.request_batch(seeded(request, batch_seed(seed, number)))
         if times is not None:
             times.add(batch.profiling_stats)
         yield batch
-        number += 1

@@ -1,4 +1,8 @@
-"""best.json: which checkpoint the next stage uses. A damaged one is never chosen."""
+"""best.json: which checkpoint the next stage uses. A damaged one is never chosen.
+
+A training chooses by validation loss. What `lsdflow check-checkpoints` chose by VOI says more, and stands as long as
+its checkpoint does, also when the training goes on: newer checkpoints compete when they have been checked as well.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from lsdflow_contract.checkpoint import (
     Bundle,
     bundle_folder,
     bundle_iterations,
+    read_best,
     read_bundle,
     write_best,
 )
@@ -21,7 +26,10 @@ LOG = logging.getLogger("lsdflow.training")
 
 
 def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
-    """Write best.json: the checkpoint with the lowest validation loss; the newest where none was validated."""
+    """Write best.json: the checkpoint with the lowest validation loss; the newest where none was validated.
+
+    A choice by VOI is left as it is. Raises MissingInput (66) if no checkpoint of this training is whole.
+    """
     checkpoints = folder / "checkpoints"
     bundles = [b for b in _readable(checkpoints) if b.training_key == training_key]
     chosen = next((b for b in sorted(bundles, key=_rank) if _has_its_weights(checkpoints, b)), None)
@@ -30,7 +38,30 @@ def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
     best = BestCheckpoint(
         iteration=chosen.iteration, weights_sha256=chosen.weights_sha256, validation_loss=chosen.validation_loss
     )
+    # Looked at last: check-checkpoints may write while weights are read.
+    by_voi = _chosen_by_voi(folder, bundles)
+    if by_voi is not None:
+        return by_voi
     write_best(folder / "best.json", best)
+    return best
+
+
+def _chosen_by_voi(folder: Path, bundles: list[Bundle]) -> BestCheckpoint | None:
+    """The choice by VOI, if there is one and its checkpoint is whole and of this training."""
+    try:
+        best = read_best(folder / "best.json")
+    except (BadData, MissingInput):
+        return None
+    if best.chosen_by != "voi":
+        return None
+    own = [b for b in bundles if (b.iteration, b.weights_sha256) == (best.iteration, best.weights_sha256)]
+    if not own or not _has_its_weights(folder / "checkpoints", own[0]):
+        LOG.warning(
+            "the checkpoint that was chosen by VOI (iteration %d) is gone: chosen by loss again", best.iteration
+        )
+        return None
+    if max(b.iteration for b in bundles) > best.iteration:
+        LOG.info("best.json stays at iteration %d, chosen by VOI (lsdflow check-checkpoints)", best.iteration)
     return best
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import shutil
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from lsdflow_contract.checkpoint import (
     BUNDLE_JSON,
     DESCRIPTION_HASH,
     RESUME,
+    BestCheckpoint,
     Bundle,
     bundle_folder,
     hash_of_description,
@@ -27,6 +29,9 @@ from lsdflow_contract.checkpoint import (
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
 from lsdflow_network.bundle import load_bundle, save_bundle
+from lsdflow_training.averaged_weights import AveragedWeights
+from lsdflow_training.best import choose_best
+from lsdflow_training.sharding import share_optimizer, shares_of
 from lsdflow_training.training_state import TrainingState, read_state, state_to_bytes
 
 LOG = logging.getLogger("lsdflow.training")
@@ -41,14 +46,27 @@ class Resumed:
     state: TrainingState
 
 
-def save_checkpoint(checkpoints: Path, bundle: Bundle, network: nn.Module, state: TrainingState) -> Bundle:
+def save_checkpoint(checkpoints: Path, bundle: Bundle, weights: Mapping[str, Tensor], state: TrainingState) -> Bundle:
     """Write the bundle of an iteration with its resume.pt; returns it with the sha256 of its weights."""
     sha256 = hash_of_description(json.loads(bundle.model_dump_json()))
     files = {
         RESUME: state_to_bytes(replace(state, description_sha256=sha256)),
         DESCRIPTION_HASH: f"{sha256}\n".encode(),
     }
-    return save_bundle(checkpoints, bundle, network.state_dict(), files)
+    return save_bundle(checkpoints, bundle, weights, files)
+
+
+def read_checkpoint(checkpoints: Path, iteration: int) -> Resumed:
+    """The checkpoint of an iteration. BadData or MissingInput if it is damaged or absent."""
+    folder = bundle_folder(checkpoints, iteration)
+    state = read_state(folder / RESUME)
+    description = read_json(folder / BUNDLE_JSON)
+    if state.description_sha256 and state.description_sha256 != hash_of_description(description):
+        raise BadData("the description of the checkpoint is damaged or was changed", where=folder / BUNDLE_JSON)
+    bundle, weights = load_bundle(folder)
+    if bundle.iteration != iteration:
+        raise BadData("the checkpoint is of another iteration", where=folder / BUNDLE_JSON, found=bundle.iteration)
+    return Resumed(bundle, weights, state)
 
 
 def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
@@ -59,7 +77,7 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
     damaged: list[str] = []
     for iteration in reversed(_iterations(checkpoints)):
         try:
-            resumed = _read(checkpoints, iteration)
+            resumed = read_checkpoint(checkpoints, iteration)
         except (BadData, MissingInput) as error:
             LOG.warning("checkpoint %s cannot be used, going back to an older one: %s", error.where, error.what)
             damaged.append(f"{error.where}: {error.what}")
@@ -81,6 +99,13 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
             hint="put a copy of one of them back, or run with --replace to train anew",
         )
     return None
+
+
+def keep_best(folder: Path, training_key: str, keep: int) -> BestCheckpoint:
+    """Write best.json of a training's folder; delete all others but the newest `keep` checkpoints (0: none)."""
+    best = choose_best(folder, training_key)
+    remove_old(folder / "checkpoints", keep, {best.iteration})
+    return best
 
 
 def remove_old(checkpoints: Path, keep: int, protected: set[int]) -> None:
@@ -106,11 +131,17 @@ def remove_partial(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
-def restore(resumed: Resumed, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put weights, optimizer and random state back. BadData if they do not fit the network."""
+def restore(
+    resumed: Resumed, network: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedWeights | None = None
+) -> None:
+    """Put weights (and their average), optimizer and random state back. BadData if they do not fit the network."""
     try:
-        network.load_state_dict(resumed.weights)
+        network.load_state_dict(shares_of(resumed.weights, network))
+        if average is not None:
+            average.begin()
+            network.load_state_dict(shares_of(resumed.state.weights, network))
         optimizer.load_state_dict(resumed.state.optimizer)
+        share_optimizer(optimizer)
         torch.set_rng_state(resumed.state.torch_rng)
     except (RuntimeError, ValueError, KeyError) as error:
         raise BadData("the checkpoint does not fit the network", found=error) from error
@@ -121,15 +152,3 @@ def _iterations(checkpoints: Path) -> list[int]:
     if not checkpoints.is_dir():
         return []
     return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())
-
-
-def _read(checkpoints: Path, iteration: int) -> Resumed:
-    folder = bundle_folder(checkpoints, iteration)
-    state = read_state(folder / RESUME)
-    description = read_json(folder / BUNDLE_JSON)
-    if state.description_sha256 and state.description_sha256 != hash_of_description(description):
-        raise BadData("the description of the checkpoint is damaged or was changed", where=folder / BUNDLE_JSON)
-    bundle, weights = load_bundle(folder)
-    if bundle.iteration != iteration:
-        raise BadData("the checkpoint is of another iteration", where=folder / BUNDLE_JSON, found=bundle.iteration)
-    return Resumed(bundle, weights, state)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from lsdflow_contract.files import storage_errors, write_atomically
@@ -52,12 +53,33 @@ class Curves:
             self._rows.writerow([iteration, "", "", "", f"{value:.6g}"])
         self._board.add_scalar("validation_loss", value, iteration)
 
+    def add_pictures(self, iteration: int, pictures: Mapping[str, np.ndarray]) -> None:
+        """Pictures (y, x, 3) uint8 by name, for TensorBoard alone."""
+        for name, picture in pictures.items():
+            self._board.add_image(name, picture, iteration, dataformats="HWC")
+
     def flush(self) -> None:
         """Make what was added so far durable."""
         with storage_errors(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
         self._board.flush()
+
+
+def read_curves(folder: Path, last_iteration: int) -> tuple[dict[int, float], dict[int, float]]:
+    """Validation losses and training losses by iteration, up to one; empty where there are none."""
+    validations: dict[int, float] = {}
+    losses: dict[int, float] = {}
+    path = folder / "loss.csv"
+    if path.exists():
+        with storage_errors(path), path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                iteration = int(row["iteration"])
+                if iteration <= last_iteration and row["validation_loss"]:
+                    validations[iteration] = float(row["validation_loss"])
+                elif iteration <= last_iteration and row["loss"]:
+                    losses[iteration] = float(row["loss"])
+    return validations, losses
 
 
 def _truncate(path: Path, last_iteration: int) -> None:

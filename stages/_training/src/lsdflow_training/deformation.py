@@ -18,9 +18,20 @@ Positions = npt.NDArray[np.float32]
 
 def upsample_field(coarse: Field, shape_vox: Vox3) -> Field:
     """Linear upsampling of (3, a, b, c) to (3, *shape_vox); first and last points stay at the edges. float32."""
-    fine = np.empty((3, *shape_vox), np.float32)
+    at_z, at_y, at_x = upsampled_positions(coarse, shape_vox)
+    return field_at(coarse, at_z, at_y, at_x)
+
+
+def upsampled_positions(coarse: Field, shape_vox: Vox3) -> tuple[Positions, Positions, Positions]:
+    """Where the voxels of (3, *shape_vox) lie in the coarse field, along z, y, x."""
     sizes = zip(coarse.shape[1:], shape_vox, strict=True)
-    at_z, at_y, at_x = (np.linspace(0, n - 1, m).astype(np.float32) for n, m in sizes)
+    z, y, x = (np.linspace(0, n - 1, m).astype(np.float32) for n, m in sizes)
+    return z, y, x
+
+
+def field_at(coarse: Field, at_z: Positions, at_y: Positions, at_x: Positions) -> Field:
+    """Linear interpolation of the coarse field at a grid of positions: (3, z, y, x), float32."""
+    fine = np.empty((3, at_z.size, at_y.size, at_x.size), np.float32)
     _upsample(np.ascontiguousarray(coarse, dtype=np.float32), at_z, at_y, at_x, fine)
     return fine
 

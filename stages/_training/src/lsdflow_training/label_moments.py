@@ -54,7 +54,7 @@ def kernels(sigma_vox: float, truncate: float = 3.0) -> Floats:
 
     g is scipy's truncated Gaussian: it sums to 1 after truncation.
     """
-    return _weights(sigma_vox, truncate).astype(np.float32)
+    return gaussian_weights(sigma_vox, truncate).astype(np.float32)
 
 
 def running_sums(sigma_vox: float, truncate: float = 3.0) -> Doubles:
@@ -62,13 +62,14 @@ def running_sums(sigma_vox: float, truncate: float = 3.0) -> Doubles:
 
     Entry [k, r + TILE - t] is the sum of kernel k over all d < t; constant beyond the kernel.
     """
-    weights = _weights(sigma_vox, truncate)
+    weights = gaussian_weights(sigma_vox, truncate)
     padded = np.pad(weights, ((0, 0), (TILE, TILE - 1)))
     sums = np.concatenate([np.zeros((3, 1)), np.cumsum(padded, axis=1)], axis=1)
     return np.ascontiguousarray(sums[:, ::-1])
 
 
-def _weights(sigma_vox: float, truncate: float) -> Doubles:
+def gaussian_weights(sigma_vox: float, truncate: float = 3.0) -> Doubles:
+    """The kernels g, g d and g d^2 in double precision; see `kernels`."""
     radius = int(truncate * sigma_vox + 0.5)
     d = np.arange(-radius, radius + 1, dtype=np.float64)
     gauss = np.exp(-0.5 * (d / sigma_vox) ** 2)

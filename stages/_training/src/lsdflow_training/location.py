@@ -1,52 +1,169 @@
-"""Random places for patches: RandomLocation that judges the patch itself, and gives up with a message.
+"""Random places for patches: RandomLocation that judges the patch itself, finds rare places, and knows when none is.
 
 gunpowder's own compares the mask with the region requested at this point of the pipeline, which augmentation and
 shape descriptors have made up to eight times the patch; in a small volume no place ever qualifies, and it searches
 for ever.
+
+Places are tried at random. After MAX_TRIES for one patch all places are looked at, plane by plane, and one of those
+that qualify is drawn; none is an error. With sparse labels no place is tried: a trained voxel is drawn, and a patch
+around it.
 """
 
 from __future__ import annotations
 
 import itertools
+import random  # gunpowder draws from it, so the seed of a batch reaches it
 
 import gunpowder as gp
 import numpy as np
 import numpy.typing as npt
 
+from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Vox3
 
 MAX_TRIES = 20_000
+SECTIONS_AT_ONCE = 32
 
 
 class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
-    """A random place where at least `min_masked` of a patch of `patch_vox` is not ignored."""
+    """A random place where at least `min_masked` of a patch of `patch_vox` is not ignored.
 
-    def __init__(self, min_masked: float, mask: gp.ArrayKey, patch_vox: Vox3, name: str) -> None:
+    sparse: a place where a patch holds at least one voxel that is not ignored, found without tries; places with many
+    of them are drawn more often. Raises BadData if there is no such place.
+    """
+
+    min_masked: float
+
+    def __init__(self, min_masked: float, mask: gp.ArrayKey, patch_vox: Vox3, name: str, sparse: bool = False) -> None:
         super().__init__(min_masked=min_masked, mask=mask)
-        self.patch_vox, self.name_of_volume = patch_vox, name
-        self.tries = 0
+        self.patch_vox, self.name_of_volume, self.sparse = patch_vox, name, sparse
+        self.trained: npt.NDArray[np.integer] = np.empty((0, 3), np.int64)
+
+    def setup(self) -> None:
+        """Read the mask, some sections at a time: where labels decide about it, they are read with it."""
+        min_masked, self.min_masked = self.min_masked, 0.0
+        super().setup()
+        self.min_masked = min_masked
+        if min_masked > 0 or self.sparse:
+            self.mask_spec = self.upstream_spec.array_specs[self.mask]
+            trained = self._trained_voxels()
+            if self.sparse:
+                self.trained = np.argwhere(trained)
+            else:
+                self.mask_integral = integral_image(trained)
+
+    def _trained_voxels(self) -> npt.NDArray[np.bool_]:
+        roi = self.mask_spec.roi
+        trained = np.empty(tuple(roi.shape), np.bool_)
+        for begin in range(0, roi.shape[0], SECTIONS_AT_ONCE):
+            depth = min(SECTIONS_AT_ONCE, roi.shape[0] - begin)
+            part = gp.Roi(roi.begin + gp.Coordinate(begin, 0, 0), (depth, *roi.shape[1:]))
+            request = gp.BatchRequest()
+            request[self.mask] = gp.ArraySpec(roi=part)
+            batch = self.get_upstream_provider().request_batch(request)
+            trained[begin : begin + depth] = batch[self.mask].data != MaskState.IGNORE
+        return trained
+
+    def _RandomLocation__select_random_shift(  # noqa: N802
+        self, request: gp.BatchRequest, shifts: gp.Roi, voxel_size: gp.Coordinate
+    ) -> gp.Coordinate:
+        """Replaces gunpowder's private loop: try places, then look at all of them; sparse: around a trained voxel."""
+        begin = gp.Coordinate(self._patch_begin(request, gp.Coordinate(0, 0, 0)))
+        if self.sparse:
+            return self._around_a_trained_voxel(shifts, begin)
+        for _ in range(MAX_TRIES):
+            shift = self._RandomLocation__select_random_location(shifts, voxel_size)
+            if self._RandomLocation__is_min_masked(shift, request):
+                return shift
+        wanted = self.min_masked * np.prod(self.patch_vox)
+        place = random_place(self.mask_integral, self.patch_vox, shifts.begin + begin, shifts.end + begin, wanted)
+        if place is None:
+            raise self._nowhere(f"{self.min_masked:.0%} of {list(self.patch_vox)} vox not ignored by the mask")
+        return gp.Coordinate(place) - begin
 
     def _RandomLocation__is_min_masked(self, random_shift: gp.Coordinate, request: gp.BatchRequest) -> bool:  # noqa: N802
         """Replaces gunpowder's private check: the share of trained voxels in the patch in the middle of the request."""
         if self.min_masked <= 0:
             return True
-        roi = request[self.mask].roi.shift(random_shift) - self.mask_spec.roi.offset
-        begin = [c - n // 2 for c, n in zip(roi.center, self.patch_vox, strict=True)]
+        begin = self._patch_begin(request, random_shift)
         trained = box_sum(self.mask_integral, begin, [b + n for b, n in zip(begin, self.patch_vox, strict=True)])
-        if trained >= self.min_masked * np.prod(self.patch_vox):
-            self.tries = 0
-            return True
-        self.tries += 1
-        if self.tries > MAX_TRIES:
-            raise BadData(
-                "no place found where enough of a patch is trained",
-                where=f"training volume {self.name_of_volume}",
-                wanted=f"{self.min_masked:.0%} of {list(self.patch_vox)} vox not ignored by the mask",
-                found=f"none in {MAX_TRIES} random places",
-                hint="lower min_masked or input_shape_vox, or take this volume out of the training",
-            )
-        return False
+        return bool(trained >= self.min_masked * np.prod(self.patch_vox))
+
+    def _patch_begin(self, request: gp.BatchRequest, shift: gp.Coordinate) -> list[int]:
+        """Begin of the patch in the mask's array, if the request is moved by `shift`."""
+        if self.mask_spec is None:
+            return [0, 0, 0]
+        roi = request[self.mask].roi.shift(shift) - self.mask_spec.roi.offset
+        return [int(c - n // 2) for c, n in zip(roi.center, self.patch_vox, strict=True)]
+
+    def _around_a_trained_voxel(self, shifts: gp.Roi, begin: gp.Coordinate) -> gp.Coordinate:
+        """A shift that puts a trained voxel anywhere in the patch."""
+        for _ in range(MAX_TRIES if len(self.trained) else 0):
+            voxel = self.trained[random.randrange(len(self.trained))]  # noqa: S311
+            low = [
+                max(int(v) - n + 1 - b, s)
+                for v, n, b, s in zip(voxel, self.patch_vox, begin, shifts.begin, strict=True)
+            ]
+            high = [min(int(v) - b, s - 1) for v, b, s in zip(voxel, begin, shifts.end, strict=True)]
+            if all(first <= last for first, last in zip(low, high, strict=True)):
+                return gp.Coordinate(random.randint(*ends) for ends in zip(low, high, strict=True))  # noqa: S311
+        raise self._nowhere("a labelled voxel that is not ignored")
+
+    def _nowhere(self, wanted: str) -> BadData:
+        return BadData(
+            "no place found where enough of a patch is trained",
+            where=f"training volume {self.name_of_volume}",
+            wanted=wanted,
+            found="none in the whole volume",
+            hint="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or take this "
+            "volume out of the training",
+        )
+
+
+def integral_image(trained: npt.NDArray[np.bool_]) -> npt.NDArray[np.integer]:
+    """Cumulative sums along all axes: each voxel holds the number of trained voxels up to it."""
+    integral: npt.NDArray[np.integer] = trained.astype(np.uint32 if trained.size < 2**32 else np.uint64)
+    for axis in range(integral.ndim):
+        np.cumsum(integral, axis=axis, out=integral)
+    return integral
+
+
+def random_place(
+    integral: npt.NDArray[np.integer], patch_vox: Vox3, first: Vox3, end: Vox3, wanted: float
+) -> Vox3 | None:
+    """One of all begins in [first, end) of patches with at least `wanted` in them, each as likely; None: there is none.
+
+    integral: see `integral_image`; patches may reach beyond it.
+    """
+    planes = [places_of_plane(integral, patch_vox, z, first, end, wanted) for z in range(first[0], end[0])]
+    counts = np.cumsum([int(np.count_nonzero(plane)) for plane in planes])
+    if len(counts) == 0 or counts[-1] == 0:
+        return None
+    number = random.randrange(int(counts[-1]))  # noqa: S311
+    index = int(np.searchsorted(counts, number, side="right"))
+    within = number - (int(counts[index - 1]) if index else 0)
+    y, x = np.argwhere(planes[index])[within]
+    return first[0] + index, first[1] + int(y), first[2] + int(x)
+
+
+def places_of_plane(
+    integral: npt.NDArray[np.integer], patch_vox: Vox3, z: int, first: Vox3, end: Vox3, wanted: float
+) -> npt.NDArray[np.bool_]:
+    """Which begins (z, y, x), for y and x from `first` to `end`, have at least `wanted` in the patch; bool (y, x)."""
+    total = np.zeros((end[1] - first[1], end[2] - first[2]), np.int64)
+    for corner in itertools.product((0, 1), repeat=3):
+        sign = 1 if (3 - sum(corner)) % 2 == 0 else -1
+        at = z + corner[0] * patch_vox[0] - 1
+        if at < 0:
+            continue
+        plane = integral[min(at, integral.shape[0] - 1)]
+        rows, columns = (np.arange(first[a], end[a]) + corner[a] * patch_vox[a] - 1 for a in (1, 2))
+        clipped = np.ix_(np.clip(rows, 0, plane.shape[0] - 1), np.clip(columns, 0, plane.shape[1] - 1))
+        inside = (rows >= 0)[:, None] & (columns >= 0)[None, :]
+        values = plane[clipped].astype(np.int64)
+        total += sign * np.where(inside, values, 0)
+    return total >= wanted
 
 
 def box_sum(integral: npt.NDArray[np.integer], begin: list[int], end: list[int]) -> int:

@@ -28,7 +28,7 @@ TRUNCATE_SIGMA = 3.0
 
 def context_vox(sigma_nm: float | Nm3, voxel_size_nm: Nm3, downsample: int = 1) -> Vox3:
     """Voxels of labels needed around the output (each side) so that its descriptors do not depend on the cut."""
-    sigma = _per_axis(sigma_nm)
+    sigma = per_axis(sigma_nm)
     radii = [int(TRUNCATE_SIGMA * s / (v * downsample) + 0.5) for s, v in zip(sigma, voxel_size_nm, strict=True)]
     z, y, x = (radius * downsample for radius in radii)
     return z, y, x
@@ -53,8 +53,8 @@ def local_shape_descriptors(
     Raises BadData if labels are no unsigned 3-D volume, UsageError if roi or the numbers do not fit.
     """
     volume = _checked_labels(labels)
-    sigma, voxel_size = _positive(_per_axis(sigma_nm), "sigma_nm"), _positive(voxel_size_nm, "voxel_size_nm")
-    box = _checked_roi(roi, volume.shape, downsample)
+    sigma, voxel_size = positive(per_axis(sigma_nm), "sigma_nm"), positive(voxel_size_nm, "voxel_size_nm")
+    box = checked_roi(roi, volume.shape, downsample)
     out = np.zeros((CHANNELS, *box.shape_vox), dtype=np.float32)
     wanted = _plain(volume[box.slices()])
     ids = present_labels(wanted)
@@ -85,13 +85,15 @@ def _grid(sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, downsample: int) -> Grid:
     )
 
 
-def _per_axis(sigma_nm: float | Nm3) -> Nm3:
+def per_axis(sigma_nm: float | Nm3) -> Nm3:
+    """Sigma along z, y, x."""
     if isinstance(sigma_nm, (int, float)):
         return (float(sigma_nm),) * 3
     return sigma_nm
 
 
-def _positive(values: Nm3, name: str) -> Nm3:
+def positive(values: Nm3, name: str) -> Nm3:
+    """The same three numbers. Raises UsageError if they are not three, finite and positive."""
     if len(values) != 3 or not all(math.isfinite(v) and v > 0 for v in values):
         raise UsageError(f"{name} must be positive", wanted="3 numbers > 0, z, y, x", found=values)
     return values
@@ -112,7 +114,8 @@ def _plain(labels: Labels) -> Labels:
     return np.require(labels, requirements=["C", "W"])
 
 
-def _checked_roi(roi: Box | None, shape: tuple[int, ...], downsample: int) -> Box:
+def checked_roi(roi: Box | None, shape: tuple[int, ...], downsample: int) -> Box:
+    """The roi (None: all) of labels of this shape. Raises UsageError if it, or downsample, does not fit."""
     z, y, x = shape
     whole = Box((0, 0, 0), (z, y, x))
     box = whole if roi is None else roi

@@ -1,19 +1,23 @@
-"""One training step: batch -> forward -> loss -> backward, on a device and at a precision."""
+"""One training step: patches -> forward -> loss -> backward, on a device and at a precision; then the optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import gunpowder as gp
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lsdflow_network.precision import Precision, autocast, memory_format
+from lsdflow_network.precision import autocast, choose_precision, memory_format
 from lsdflow_network.unet import crop_centre
 from lsdflow_training.losses import total_loss
 from lsdflow_training.pipeline import Keys
+
+TrainingPrecision = Literal["float32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,32 @@ class StepResult:
     predictions: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """How gradients become a step; the defaults are one process, one patch, as they are.
+
+    clip: largest norm of the gradient. scaler: of losses at fp16. exchange: a switch, on while the gradients of a
+    backward pass are to be averaged over the processes. agree: called before the optimizer's step with the result of
+    this process; returns that of all, or raises for all.
+    """
+
+    clip: float | None = None
+    scaler: torch.amp.GradScaler | None = None
+    exchange: Callable[[bool], None] = lambda _on: None
+    agree: Callable[[StepResult], StepResult] | None = None
+
+
+def training_precision(device: torch.device, wanted: str) -> TrainingPrecision:
+    """auto | float32 | bf16 | fp16 -> the precision to train with on this device."""
+    return "fp16" if wanted == "fp16" else choose_precision(device, wanted)
+
+
 def to_patch(batch: gp.Batch, keys: Keys, device: torch.device) -> Patch:
-    """Move a batch of the pipeline to the device."""
+    """Move a batch of the pipeline to the device; one that was made there is there."""
+    from lsdflow_training.gpu_patches import DevicePatch  # which needs Patch
+
+    if isinstance(batch, DevicePatch):
+        return batch.patch
     pairs = {"lsds": (keys.lsds, keys.lsds_weight), "affs": (keys.affs, keys.affs_weight)}
     present = {name: pair for name, pair in pairs.items() if pair[0] in batch.arrays}
     raw = _tensor(batch[keys.raw].data, device)[None, None].contiguous(memory_format=memory_format(device))
@@ -46,9 +74,9 @@ def to_patch(batch: gp.Batch, keys: Keys, device: torch.device) -> Patch:
     )
 
 
-def forward_loss(network: nn.Module, patch: Patch, precision: Precision) -> StepResult:
+def forward_loss(network: nn.Module, patch: Patch, precision: TrainingPrecision) -> StepResult:
     """Predictions cropped to the targets, and the loss (still attached to the graph)."""
-    with autocast(patch.raw.device, precision):
+    with _numbers(patch.raw.device, precision):
         predictions = network(patch.raw)
     cropped = {name: crop_centre(predictions[name], patch.targets[name].shape[2:]) for name in patch.targets}
     loss, losses = total_loss(cropped, patch.targets, patch.weights)
@@ -56,19 +84,69 @@ def forward_loss(network: nn.Module, patch: Patch, precision: Precision) -> Step
 
 
 def train_step(
-    network: nn.Module, optimizer: torch.optim.Optimizer, patch: Patch, precision: Precision, keep_gradients: bool
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    patches: Sequence[Patch],
+    precision: TrainingPrecision,
+    *,
+    keep_gradients: bool = False,
+    how: Gradients | None = None,
 ) -> StepResult:
-    """One optimizer step; with keep_gradients the predictions keep `.grad` (for snapshots)."""
+    """One optimizer step with the mean of the patches' gradients; with keep_gradients the predictions keep `.grad`.
+
+    The result is that of the last patch, its losses the means over the patches.  No step is taken if a loss is not
+    finite: alone, that is the result; among several processes, how.agree raises.
+    """
+    how = how or Gradients()
     optimizer.zero_grad(set_to_none=True)
-    result = forward_loss(network, patch, precision)
-    if keep_gradients:
-        for name in patch.targets:
-            result.predictions[name].retain_grad()
-    if not torch.isfinite(result.loss):
-        return result
-    result.loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return result
+    results: list[StepResult] = []
+    for number, patch in enumerate(patches, start=1):
+        last = number == len(patches)
+        how.exchange(last)
+        result = forward_loss(network, patch, precision)
+        if keep_gradients and last:
+            for name in patch.targets:
+                result.predictions[name].retain_grad()
+        if how.agree is None and not torch.isfinite(result.loss):
+            return result
+        _backward(result.loss if len(patches) == 1 else result.loss / len(patches), how.scaler)
+        results.append(replace(result, loss=result.loss.detach()))
+    mean = _mean(results)
+    if how.agree is not None:
+        mean = how.agree(mean)
+    _optimize(network, optimizer, how)
+    return mean
+
+
+def _mean(results: Sequence[StepResult]) -> StepResult:
+    """The last result, with the mean losses of all."""
+    if len(results) == 1:
+        return results[0]
+    names = results[0].losses
+    return replace(results[-1], losses={name: sum(r.losses[name] for r in results) / len(results) for name in names})
+
+
+def _backward(loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+    scaled = loss if scaler is None else scaler.scale(loss)
+    scaled.backward()  # type: ignore[no-untyped-call]
+
+
+def _optimize(network: nn.Module, optimizer: torch.optim.Optimizer, how: Gradients) -> None:
+    if how.scaler is not None:
+        how.scaler.unscale_(optimizer)
+    if how.clip is not None:
+        nn.utils.clip_grad_norm_([p for p in network.parameters() if p.grad is not None], how.clip)
+    if how.scaler is None:
+        optimizer.step()
+    else:
+        how.scaler.step(optimizer)
+        how.scaler.update()
+
+
+def _numbers(device: torch.device, precision: TrainingPrecision) -> AbstractContextManager[object]:
+    if precision == "fp16":
+        return torch.autocast(device.type, dtype=torch.float16)
+    return autocast(device, precision)
 
 
 def _tensor(data: np.ndarray, device: torch.device) -> Tensor:

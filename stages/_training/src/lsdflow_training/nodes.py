@@ -1,4 +1,4 @@
-"""gunpowder nodes of ours, each small: mask states, ids, boundaries, validation slab, weights, seeds.
+"""gunpowder nodes of ours, each small: padding, mask states, ids, boundaries, validation slab, weights, seeds.
 
 They sit in the pipeline of pipeline.py; what each does to the arrays of a batch is said at its class.
 """
@@ -32,6 +32,31 @@ class InPlaceFilter(gp.BatchFilter):  # type: ignore[misc]
             if key in request:
                 needed[key] = request[key].copy()
         return needed
+
+
+class Pad(gp.Pad):  # type: ignore[misc]
+    """gunpowder's Pad with 0, also for regions that lie wholly outside of the volume (there, gunpowder's fails)."""
+
+    def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest | None:
+        """Needs the region within the volume; nothing of it if there is none."""
+        if self.key not in request:
+            return None
+        upstream = self.get_upstream_provider().spec[self.key].roi
+        within = request[self.key].roi.intersect(upstream)
+        # what is returned is united with the request, so the request itself has to shrink
+        request[self.key].roi = gp.Roi(upstream.offset, (0,) * upstream.dims) if within.empty else within
+        needed = gp.BatchRequest()
+        needed[self.key] = request[self.key]
+        return needed
+
+    def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
+        """The requested region, with 0 around the volume."""
+        if self.key in request and batch[self.key].data.size == 0:
+            array = batch[self.key]
+            array.data = np.zeros(request[self.key].roi.shape, array.data.dtype)
+            array.spec.roi = request[self.key].roi
+        else:
+            super().process(batch, request)
 
 
 class RestrictMask(InPlaceFilter):

@@ -1,9 +1,12 @@
 """The gunpowder pipeline of LSD and affinity training: from volumes to one augmented patch with its targets.
 
-    per volume:  ZarrSource - Normalize - RestrictMask - Pad - RandomLocation
-    then:        RandomProvider - ElasticAugment 1 - SimpleAugment - ElasticAugment 2 - IntensityAugment
-                 - CompactIds - ApplyBackground - GrowBoundary - AddLsdTargets
+    per volume:  ZarrSource - (LabelStates) - Normalize - RestrictMask - Pad - RandomLocation
+    then:        RandomProvider - ElasticAugment 1 - SimpleAugment - ElasticAugment 2
+                 - (Blur - Gamma) - IntensityAugment - (NoiseAugment - DamagedSections)
+                 - CompactIds - ApplyBackground - (DropIgnoredLabels) - GrowBoundary - AddLsdTargets
                  - TrainedVoxels - AddAffinities - BalanceLabels - IntensityScaleShift - PreCache
+
+Nodes in brackets are there only where an option asks for them.
 
 All regions are in voxels: gunpowder's coordinates are whole numbers, and voxel sizes (after expansion, say) need not
 be.  The true voxel size is given to the one node that needs it, AddLsdTargets.
@@ -21,9 +24,19 @@ import gunpowder as gp
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_training.augmentation import elastic_augment
+from lsdflow_training.intensity_nodes import after_intensity, before_intensity
+from lsdflow_training.label_states import DropIgnoredLabels, LabelStates
 from lsdflow_training.location import RandomLocation
 from lsdflow_training.lsd_node import AddLsdTargets
-from lsdflow_training.nodes import AllTrained, ApplyBackground, CompactIds, GrowBoundary, RestrictMask, TrainedVoxels
+from lsdflow_training.nodes import (
+    AllTrained,
+    ApplyBackground,
+    CompactIds,
+    GrowBoundary,
+    Pad,
+    RestrictMask,
+    TrainedVoxels,
+)
 from lsdflow_training.recipe import Augmentation, Recipe, Targets
 from lsdflow_training.volumes import Source as Source  # noqa: PLC0414 (the trainer takes it from here)
 from lsdflow_training.volumes import TrainingVolume
@@ -72,8 +85,10 @@ def training_pipeline(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> 
     """Random augmented patches from all volumes."""
     padding = labels_padding_vox(recipe)
     branches = tuple(
-        volume_source(keys, source.volume, padding, outside=source.validation)
-        + RandomLocation(recipe.min_masked, keys.mask, recipe.shapes.output_vox, source.volume.name)
+        volume_source(keys, source.volume, recipe.targets, padding, outside=source.validation)
+        + RandomLocation(
+            recipe.min_masked, keys.mask, recipe.shapes.output_vox, source.volume.name, recipe.targets.sparse_labels
+        )
         for source in sources
     )
     pipeline = branches + gp.RandomProvider(probabilities=[source.probability for source in sources])
@@ -84,12 +99,17 @@ def training_pipeline(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> 
 
 def validation_pipeline(keys: Keys, recipe: Recipe, source: Source) -> gp.Pipeline:
     """Patches of one volume at given places, not augmented, with only the validation slab unmasked."""
-    pipeline = volume_source(keys, source.volume, None, inside=source.validation)
+    pipeline = volume_source(keys, source.volume, recipe.targets, None, inside=source.validation)
     return target_nodes(pipeline, keys, recipe.targets, recipe.augmentation.anisotropic)
 
 
 def volume_source(
-    keys: Keys, volume: TrainingVolume, padding_vox: Vox3 | None, inside: Box | None = None, outside: Box | None = None
+    keys: Keys,
+    volume: TrainingVolume,
+    targets: Targets,
+    padding_vox: Vox3 | None,
+    inside: Box | None = None,
+    outside: Box | None = None,
 ) -> gp.Pipeline:
     """One volume: raw padded without limit; labels and mask by padding_vox (None: without limit) with 0 = ignore."""
     mask_box = volume.mask or volume.labels
@@ -105,32 +125,38 @@ def volume_source(
     pipeline = gp.ZarrSource(str(volume.path), datasets, given)
     if volume.mask is None:
         pipeline += AllTrained(keys.mask, specs[keys.mask])
+    if targets.ignore_ids or targets.sparse_labels:
+        pipeline += LabelStates(keys.labels, keys.mask, targets.ignore_ids, targets.sparse_labels)
     pad = None if padding_vox is None else gp.Coordinate(padding_vox)
     return (
         pipeline
         + gp.Normalize(keys.raw)
         + RestrictMask(keys.mask, inside=inside, outside=outside)
-        + gp.Pad(keys.raw, None)
-        + gp.Pad(keys.labels, pad)
-        + gp.Pad(keys.mask, pad)
+        + Pad(keys.raw, None)
+        + Pad(keys.labels, pad)
+        + Pad(keys.mask, pad)
     )
 
 
 def augmentation_nodes(keys: Keys, how: Augmentation) -> list[gp.BatchFilter]:
-    """The four augmentations, in the published order."""
+    """The four published augmentations, in their order, and those that are switched on."""
     low, high = how.intensity_scale
     down, up = how.intensity_shift
     return [
         elastic_augment(how, jitter=False),
         gp.SimpleAugment(transpose_only=[1, 2] if how.anisotropic else None),
         elastic_augment(how, jitter=True),
-        gp.IntensityAugment(keys.raw, low, high, down, up),
+        *before_intensity(keys.raw, how),
+        gp.IntensityAugment(keys.raw, low, high, down, up, slab=(1, -1, -1) if how.intensity_per_section else None),
+        *after_intensity(keys.raw, how),
     ]
 
 
 def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropic: bool) -> gp.Pipeline:
     """Boundaries, LSDs with weights, affinities with balanced weights, raw to [-1, 1]."""
     pipeline = pipeline + CompactIds(keys.labels) + ApplyBackground(keys.labels, keys.mask)
+    if not targets.ignored_labels_count:
+        pipeline += DropIgnoredLabels(keys.labels, keys.mask)
     if targets.grow_boundary_vox:
         pipeline += GrowBoundary(keys.labels, keys.mask, targets.grow_boundary_vox, only_xy=anisotropic)
     if targets.lsds:
@@ -155,7 +181,9 @@ def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropi
             affinities_mask=keys.affs_mask if targets.balance_labels else keys.affs_weight,
         )
         if targets.balance_labels:
-            pipeline += gp.BalanceLabels(keys.affs, keys.affs_weight, mask=keys.affs_mask)
+            # Far neighbours are apart more often than near ones: three channels at a time, as published.
+            slab = (3, -1, -1, -1) if len(targets.neighborhood) > 3 else None
+            pipeline += gp.BalanceLabels(keys.affs, keys.affs_weight, mask=keys.affs_mask, slab=slab)
     return pipeline + gp.IntensityScaleShift(keys.raw, 2, -1)
 
 
@@ -167,7 +195,9 @@ def labels_padding_vox(recipe: Recipe) -> Vox3:
     """
     how = recipe.augmentation
     shape = [n + 2 * c for n, c in zip(recipe.shapes.output_vox, label_context_vox(recipe.targets), strict=True)]
-    margin = [2 * math.ceil(4 * j) + 2 * how.max_misalign_vox + 4 for j in how.jitter_sigma_vox]
+    far = misalignment_vox(how, max(shape))
+    aside = (min(far, 1), far, far)  # no section moves along z; the 1 keeps the places of earlier trainings
+    margin = [2 * math.ceil(4 * j) + 2 * a + 4 for j, a in zip(how.jitter_sigma_vox, aside, strict=True)]
     if how.elastic_probability == 0:
         margin = [0, 0, 0]
     longest = max(shape[1:]) if how.anisotropic else max(shape)
@@ -176,13 +206,23 @@ def labels_padding_vox(recipe: Recipe) -> Vox3:
     return math.ceil(z / 2), math.ceil((turned + margin[1]) / 2), math.ceil((turned + margin[2]) / 2)
 
 
+def misalignment_vox(how: Augmentation, sections: int) -> int:
+    """How far slipped and shifted sections reach: shifts add up, as a random walk whose five sigma are enough."""
+    if how.max_misalign_vox <= 1:
+        return how.max_misalign_vox
+    walk = how.max_misalign_vox * math.sqrt(how.shift_probability * sections / 3)
+    return how.max_misalign_vox + math.ceil(5 * walk)
+
+
 def label_context_vox(targets: Targets) -> Vox3:
-    """Labels needed around the output, each side: 3 sigma for LSDs, 1 for affinities and grown boundaries."""
-    z, y, x = 1 + targets.grow_boundary_vox, 1 + targets.grow_boundary_vox, 1 + targets.grow_boundary_vox
-    if not targets.lsds:
-        return z, y, x
-    sizes = zip((z, y, x), targets.sigma_nm, targets.voxel_size_nm, strict=True)
-    z, y, x = (around + math.ceil(3 * sigma / size) for around, sigma, size in sizes)
+    """Labels needed around the output, each side: 3 sigma for LSDs, the longest offset for affinities; boundaries."""
+    offsets = targets.neighborhood if targets.affinities else ()
+    reach = [max([1, *(abs(offset[axis]) for offset in offsets)]) for axis in range(3)]
+    lsds = [1, 1, 1]
+    if targets.lsds:
+        sizes = zip(targets.sigma_nm, targets.voxel_size_nm, strict=True)
+        lsds = [1 + math.ceil(3 * sigma / size) for sigma, size in sizes]
+    z, y, x = (targets.grow_boundary_vox + max(far, wide) for far, wide in zip(reach, lsds, strict=True))
     return z, y, x
 
 

@@ -1,8 +1,16 @@
-"""What a profile stands for: "standard" is the published training, "tiny" learns in minutes on two CPU cores."""
+"""What a profile stands for.
+
+"standard" is the published training for isotropic volumes, "tiny" learns in minutes on two CPU cores, "snemi3d" is for
+thick sections such as SNEMI3D's 30 x 6 x 6 nm: the shapes and section-wise augmentation published for CREMI (40 x 4 x
+4 nm; Funke et al. 2018, Sheridan et al. 2022), with mild noise, gamma and blur.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_contract.geometry import Vox3
@@ -30,6 +38,8 @@ class Profile:
     checkpoint_every: int
     keep_checkpoints: int
     snapshot_every: int
+    # fields of recipe.Augmentation that differ from the published augmentation of isotropic volumes
+    augmentation: Mapping[str, Any] = field(default_factory=dict)
 
 
 STANDARD = Profile(
@@ -72,4 +82,25 @@ TINY = Profile(
     snapshot_every=500,
 )
 
-PROFILES = {"standard": STANDARD, "tiny": TINY}
+SNEMI3D = dataclasses.replace(
+    STANDARD,
+    downsample_factors=((1, 3, 3), (1, 3, 3), (3, 3, 3)),
+    input_shape_vox=(84, 268, 268),
+    predict_input_shape_vox=(84, 484, 484),
+    augmentation={
+        "slip_probability": 0.05,
+        "shift_probability": 0.05,
+        "max_misalign_vox": 10,
+        "intensity_per_section": True,
+        "gamma": (0.8, 1.25),
+        "noise_probability": 0.2,
+        "noise_std": 0.03,
+        "blur_probability": 0.02,
+        "missing_section_probability": 0.03,
+        "low_contrast_probability": 0.01,
+        "artifact_probability": 0.03,
+        "repeated_section_probability": 0.01,
+    },
+)
+
+PROFILES = {"standard": STANDARD, "tiny": TINY, "snemi3d": SNEMI3D}

@@ -1,19 +1,35 @@
-"""What a training does, fully resolved: no option left open, lengths in voxels or nm.  Made by config.resolve."""
+"""What a training does, fully resolved: no option left open, lengths in voxels or nm.  Made by config.resolve.
+
+A field with a default came after the first trainings: it is part of a training's key only where it differs from that.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lsdflow_contract.checkpoint import Kind, UNetSpec
 from lsdflow_contract.geometry import Nm3, Vox3
+from lsdflow_training.data_path import DataPath
+from lsdflow_training.distribution import Distribution, StepOptions
+from lsdflow_training.steering import Steering
 
 Schedule = Literal["constant", "one_cycle"]
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How patches are deformed.  Probabilities and angles as in gunpowder; sizes in voxels."""
+    """How patches are deformed and their intensities changed.  Probabilities and angles as in gunpowder; sizes in
+    voxels; intensities are 0 to 1.  Sections are planes of z.  What has a default is off there.
+
+    intensity_per_section: scale, shift and gamma are drawn for each section, not for the patch.
+    gamma: range of the exponent, drawn evenly in its logarithm.
+    noise_probability: share of patches with Gaussian noise of standard deviation noise_std.
+    blur_probability: share of patches (anisotropic: of sections, blurred in y and x) that are out of focus, by a
+    Gaussian of a standard deviation up to blur_sigma_vox.
+    *_section_probability, low_contrast_probability, artifact_probability: share of sections that are black, have their
+    contrast times low_contrast_scale, are partly covered by another piece of the patch, or repeat their neighbour.
+    """
 
     elastic_probability: float
     control_point_spacing_vox: Vox3
@@ -26,6 +42,17 @@ class Augmentation:
     intensity_scale: tuple[float, float]
     intensity_shift: tuple[float, float]
     anisotropic: bool
+    intensity_per_section: bool = False
+    gamma: tuple[float, float] = (1.0, 1.0)
+    noise_probability: float = 0.0
+    noise_std: float = 0.05
+    blur_probability: float = 0.0
+    blur_sigma_vox: float = 1.5
+    missing_section_probability: float = 0.0
+    low_contrast_probability: float = 0.0
+    low_contrast_scale: float = 0.5
+    artifact_probability: float = 0.0
+    repeated_section_probability: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +66,11 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Targets:
-    """What is learnt: LSDs, affinities or both."""
+    """What is learnt: LSDs, affinities or both, and which labels teach it.
+
+    ignore_ids: labels that are neither object nor background. sparse_labels: voxels without a label are ignored.
+    ignored_labels_count: labels under the mask's IGNORE are context of their neighbours' shape descriptors.
+    """
 
     lsds: bool
     affinities: bool
@@ -51,6 +82,9 @@ class Targets:
     grow_boundary_vox: int
     train_background: bool
     balance_labels: bool
+    ignore_ids: tuple[int, ...] = ()
+    sparse_labels: bool = False
+    ignored_labels_count: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,3 +126,7 @@ class Recipe:
     threads: int
     device: str
     precision: str
+    step: StepOptions = field(default_factory=StepOptions)
+    distribution: Distribution = field(default_factory=Distribution)
+    steering: Steering = field(default_factory=Steering)
+    pipeline: DataPath = "gunpowder"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from pathlib import Path
 from typing import Any, TypeVar
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
@@ -14,12 +13,24 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
-from lsdflow_training.config import TrainingConfig
+from lsdflow_training.config import AffinityTrainingConfig, TrainingConfig
+from lsdflow_training.cores import available_cores
+from lsdflow_training.data_path import checked_data_path
+from lsdflow_training.distribution import resolve_distribution, resolve_step
 from lsdflow_training.profiles import PROFILES, Profile
+from lsdflow_training.ranks import ranks_of_environment
 from lsdflow_training.recipe import Augmentation, Recipe, Schedules, Shapes, Targets
+from lsdflow_training.steering import resolve_steering
 
 T = TypeVar("T")
 ANISOTROPY_FROM = 2.0
+DAMAGED_SECTIONS = (
+    "missing_section_probability", "low_contrast_probability", "artifact_probability", "repeated_section_probability",
+)  # fmt: skip
+AUGMENTATION_OPTIONS = (
+    "slip_probability", "shift_probability", "max_misalign_vox", "intensity_per_section", "gamma", "noise_probability",
+    "noise_std", "blur_probability", "blur_sigma_vox", "low_contrast_scale", *DAMAGED_SECTIONS,
+)  # fmt: skip
 OUTPUTS: dict[Kind, dict[str, int]] = {
     "lsd": {"lsds": 10},
     "acrlsd": {"affs": 3},
@@ -44,37 +55,68 @@ def resolve_recipe(
     profile = PROFILES[experiment.common.profile]
     unet = _unet(config, profile, kind)
     anisotropic = max(voxel_size_nm) / min(voxel_size_nm) > ANISOTROPY_FROM
-    workers, threads = _workers_and_threads(config)
+    device, ranks = choose_device(experiment.compute.device), ranks_of_environment(os.environ)
+    distribution = resolve_distribution(config, device, ranks)
+    # tasks of SLURM have cores of their own; processes of torchrun share those of the task they are in
+    sharing = distribution.processes * (ranks.local_world if "RANK" in os.environ else 1)
+    workers, threads = _workers_and_threads(config, sharing)
     return Recipe(
         stage=stage,
         kind=kind,
         unet=unet,
-        outputs=OUTPUTS[kind],
+        outputs=_outputs(kind, _neighborhood(config)),
         shapes=_shapes(config, profile, unet, lsd),
         predict_input_vox=_predict_input(config, profile, unet),
         targets=_targets(config, profile, kind, voxel_size_nm, lsd),
         augmentation=_augmentation(config, profile, anisotropic),
         schedules=_schedules(config, profile, kind),
         seed=experiment.common.seed,
-        min_masked=config.min_masked,
+        min_masked=0.0 if config.sparse_labels else config.min_masked,
         validation_fraction=_or(config.validation_fraction, profile.validation_fraction),
         num_workers=workers,
         cache_size=config.cache_size,
         threads=threads,
-        device=choose_device(experiment.compute.device),
+        device=device,
         precision=config.precision,
+        step=resolve_step(config, ranks.world * distribution.processes),
+        distribution=distribution,
+        steering=resolve_steering(config),
+        pipeline=checked_data_path(
+            config.pipeline,
+            config.lsd_engine,
+            _augmentation(config, profile, anisotropic),
+            _targets(config, profile, kind, voxel_size_nm, lsd),
+        ),
     )
 
 
 def training_parameters(recipe: Recipe) -> dict[str, Any]:
-    """What the result of a training depends on, for its key; not how long it is trained or what is kept."""
+    """What the result of a training depends on, for its key; not how long it is trained or what is kept.
+
+    Fields that came later count only where they differ from their default: trainings from before keep their key.
+    """
     everything = dataclasses.asdict(recipe)
+    everything["augmentation"] = _without_defaults(recipe.augmentation)
+    everything["targets"] = _without_defaults(recipe.targets)
     for key in ("num_workers", "cache_size", "threads", "device", "precision", "predict_input_vox"):
         del everything[key]
+    del everything["distribution"], everything["step"], everything["steering"]
+    if recipe.step.parameters():
+        everything["step"] = recipe.step.parameters()
+    if everything["pipeline"] == "gunpowder":
+        del everything["pipeline"]
+    if recipe.steering.average_decay is not None:
+        everything["average_decay"] = recipe.steering.average_decay
     how = everything.pop("schedules")
     everything["schedules"] = {key: how[key] for key in ("learning_rate", "schedule", "betas")}
     everything["unet"] = recipe.unet.model_dump()
     return everything
+
+
+def _without_defaults(part: Augmentation | Targets) -> dict[str, Any]:
+    return {
+        field.name: value for field in dataclasses.fields(part) if (value := getattr(part, field.name)) != field.default
+    }
 
 
 def choose_device(wanted: str) -> str:
@@ -99,35 +141,9 @@ def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:
     return chain_input_for(lsd.unet, unet, affinity_input_vox)
 
 
-def available_cores() -> int:
-    """Cores this process may use: SLURM's count, the CPU affinity, and the cgroup's quota, whichever is smallest."""
-    counts = [len(os.sched_getaffinity(0))]
-    slurm = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if slurm.isdigit() and int(slurm) > 0:
-        counts.append(int(slurm))
-    quota = _cgroup_quota()
-    if quota is not None:
-        counts.append(max(1, math.floor(quota)))
-    return min(counts)
-
-
-def _cgroup_quota() -> float | None:
-    """Cores granted by the cgroup (version 2 or 1), None without a limit."""
-    try:
-        maximum, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return None if maximum == "max" else int(maximum) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        folder = Path("/sys/fs/cgroup/cpu")
-        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        return quota / int((folder / "cpu.cfs_period_us").read_text(encoding="ascii")) if quota > 0 else None
-    except (OSError, ValueError):
-        return None
-
-
-def _workers_and_threads(config: TrainingConfig) -> tuple[int, int]:
-    cores = available_cores()
+def _workers_and_threads(config: TrainingConfig, sharing: int) -> tuple[int, int]:
+    """Of each of the processes that share these cores."""
+    cores = max(1, available_cores() // sharing)
     return _or(config.num_workers, max(1, min(cores // 2, 10))), _or(config.threads, cores)
 
 
@@ -162,11 +178,23 @@ def _targets(config: TrainingConfig, profile: Profile, kind: Kind, voxel_size_nm
         voxel_size_nm=voxel_size_nm,
         lsd_downsample=config.lsd_downsample,
         lsd_engine=config.lsd_engine,
-        neighborhood=AFFINITY_NEIGHBORHOOD,
+        neighborhood=_neighborhood(config),
         grow_boundary_vox=_or(config.grow_boundary_vox, profile.grow_boundary_vox),
         train_background=config.train_background,
         balance_labels=_or(config.balance_labels, profile.balance_labels),
+        ignore_ids=tuple(sorted(set(config.ignore_ids))),
+        sparse_labels=config.sparse_labels,
+        ignored_labels_count=config.ignored_labels == "context",
     )
+
+
+def _neighborhood(config: TrainingConfig) -> tuple[Vox3, ...]:
+    return config.neighborhood if isinstance(config, AffinityTrainingConfig) else AFFINITY_NEIGHBORHOOD
+
+
+def _outputs(kind: Kind, neighborhood: tuple[Vox3, ...]) -> dict[str, int]:
+    """Names and channels: an affinity for each offset."""
+    return {name: len(neighborhood) if name == "affs" else count for name, count in OUTPUTS[kind].items()}
 
 
 def _sigma_nm(config: TrainingConfig, voxel_size_nm: Nm3, lsd: Bundle | None) -> Nm3:
@@ -180,7 +208,7 @@ def _sigma_nm(config: TrainingConfig, voxel_size_nm: Nm3, lsd: Bundle | None) ->
 
 
 def _augmentation(config: TrainingConfig, profile: Profile, anisotropic: bool) -> Augmentation:
-    return Augmentation(
+    published = Augmentation(
         elastic_probability=_or(config.elastic_probability, profile.elastic_probability),
         control_point_spacing_vox=(4, 40, 40) if anisotropic else (40, 40, 40),
         jitter_sigma_vox=(0, 2, 2) if anisotropic else (2, 2, 2),
@@ -193,6 +221,17 @@ def _augmentation(config: TrainingConfig, profile: Profile, anisotropic: bool) -
         intensity_shift=(-0.1, 0.1),
         anisotropic=anisotropic,
     )
+    given = {name: value for name in AUGMENTATION_OPTIONS if (value := getattr(config, name)) is not None}
+    how = dataclasses.replace(published, **{**profile.augmentation, **given})
+    damaged = sum(getattr(how, name) for name in DAMAGED_SECTIONS)
+    if damaged > 1:
+        raise ConfigError(
+            "a section can be damaged in one way only",
+            where=", ".join(DAMAGED_SECTIONS),
+            wanted="a sum of at most 1",
+            found=f"{damaged:g}",
+        )
+    return how
 
 
 def _schedules(config: TrainingConfig, profile: Profile, kind: Kind) -> Schedules:

@@ -7,6 +7,11 @@ import math
 from lsdflow_training.recipe import Schedules
 
 
+def scaled(rule: str, effective_batch: int) -> float:
+    """Factor of the learning rate for a step of effective_batch patches: 1 (none), n (linear) or its root (sqrt)."""
+    return {"none": 1.0, "linear": float(effective_batch), "sqrt": math.sqrt(effective_batch)}[rule]
+
+
 def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
     """Learning rate of the step that makes `iteration` (1, 2, ...), `minutes` into the training.
 
@@ -17,6 +22,12 @@ def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
         return how.learning_rate
     warm = min(1.0, iteration / max(how.warmup_iterations, 1))
     return how.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress(how, iteration, minutes))))
+
+
+def is_over(how: Schedules, iteration: int, minutes: float) -> bool:
+    """Whether the iterations or the minutes (after at least one iteration) are used up."""
+    out_of_time = how.max_minutes is not None and minutes >= how.max_minutes and iteration > 0
+    return iteration >= how.max_iteration or out_of_time
 
 
 def progress(how: Schedules, iteration: int, minutes: float) -> float:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
 from lsdflow_contract.geometry import Nm3
+from lsdflow_training.gpu_patches import DevicePatch
 from lsdflow_training.network_step import StepResult
 from lsdflow_training.pipeline import Keys
 
@@ -54,7 +55,7 @@ def write_snapshot(
     path: Path, kind: Kind, batch: gp.Batch, keys: Keys, *, result: StepResult, voxel_size_nm: Nm3
 ) -> None:
     """Write one snapshot in one step; `offset` and `resolution` in nm, relative to the raw patch."""
-    arrays = _arrays(batch, keys, result)
+    arrays = _arrays(batch.as_batch(keys) if isinstance(batch, DevicePatch) else batch, keys, result)
     raw_shape = arrays["raw"].shape
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     with storage_errors(path):

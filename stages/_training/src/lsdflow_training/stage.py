@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lsdflow_contract.checkpoint import Bundle, Kind, bundle_folder, bundle_iterations, read_best
+from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_folder, bundle_iterations, read_best
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_contract.manifest import JOB_VARIABLE, Manifest, Writer, read_manifest, work_key
+from lsdflow_training.backends import tensorflow_backend, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
+from lsdflow_training.ranks import ranks_of_environment
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.resolve import resolve_recipe, training_parameters
 from lsdflow_training.sampling import (
@@ -26,6 +29,9 @@ from lsdflow_training.sampling import (
     size_problems,
 )
 from lsdflow_training.volumes import Source, TrainingVolume
+
+if TYPE_CHECKING:
+    from lsdflow_training.trainer import Outcome
 
 LOG = logging.getLogger("lsdflow.training")
 
@@ -75,36 +81,67 @@ def training_problems(
         recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
     except StageError as error:
         return [error]
-    return size_problems(make_sources(volumes, config, recipe, probabilities), recipe)
+    problems = size_problems(make_sources(volumes, config, recipe, probabilities), recipe)
+    return [*tensorflow_problems(config.backend), *problems]
 
 
 def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
     """Train and leave a manifest. Raises what trainer.train raises; NotOurs for results of another training."""
-    from lsdflow_training.trainer import train
-
     problems = size_problems(prepared.sources, prepared.recipe)
     if problems:
         raise problems[0]
-    _make_room(prepared, replace)
-    outcome = train(prepared.recipe, prepared.sources, prepared.folder, prepared.key, lsd)
+    if prepared.config.backend == "tensorflow":
+        _train_with_tensorflow(prepared, replace, lsd)
+        return
+    ranks, how = ranks_of_environment(os.environ), prepared.recipe.distribution
+    if how.processes > 1:
+        from lsdflow_training.local_processes import run_local_processes
+
+        run_local_processes(prepared.experiment, prepared.recipe.stage, how, ranks, replace)
+        return
+    from lsdflow_training.group import open_group
+    from lsdflow_training.trainer import train
+
+    with open_group(ranks, prepared.recipe.device, how.peer_timeout_s) as group:
+        if group.writes:
+            _make_room(prepared, replace, again=ranks.attempt != "0" or _job_restarts() > 0)
+        group.wait_for_all()
+        outcome = train(prepared.recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
+        if outcome.best is not None:
+            _leave_manifest(prepared, outcome, outcome.best)
+
+
+def _train_with_tensorflow(prepared: Prepared, replace: bool, lsd: Any) -> None:
+    backend = tensorflow_backend()
+    shared, writes = backend.prepare(prepared, replace)
+    if writes:
+        _make_room(shared, replace, again=_job_restarts() > 0)
+    outcome = backend.train(shared.recipe, shared.sources, shared.folder, shared.key, lsd)
+    if outcome.best is not None:
+        _leave_manifest(shared, outcome, outcome.best)
+
+
+def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) -> None:
     facts = {
         "iteration": outcome.iteration,
-        "best_iteration": outcome.best.iteration,
-        "validation_loss": outcome.best.validation_loss,
+        "best_iteration": best.iteration,
+        "validation_loss": best.validation_loss,
         "minutes": round(outcome.minutes, 3),
         "seconds": round(60 * outcome.minutes, 1),
         "it_per_s": round(outcome.it_per_s, 4),
         "kind": prepared.recipe.kind,
     }
+    if prepared.recipe.step.effective_batch > 1:
+        facts["samples_per_s"] = round(outcome.it_per_s * prepared.recipe.step.effective_batch, 4)
     stage = prepared.recipe.stage
     Manifest(
         writer=Writer.of(stage),
         key=prepared.key,
-        config=prepared.config.model_dump(mode="json"),
+        config=prepared.config.recorded(),
         inputs=prepared.inputs,
         outputs={"checkpoints": f"train/{stage}/checkpoints", "best": f"train/{stage}/best.json"},
         facts=facts,
-        identity=hash_of({"key": prepared.key, "weights": outcome.best.weights_sha256}),
+        identity=hash_of({"key": prepared.key, "weights": best.weights_sha256}),
     ).write(prepared.experiment.layout)
     LOG.info("%s: %s", stage, facts)
 
@@ -115,6 +152,7 @@ def training_plan(prepared: Prepared) -> dict[str, Any]:
     return {
         "kind": recipe.kind,
         "volumes": {s.volume.name: round(s.probability, 4) for s in prepared.sources},
+        "regions": {s.volume.name: _region(s) for s in prepared.sources},
         "raw_shape_vox": recipe.shapes.raw_vox,
         "output_shape_vox": recipe.shapes.output_vox,
         "voxel_size_nm": recipe.targets.voxel_size_nm,
@@ -124,6 +162,19 @@ def training_plan(prepared: Prepared) -> dict[str, Any]:
         "done_iterations": max(bundle_iterations(prepared.folder / "checkpoints"), default=0),
         "device": recipe.device,
         "workers": recipe.num_workers,
+        "processes": recipe.step.effective_batch // recipe.step.accumulate,
+        "patches_per_step": recipe.step.effective_batch,
+    }
+
+
+def _region(source: Source) -> dict[str, Any]:
+    """Where a volume has labels, in voxels of its raw, and how many sections at their end in z are never trained."""
+    labels = source.volume.labels
+    return {
+        "raw_shape_vox": source.volume.raw.shape_vox,
+        "labels_begin_vox": labels.begin_vox,
+        "labels_shape_vox": labels.shape_vox,
+        "held_out_sections": source.validation.shape_vox[0] if source.validation else 0,
     }
 
 
@@ -175,9 +226,18 @@ def _volumes(
     return chosen_volumes(experiment.layout.training_volume("any").parent, config, tuple(probabilities))
 
 
-def _make_room(prepared: Prepared, replace: bool) -> None:
-    """Delete an earlier training if asked to; refuse to mix two."""
-    if replace:
+def _job_restarts() -> int:
+    """How often the scheduler has started this job before; 0 outside of a job."""
+    restarts = os.environ.get(JOB_VARIABLE, "").rpartition(" restart ")[2]
+    return int(restarts) if restarts.isdigit() else 0
+
+
+def _make_room(prepared: Prepared, replace: bool, again: bool) -> None:
+    """Delete an earlier training if asked to; refuse to mix two.
+
+    again: the same command has been started before. What it has trained since then is not what it was to delete.
+    """
+    if replace and not (again and _has_trained(prepared)):
         shutil.rmtree(prepared.folder, ignore_errors=True)
         prepared.experiment.layout.manifest(prepared.recipe.stage).unlink(missing_ok=True)
         return
@@ -191,3 +251,13 @@ def _make_room(prepared: Prepared, replace: bool) -> None:
             where=prepared.folder,
             hint="run with --replace to train anew, or restore the earlier settings",
         )
+
+
+def _has_trained(prepared: Prepared) -> bool:
+    """True if there is a checkpoint of this training to go on from."""
+    from lsdflow_training.checkpoints import newest_valid
+
+    try:
+        return newest_valid(prepared.folder / "checkpoints", prepared.key) is not None
+    except (NotOurs, BadData):
+        return False

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
@@ -96,3 +96,19 @@ def micro_experiment(
         lines += [f"{key} = {json.dumps(value)}" for key, value in {**MICRO_OPTIONS, **(options or {})}.items()]
     layout.experiment_toml.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return layout.experiment_toml
+
+
+def thin_labels(shape_vox: Vox3) -> npt.NDArray[np.uint64]:
+    """Lines, a plane, a diagonal, single voxels in the corners, a label in two far pieces; the rest is background."""
+    depth, height, width = shape_vox
+    labels = np.zeros(shape_vox, dtype=np.uint64)
+    labels[:, 2, 3] = 1
+    labels[4, :, 9] = 2
+    labels[7, 5, :] = 3
+    labels[9] = 4
+    diagonal = np.arange(depth)
+    labels[diagonal, diagonal, diagonal + 5] = 5
+    labels[0, 0, 0] = 6
+    labels[depth - 1, height - 1, width - 1] = 7
+    labels[1, 1, width - 2], labels[depth - 3, 9, 12] = 8, 8
+    return labels

@@ -1,9 +1,13 @@
 """The training loop: resume, step, log, validate, checkpoint, snapshot, stop.
 
 1. build network and optimizer from the seed; go on from the newest valid checkpoint if there is one
-2. take batch number iteration + 1, step; a loss that is not finite ends the training, naming the iteration
+2. take the next batches, step; a loss that is not finite ends the training, naming the iteration
 3. every so often: validate, write a bundle (whole or absent), choose the best, delete old ones
-4. stop at max_iteration (a total over all runs) or max_minutes, or when a signal asks for it (then exit 75)
+4. stop at max_iteration (a total over all runs) or max_minutes, when the validation loss falls no more (if asked
+   to), or when a signal asks for it (then exit 75)
+
+Among several processes the step that makes iteration i takes batches (i - 1) n + 1 ... i n, n = accumulate x processes,
+each process every processes-th of them.  All agree on the losses, on the time and on when to stop; the first writes.
 """
 
 from __future__ import annotations
@@ -11,155 +15,178 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gunpowder as gp
 import torch
-from torch import nn
 
 from lsdflow_command.progress import Progress
-from lsdflow_contract.checkpoint import BestCheckpoint, Bundle
-from lsdflow_contract.errors import BadData, InternalError, Interrupted
-from lsdflow_network.composition import AcrLsd
-from lsdflow_network.precision import Precision, choose_precision, memory_format
+from lsdflow_contract.checkpoint import BestCheckpoint
+from lsdflow_contract.errors import InternalError, Interrupted
 from lsdflow_network.unet import UNet
 from lsdflow_training import checkpoints as ckpt
-from lsdflow_training.batches import batch_stream
-from lsdflow_training.best import choose_best
+from lsdflow_training.agreement import Agreement
+from lsdflow_training.averaged_weights import AveragedWeights
+from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer
 from lsdflow_training.bundle_facts import make_bundle
 from lsdflow_training.curves import Curves
+from lsdflow_training.group import Group
 from lsdflow_training.interruption import StopRequest, stop_on_signals
-from lsdflow_training.network_step import Patch, StepResult, to_patch, train_step
-from lsdflow_training.pipeline import Keys, Source, batch_request, make_keys, training_pipeline
+from lsdflow_training.network_step import (
+    Patch,
+    StepResult,
+    TrainingPrecision,
+    to_patch,
+    train_step,
+    training_precision,
+)
+from lsdflow_training.pictures import pictures
+from lsdflow_training.pipeline import Keys, Source, make_keys
 from lsdflow_training.profiling import NodeTimes
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.schedule import learning_rate
+from lsdflow_training.schedule import is_over, learning_rate, scaled
+from lsdflow_training.sharding import require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
+from lsdflow_training.streams import BatchNumbers, make_stream
 from lsdflow_training.training_state import TrainingState
-from lsdflow_training.validation import read_patches, validation_loss
+from lsdflow_training.validation import read_patches, shared_validation_loss
 from lsdflow_training.warm_up import compile_everything
+from lsdflow_training.watch import Watch
 
 LOG = logging.getLogger("lsdflow.training")
 
 
 @dataclass(frozen=True)
-class FrozenLsd:
-    """The LSD network of an AcrLSD training."""
-
-    bundle: Bundle
-    network: nn.Module
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What a training left: its last iteration, the bundle to use, minutes trained, how fast the last run was."""
+    """What a training left: its last iteration, the bundle to use (None: another process knows), minutes, speed."""
 
     iteration: int
-    best: BestCheckpoint
+    best: BestCheckpoint | None
     minutes: float
     it_per_s: float
 
 
 def train(
-    recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
+    recipe: Recipe,
+    sources: Sequence[Source],
+    folder: Path,
+    training_key: str,
+    lsd: FrozenLsd | None = None,
+    group: Group | None = None,
 ) -> Outcome:
-    """Train to recipe.schedules.max_iteration, resuming what is in `folder`.
+    """Train to recipe.schedules.max_iteration, resuming what is in `folder`; group: with these other processes.
 
     Raises Interrupted (75) after a signal, BadData if the loss is not finite, NotOurs if the folder holds another
     training.
     """
-    return Trainer(recipe, sources, folder, training_key, lsd).run()
+    return Trainer(recipe, sources, folder, training_key, lsd, group or Group()).run()
 
 
 class Trainer:
     """One training run; its state is what a checkpoint holds."""
 
     def __init__(
-        self, recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None
+        self,
+        recipe: Recipe,
+        sources: Sequence[Source],
+        folder: Path,
+        training_key: str,
+        lsd: FrozenLsd | None,
+        group: Group | None = None,
     ) -> None:
+        self.group = group or Group()
         torch.set_num_threads(recipe.threads)
         torch.manual_seed(recipe.seed)
         self.recipe, self.sources, self.folder, self.training_key, self.lsd = recipe, sources, folder, training_key, lsd
         self.checkpoints = folder / "checkpoints"
         self.keys: Keys = make_keys()
-        self.device = torch.device(recipe.device)
-        self.precision: Precision = choose_precision(self.device, recipe.precision)
+        self.device = device_of(recipe.device, self.group)
+        self.precision: TrainingPrecision = training_precision(self.device, recipe.precision)
         self.trained = UNet(recipe.unet, recipe.outputs)
-        self.network = self._whole_network()
-        self.optimizer = torch.optim.Adam(
-            self.trained.parameters(), lr=recipe.schedules.learning_rate, betas=recipe.schedules.betas
-        )
+        self.network, self.gradients = build_network(recipe, self.trained, lsd, self.group, self.device)
+        self.optimizer = make_optimizer(recipe, self.trained)
+        self.learning_rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)
+        self.agreed = Agreement(self.group, recipe)
+        decay = recipe.steering.average_decay
+        self.average = None if decay is None else AveragedWeights(self.trained, decay)
+        self.watch = Watch(folder, recipe.steering, self.group)
         self.iteration = 0
         self.saved = 0
         self.minutes_before = 0.0
         self.started = time.monotonic()
         self.times = NodeTimes()
         self.patches: list[Patch] = []
+        self.validated: tuple[int, float | None] = (0, None)
 
     def run(self) -> Outcome:
         """See module docstring."""
         self._resume()
+        self.watch.judge(self.iteration)
         begun_at = self.iteration
         if not self._finished():
             compile_everything()
-            self.patches = read_patches(self.keys, self.recipe, self.sources)
+            ranks = self.group.ranks
+            self.patches = read_patches(self.keys, self.recipe, self.sources, ranks.rank, ranks.world)
+            self.watch.begin(self.patches)
+            self._log_step_options()
             self.started = time.monotonic()
-            with stop_on_signals() as stop, Curves(self.folder, self.iteration) as curves:
+            with stop_on_signals() as stop, self._curves() as curves:
+                agree = self.agreed.on_step(lambda: self.iteration + 1, stop, self._own_minutes)
+                self.gradients = replace(self.gradients, agree=agree)
                 self._loop(curves, stop)
                 self._checkpoint(curves)
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
-            if stop and not self._finished():
+            if self.agreed.stops(stop) and not self._finished():
                 raise Interrupted(
-                    f"training stopped by {stop.name} at iteration {self.iteration}",
+                    f"training stopped by {stop.name or 'a signal to another process'} at iteration {self.iteration}",
                     where=self.checkpoints,
                     hint="run the same command again to go on",
                 )
         seconds = max(time.monotonic() - self.started, 1e-9)
-        return Outcome(self.iteration, self._choose(), self._minutes(), (self.iteration - begun_at) / seconds)
+        best = self._choose() if self.group.writes else None
+        rate = (self.iteration - begun_at) / seconds
+        samples = rate * self.recipe.step.effective_batch
+        LOG.info("%.3g it/s, %.3g samples/s with %d processes", rate, samples, self.group.ranks.world)
+        return Outcome(self.iteration, best, self._minutes(), rate)
 
-    def _loop(self, curves: Curves, stop: StopRequest) -> None:
-        how = self.recipe.schedules
-        stream = batch_stream(
-            training_pipeline(self.keys, self.recipe, self.sources),
-            batch_request(self.keys, self.recipe),
-            seed=self.recipe.seed,
-            first=self.iteration + 1,
-            num_workers=self.recipe.num_workers,
-            cache_size=self.recipe.cache_size,
-            times=self.times,
-        )
-        with stream as batches, Progress(self.recipe.stage, how.max_iteration, "iteration", self.iteration) as progress:
-            while not self._finished() and not stop:
-                batch = _next_batch(batches, stop)
-                if batch is None:
+    def _loop(self, curves: Curves | None, stop: StopRequest) -> None:
+        how, ranks, step = self.recipe.schedules, self.group.ranks, self.recipe.step
+        numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world + ranks.rank + 1, ranks.world)
+        stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
+        with stream as batches, self._progress() as progress:
+            while not self._finished() and not self.agreed.stops(stop):
+                taken = _next_batches(batches, step.accumulate, self.agreed.stops(stop))
+                if not taken:
                     break
-                result = self._step(batch)
-                self._log(curves, result, progress)
+                result = self._step(taken, curves)
+                if curves is not None and progress is not None:
+                    self._log(curves, result, progress)
+                self._look_around(curves)
                 if self.iteration % how.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
 
-    def _step(self, batch: gp.Batch) -> StepResult:
+    def _step(self, batches: Sequence[gp.Batch], curves: Curves | None) -> StepResult:
         how = self.recipe.schedules
         number = self.iteration + 1
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(how, number, self._minutes())
-        patch = to_patch(batch, self.keys, self.device)
-        snapshot = number % how.snapshot_every == 0 or number == 1
-        result = train_step(self.network, self.optimizer, patch, self.precision, keep_gradients=snapshot)
+            group["lr"] = learning_rate(how, number, self._minutes()) * self.learning_rate_factor
+        patches = [to_patch(batch, self.keys, self.device) for batch in batches]
+        snapshot = self.group.writes and (number % how.snapshot_every == 0 or number == 1)
+        result = train_step(
+            self.network, self.optimizer, patches, self.precision, keep_gradients=snapshot, how=self.gradients
+        )
         if not torch.isfinite(result.loss):
-            raise BadData(
-                "the loss is not finite",
-                where=f"iteration {number}",
-                found=f"loss {float(result.loss.detach())}",
-                hint="lower learning_rate, or look for NaN in the volumes (prepare validate); "
-                f"the last checkpoint is that of iteration {self.iteration - self.iteration % how.checkpoint_every}",
-            )
+            raise self.agreed.not_finite(number, float(result.loss.detach()))
         self.iteration = number
-        if snapshot:
+        if self.average is not None:
+            self.average.update(number)
+        if snapshot and curves is not None:
+            curves.add_pictures(number, pictures(patches[-1], result))
             path = snapshot_path(self.folder / "snapshots", number)
             size = self.recipe.targets.voxel_size_nm
-            write_snapshot(path, self.recipe.kind, batch, self.keys, result=result, voxel_size_nm=size)
+            write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
         return result
 
     def _log(self, curves: Curves, result: StepResult, progress: Progress) -> None:
@@ -167,68 +194,116 @@ class Trainer:
         how = self.recipe.schedules
         if self.iteration % max(1, how.max_iteration // 20_000) == 0:
             curves.add(self.iteration, result.losses, progress.rate(), self.optimizer.param_groups[0]["lr"])
-        if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
-            self._validate(curves)
         if self.iteration % how.profile_every == 0:
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
+            LOG.info("%.3g samples/s", progress.rate() * self.recipe.step.effective_batch)
 
-    def _validate(self, curves: Curves) -> float | None:
-        if not self.patches:
+    def _look_around(self, curves: Curves | None) -> None:
+        """What all processes do together between steps, beside checkpoints."""
+        how = self.recipe.schedules
+        if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
+            self._validate(curves)
+        if self.iteration % self.recipe.distribution.check_weights_every == 0:
+            require_same_weights(self.trained, self.group, self.recipe.distribution)
+
+    def _validate(self, curves: Curves | None) -> float | None:
+        if self.validated[0] == self.iteration:
+            return self.validated[1]
+        raw_vox, precision = self.recipe.shapes.raw_vox, self.precision
+        with self._handed_on():
+            value = shared_validation_loss(
+                self.network, self.patches, self.group, raw_vox, device=self.device, precision=precision
+            )
+        self.validated = (self.iteration, value)
+        if value is None:
             return None
-        value = validation_loss(self.network, self.patches, self.device, self.precision)
-        curves.add_validation(self.iteration, value)
-        LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
+        if curves is not None:
+            curves.add_validation(self.iteration, value)
+            LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
+        self.watch.look(self.iteration, value)
         return value
 
-    def _checkpoint(self, curves: Curves) -> None:
+    def _handed_on(self) -> AbstractContextManager[None]:
+        """The network has the weights that the bundle gets."""
+        return nullcontext() if self.average is None else self.average.in_use()
+
+    def _checkpoint(self, curves: Curves | None) -> None:
         if self.iteration == self.saved:
             return
         value = self._validate(curves)
-        curves.flush()
-        bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, self._lsd_sha256())
-        state = TrainingState(self.optimizer.state_dict(), torch.get_rng_state(), self._minutes())
-        ckpt.save_checkpoint(self.checkpoints, bundle, self.trained, state)
+        with self._handed_on():
+            weights = {name: value.clone() for name, value in whole_weights(self.trained).items()}
+        own = {} if self.average is None else whole_weights(self.trained)
+        optimizer = whole_optimizer(self.optimizer)
         self.saved = self.iteration
-        self._choose()
+        if curves is not None:
+            curves.flush()
+            bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, self._lsd_sha256())
+            scaler = {} if self.gradients.scaler is None else self.gradients.scaler.state_dict()
+            state = TrainingState(optimizer, torch.get_rng_state(), self._minutes(), scaler=scaler, weights=own)
+            ckpt.save_checkpoint(self.checkpoints, bundle, weights, state)
+            self._choose()
 
     def _choose(self) -> BestCheckpoint:
-        best = choose_best(self.folder, self.training_key)
-        ckpt.remove_old(self.checkpoints, self.recipe.schedules.keep_checkpoints, {best.iteration})
-        return best
+        return ckpt.keep_best(self.folder, self.training_key, self.recipe.schedules.keep_checkpoints)
 
     def _resume(self) -> None:
-        resumed = ckpt.newest_valid(self.checkpoints, self.training_key)
-        ckpt.remove_partial(self.folder)
+        """All go on from the checkpoint that the first process finds."""
+        resumed = ckpt.newest_valid(self.checkpoints, self.training_key) if self.group.writes else None
+        found = int(self.group.of_first(-1 if resumed is None else resumed.bundle.iteration))
+        if resumed is None and found >= 0:
+            resumed = ckpt.read_checkpoint(self.checkpoints, found)
+        sha256 = "none" if resumed is None else resumed.bundle.weights_sha256
+        self.group.require_same(sha256.encode(), f"checkpoint of iteration {found}")
+        if self.group.writes:
+            ckpt.remove_partial(self.folder)
         if resumed is not None:
-            ckpt.restore(resumed, self.trained, self.optimizer)
+            ckpt.restore(resumed, self.trained, self.optimizer, self.average)
+            if self.gradients.scaler is not None and resumed.state.scaler:
+                self.gradients.scaler.load_state_dict(resumed.state.scaler)
             self.iteration = self.saved = resumed.bundle.iteration
             self.minutes_before = resumed.state.minutes
             LOG.info("going on from iteration %d", self.iteration)
+        if not self.group.alone:
+            self.agreed.minutes = self.group.of_first(self.minutes_before)
 
-    def _whole_network(self) -> nn.Module:
-        network: nn.Module = self.trained
-        if self.lsd is not None:
-            network = AcrLsd(self.lsd.network, self.lsd.bundle.unet, self.trained, self.recipe.unet)
-        network.train()
-        return network.to(self.device).to(memory_format=memory_format(self.device))  # type: ignore[call-overload,no-any-return]
+    def _curves(self) -> Curves | nullcontext[None]:
+        return Curves(self.folder, self.iteration) if self.group.writes else nullcontext()
+
+    def _progress(self) -> Progress | nullcontext[None]:
+        how = self.recipe
+        if not self.group.writes:
+            return nullcontext()
+        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration)
+
+    def _log_step_options(self) -> None:
+        step, world = self.recipe.step, self.group.ranks.world
+        if step.effective_batch > 1:
+            LOG.info(
+                "%d patches a step (%d processes x accumulate %d), %s; learning rate x %.4g (%s)",
+                *(step.effective_batch, world, step.accumulate, self.recipe.distribution.strategy),
+                *(self.learning_rate_factor, step.learning_rate_scaling),
+            )
 
     def _lsd_sha256(self) -> str | None:
         return None if self.lsd is None else self.lsd.bundle.weights_sha256
 
     def _minutes(self) -> float:
+        """Of the first process, as all have agreed: the learning rate and the end may depend on it."""
+        return self._own_minutes() if self.agreed.minutes is None else self.agreed.minutes
+
+    def _own_minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.started) / 60
 
     def _finished(self) -> bool:
-        how = self.recipe.schedules
-        out_of_time = how.max_minutes is not None and self._minutes() >= how.max_minutes and self.iteration > 0
-        return self.iteration >= how.max_iteration or out_of_time
+        return is_over(self.recipe.schedules, self.iteration, self._minutes()) or self.watch.verdict != "go on"
 
 
-def _next_batch(batches: Iterator[gp.Batch], stop: StopRequest) -> gp.Batch | None:
-    """The next batch; None if a signal that reached us also ended the workers."""
+def _next_batches(batches: Iterator[gp.Batch], count: int, stop: bool) -> list[gp.Batch]:
+    """The batches of the next step; none if a signal that reached us also ended the workers."""
     try:
-        return next(batches)
+        return [next(batches) for _ in range(count)]
     except InternalError:
         if stop:
-            return None
+            return []
         raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,27 @@ from lsdflow_contract.errors import BadData
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Optimizer state, torch's random state, minutes trained so far; the hash of bundle.json ("" in old files)."""
+    """Optimizer state, torch's random state, minutes trained so far; the hash of bundle.json ("" in old files).
+
+    scaler: state of the loss scaling of fp16. weights: those of the last step, where the bundle has their average.
+    Both are empty, and not in the file, without.
+    """
 
     optimizer: dict[str, Any]
     torch_rng: Tensor
     minutes: float
     description_sha256: str = ""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+_NOT_IF_EMPTY = ("scaler", "weights")
 
 
 def state_to_bytes(state: TrainingState) -> bytes:
     """Content of resume.pt; only tensors and plain values, so that it can be read with weights_only."""
     buffer = io.BytesIO()
-    torch.save(vars(state), buffer)
+    torch.save({name: value for name, value in vars(state).items() if name not in _NOT_IF_EMPTY or value}, buffer)
     return buffer.getvalue()
 
 
@@ -45,6 +54,7 @@ def read_state(path: Path) -> TrainingState:
         file.seek(0)
         content = torch.load(file, map_location="cpu", weights_only=True)
         described = str(content.get("description_sha256", ""))
-        return TrainingState(content["optimizer"], content["torch_rng"], float(content["minutes"]), described)
+        minutes, later = float(content["minutes"]), {name: dict(content.get(name, {})) for name in _NOT_IF_EMPTY}
+        return TrainingState(content["optimizer"], content["torch_rng"], minutes, described, **later)
     except Exception as error:  # torch.load fails with many types on damaged files
         raise BadData("the training state is missing or damaged", where=path, found=error) from error

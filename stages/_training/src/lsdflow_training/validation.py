@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_network.precision import Precision
 from lsdflow_training.batches import batch_seed, seeded
-from lsdflow_training.network_step import Patch, forward_loss, to_patch
+from lsdflow_training.group import Group
+from lsdflow_training.network_step import Patch, TrainingPrecision, forward_loss, to_patch
 from lsdflow_training.pipeline import Keys, batch_request, validation_pipeline
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.volumes import Source
@@ -35,27 +35,63 @@ def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
     return [grid[i] for i in chosen][:count]
 
 
-def read_patches(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> list[Patch]:
-    """All validation patches, on the CPU; empty if nothing is held out."""
+def read_patches(
+    keys: Keys, recipe: Recipe, sources: Sequence[Source], rank: int = 0, processes: int = 1
+) -> list[Patch]:
+    """This process' share of the validation patches, on the CPU; empty if nothing is held out."""
     held_out = [source for source in sources if source.validation is not None]
     per_volume = math.ceil(recipe.schedules.validation_patches / max(len(held_out), 1))
-    return [patch for source in held_out for patch in _patches_of(keys, recipe, source, per_volume)]
+    mine = slice(rank, None, processes)
+    return [patch for source in held_out for patch in _patches_of(keys, recipe, source, per_volume, mine)]
 
 
-def _patches_of(keys: Keys, recipe: Recipe, source: Source, count: int) -> list[Patch]:
+def _patches_of(keys: Keys, recipe: Recipe, source: Source, count: int, mine: slice) -> list[Patch]:
     if source.validation is None:
         return []
     pipeline = validation_pipeline(keys, recipe, source)
     patches = []
     with gp.build(pipeline):
-        for number, begin in enumerate(patch_begins(source.validation, recipe.shapes.output_vox, count)):
+        for number, begin in list(enumerate(patch_begins(source.validation, recipe.shapes.output_vox, count)))[mine]:
             request = seeded(batch_request(keys, recipe, begin), batch_seed(recipe.seed, number))
             patches.append(to_patch(pipeline.request_batch(request), keys, torch.device("cpu")))
     return [patch for patch in patches if any(bool((w > 0).any()) for w in patch.weights.values())]
 
 
-def validation_loss(network: nn.Module, patches: Sequence[Patch], device: torch.device, precision: Precision) -> float:
+def validation_loss(
+    network: nn.Module, patches: Sequence[Patch], device: torch.device, precision: TrainingPrecision
+) -> float:
     """Mean loss over the patches (the sum over outputs, as in training)."""
+    losses = _losses(network, patches, device, precision)
+    return sum(losses) / len(losses)
+
+
+def shared_validation_loss(
+    network: nn.Module,
+    patches: Sequence[Patch],
+    group: Group,
+    raw_vox: Vox3,
+    *,
+    device: torch.device,
+    precision: TrainingPrecision,
+) -> float | None:
+    """Mean loss over the patches of all processes; None if there are none.
+
+    Where weights are shared, all processes call the network equally often: those with fewer patches with zeros.
+    """
+    counts = [row[0] for row in group.gather([len(patches)])]
+    losses = _losses(network, patches, device, precision)
+    network.eval()
+    with torch.no_grad():
+        for _ in range(int(max(counts)) - len(losses)):
+            network(torch.zeros((1, 1, *raw_vox), device=device))
+    network.train()
+    total = sum(row[0] for row in group.gather([sum(losses)]))
+    return total / sum(counts) if sum(counts) else None
+
+
+def _losses(
+    network: nn.Module, patches: Sequence[Patch], device: torch.device, precision: TrainingPrecision
+) -> list[float]:
     network.eval()
     losses = []
     with torch.no_grad():
@@ -67,4 +103,4 @@ def validation_loss(network: nn.Module, patches: Sequence[Patch], device: torch.
             )
             losses.append(float(forward_loss(network, moved, precision).loss))
     network.train()
-    return sum(losses) / len(losses)
+    return losses

@@ -66,10 +66,14 @@ class BatchWorker:
 
 
 def _work(make: Make, first: int, step: int, batches: Any, training: int) -> None:
-    """Body of the process. Signals to the whole group are for the training, which then ends its workers."""
+    """Body of the process. Signals to the whole group are for the training, which then ends its workers.
+
+    The process is forked from one that may use a GPU already, and cannot use it after that; so it sees none.
+    """
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     number = first
     while os.getppid() == training:
         try:

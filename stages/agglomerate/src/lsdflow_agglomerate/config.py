@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, field_validator
 
 from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS
@@ -23,6 +25,11 @@ class AgglomerateConfig(StrictModel):
     context: LengthsField | None = Field(
         default=None, description="read beyond a block, at least 1 voxel; none = the context of watershed"
     )
+    super_block: LengthsField | None = Field(
+        default=None,
+        description="seamless: part of the volume whose graph fits into memory, whole blocks; "
+        "none = as many blocks as fit into 768 voxels along each axis",
+    )
 
     @field_validator("merge_functions")
     @classmethod
@@ -35,3 +42,7 @@ class AgglomerateConfig(StrictModel):
             msg = f"a merge function is named twice: {', '.join(names)}"
             raise ValueError(msg)
         return names
+
+    def parameters(self) -> dict[str, Any]:
+        """All options that can change a result, as plain values: how super-blocks are cut cannot."""
+        return self.model_dump(mode="json", exclude={"super_block"})

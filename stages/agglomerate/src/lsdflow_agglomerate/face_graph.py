@@ -4,8 +4,6 @@
     block 2:  (u, v)  affinity 180: 1 face, 200: 2 faces   --->                   1    5    2     first[p + 1] of pair p
     block 3:  (u, v)  affinity 201: 2 faces
 
-Counts are integers, so the sum does not depend on the order of the blocks, nor on where the blocks were cut.
-
 `origin` breaks ties (see priority_merging): of a pair of fragments it is the pair itself; of a pair of regions, the
 last of the pairs of fragments that it is made of.
 """
@@ -18,10 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.graph import RagFaces
-
-# Rows that wait beyond those already added up, before they are added too: bounds the memory, changes no result.
-WAITING_ROWS = 1 << 22
+from lsdflow_agglomerate.face_sums import sum_faces
+from lsdflow_contract.graph import RagFaces, RegionFaces
 
 UInt64s = NDArray[np.uint64]
 Int64s = NDArray[np.int64]
@@ -47,15 +43,7 @@ class FaceGraph:
 
 def add_faces(parts: Iterable[RagFaces]) -> FaceGraph:
     """Add up the rows of all blocks."""
-    merged = RagFaces.empty()
-    waiting: list[RagFaces] = []
-    rows = 0
-    for part in parts:
-        waiting.append(part)
-        rows += len(part)
-        if rows > WAITING_ROWS + len(merged):
-            merged, waiting, rows = _summed([merged, *waiting]), [], 0
-    merged = _summed([merged, *waiting])
+    merged = sum_faces(parts)
     pairs = _begins(merged.u, merged.v)
     u, v = merged.u[pairs], merged.v[pairs]
     first = np.append(pairs, len(merged)).astype(np.int64)
@@ -73,19 +61,24 @@ def join_graphs(graphs: Iterable[FaceGraph]) -> FaceGraph:
     return FaceGraph(summed.u, summed.v, origin[order][last], summed.first, summed.affinity, summed.count)
 
 
+def rows_of(graph: FaceGraph) -> RegionFaces:
+    """A graph of regions as rows that can be stored; graph_of gives it back."""
+    origin_u, origin_v = np.repeat(graph.origin, np.diff(graph.first), axis=0).T
+    return RegionFaces(**vars(_rows(graph)), origin_u=origin_u.copy(), origin_v=origin_v.copy())
+
+
+def graph_of(rows: RegionFaces) -> FaceGraph:
+    """The graph of rows as rows_of made them."""
+    pairs = _begins(rows.u, rows.v)
+    origin = np.stack([rows.origin_u[pairs], rows.origin_v[pairs]], axis=1)
+    first = np.append(pairs, len(rows)).astype(np.int64)
+    return FaceGraph(rows.u[pairs], rows.v[pairs], origin, first, rows.affinity, rows.count.astype(np.int64))
+
+
 def _rows(graph: FaceGraph) -> RagFaces:
     length = np.diff(graph.first)
     u, v = np.repeat(graph.u, length), np.repeat(graph.v, length)
     return RagFaces.of(u, v, graph.affinity, graph.count.astype(np.uint64))
-
-
-def _summed(parts: list[RagFaces]) -> RagFaces:
-    rows = RagFaces.concatenate_faces(parts)
-    order = np.lexsort((rows.affinity, rows.v, rows.u))
-    u, v, affinity = rows.u[order], rows.v[order], rows.affinity[order]
-    begins = _begins(u, v, affinity)
-    count = np.add.reduceat(rows.count[order], begins) if len(begins) else rows.count
-    return RagFaces.of(u[begins], v[begins], affinity[begins], count)
 
 
 def _begins(*columns: NDArray[np.unsignedinteger]) -> Int64s:

@@ -8,30 +8,33 @@ graph alone, so that voxels are read once, block by block. How: priority_merging
     | | |  /  |  \\  | | |      2. Parts are joined two by two, or any other way: what is left of their graphs is added
     | o-o-o   |   o-o-o |         up, and fewer fragments wait. At the top none does.
     +---------+---------+      The merges of all parts together are those of the whole graph, whatever the parts.
+                               3. Back down: a pair that was not merged in its part has become a pair of regions, and
+                                  gets the score that was found for these above (settled).
 
 (Lu, Zlateski, Seung: Large-scale image segmentation based on distributed clustering algorithms, arXiv 2106.10795.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.face_graph import FaceGraph
+from lsdflow_agglomerate.face_graph import FaceGraph, join_graphs
 from lsdflow_agglomerate.priority_merging import merge_regions
 from lsdflow_agglomerate.region_arrays import (
     MEAN,
     Edges,
     Nodes,
+    chosen_by_member,
     histograms_of,
     new_edges,
     new_merges,
     new_nodes,
     new_table,
 )
-from lsdflow_contract.errors import InternalError
 from lsdflow_contract.graph import RagEdges
 
 Int64s = NDArray[np.int64]
@@ -62,10 +65,16 @@ class MergeTree:
 
 @dataclass(frozen=True, eq=False)
 class SuperBlock:
-    """What came of a part of the graph: its merges, and the graph of the regions that are left."""
+    """What came of a part of the graph: its merges, and the graph of the regions that are left.
+
+    Of each pair of the part (P,): the `score` of the merge that joined it, float32, or NaN; and the pair of `left` that
+    it has `become`, int64, -1 if it was joined.
+    """
 
     merges: MergeTree
     left: FaceGraph
+    score: NDArray[np.float32]
+    become: Int64s
 
 
 def score_graph(graph: FaceGraph, merge_function: str) -> RagEdges:
@@ -73,11 +82,26 @@ def score_graph(graph: FaceGraph, merge_function: str) -> RagEdges:
 
     :param merge_function: a name of :data:`lsdflow_agglomerate.merge_functions.MERGE_FUNCTIONS`.
     """
-    if merge_function.endswith(INITMAX):
-        graph = _highest_only(graph)
-    run = _Run.of(graph, np.zeros(0, np.uint64))
-    run.merge(merge_function)
-    return RagEdges(graph.u, graph.v, run.edges.pair_score)
+    part = agglomerate_super_block(graph_of_faces(graph, merge_function), np.zeros(0, np.uint64), merge_function)
+    return RagEdges(graph.u, graph.v, part.score)
+
+
+def graph_of_faces(graph: FaceGraph, merge_function: str) -> FaceGraph:
+    """What a merge function needs of complete faces: with initmax only the highest affinity of each, once."""
+    return _highest_only(graph, np.ones(len(graph), bool)) if merge_function.endswith(INITMAX) else graph
+
+
+def graph_of_parts(left: Sequence[FaceGraph], merge_function: str) -> FaceGraph:
+    """The graph of a super-block, from what is left of its parts.
+
+    A pair that several parts name is a face that was cut between them: both its fragments waited, so nothing was added
+    to it yet. With initmax it counts its highest affinity once, like any other face.
+    """
+    graph = join_graphs(left)
+    if not merge_function.endswith(INITMAX):
+        return graph
+    places = [_places(part.u, part.v, graph.u, graph.v) for part in left]
+    return _highest_only(graph, np.bincount(np.concatenate(places), minlength=len(graph)) > 1)
 
 
 def merge_tree(graph: FaceGraph, merge_function: str) -> MergeTree:
@@ -88,15 +112,55 @@ def merge_tree(graph: FaceGraph, merge_function: str) -> MergeTree:
 def agglomerate_super_block(graph: FaceGraph, waiting: UInt64s, merge_function: str) -> SuperBlock:
     """Merge in a part of the graph what would be merged if all of it were known.
 
-    :param graph: all rows of the part, or the sum of what is left of smaller parts.
-    :param waiting: fragments (W,) that rows outside the part name; none = the part is the whole.
-    :param merge_function: mean or hist_quant_Q; the highest affinity of a face (initmax) is not known in a part.
+    :param graph: all rows of the part (graph_of_faces), or the sum of what is left of smaller parts (graph_of_parts).
+    :param waiting: fragments (W,), at least those that rows outside the part name; none = the part is the whole.
+    :param merge_function: a name of :data:`lsdflow_agglomerate.merge_functions.MERGE_FUNCTIONS`.
     """
-    if merge_function.endswith(INITMAX):
-        raise InternalError("initmax needs complete faces", found=merge_function)
     run = _Run.of(graph, waiting)
     merges = run.merge(merge_function)
-    return SuperBlock(merges, run.left())
+    left, become = run.left()
+    return SuperBlock(merges, left, run.edges.pair_score, become)
+
+
+def settled(graph: FaceGraph, part: SuperBlock, above: RagEdges) -> RagEdges:
+    """Scores of the pairs of a part, in their order.
+
+    :param above: scores of the pairs that are left of the part, as the level above has settled them. Pairs that it does
+        not name are settled by another part.
+    """
+    place = _places(part.left.u, part.left.v, above.u, above.v)
+    open_pairs = part.become >= 0
+    place_of_pair = np.where(open_pairs, place[part.become] if len(place) else -1, -1)
+    score = part.score.copy()
+    score[place_of_pair >= 0] = above.merge_score[place_of_pair[place_of_pair >= 0]]
+    kept = ~open_pairs | (place_of_pair >= 0)
+    return RagEdges(graph.u[kept], graph.v[kept], score[kept])
+
+
+def _places(u: UInt64s, v: UInt64s, known_u: UInt64s, known_v: UInt64s) -> Int64s:
+    """Where pairs (N,) stand among the known ones (ascending by (u, v)); -1 = nowhere."""
+    if not len(known_u) or not len(u):
+        return np.full(len(u), -1, np.int64)
+    ids = np.unique(np.concatenate([u, v, known_u, known_v]))
+    code, known = (_codes(ids, *pair) for pair in ((u, v), (known_u, known_v)))
+    place = np.minimum(np.searchsorted(known, code), len(known) - 1)
+    return np.where(known[place] == code, place, -1)
+
+
+def _codes(ids: UInt64s, u: UInt64s, v: UInt64s) -> Int64s:
+    return (np.searchsorted(ids, u) * len(ids) + np.searchsorted(ids, v)).astype(np.int64)
+
+
+def _highest_only(graph: FaceGraph, chosen: NDArray[np.bool_]) -> FaceGraph:
+    """Of the `chosen` pairs (P,) only the highest affinity, once."""
+    last = np.zeros(len(graph.affinity), bool)
+    last[graph.first[1:] - 1] = True
+    of_chosen = np.repeat(chosen, np.diff(graph.first))
+    kept = last | ~of_chosen
+    count = np.where(of_chosen, 1, graph.count)[kept]
+    rows = np.where(chosen, 1, np.diff(graph.first))
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows, dtype=np.int64)])
+    return FaceGraph(graph.u, graph.v, graph.origin, first, graph.affinity[kept], count)
 
 
 def quantile_of(merge_function: str) -> int:
@@ -104,13 +168,6 @@ def quantile_of(merge_function: str) -> int:
     if merge_function == "mean":
         return MEAN
     return int(merge_function.removeprefix("hist_quant_").removesuffix(INITMAX))
-
-
-def _highest_only(graph: FaceGraph) -> FaceGraph:
-    """Of each face only its highest affinity, once."""
-    pairs = len(graph)
-    highest = graph.affinity[graph.first[1:] - 1]
-    return FaceGraph(graph.u, graph.v, graph.origin, np.arange(pairs + 1), highest, np.ones(pairs, np.int64))
 
 
 @dataclass(frozen=True)
@@ -139,8 +196,8 @@ class _Run:
         a, b = self.ids[merges.a[:made]], self.ids[merges.b[:made]]
         return MergeTree(a, b, merges.score[:made], self.origins[merges.origin[:made]])
 
-    def left(self) -> FaceGraph:
-        """The edges between the regions that are left."""
+    def left(self) -> tuple[FaceGraph, Int64s]:
+        """The edges between the regions that are left; and for each edge of the input the one it has become, or -1."""
         edges = self.edges
         alive = np.flatnonzero(edges.alive)
         names = self.nodes.smallest[edges.ends.reshape(-1, 2)[alive]]
@@ -149,4 +206,5 @@ class _Run:
         alive, u, v = alive[order], u[order], v[order]
         first, rows = histograms_of(edges, alive)
         origin = self.origins[edges.origin[alive]]
-        return FaceGraph(self.ids[u], self.ids[v], origin, first, edges.affinity[rows], edges.times[rows])
+        graph = FaceGraph(self.ids[u], self.ids[v], origin, first, edges.affinity[rows], edges.times[rows])
+        return graph, chosen_by_member(edges, alive)

@@ -12,6 +12,7 @@ from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.metadata import read_neighborhood
 from lsdflow_runtime.volumes import Volume, open_volume
 
 
@@ -82,7 +83,10 @@ def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
 def _open(folder: Path, spec: ArraySpec, grid: Geometry) -> Volume:
     depth = len(Path(spec.dataset).parts)
     volume = open_volume(folder.parents[depth - 1], spec.dataset, grid)
-    if volume.channels != spec.channels or volume.dtype.name != spec.dtype:
+    if spec is AFFS:
+        # The three nearest come first, and are all that counts here.
+        read_neighborhood(dict(volume.array.attrs), volume.channels, volume.dtype.name, volume.where)
+    elif volume.channels != spec.channels or volume.dtype.name != spec.dtype:
         raise BadData(
             f"this is not {spec.dataset}",
             where=volume.where,

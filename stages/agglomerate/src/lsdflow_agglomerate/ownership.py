@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_agglomerate.distinct_ids import distinct_ids
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.graph import RagEdges
@@ -56,8 +57,7 @@ def check_names(fragments: NDArray[np.uint64], naming: FragmentNaming, write: Bo
 
     :raises BadData: names the first such id.
     """
-    ids = np.unique(fragments)
-    ids = ids[ids > 0]
+    ids = distinct_ids(fragments)
     foreign = ids[~naming.made_in(ids, write)]
     if foreign.size:
         raise BadData(

@@ -133,6 +133,18 @@ def histograms_of(edges: Edges, chosen: Int64s) -> tuple[Int64s, Int64s]:
 
 
 @compiled
+def chosen_by_member(edges: Edges, chosen: Int64s) -> Int64s:
+    """For each edge of the input the place in `chosen` of the edge it has become, NONE if it was merged."""
+    place_of = np.full(edges.alive.size, NONE, np.int64)
+    for place in range(chosen.size):
+        member = chosen[place]
+        while member != NONE:
+            place_of[member] = place
+            member = edges.next_member[member]
+    return place_of
+
+
+@compiled
 def _lengths(edges: Edges, chosen: Int64s) -> Int64s:
     length = np.zeros(chosen.size, np.int64)
     for place in range(chosen.size):

@@ -11,12 +11,12 @@ graph of one threshold spoils the queue of the next).
 
 from __future__ import annotations
 
-import fastremap
 import numpy as np
 import waterz
 from numpy.typing import NDArray
 
 from lsdflow_agglomerate.adjacency import touching_pairs
+from lsdflow_agglomerate.distinct_ids import dense_labels
 from lsdflow_agglomerate.merge_functions import QUEUE_BINS, WATERZ_NAMES
 from lsdflow_agglomerate.merge_tree import MergeHistory, merge_scores
 from lsdflow_contract.arrays import dequantise_u8
@@ -48,17 +48,6 @@ def score_edges(
         # means of means may leave [0, 1] by a rounding error; NaN stays NaN
         edges[name] = RagEdges(ids[u], ids[v], np.clip(scores, 0, 1))
     return edges
-
-
-def dense_labels(fragments: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Replace ids by 0..n in ascending order (0 stays 0).
-
-    :returns: (z, y, x) u64 labels, and (n + 1,) the id of each label.
-    """
-    ids, dense = fastremap.unique(np.ascontiguousarray(fragments), return_inverse=True)
-    shift = 0 if ids.size and ids[0] == 0 else 1
-    ids = np.concatenate([np.zeros(shift, np.uint64), ids.astype(np.uint64)])
-    return dense.reshape(fragments.shape).astype(np.uint64) + np.uint64(shift), ids
 
 
 def merge_history(

@@ -1,6 +1,6 @@
-"""The work of seamless mode, in two passes: faces of every block, then one agglomeration of the whole graph.
+"""The work of seamless mode: faces of every block, then agglomeration of the graph in super-blocks.
 
-    fragments, affinities --blocks, any workers--> edges_faces --coordinator--> edges_<merge_function>
+    fragments, affinities --blocks--> edges_faces --super-blocks--> edges_<merge_function>
 
 The rows of faces stay: another merge function needs no second reading of voxels.
 """
@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lsdflow_agglomerate.blocking import plan_faces
+from lsdflow_agglomerate.blocking import plan_faces, plan_super_blocks
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.face_counts import box_with_lower_neighbours, count_faces
-from lsdflow_agglomerate.face_graph import add_faces
-from lsdflow_agglomerate.graph_agglomeration import score_graph
 from lsdflow_agglomerate.inputs import AgglomerateInputs
-from lsdflow_contract.errors import BadData
+from lsdflow_agglomerate.super_block_tasks import GraphWork
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.graph import FACES, RagFaces
+from lsdflow_contract.graph import FACES
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
@@ -45,23 +42,15 @@ def faces_task(experiment: Experiment, config: AgglomerateConfig, inputs: Agglom
     )
 
 
-def graph_task(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:
-    """The second pass: one block, the whole volume, of which only the rows of faces are read. By the coordinator."""
+def seamless_passes(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> list[BlockTask]:
+    """All passes in their order; the last makes the edges of the graph."""
     faces = faces_task(experiment, config, inputs)
-    plan = BlockPlan(faces.plan.total, faces.plan.total.shape_vox)
-    parameters = {**config.model_dump(mode="json"), "resolved": resolved_plan(faces.plan)}
-    known = {**inputs.identities, FACES: faces.key}
-    alone = experiment.compute.model_copy(update={"runner": "serial"})
-    return BlockTask(
-        stage=STAGE,
-        experiment=replace(experiment, compute=alone),
-        key=work_key(STAGE, parameters, known),
-        config=parameters,
-        inputs=known,
-        plan=plan,
-        outputs={},
-        open=partial(_open_agglomeration, faces, config.merge_functions),
-    )
+    super_blocks = plan_super_blocks(config, faces.plan, inputs.naming, inputs.watershed_context_vox, inputs.grid)
+    resolved = resolved_plan(faces.plan)
+    if super_blocks.levels > 1:
+        resolved["super_block_vox"] = list(super_blocks.shape_vox)
+    parameters = {**config.parameters(), "resolved": resolved}
+    return [faces, *GraphWork(faces, super_blocks, config.merge_functions, parameters).passes()]
 
 
 def resolved_plan(blocks: BlockPlan) -> dict[str, Any]:
@@ -82,22 +71,3 @@ def _open_counting(inputs: AgglomerateInputs) -> Iterator[BlockFunction]:
         return BlockOutput(edges={FACES: faces}, facts={FACES: int(faces.count.sum()), "rows": len(faces)})
 
     yield count_block
-
-
-@contextmanager
-def _open_agglomeration(faces: BlockTask, merge_functions: tuple[str, ...]) -> Iterator[BlockFunction]:
-    def agglomerate(block: Block) -> BlockOutput:
-        del block
-        graph = add_faces(_stored_faces(faces))
-        edges = {name: score_graph(graph, name) for name in merge_functions}
-        facts = {f"edges_{name}": len(scored) for name, scored in edges.items()}
-        return BlockOutput(edges=edges, facts=facts)
-
-    yield agglomerate
-
-
-def _stored_faces(faces: BlockTask) -> Iterator[RagFaces]:
-    for rows in faces.rag_store.iter_edges(faces.key, FACES, len(faces.plan)):
-        if not isinstance(rows, RagFaces):
-            raise BadData("these rows are no faces", where=faces.marks.where, hint=f"run {STAGE} repair")
-        yield rows

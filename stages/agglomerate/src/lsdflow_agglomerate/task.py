@@ -14,14 +14,15 @@ from lsdflow_agglomerate.block_edges import edges_of_block
 from lsdflow_agglomerate.blocking import plan_blocks
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.inputs import AgglomerateInputs, open_inputs
-from lsdflow_agglomerate.seamless_task import STAGE, faces_task, graph_task, resolved_plan
+from lsdflow_agglomerate.seamless_task import STAGE, resolved_plan, seamless_passes
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import ConfigError, ContractMismatch, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
+from lsdflow_runtime.daisy_runner import current_work
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
@@ -42,53 +43,64 @@ def join(experiment: Experiment) -> None:
 
 def verify(experiment: Experiment) -> dict[str, Any]:
     """Read back what a finished run made."""
-    facts = verify_task(block_task(experiment))
-    if faces := _faces_task(experiment):
-        facts["faces_blocks_read_back"] = verify_blocks(faces)
-    return facts
+    *before, last = passes(experiment)
+    facts = verify_task(last)
+    return facts | {f"{_name_of(task)}_blocks_read_back": verify_blocks(task) for task in before}
 
 
 def repair(experiment: Experiment) -> dict[str, Any]:
     """Make again the blocks that are lost or damaged."""
     with coordinating(STAGE, experiment):
+        *before, last = passes(experiment)
         found: dict[str, Any] = {}
-        if faces := _faces_task(experiment):
-            found |= {f"faces_{name}": fact for name, fact in take_back_broken(faces).items()}
-        found |= take_back_broken(block_task(experiment))
+        for task in before:
+            found |= {f"{_name_of(task)}_{name}": fact for name, fact in take_back_broken(task).items()}
+        found |= take_back_broken(last)
         return {**found, "identity": _run(experiment, RunOptions()).identity}
 
 
 def worker(experiment: Experiment) -> None:
     """Take blocks from a running coordinator."""
-    worker_task(_faces_task(experiment) or block_task(experiment))
+    work = current_work()
+    for task in passes(experiment):
+        if task.key == work:
+            return worker_task(task)
+    raise ContractMismatch(
+        "this worker does not know the work of its coordinator",
+        where=experiment.path,
+        found=f"key {work[:12]}",
+        hint="let both run the same image and settings",
+    )
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
-    """What a run would do."""
-    return plan_task(_faces_task(experiment) or block_task(experiment))
+    """What a run would do: the pass that reads voxels."""
+    return plan_task(passes(experiment)[0])
 
 
 def status(experiment: Experiment) -> dict[str, Any]:
-    """What is done."""
-    facts = status_task(block_task(experiment))
-    if faces := _faces_task(experiment):
-        first = status_task(faces)
-        facts |= {f"faces_{name}": first[name] for name in ("blocks", "done", "failed", "failures")}
+    """What is done: blocks of the pass that is at work, and of each."""
+    of_passes = {_name_of(task): status_task(task) for task in passes(experiment)}
+    *before, last = of_passes.values()
+    name, now = next((item for item in of_passes.items() if item[1]["done"] < item[1]["blocks"]), ("", last))
+    facts = {**now, "finished": last["finished"], **({"pass": name} if before and name else {})}
+    for name, found in list(of_passes.items())[:-1]:
+        facts |= {f"{name}_{fact}": found[fact] for fact in ("blocks", "done", "failed")}
     return facts
 
 
 def _run(experiment: Experiment, options: RunOptions) -> Manifest:
-    if faces := _faces_task(experiment):
-        run_blocks(faces, options)
-        # what gives way has given way to the faces already
+    *before, last = passes(experiment)
+    for task in before:
+        run_blocks(task, options)
+        # what gives way has given way to the first pass already
         options = RunOptions()
-    return run_task(block_task(experiment), options)
+    return run_task(last, options)
 
 
-def _faces_task(experiment: Experiment) -> BlockTask | None:
-    """The first pass over seamless fragments; none for fragments of blocks."""
-    inputs = open_inputs(experiment)
-    return faces_task(experiment, experiment.table(STAGE, AgglomerateConfig), inputs) if inputs.seamless else None
+def _name_of(task: BlockTask) -> str:
+    """What a pass is called in facts: faces, left_1, settled_2; the last one edges."""
+    return "_".join(str(task.config[name]) for name in ("part", "level") if name in task.config) or "edges"
 
 
 def validate(experiment: Experiment) -> list[StageError]:
@@ -98,20 +110,39 @@ def validate(experiment: Experiment) -> list[StageError]:
     if not experiment.layout.manifest("watershed").exists():
         return problems
     try:
-        block_task(experiment)
+        passes(experiment)
     except StageError as error:
         return [error, *problems]
     return problems
 
 
 def block_task(experiment: Experiment) -> BlockTask:
-    """The stage's work; everything that can be refused is refused here, before anything is written."""
+    """The work that makes the edges of the graph."""
+    return passes(experiment)[-1]
+
+
+def passes(experiment: Experiment) -> list[BlockTask]:
+    """The stage's work; everything that can be refused is refused here, before anything is written.
+
+    Fragments of blocks need one pass; for seamless ones see seamless_task.
+    """
     config = experiment.table(STAGE, AgglomerateConfig)
     inputs = open_inputs(experiment)
     if inputs.seamless:
-        return graph_task(experiment, config, inputs)
+        return seamless_passes(experiment, config, inputs)
+    return [_blocks_task(experiment, config, inputs)]
+
+
+def _blocks_task(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:
+    if config.super_block is not None:
+        raise ConfigError(
+            "fragments of blocks are scored in blocks, without super-blocks",
+            where="agglomerate.super_block",
+            found=str(config.super_block),
+            hint="leave super_block out",
+        )
     blocks = plan_blocks(config, inputs.naming, inputs.watershed_context_vox, inputs.grid.voxel_size_nm)
-    resolved = {**config.model_dump(mode="json"), "resolved": resolved_plan(blocks)}
+    resolved = {**config.parameters(), "resolved": resolved_plan(blocks)}
     return BlockTask(
         stage=STAGE,
         experiment=experiment,

@@ -71,6 +71,7 @@ def report_data(
         roi=str(scores.box) if scores else "",
         neuroglancer_state=viewer,
         neuroglancer_help=VIEWER_HELP.format(url=config.viewer_url),
+        fragments_by=history.fragments_by(experiment),
         settings=scores.settings if scores else {},
         problems=tuple(collector.problems),
     )

@@ -12,7 +12,15 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_evaluate.report.data import BlockTimes, LossCurve, Problem, SegmentCount, SizeHistogram, StageVersion
+from lsdflow_evaluate.report.data import (
+    BlockTimes,
+    FragmentsBy,
+    LossCurve,
+    Problem,
+    SegmentCount,
+    SizeHistogram,
+    StageVersion,
+)
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.stores import open_store
 
@@ -56,6 +64,14 @@ def manifests(experiment: Experiment) -> dict[str, Manifest]:
             except StageError:
                 continue
     return found
+
+
+def fragments_by(experiment: Experiment) -> FragmentsBy:
+    """How the fragments were made and named: the methods of the report tell it."""
+    finished = manifests(experiment).get("watershed")
+    if finished is None or finished.config.get("id_mode", "seamless") == "seamless":
+        return "seamless"
+    return "mutex" if finished.config.get("method") == "mutex" else "blocks"
 
 
 def run_problems(experiment: Experiment) -> list[Problem]:

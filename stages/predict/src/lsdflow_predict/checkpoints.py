@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.checkpoint import (
     WEIGHTS,
     Bundle,
@@ -160,15 +161,28 @@ def _require_kind(found: BundleAt, wanted: Kind) -> BundleAt:
             found=f"{bundle.kind} from {bundle.writer.stage}: {bundle.unet.in_channels} in, gives {bundle.outputs}",
             hint=f"correct predict.{'lsd_checkpoint' if wanted == 'lsd' else 'checkpoint'} or experiment.mode",
         )
-    inputs = 1 + (10 if wanted == "acrlsd" else 0)
-    if bundle.outputs != _OUTPUTS[wanted] or bundle.unet.in_channels != inputs:
+    inputs, outputs = 1 + (10 if wanted == "acrlsd" else 0), _outputs(bundle)
+    if bundle.outputs != outputs or bundle.unet.in_channels != inputs:
         raise BadData(
             "the bundle contradicts itself",
             where=found.folder,
-            wanted=f"kind {wanted}: {inputs} channels in, gives {_OUTPUTS[wanted]}",
+            wanted=f"kind {wanted}: {inputs} channels in, gives {outputs}",
             found=f"{bundle.unet.in_channels} channels in, gives {bundle.outputs}",
         )
+    if bundle.neighborhood and not is_neighborhood(bundle.neighborhood):
+        raise BadData(
+            "the bundle gives other affinities than the nearest first",
+            where=found.folder,
+            wanted=f"{[list(offset) for offset in AFFINITY_NEIGHBORHOOD]}, then others, each once",
+            found=[list(offset) for offset in bundle.neighborhood],
+        )
     return found
+
+
+def _outputs(bundle: Bundle) -> dict[str, int]:
+    """What a network of this kind gives: an affinity for each offset of its neighbourhood."""
+    affs = len(bundle.neighborhood or AFFINITY_NEIGHBORHOOD)
+    return {name: affs if name == "affs" else count for name, count in _OUTPUTS[bundle.kind].items()}
 
 
 def _check_lsd_identity(affinities: BundleAt, lsds: BundleAt | None, config: PredictConfig) -> list[str]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import numpy as np
+import torch
 
-from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_predict.checkpoints import BundleAt, Networks
+from lsdflow_predict.device_memory import fitting_tile_edge, main_memory_bytes, memory_of_device, network_bytes
 from lsdflow_predict.job import Job
 from lsdflow_predict.networks import choose_device, prepare_torch
 from lsdflow_predict.opened import load
@@ -21,9 +21,6 @@ from lsdflow_predict.scheme import Layer, Scheme
 from lsdflow_predict.tiles import Tiling
 from lsdflow_runtime.block_task import BlockTask
 
-_FLOAT_BYTES = 4
-# The finest level holds the skip connection (1), the merged input (2), a result (1) and work space; measured: 5.8.
-_LIVE_COPIES = 6
 _PROCESS_BYTES = 500_000_000
 
 
@@ -35,6 +32,7 @@ def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[st
         "tile_output_vox": list(scheme.affinities.tiling.output_vox),
         "main_memory_per_worker_bytes": worker_bytes(scheme, networks),
         "device_memory_per_worker_bytes": tile_bytes(scheme, networks),
+        "largest_tile_shape_that_fits_vox": _largest_tile_edge(job),
         "workers": job.experiment.compute.workers,
         "accepted": list(networks.accepted),
     }
@@ -52,6 +50,18 @@ def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[st
     if job.config.measure:
         facts |= measured_tiles(job)
     return facts
+
+
+def _largest_tile_edge(job: Job) -> int:
+    """The tile_shape that this machine's memory allows. Told, not taken: it changes low bits, so it has to be written
+    into the experiment, where another machine that goes on with the work finds it.
+    """
+    compute = job.experiment.compute
+    device = choose_device(compute.device)
+    workers = compute.workers if compute.runner == "daisy" else 1
+    share = max(1, workers // max(1, torch.cuda.device_count())) if device != "cpu" else workers
+    specs = [b.bundle.unet for b in (job.networks.affinities, job.networks.lsds) if b is not None]
+    return fitting_tile_edge(specs, memory_of_device(device) // share)
 
 
 def lsd_tiles_per_affinity_tile(affinities: Layer, lsds: Layer) -> float:
@@ -75,15 +85,15 @@ def worker_bytes(scheme: Scheme, networks: Networks) -> int:
 
 def tile_bytes(scheme: Scheme, networks: Networks) -> int:
     """Memory one evaluation of the larger network needs, roughly, bytes; on a GPU this lies there."""
-    sizes = [_activations(networks.affinities.bundle.unet, scheme.affinities.tiling)]
+    sizes = [network_bytes(networks.affinities.bundle.unet, scheme.affinities.tiling.input_vox)]
     if scheme.lsds is not None and networks.lsds is not None:
-        sizes.append(_activations(networks.lsds.bundle.unet, scheme.lsds.tiling))
+        sizes.append(network_bytes(networks.lsds.bundle.unet, scheme.lsds.tiling.input_vox))
     return max(sizes)
 
 
 def memory_problem(scheme: Scheme, networks: Networks, experiment: Experiment) -> None:
     """ConfigError if the workers together need more main memory than this machine has (networks on the CPU only)."""
-    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    have = main_memory_bytes()
     workers = experiment.compute.workers if experiment.compute.runner == "daisy" else 1
     need = worker_bytes(scheme, networks)
     if choose_device(experiment.compute.device) == "cpu" and need * workers > have:
@@ -115,13 +125,9 @@ def measured_tiles(job: Job) -> dict[str, float]:
 
 def _seconds(job: Job, found: BundleAt, tiling: Tiling, device: str) -> float:
     network = load(job, found, device)
-    patch = np.zeros((found.bundle.unet.in_channels, *tiling.input_vox), np.float32)
-    network(patch)
+    raw = torch.zeros(tiling.input_vox, dtype=torch.uint8)
+    lsds = raw.expand(LSD_CHANNELS, *raw.shape) if found.bundle.unet.in_channels > 1 else None
+    network(raw, lsds, list(found.bundle.outputs))
     started = time.monotonic()
-    network(patch)
+    network(raw, lsds, list(found.bundle.outputs))
     return time.monotonic() - started
-
-
-def _activations(spec: UNetSpec, tiling: Tiling) -> int:
-    voxels = int(np.prod(tiling.input_vox))
-    return voxels * _FLOAT_BYTES * (spec.in_channels + _LIVE_COPIES * spec.num_fmaps)

@@ -39,8 +39,8 @@ class Job:
     @property
     def outputs(self) -> dict[str, int]:
         """Names and channels of the arrays that the affinity pass writes."""
-        with_lsds = self.config.store_lsds and not self.stores_lsds_first
-        return {"affs": 3, "lsds": 10} if with_lsds else {"affs": 3}
+        affs = {"affs": self.networks.affinities.bundle.outputs["affs"]}
+        return {**affs, "lsds": 10} if self.config.store_lsds and not self.stores_lsds_first else affs
 
     @property
     def setup(self) -> str:

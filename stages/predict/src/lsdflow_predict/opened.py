@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+import torch
 
 from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.geometry import Box
 from lsdflow_network.inference import load_predictor
 from lsdflow_predict.checkpoints import BundleAt
+from lsdflow_predict.device_memory import window_bytes, window_device
 from lsdflow_predict.job import Job, open_mask, open_raw
 from lsdflow_predict.networks import U8, Network, choose_device, prepare_torch
 from lsdflow_predict.patches import (
@@ -77,7 +79,9 @@ class LsdBlocks:
         """LSDs of the write box, 0 where no affinity tile needs any."""
         if not self._is_needed(block.write):
             return BlockOutput(arrays={"lsds": paste(None, block.write)}, facts={"blocks_outside_mask": 1})
-        return BlockOutput(arrays={"lsds": self.source.read(block.write)}, facts={"blocks_outside_mask": 0})
+        return BlockOutput(
+            arrays={"lsds": self.source.read(block.write).cpu().numpy()}, facts={"blocks_outside_mask": 0}
+        )
 
     def _is_needed(self, box: Box) -> bool:
         """A tile whose input meets the box owns voxels at most one input shape away from it."""
@@ -91,13 +95,14 @@ class LsdBlocks:
 def open_affinities(job: Job) -> Iterator[BlockFunction]:
     """Load the network(s) and open the volumes of the affinity pass."""
     device = _prepare(job)
-    raw = raw_reader(job)
+    place = window_device(device, window_bytes(job.scheme, job.scheme.affinities))
+    raw = raw_reader(job, place)
     lsds: ReadBox | None = None
     if job.stores_lsds_first:
         stored = open_volume(predictions_of(job), LSDS.dataset, job.raw.geometry)
-        lsds = stored.read
+        lsds = _reader(stored.read, place)
     elif job.scheme.lsds is not None:
-        lsds = lsd_source(job, raw, device).read
+        lsds = lsd_source(job, raw, device, place).read
     network = load(job, job.networks.affinities, device)
     mask = open_mask(job.experiment, job.config, job.raw)
     yield AffinityBlocks(job.scheme.affinities, network, job.outputs, raw, lsds, mask)
@@ -107,30 +112,31 @@ def open_affinities(job: Job) -> Iterator[BlockFunction]:
 def open_lsds(job: Job) -> Iterator[BlockFunction]:
     """Load the LSD network and open the volumes of the first of two passes."""
     device = _prepare(job)
-    source = lsd_source(job, raw_reader(job), device)
+    place = window_device(device, window_bytes(job.scheme, cast(Layer, job.scheme.lsds)))
+    source = lsd_source(job, raw_reader(job, place), device, place)
     yield LsdBlocks(source, job.scheme.affinities, open_mask(job.experiment, job.config, job.raw))
 
 
-def lsd_source(job: Job, raw: ReadBox, device: str) -> LsdSource:
-    """LSDs computed from raw. The job must have an LSD network."""
+def lsd_source(job: Job, raw: ReadBox, device: str, place: str) -> LsdSource:
+    """LSDs computed from raw on `device` and kept on `place`. The job must have an LSD network."""
     layer, bundle = cast(Layer, job.scheme.lsds), cast(BundleAt, job.networks.lsds)
-    return LsdSource(layer.tiling, load(job, bundle, device), raw, TileCache(job.config.lsd_cache_mb * _MB))
+    return LsdSource(layer.tiling, load(job, bundle, device), raw, TileCache(job.config.lsd_cache_mb * _MB), place)
 
 
 def load(job: Job, found: BundleAt, device: str) -> Network:
     """A network on its device. BadData if its weights are damaged."""
     predictor = load_predictor(found.folder, device=device, precision=job.config.precision)
-    return cast(Network, predictor.predict)
+    return predictor.grey_levels
 
 
-def raw_reader(job: Job) -> ReadBox:
-    """Reads raw of any box, as configured beyond the target's edge."""
+def raw_reader(job: Job, place: str) -> ReadBox:
+    """Reads raw of any box, as configured beyond the target's edge, and puts it on a device."""
     raw = open_raw(job.experiment)
+    return _reader(lambda box: raw.read(box, outside=job.config.outside), place)
 
-    def read(box: Box) -> U8:
-        return raw.read(box, outside=job.config.outside)
 
-    return read
+def _reader(read: Callable[[Box], U8], place: str) -> ReadBox:
+    return lambda box: torch.from_numpy(np.require(read(box), requirements=("C", "W"))).to(place)
 
 
 def predictions_of(job: Job) -> Path:

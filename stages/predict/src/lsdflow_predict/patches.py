@@ -1,7 +1,8 @@
 """From raw to grey levels of a box: the tiles that touch it are evaluated and put together.
 
 One pass (LSDs in memory) and two passes (LSDs stored) differ only in where `lsds` of the affinity network come from:
-both get the grey levels of the same LSD tiles, so both give the same bits.
+both get the grey levels of the same LSD tiles, so both give the same bits. Windows and tiles are tensors that lie where
+they were put: on the GPU, where it has room for the LSDs of a block, bytes go there once and come back once.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lsdflow_contract.geometry import Box
-from lsdflow_predict.networks import U8, Network, grey_levels, network_input
+from lsdflow_predict.networks import U8, Network, grey_levels
 from lsdflow_predict.tiles import Index3, Tiling, assemble, crop_to_cell, hull
 
-ReadBox = Callable[[Box], U8]
+ReadBox = Callable[[Box], Tensor]
 LSD_CHANNELS = 10
 
 
 @dataclass(frozen=True)
 class Window:
-    """An array (..., z, y, x) and the box it covers."""
+    """A tensor u8 (..., z, y, x) and the box it covers."""
 
     box: Box
-    values: U8
+    values: Tensor
 
-    def crop(self, box: Box) -> U8:
+    def crop(self, box: Box) -> Tensor:
         """The part of `box`, which must lie inside."""
         return self.values[(..., *box.slices(self.box.begin_vox))]
 
@@ -37,13 +40,13 @@ class TileCache:
     """The tiles used last, up to `capacity_bytes`. What is kept changes no value, only how often tiles are computed."""
 
     capacity_bytes: int
-    _tiles: OrderedDict[Index3, U8] = field(default_factory=OrderedDict)
+    _tiles: OrderedDict[Index3, Tensor] = field(default_factory=OrderedDict)
     _bytes: int = 0
 
     def __contains__(self, index: Index3) -> bool:
         return index in self._tiles
 
-    def get(self, index: Index3, compute: Callable[[Index3], U8]) -> U8:
+    def get(self, index: Index3, compute: Callable[[Index3], Tensor]) -> Tensor:
         """The tile, computed if it is not kept."""
         if index in self._tiles:
             self._tiles.move_to_end(index)
@@ -58,26 +61,28 @@ class TileCache:
 
 @dataclass(frozen=True)
 class LsdSource:
-    """LSDs computed from raw, tile by tile."""
+    """LSDs computed from raw, tile by tile; kept on `device`."""
 
     tiling: Tiling
     network: Network
     raw: ReadBox
     cache: TileCache
+    device: str = "cpu"
 
-    def read(self, box: Box) -> U8:
+    def read(self, box: Box) -> Tensor:
         """LSDs (10, *box.shape) u8."""
         missing = [i for i in self.tiling.indices_touching(box) if i not in self.cache]
         raw = _raw_of(self.tiling, missing, self.raw)
 
-        def compute(index: Index3) -> U8:
+        def compute(index: Index3) -> Tensor:
             wanted = self.tiling.input(index)
             inside = raw is not None and raw.box.contains(wanted)
             patch = raw.crop(wanted) if raw is not None and inside else self.raw(wanted)
-            output = grey_levels(self.network, network_input(patch, None), ("lsds",), self.tiling.output(index))
-            return crop_to_cell(self.tiling, output)
+            output = grey_levels(self.network, patch, None, ("lsds",), self.tiling.output(index))
+            return crop_to_cell(self.tiling, output).to(self.device).contiguous()
 
-        return assemble(self.tiling, box, LSD_CHANNELS, lambda index: self.cache.get(index, compute))
+        result = torch.zeros((LSD_CHANNELS, *box.shape_vox), dtype=torch.uint8, device=self.device)
+        return assemble(self.tiling, box, result, lambda index: self.cache.get(index, compute))
 
 
 def wanted_tiles(tiling: Tiling, box: Box, mask: U8 | None) -> list[Index3]:
@@ -105,14 +110,15 @@ def predict_box(
     """
     needed = set(wanted)
 
-    def evaluate(index: Index3) -> U8 | None:
+    def evaluate(index: Index3) -> Tensor | None:
         if index not in needed:
             return None
         inside = tiling.input(index)
-        patch = network_input(raw.crop(inside), None if lsds is None else lsds.crop(inside))
-        return crop_to_cell(tiling, grey_levels(network, patch, list(outputs), tiling.output(index)))
+        seen = None if lsds is None else lsds.crop(inside)
+        return crop_to_cell(tiling, grey_levels(network, raw.crop(inside), seen, list(outputs), tiling.output(index)))
 
-    return _split(assemble(tiling, box, sum(outputs.values()), evaluate), outputs)
+    result = torch.zeros((sum(outputs.values()), *box.shape_vox), dtype=torch.uint8, device=raw.values.device)
+    return _split(assemble(tiling, box, result, evaluate).cpu().numpy(), outputs)
 
 
 def paste(window: Window | None, box: Box) -> U8:
@@ -120,7 +126,7 @@ def paste(window: Window | None, box: Box) -> U8:
     result = np.zeros((LSD_CHANNELS, *box.shape_vox), np.uint8)
     if window is not None:
         shared = window.box.intersect(box)
-        result[(slice(None), *shared.slices(box.begin_vox))] = window.crop(shared)
+        result[(slice(None), *shared.slices(box.begin_vox))] = window.crop(shared).cpu().numpy()
     return result
 
 

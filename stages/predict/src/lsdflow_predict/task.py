@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.arrays import AFFS, LSDS
+from lsdflow_contract.arrays import LSDS, affinities_to
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import Manifest, work_key
@@ -30,7 +30,6 @@ from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_blocks, verify_task
 from lsdflow_runtime.volumes import OutputArray
 
-_SPECS = {"affs": AFFS, "lsds": LSDS}
 _ONLY_LSDS = f'{STAGE}.part="lsds"'
 
 
@@ -162,10 +161,11 @@ def _task(
     names: list[str],
     opener: Callable[[], AbstractContextManager[BlockFunction]],
 ) -> BlockTask:
+    specs = {"affs": affinities_to(job.networks.affinities.bundle.neighborhood), "lsds": LSDS}
     outputs = {
         name: OutputArray(
             path=predictions_of(job),
-            spec=_SPECS[name],
+            spec=specs[name],
             grid=job.raw.geometry,
             box=layer.region,
             write_shape_vox=layer.block_vox,

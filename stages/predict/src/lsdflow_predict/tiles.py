@@ -23,14 +23,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Protocol, TypeVar
 
 from lsdflow_contract.geometry import Box, Vox3
 
 Index3 = tuple[int, int, int]
+# Arrays of numpy or torch: both are indexed in the same way.
+Values = TypeVar("Values", bound=Any)
 
 
 class NetShapes(Protocol):
@@ -118,17 +117,11 @@ def hull(boxes: Iterable[Box]) -> Box:
     return Box.from_bounds(begin, end)
 
 
-def assemble(
-    tiling: Tiling,
-    box: Box,
-    channels: int,
-    evaluate: Callable[[Index3], npt.NDArray[np.uint8] | None],
-) -> npt.NDArray[np.uint8]:
-    """Grey levels (channels, *box.shape) of `box`, put together from tiles.
+def assemble(tiling: Tiling, box: Box, result: Values, evaluate: Callable[[Index3], Values | None]) -> Values:
+    """Grey levels of `box`, put together from tiles in `result` (channels, *box.shape), which is 0 and is returned.
 
     evaluate(index) gives (channels, *cell) of a tile's cell, or None for a tile that is 0 everywhere.
     """
-    result = np.zeros((channels, *box.shape_vox), np.uint8)
     for index in tiling.indices_touching(box):
         values = evaluate(index)
         if values is None:
@@ -139,10 +132,10 @@ def assemble(
     return result
 
 
-def crop_to_cell(tiling: Tiling, output: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The part of a network's output (channels, *output_vox) that the tile owns: (channels, *cell_vox)."""
-    cell = Box(tiling.lead_vox, tiling.cell_vox)
-    return np.ascontiguousarray(output[(slice(None), *cell.slices())])
+def crop_to_cell(tiling: Tiling, output: Values) -> Values:
+    """The part of a network's output (channels, *output_vox) that the tile owns: (channels, *cell_vox), a view."""
+    cell: Values = output[(slice(None), *Box(tiling.lead_vox, tiling.cell_vox).slices())]
+    return cell
 
 
 def _balanced(extent: int, limit: int, step: int) -> int:

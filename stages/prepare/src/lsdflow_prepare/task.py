@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
+from lsdflow_command.processes import one_at_a_time
 from lsdflow_command.progress import Progress
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import NotOurs, StageError, StorageFailure
+from lsdflow_contract.errors import StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
@@ -247,23 +246,8 @@ def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans
         )
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """One prepare at a time in an experiment; the lock falls with its process."""
-    lock = root / "data" / ".prepare.lock"
-    with storage_errors(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise NotOurs(
-                "another prepare is at work in this experiment", where=lock, hint="wait until it ends"
-            ) from error
-        except OSError as error:
-            LOG.warning("warning: this file system has no locks (%s): do not run prepare twice at once", error)
-        yield
+def _alone(root: Path) -> AbstractContextManager[None]:
+    return one_at_a_time(root / "data" / ".prepare.lock", "prepare")
 
 
 def _label(inputs: VolumeInputs) -> str:

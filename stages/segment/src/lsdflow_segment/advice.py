@@ -26,10 +26,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_runtime.compiled import compiled
+
 MERGING_BEGUN = 0.9
 COLLAPSED = 0.5
 PLATEAU_LOSS = 0.1
 NEARLY_AS_WIDE = 0.8
+
+# A power of two, 128 or more: the length that numpy sums without halving.
+_SUMMED_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,41 @@ def partition_facts(threshold: float, positions: NDArray[Any], sizes_vox: NDArra
 
     `positions` integers (n,): the place of each fragment's segment; `sizes_vox` uint64 (n,): voxels of each fragment.
     """
-    segments = int(np.count_nonzero(positions == np.arange(len(positions))))
-    voxels = np.bincount(positions, weights=sizes_vox.astype(np.float64), minlength=len(positions))
-    voxels = voxels[voxels > 0]
-    share = voxels / voxels.sum() if len(voxels) else voxels
-    entropy = max(0.0, -float(np.sum(share * np.log2(share))))
-    return PartitionFacts(threshold, segments, int(voxels.max(initial=0)), entropy)
+    voxels = np.zeros(len(positions), np.uint64)
+    return facts_of_voxels(threshold, voxels[: _add_up(positions, sizes_vox, voxels)])
+
+
+def facts_of_voxels(threshold: float, voxels: NDArray[np.uint64]) -> PartitionFacts:
+    """Facts of a partition whose segments have these voxels, uint64 (segments,), in the order of the segments' ids.
+
+    Beside the voxels it holds a piece of them.
+    """
+    positive = voxels if voxels.all() else voxels[voxels > 0]
+    entropy = max(0.0, -_sum_of_share_log_share(positive, float(positive.sum())))
+    return PartitionFacts(threshold, len(voxels), int(voxels.max(initial=0)), entropy)
+
+
+def _sum_of_share_log_share(voxels: NDArray[np.uint64], total: float) -> float:
+    """Halved as numpy halves a sum of any length, so that the bits do not depend on how much is held at once."""
+    if len(voxels) <= _SUMMED_AT_ONCE:
+        share = voxels.astype(np.float64) / total
+        return float(np.sum(share * np.log2(share)))
+    half = len(voxels) // 2
+    half -= half % 8
+    return _sum_of_share_log_share(voxels[:half], total) + _sum_of_share_log_share(voxels[half:], total)
+
+
+@compiled
+def _add_up(positions: NDArray[Any], sizes_vox: NDArray[Any], voxels: NDArray[Any]) -> int:
+    """Voxels of each segment, one after the other at the beginning of `voxels`; gives how many segments there are."""
+    for node in range(len(positions)):
+        voxels[positions[node]] += sizes_vox[node]
+    segments = 0
+    for node in range(len(positions)):
+        if positions[node] == node:
+            voxels[segments] = voxels[node]
+            segments += 1
+    return segments
 
 
 def changes_to_next(facts: Sequence[PartitionFacts]) -> list[float | None]:

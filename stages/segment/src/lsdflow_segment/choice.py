@@ -10,9 +10,9 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.volumes import open_volume
-from lsdflow_segment.advice import advise_by_stability, advise_by_voi, partition_facts
+from lsdflow_segment.advice import advise_by_stability, advise_by_voi
 from lsdflow_segment.config import SegmentConfig
-from lsdflow_segment.graph import GraphSource, SweptGraph
+from lsdflow_segment.graph import GraphSource, SegmentGraph
 from lsdflow_segment.regions import pieces, region_box
 from lsdflow_segment.tables import ThresholdTable
 from lsdflow_segment.thresholds import require_computed, threshold_range, with_extra
@@ -36,17 +36,16 @@ def tables_key(config: SegmentConfig, source: GraphSource, merge_function: str) 
 
 
 def choose(
-    experiment: Experiment, config: SegmentConfig, graph: SweptGraph, merge_function: str, taken: bool
+    experiment: Experiment, config: SegmentConfig, graph: SegmentGraph, merge_function: str, taken: bool
 ) -> ThresholdTable:
     """Facts of every threshold, the advice, and the threshold: the one set if this merge function is `taken`."""
     thresholds = thresholds_of(config)
-    partitions = zip(thresholds, graph.sweep.partitions(), strict=True)
-    facts = tuple(partition_facts(t, positions, graph.sizes_vox) for t, positions in partitions)
+    facts = graph.facts()
     voi = _voi_of_thresholds(experiment, config, graph)
     if voi:
         advice = advise_by_voi(thresholds, [split for split, _ in voi], [merge for _, merge in voi])
     else:
-        advice = advise_by_stability(facts, len(graph.fragments), int(graph.sizes_vox.sum()))
+        advice = advise_by_stability(facts, graph.nodes, graph.voxels)
     chosen = advice.threshold
     if taken and config.threshold != "auto":
         chosen = require_computed(config.threshold, thresholds, merge_function)
@@ -87,7 +86,7 @@ def truth_box(config: SegmentConfig, grid: Geometry, fragments: Box, truth: Box)
 
 
 def _voi_of_thresholds(
-    experiment: Experiment, config: SegmentConfig, graph: SweptGraph
+    experiment: Experiment, config: SegmentConfig, graph: SegmentGraph
 ) -> tuple[tuple[float, float], ...]:
     """(split, merge) of every threshold; empty without truth."""
     grid = target_grid(experiment)

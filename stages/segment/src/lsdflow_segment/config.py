@@ -58,4 +58,13 @@ class SegmentConfig(StrictModel):
         ge=1,
         description="edges held beyond one forest, about 34 bytes each; changes no result",
     )
+    find: Literal["auto", "whole", "hierarchical"] = Field(
+        default="auto",
+        description="all nodes in one memory, or part by part; changes no result; auto: by nodes_in_memory",
+    )
+    nodes_in_memory: int = Field(
+        default=1 << 24,
+        ge=1,
+        description="auto: more nodes are found part by part; nodes of a part, some 60 bytes each; changes no result",
+    )
     zarr_format: Literal[2, 3] = Field(default=3, description="format of the segmentation")

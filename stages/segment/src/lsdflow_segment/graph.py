@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment, did_you_mean
-from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
+from lsdflow_contract.graph import MAX_ID, NODES_COLLECTION, RagEdges, RagNodes, edges_collection
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_runtime.rag_store import RagStore
+from lsdflow_segment.advice import PartitionFacts, partition_facts
 from lsdflow_segment.components import ThresholdSweep
+from lsdflow_segment.lut_pieces import Piece
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
 
 Rows = TypeVar("Rows", RagNodes, RagEdges)
@@ -47,14 +50,59 @@ class GraphSource:
         return {"watershed": self.watershed.identity, "agglomerate": self.agglomerate.identity}
 
 
+class SegmentGraph(Protocol):
+    """A graph whose segments are found, in one memory (SweptGraph) or in parts (PartedGraph)."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of fragments."""
+
+    @property
+    def edges(self) -> int:
+        """Number of edges read."""
+
+    @property
+    def voxels(self) -> int:
+        """Voxels of all fragments."""
+
+    def facts(self) -> tuple[PartitionFacts, ...]:
+        """Facts of the partition of each threshold, ascending."""
+
+    def tables(self) -> Iterator[Sequence[Piece]]:
+        """For each threshold the lookup table, in pieces of ascending fragments."""
+
+
 @dataclass(frozen=True, eq=False)
 class SweptGraph:
-    """Fragments uint64 (n,) ascending, their voxels uint64 (n,), the loaded sweep, and the number of edges read."""
+    """Fragments uint64 (n,) ascending, their voxels uint64 (n,), the loaded sweep of `thresholds`, and the number of
+    edges read.
+    """
 
     fragments: NDArray[np.uint64]
     sizes_vox: NDArray[np.uint64]
     sweep: ThresholdSweep
+    thresholds: tuple[float, ...]
     edges: int
+
+    @property
+    def nodes(self) -> int:
+        """Number of fragments."""
+        return len(self.fragments)
+
+    @property
+    def voxels(self) -> int:
+        """Voxels of all fragments."""
+        return int(self.sizes_vox.sum())
+
+    def facts(self) -> tuple[PartitionFacts, ...]:
+        """Facts of the partition of each threshold, ascending."""
+        partitions = zip(self.thresholds, self.sweep.partitions(), strict=True)
+        return tuple(partition_facts(threshold, positions, self.sizes_vox) for threshold, positions in partitions)
+
+    def tables(self) -> Iterator[Sequence[Piece]]:
+        """For each threshold the lookup table, in one piece."""
+        for positions in self.sweep.partitions():
+            yield [Piece(self.fragments, self.sizes_vox, partial(np.take, self.fragments, positions))]
 
 
 def graph_source(experiment: Experiment) -> GraphSource:
@@ -90,34 +138,43 @@ def read_fragments(store: RagStore, source: GraphSource) -> SegmentSizes:
     BadData (65) if the rows of a block are lost or damaged, or hold the id of another block.
     """
     count = SizeCount()
+    for ids, voxels in read_nodes(store, source):
+        count.add_counts(ids, voxels.astype(np.int64))
+    return count.sizes()
+
+
+def read_nodes(store: RagStore, source: GraphSource) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+    """Ids and voxels of the nodes of each block, uint64 (n,) each. BadData as read_fragments."""
     made = source.watershed
     for block, nodes in enumerate(_naming(made, store.iter_nodes(made.key, _blocks_of(made, NODES_COLLECTION)))):
         _require_own_ids(made, block, nodes.id)
-        count.add_counts(nodes.id, nodes.size_vox.astype(np.int64))
-    sizes = count.sizes()
-    if sizes.background_vox:
-        raise BadData("a node of the graph has id 0, which is background", hint="run watershed again")
-    return sizes
+        if not nodes.id.all():
+            raise BadData("a node of the graph has id 0, which is background", hint="run watershed again")
+        yield nodes.id, nodes.size_vox
 
 
 def read_edges(store: RagStore, source: GraphSource, merge_function: str) -> Iterator[RagEdges]:
-    """The edges of a merge function, block by block. BadData (65) if the rows of a block are lost or damaged."""
+    """The edges of a merge function, block by block. BadData (65) if the rows of a block are lost or damaged, or have
+    scores outside [0, 1].
+    """
     made = source.agglomerate
     blocks = _blocks_of(made, edges_collection(merge_function))
-    return _naming(made, store.iter_edges(made.key, merge_function, blocks))
+    for rows in _naming(made, store.iter_edges(made.key, merge_function, blocks)):
+        _require_scores(rows)
+        yield rows
 
 
 def _require_own_ids(made: Manifest, block: int, ids: NDArray[np.uint64]) -> None:
-    """In mode `blocks` a block has its own range of ids: an id outside of it may stand for two fragments."""
-    size = made.config.get("resolved", {}).get("voxels_per_block")
-    if made.config.get("id_mode") != "blocks" or size is None:
+    """Each id once in a block; in mode `blocks` from its own range: another one may stand for two fragments."""
+    mode, size = made.config.get("id_mode"), int(made.config.get("resolved", {}).get("voxels_per_block", 0))
+    if mode not in ("blocks", "seamless") or not size:
         return
-    first, last = block * int(size) + 1, (block + 1) * int(size)
+    first, last = (block * size + 1, (block + 1) * size) if mode == "blocks" else (1, MAX_ID)
     foreign = ids[(ids < first) | (ids > last)]
     repeated = np.sort(ids)[1:][np.diff(np.sort(ids)) == 0]
     if len(foreign) or len(repeated):
         wrong = int(foreign[0] if len(foreign) else repeated[0])
-        owner = f"block {(wrong - 1) // int(size)}" if wrong else "background"
+        owner = "background" if not wrong else f"block {(wrong - 1) // size}" if mode == "blocks" else f"block {block}"
         raise BadData(
             f"block {block} of the graph has nodes with ids that are not its own, or twice the same",
             wanted=f"ids {first} to {last}, each once",
@@ -145,14 +202,13 @@ def _naming(made: Manifest, rows: Iterator[Rows]) -> Iterator[Rows]:
 def load_sweep(
     edges: Iterable[RagEdges], fragments: SegmentSizes, thresholds: Sequence[float], buffer_edges: int
 ) -> SweptGraph:
-    """Read the edges once into a sweep of all thresholds. Raises BadData for scores outside [0, 1]."""
+    """Read the edges once into a sweep of all thresholds."""
     sweep = ThresholdSweep(fragments.ids, thresholds, buffer_edges)
     count = 0
     for rows in edges:
-        _require_scores(rows)
         sweep.add(rows.u, rows.v, rows.merge_score)
         count += len(rows)
-    return SweptGraph(fragments.ids, fragments.voxels.astype(np.uint64), sweep, count)
+    return SweptGraph(fragments.ids, fragments.voxels.view(np.uint64), sweep, tuple(thresholds), count)
 
 
 def _require_scores(edges: RagEdges) -> None:

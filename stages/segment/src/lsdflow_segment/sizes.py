@@ -71,19 +71,25 @@ class SizeCount:
         """Everything counted so far."""
         self._merge()
         ids, voxels = self._ids[0], self._voxels[0]
-        background = int(voxels[ids == 0].sum())
-        return SegmentSizes(ids[ids != 0], voxels[ids != 0], background)
+        first = int(np.searchsorted(ids, np.uint64(1)))
+        return SegmentSizes(ids[first:], voxels[first:], int(voxels[:first].sum()))
 
     def _merge(self) -> None:
-        empty: tuple[UInt64s, NDArray[np.int64]] = (np.zeros(0, np.uint64), np.zeros(0, np.int64))
-        ids, voxels = _summed(np.concatenate([empty[0], *self._ids]), np.concatenate([empty[1], *self._voxels]))
+        ids = np.concatenate([np.zeros(0, np.uint64), *self._ids])
+        self._ids = []
+        voxels = np.concatenate([np.zeros(0, np.int64), *self._voxels])
+        self._voxels = []
+        ids, voxels = _summed(ids, voxels)
         self._ids, self._voxels = [ids], [voxels]
         self._merged_rows = self._rows = len(ids)
 
 
 def _summed(ids: UInt64s, voxels: NDArray[np.int64]) -> tuple[UInt64s, NDArray[np.int64]]:
     """Each id once, ascending, with its voxels added up."""
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    total = np.zeros(len(distinct), np.int64)
-    np.add.at(total, inverse, voxels)
-    return distinct, total
+    if bool((ids[1:] > ids[:-1]).all()):
+        return ids, voxels
+    order = np.argsort(ids, kind="stable")
+    ids, voxels = ids[order], voxels[order]
+    del order
+    first = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
+    return ids[first], np.add.reduceat(voxels, first)

@@ -10,6 +10,8 @@ number means (0.56), or else the lowest; the others have no file of that name, a
 
 from __future__ import annotations
 
+import filecmp
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import read_json, write_if_changed, write_json
-from lsdflow_contract.lut import Lut, legacy_lut_name, lut_name, write_lut
+from lsdflow_contract.files import read_json, write_atomically, write_json
+from lsdflow_contract.lut import legacy_lut_name, lut_name
 from lsdflow_segment.advice import Advice, PartitionFacts, changes_to_next
-from lsdflow_segment.graph import SweptGraph
+from lsdflow_segment.graph import SegmentGraph
+from lsdflow_segment.lut_pieces import write_lut_pieces
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,16 @@ def luts_folder(luts: Path, run_type: str) -> Path:
     return luts / run_type if run_type else luts
 
 
+def parts_folder(folder: Path, fingerprint: str) -> Path:
+    """Where a run keeps the parts of a graph (the identity of its edges), and tables that workers map."""
+    return folder / ".parts" / fingerprint[:16]
+
+
+def mapped_lut_path(folder: Path, fingerprint: str, merge_function: str, threshold: float) -> Path:
+    """The table as an array (2, N) that workers map; there only while a run writes a graph found part by part."""
+    return parts_folder(folder, fingerprint) / lut_name(merge_function, threshold).replace(".npz", ".npy")
+
+
 def summary_path(folder: Path, merge_function: str) -> Path:
     """The summary of a merge function."""
     return folder / f"thresholds_{merge_function}.json"
@@ -62,12 +75,12 @@ def legacy_owners(merge_function: str, thresholds: Sequence[float]) -> dict[floa
     return owners
 
 
-def write_tables(folder: Path, graph: SweptGraph, table: ThresholdTable, facts: Mapping[str, Any]) -> None:
+def write_tables(folder: Path, graph: SegmentGraph, table: ThresholdTable, facts: Mapping[str, Any]) -> None:
     """Write every lookup table, then the summary. `facts` (key, fingerprint, ...) go into each side-car."""
     legacy = legacy_owners(table.merge_function, table.thresholds)
     changes = changes_to_next(table.facts)
     rows = []
-    for number, positions in enumerate(graph.sweep.partitions()):
+    for number, pieces in enumerate(graph.tables()):
         known = table.facts[number]
         row: dict[str, Any] = {
             "threshold": known.threshold,
@@ -80,8 +93,7 @@ def write_tables(folder: Path, graph: SweptGraph, table: ThresholdTable, facts: 
         }
         if table.voi:
             row["voi_split"], row["voi_merge"] = table.voi[number]
-        lut = Lut(graph.fragments, graph.fragments[positions])
-        write_lut(folder / row["lut"], lut, {**facts, **row, "merge_function": table.merge_function})
+        write_lut_pieces(folder / row["lut"], pieces, {**facts, **row, "merge_function": table.merge_function})
         if row["legacy_lut"]:
             _copy(folder / row["lut"], folder / row["legacy_lut"])
         rows.append(row)
@@ -113,4 +125,6 @@ def is_complete(folder: Path, summary: Mapping[str, Any]) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    write_if_changed(target, source.read_bytes())
+    if not (target.is_file() and filecmp.cmp(source, target, shallow=False)):
+        with source.open("rb") as content:
+            write_atomically(target, lambda file: shutil.copyfileobj(content, file))

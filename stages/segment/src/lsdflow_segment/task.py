@@ -9,13 +9,18 @@ graph --sweep--> facts of all thresholds --advice--> threshold
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
@@ -26,10 +31,30 @@ from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 from lsdflow_segment.choice import choose, open_truth, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
-from lsdflow_segment.graph import GraphSource, SweptGraph, graph_source, load_sweep, read_edges, read_fragments
+from lsdflow_segment.dealing import find_by_parts
+from lsdflow_segment.graph import (
+    GraphSource,
+    SegmentGraph,
+    SweptGraph,
+    graph_source,
+    load_sweep,
+    read_edges,
+    read_fragments,
+    read_nodes,
+)
+from lsdflow_segment.lut_pieces import write_mapped_lut
+from lsdflow_segment.parted_graph import PartedGraph
 from lsdflow_segment.regions import region_box
 from lsdflow_segment.sizes import SegmentSizes
-from lsdflow_segment.tables import ThresholdTable, is_complete, luts_folder, read_summary, write_tables
+from lsdflow_segment.tables import (
+    ThresholdTable,
+    is_complete,
+    luts_folder,
+    mapped_lut_path,
+    parts_folder,
+    read_summary,
+    write_tables,
+)
 from lsdflow_segment.thresholds import require_computed
 from lsdflow_segment.verify import require_sizes
 from lsdflow_segment.work import STAGE, open_fragments, relabelling_task, target_grid
@@ -45,8 +70,22 @@ class _Opened:
     config: SegmentConfig
     source: GraphSource
     store: RagStore
-    fragments: SegmentSizes
     taken: str
+
+    @cached_property
+    def fragments(self) -> SegmentSizes:
+        """All fragments and their voxels, in one memory."""
+        return read_fragments(self.store, self.source)
+
+    @property
+    def tables(self) -> Path:
+        """The folder of the tables."""
+        return luts_folder(self.experiment.layout.luts, self.config.run_type)
+
+    @property
+    def parts(self) -> Path:
+        """The folder of what is needed only until the run has finished."""
+        return parts_folder(self.tables, self.source.agglomerate.identity)
 
 
 def run(experiment: Experiment, options: RunOptions) -> None:
@@ -79,6 +118,8 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     task = relabelling_task(experiment, work.config, work.source, work.taken, table.chosen)
     task.create_outputs(options.replace)
     _write(work, graph, table)
+    if isinstance(graph, PartedGraph):
+        _write_mapped(work, graph, table)
     for other in work.source.merge_functions:
         if other != work.taken:
             _write(work, *_swept(work, other))
@@ -87,6 +128,7 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
     known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
     manifest.model_copy(update={"facts": known}).write(experiment.layout)
+    _forget(work.parts)
     LOG.info("%d segments, the largest has %d voxels", sizes["segments"], sizes["largest_segment_vox"])
 
 
@@ -95,29 +137,68 @@ def _opened(experiment: Experiment) -> _Opened:
     source = graph_source(experiment)
     taken = source.chosen(config.merge_function)
     store = relabelling_task(experiment, config, source, taken, 0.0).rag_store
-    return _Opened(experiment, config, source, store, read_fragments(store, source), taken)
+    return _Opened(experiment, config, source, store, taken)
 
 
-def _swept(work: _Opened, merge_function: str) -> tuple[SweptGraph, ThresholdTable]:
+def _swept(work: _Opened, merge_function: str) -> tuple[SegmentGraph, ThresholdTable]:
     """Read the edges of a merge function and look at all thresholds."""
-    edges = read_edges(work.store, work.source, merge_function)
-    graph = load_sweep(edges, work.fragments, thresholds_of(work.config), work.config.buffer_edges)
+    graph = _found_by_parts(work, merge_function) if _is_parted(work) else _found(work, merge_function)
     table = choose(work.experiment, work.config, graph, merge_function, merge_function == work.taken)
-    nodes, reason = len(graph.fragments), why(work.config, table)
-    LOG.info("%s: %d fragments, %d edges; %s", merge_function, nodes, graph.edges, reason)
+    reason = why(work.config, table)
+    LOG.info("%s: %d fragments, %d edges; %s", merge_function, graph.nodes, graph.edges, reason)
     return graph, table
 
 
-def _write(work: _Opened, graph: SweptGraph, table: ThresholdTable) -> None:
+def _is_parted(work: _Opened) -> bool:
+    if work.config.find == "auto":
+        return work.store.count_nodes(work.source.watershed.key) > work.config.nodes_in_memory
+    return work.config.find == "hierarchical"
+
+
+def _found(work: _Opened, merge_function: str) -> SweptGraph:
+    edges = read_edges(work.store, work.source, merge_function)
+    return load_sweep(edges, work.fragments, thresholds_of(work.config), work.config.buffer_edges)
+
+
+def _found_by_parts(work: _Opened, merge_function: str) -> PartedGraph:
+    """In a folder that names all that decides what stands there."""
+    thresholds, most_nodes = thresholds_of(work.config), work.config.nodes_in_memory
+    return find_by_parts(
+        work.parts / f"{merge_function}-{hash_of([list(thresholds), most_nodes])[:16]}",
+        partial(read_nodes, work.store, work.source),
+        partial(read_edges, work.store, work.source, merge_function),
+        thresholds,
+        most_nodes,
+        work.config.buffer_edges,
+    )
+
+
+def _write_mapped(work: _Opened, graph: PartedGraph, table: ThresholdTable) -> None:
+    """The tables of the segmentations, so that a worker need not hold all of one."""
+    written = {table.chosen, *work.config.extra_thresholds}
+    for threshold, pieces in zip(table.thresholds, graph.tables(), strict=True):
+        path = mapped_lut_path(work.tables, work.source.agglomerate.identity, table.merge_function, threshold)
+        if threshold in written and not path.exists():
+            write_mapped_lut(path, pieces)
+
+
+def _forget(folder: Path) -> None:
+    """Remove what a finished run needs no more, and what runs of other graphs left."""
+    with storage_errors(folder):
+        if folder.parent.exists():
+            shutil.rmtree(folder.parent)
+
+
+def _write(work: _Opened, graph: SegmentGraph, table: ThresholdTable) -> None:
     facts = {
         "key": tables_key(work.config, work.source, table.merge_function),
         "fingerprint": work.source.agglomerate.identity,
         "fragments_fingerprint": work.source.watershed.identity,
-        "nodes": len(graph.fragments),
+        "nodes": graph.nodes,
         "edges": graph.edges,
-        "voxels": int(graph.sizes_vox.sum()),
+        "voxels": graph.voxels,
     }
-    write_tables(luts_folder(work.experiment.layout.luts, work.config.run_type), graph, table, facts)
+    write_tables(work.tables, graph, table, facts)
 
 
 def validate(experiment: Experiment) -> list[StageError]:

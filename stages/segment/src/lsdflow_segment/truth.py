@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,8 @@ from lsdflow_contract.geometry import Box
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.volumes import Volume
-from lsdflow_segment.graph import SweptGraph
+from lsdflow_segment.graph import SegmentGraph
+from lsdflow_segment.lut_pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,24 @@ def fragments_against_truth(fragments: Volume, truth: Truth, boxes: Iterable[Box
     return total.table()
 
 
-def voi_of_thresholds(table: Contingency, graph: SweptGraph) -> tuple[tuple[float, float], ...]:
-    """(VOI split, VOI merge) in bits of each threshold of the sweep; segmentation 0 counts as one label."""
+def voi_of_thresholds(table: Contingency, graph: SegmentGraph) -> tuple[tuple[float, float], ...]:
+    """(VOI split, VOI merge) in bits of each threshold of the graph; segmentation 0 counts as one label."""
     scores = []
-    for positions in graph.sweep.partitions():
-        found = score(table.relabel(graph.fragments, graph.fragments[positions]), zeros="label")
+    labels = np.unique(table.labels)
+    for pieces in graph.tables():
+        found = score(table.relabel(*_entries(pieces, labels)), zeros="label")
         scores.append((found.voi_split, found.voi_merge))
     return tuple(scores)
+
+
+def _entries(pieces: Sequence[Piece], labels: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The entries of a table, fragments and segments, for those of `labels` (ascending) that it has."""
+    fragments, segments = [labels[:0]], [labels[:0]]
+    for piece in pieces:
+        first, end = np.searchsorted(labels, piece.fragments[0]), np.searchsorted(labels, piece.fragments[-1], "right")
+        if first < end:
+            here = np.searchsorted(piece.fragments, labels[first:end])
+            here = here[piece.fragments[here] == labels[first:end]]
+            fragments.append(piece.fragments[here])
+            segments.append(piece.segments[here])
+    return np.concatenate(fragments), np.concatenate(segments)

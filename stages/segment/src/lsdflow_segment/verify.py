@@ -12,12 +12,14 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.volumes import open_volume
-from lsdflow_segment.graph import SweptGraph
+from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
 from lsdflow_segment.tables import ThresholdTable
 
 
-def require_sizes(experiment: Experiment, task: BlockTask, graph: SweptGraph, table: ThresholdTable) -> dict[str, Any]:
+def require_sizes(
+    experiment: Experiment, task: BlockTask, graph: SegmentGraph, table: ThresholdTable
+) -> dict[str, Any]:
     """Count the segmentation block by block; compare with the graph where all fragments were written.
 
     Gives facts for the manifest: number of segments, the largest, background, size histogram. Raises BadData, and takes
@@ -70,11 +72,12 @@ def _first_difference(found: SegmentSizes, wanted: SegmentSizes) -> tuple[int, i
     return int(ids[first]), int(voxels[0][first]), int(voxels[1][first])
 
 
-def _sizes_of_graph(graph: SweptGraph, table: ThresholdTable) -> SegmentSizes:
+def _sizes_of_graph(graph: SegmentGraph, table: ThresholdTable) -> SegmentSizes:
     """Voxels of each segment of the chosen threshold, added up from the nodes."""
-    for threshold, positions in zip(table.thresholds, graph.sweep.partitions(), strict=True):
+    for threshold, pieces in zip(table.thresholds, graph.tables(), strict=True):
         if threshold == table.chosen:
             count = SizeCount()
-            count.add_counts(graph.fragments[positions], graph.sizes_vox.astype(np.int64))
+            for piece in pieces:
+                count.add_counts(piece.segments, piece.voxels.view(np.int64))
             return count.sizes()
     raise BadData("the chosen threshold is not among the tables", found=f"{table.chosen:.4f}")

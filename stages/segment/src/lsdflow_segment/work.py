@@ -19,9 +19,10 @@ from lsdflow_runtime.blocks import Block, BlockPlan, block_plan
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource
+from lsdflow_segment.part_files import mapped
 from lsdflow_segment.regions import region_box
 from lsdflow_segment.relabel import relabel
-from lsdflow_segment.tables import luts_folder
+from lsdflow_segment.tables import luts_folder, mapped_lut_path
 
 STAGE = "segment"
 
@@ -44,7 +45,6 @@ def relabelling_task(
     fragments = open_fragments(experiment, grid)
     plan = _plan(config, grid, fragments)
     arrays = {"segmentation": chosen, **{f"segmentation_{t:.4f}": t for t in config.extra_thresholds}}
-    folder = luts_folder(experiment.layout.luts, config.run_type)
     parameters = _parameters(config, plan, merge_function, chosen)
     container = experiment.layout.segmentation
     return BlockTask(
@@ -58,8 +58,19 @@ def relabelling_task(
             name: OutputArray(container, _spec(name), grid, plan.total, plan.write_shape_vox, config.zarr_format)
             for name in arrays
         },
-        open=partial(_opened, fragments, {n: folder / lut_name(merge_function, t) for n, t in arrays.items()}),
+        open=partial(_opened, fragments, _lut_paths(experiment, config, source, merge_function, arrays)),
     )
+
+
+def _lut_paths(
+    experiment: Experiment, config: SegmentConfig, source: GraphSource, merge_function: str, arrays: dict[str, float]
+) -> dict[str, tuple[Path, Path]]:
+    """Of each array the lookup table, and the same to be mapped: where that is, nobody needs all of it."""
+    folder, edges = luts_folder(experiment.layout.luts, config.run_type), source.agglomerate.identity
+    return {
+        name: (folder / lut_name(merge_function, t), mapped_lut_path(folder, edges, merge_function, t))
+        for name, t in arrays.items()
+    }
 
 
 def _plan(config: SegmentConfig, grid: Geometry, fragments: Volume) -> BlockPlan:
@@ -89,9 +100,9 @@ def _spec(name: str) -> ArraySpec:
 
 
 @contextmanager
-def _opened(fragments: Volume, luts: Mapping[str, Path]) -> Iterator[BlockFunction]:
-    """Read the tables once per worker; yields the function of a block."""
-    tables = {name: _sorted_lut(path) for name, path in luts.items()}
+def _opened(fragments: Volume, luts: Mapping[str, tuple[Path, Path]]) -> Iterator[BlockFunction]:
+    """Read or map the tables once per worker; yields the function of a block."""
+    tables = {name: _sorted_lut(*paths) for name, paths in luts.items()}
 
     def relabel_block(block: Block) -> BlockOutput:
         ids = fragments.read(block.write)
@@ -101,7 +112,9 @@ def _opened(fragments: Volume, luts: Mapping[str, Path]) -> Iterator[BlockFuncti
     yield relabel_block
 
 
-def _sorted_lut(path: Path) -> Lut:
+def _sorted_lut(path: Path, mapped_path: Path) -> Lut:
+    if mapped_path.exists():
+        return Lut(*mapped(mapped_path))
     lut = read_lut(path)
     if not bool((lut.fragments[1:] > lut.fragments[:-1]).all()):
         raise BadData("the lookup table is not ascending", where=path, hint="run segment again")

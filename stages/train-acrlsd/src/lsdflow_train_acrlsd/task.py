@@ -7,6 +7,7 @@ affinities   raw -> affinities (baseline)
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from lsdflow_command.app import RunOptions
@@ -15,6 +16,7 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
+from lsdflow_training.imported import imported
 from lsdflow_training.stage import (
     Prepared,
     lsd_bundle_folder,
@@ -27,16 +29,23 @@ from lsdflow_training.stage import (
 )
 
 STAGE = "train-acrlsd"
+LOG = logging.getLogger("lsdflow.training")
 
 
 def run(experiment: Experiment, options: RunOptions) -> None:
-    """Train the affinity network."""
+    """Train the affinity network; if it was imported, say so and do nothing."""
+    reason = None if options.replace else imported(experiment, STAGE)
+    if reason is not None:
+        LOG.info("%s: nothing to do, %s", STAGE, reason)
+        return
     prepared = _prepared(experiment)
     run_training(prepared, options.replace, _frozen_lsd(experiment))
 
 
 def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen before training."""
+    if imported(experiment, STAGE):
+        return []
     try:
         lsd = _lsd_bundle(experiment)
     except StageError as error:
@@ -53,6 +62,9 @@ def validate(experiment: Experiment) -> list[StageError]:
 
 def plan(experiment: Experiment) -> dict[str, Any]:
     """What a run would do."""
+    reason = imported(experiment, STAGE)
+    if reason is not None:
+        return {"nothing_to_do": reason}
     return training_plan(_prepared(experiment))
 
 
@@ -88,7 +100,7 @@ def _frozen_lsd(experiment: Experiment) -> object:
     if experiment.common.mode != "acrlsd":
         return None
     from lsdflow_network.inference import load_network
-    from lsdflow_training.trainer import FrozenLsd
+    from lsdflow_training.build import FrozenLsd
 
     folder = lsd_bundle_folder(experiment, _config(experiment).lsd_checkpoint)
     return FrozenLsd(*load_network(folder, expect_kind="lsd"))

@@ -9,6 +9,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
+from lsdflow_training.imported import imported
 from lsdflow_training.stage import (
     prepare_training,
     run_training,
@@ -23,35 +24,41 @@ LOG = logging.getLogger("lsdflow.training")
 
 
 def run(experiment: Experiment, options: RunOptions) -> None:
-    """Train the LSD network; in modes without one, say so and do nothing."""
-    if _not_needed(experiment):
-        LOG.info("%s: nothing to do, %s", STAGE, _reason(experiment))
+    """Train the LSD network; in modes without one, or if it was imported, say so and do nothing."""
+    reason = _not_needed(experiment) or (None if options.replace else imported(experiment, STAGE))
+    if reason is not None:
+        LOG.info("%s: nothing to do, %s", STAGE, reason)
         return
     run_training(prepare_training(experiment, _config(experiment), STAGE, "lsd"), options.replace)
 
 
 def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen before training."""
-    return [] if _not_needed(experiment) else training_problems(experiment, _config(experiment), STAGE, "lsd")
+    if _not_needed(experiment) or imported(experiment, STAGE):
+        return []
+    return training_problems(experiment, _config(experiment), STAGE, "lsd")
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
     """What a run would do."""
-    if _not_needed(experiment):
-        return {"nothing_to_do": _reason(experiment)}
+    reason = _not_needed(experiment) or imported(experiment, STAGE)
+    if reason is not None:
+        return {"nothing_to_do": reason}
     return training_plan(prepare_training(experiment, _config(experiment), STAGE, "lsd"))
 
 
 def status(experiment: Experiment) -> dict[str, Any]:
     """What is trained so far."""
     facts = training_status(experiment, STAGE)
-    return {**facts, "nothing_to_do": _reason(experiment)} if _not_needed(experiment) else facts
+    reason = _not_needed(experiment) or imported(experiment, STAGE)
+    return facts if reason is None else {**facts, "nothing_to_do": reason}
 
 
 def verify(experiment: Experiment) -> dict[str, Any]:
     """Load the best bundle of the finished training and check its weights."""
-    if _not_needed(experiment):
-        return {"nothing_to_do": _reason(experiment), "verified": True}
+    reason = _not_needed(experiment)
+    if reason is not None:
+        return {"nothing_to_do": reason, "verified": True}
     return verify_training(experiment, STAGE)
 
 
@@ -59,9 +66,7 @@ def _config(experiment: Experiment) -> TrainLsdConfig:
     return experiment.table(STAGE, TrainLsdConfig)
 
 
-def _not_needed(experiment: Experiment) -> bool:
-    return experiment.common.mode != "acrlsd"
-
-
-def _reason(experiment: Experiment) -> str:
-    return f"mode {experiment.common.mode} has no separate LSD network: train-acrlsd trains its one network"
+def _not_needed(experiment: Experiment) -> str | None:
+    """Why there is no LSD network in this experiment; None if there is one."""
+    mode = experiment.common.mode
+    return None if mode == "acrlsd" else f"mode {mode} has no separate LSD network: train-acrlsd trains its one network"

@@ -18,6 +18,7 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagNodes
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 from lsdflow_watershed.ids import global_ids, number_components
+from lsdflow_watershed.mutex_fragments import MutexRules, extract_mutex_fragments
 from lsdflow_watershed.nodes import fragment_nodes
 from lsdflow_watershed.sections import Filling, replace_sections
 
@@ -33,12 +34,13 @@ class BlockPlace:
 
 @dataclass(frozen=True)
 class BlockRules:
-    """What holds for every block: how fragments are made, named, and what is done with bad sections."""
+    """What holds for every block: how fragments are made (mutex: by the mutex watershed), named, and bad sections."""
 
     fragments: FragmentRules
     voxels_per_block: int
     bad_z: frozenset[int] = frozenset()
     filling: Filling = "zero"
+    mutex: MutexRules | None = None
 
 
 def fragments_of_block(
@@ -46,12 +48,15 @@ def fragments_of_block(
 ) -> tuple[NDArray[np.uint64], RagNodes]:
     """Make the fragments of a block.
 
-    :param affs: (3, z, y, x) u8 of the read box.
+    :param affs: (3 or more, z, y, x) u8 of the read box.
     :param mask: (z, y, x) u8 of the read box, fragments only where > 0; None = everywhere.
     :param grid: the target volume, for positions in nm.
     :returns: (z, y, x) u64 ids of the write box, 0 = no fragment; and one node per id, in ascending order.
     """
-    fragments = extract_fragments(affs, mask, rules.fragments)
+    if rules.mutex is None:
+        fragments = extract_fragments(affs, mask, rules.fragments)
+    else:
+        fragments = extract_mutex_fragments(affs, mask, rules.fragments, rules.mutex, place.read.begin_vox)
     if rules.bad_z:
         fragments = replace_sections(fragments, place.read.begin_vox[0], rules.bad_z, rules.filling)
         if mask is not None:

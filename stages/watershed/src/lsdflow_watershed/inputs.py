@@ -10,9 +10,10 @@ import numpy as np
 from lsdflow_contract.arrays import AFFS, RAW
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.metadata import read_neighborhood
 from lsdflow_runtime.volumes import Volume, open_volume
 from lsdflow_watershed.config import WatershedConfig
 
@@ -23,6 +24,7 @@ class WatershedInputs:
 
     grid: Geometry
     affs: Volume
+    neighborhood: tuple[Vox3, ...]
     mask: Volume | None
     identities: dict[str, str]
 
@@ -36,7 +38,7 @@ def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInp
     """Open what the stage reads.
 
     :raises MissingInput: predict has not finished, or an array is not there.
-    :raises BadData: the affinities are no u8 array of three channels.
+    :raises BadData: the affinities are no u8 array with an offset for each channel.
     :raises ConfigError: an array does not lie on the voxels of the target.
     """
     predict = read_manifest(experiment.layout, "predict")
@@ -48,26 +50,20 @@ def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInp
             found=sorted(predict.outputs),
         )
     grid = target_grid(experiment)
-    affs = open_affinities(experiment.layout.root / predict.outputs["affs"], grid)
+    affs, neighborhood = open_affinities(experiment.layout.root / predict.outputs["affs"], grid)
     mask = open_mask(experiment, config, grid)
     identities = {"predict": predict.identity}
     if mask is not None:
         identities["mask"] = _fingerprint(Path(mask.where))
-    return WatershedInputs(grid, affs, mask, identities)
+    return WatershedInputs(grid, affs, neighborhood, mask, identities)
 
 
-def open_affinities(folder: Path, grid: Geometry) -> Volume:
-    """Open the affinities at `folder` (container/volumes/affs) and check their form."""
+def open_affinities(folder: Path, grid: Geometry) -> tuple[Volume, tuple[Vox3, ...]]:
+    """Open the affinities at `folder` (container/volumes/affs), check their form; and the offsets of their channels."""
     depth = len(Path(AFFS.dataset).parts)
     volume = open_volume(folder.parents[depth - 1], AFFS.dataset, grid)
-    if volume.channels != AFFS.channels or volume.dtype != np.dtype(AFFS.dtype):
-        raise BadData(
-            "these are not affinities",
-            where=volume.where,
-            wanted=f"{AFFS.dtype}, {AFFS.channels} channels",
-            found=f"{volume.dtype}, {volume.channels} channels",
-        )
-    return volume
+    attributes = dict(volume.array.attrs)
+    return volume, read_neighborhood(attributes, volume.channels, volume.dtype.name, volume.where)
 
 
 def open_mask(experiment: Experiment, config: WatershedConfig, grid: Geometry) -> Volume | None:

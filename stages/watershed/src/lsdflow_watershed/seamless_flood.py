@@ -15,7 +15,8 @@ A queue that is first in first out keeps the order of ways by itself. Voxels wit
 of all floods that reach a voxel or a hill from one turn the smallest seed wins. So the order in which voxels lie in
 memory takes no part in it: flip the axes, and the result is the flipped one.
 
-Voxels wait in two arrays: those that deeper levels reached, by depth; and those of the current level, step after step.
+Voxels wait in two arrays: those that deeper levels reached, by depth (flood_words); and those of the current level,
+step by step. A word is marked while its voxel is reached, but a smaller seed may still come in this step.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_runtime.compiled import compiled
+from lsdflow_watershed.flood_words import LABEL, MARK, ONE, UInt32s, UInt64s, flood_words, labels_of
 
-# Label, mark and depth of a voxel share a 64-bit word. MARK: reached, but a smaller seed may still come in this step.
-MARK = 1 << 32
-LABEL = 33
+Queue = tuple[UInt32s, np.uint64, np.uint64]
+Moves = tuple[np.uint64, np.uint64, np.uint64]
 
 
-def flood_by_seed(distance_squared: NDArray[np.int32], seeds: NDArray[np.uint32], in_xy: bool) -> NDArray[np.uint32]:
+def flood_by_seed(distance_squared: NDArray[np.int32], seeds: UInt32s, in_xy: bool) -> UInt32s:
     """Grow `seeds` over the whole volume; every voxel that a seed reaches gets its number.
 
     :param distance_squared: (z, y, x), not negative.
@@ -39,61 +40,26 @@ def flood_by_seed(distance_squared: NDArray[np.int32], seeds: NDArray[np.uint32]
     """
     if seeds.size == 0:
         return seeds.copy()
-    deepest = int(distance_squared.max())
-    room = np.cumsum(np.bincount(distance_squared.ravel(), minlength=deepest + 1))
-    first = np.concatenate([[0], room[:-1]])
-    labels: NDArray[np.uint32] = _flood(distance_squared, seeds, first, in_xy)
-    return labels
+    words = flood_words(distance_squared, seeds, in_xy)
+    _sink(words.word, words.waiting, (words.first, words.tail), words.moves)
+    return labels_of(words, seeds.shape)
 
 
 @compiled
-def _flood(
-    distance: NDArray[np.int32], seeds: NDArray[np.uint32], first: NDArray[np.int64], in_xy: bool
-) -> NDArray[np.uint32]:
-    nz, ny, nx = distance.shape
-    row, plane = nx + 2, (nx + 2) * (ny + 2)
-    # around the volume lies a rim of voxels with label 0, which no seed can take: no face to ask for
-    word = np.full(plane * (nz + 2), np.int64(-1), np.int64)
-    waiting = np.empty(distance.size, np.int32)
-    tail = first.copy()
-    for z in range(nz):
-        for y in range(ny):
-            start = (z + 1) * plane + (y + 1) * row + 1
-            for x in range(nx):
-                depth = np.int64(distance[z, y, x])
-                word[start + x] = (np.int64(seeds[z, y, x]) << LABEL) | depth
-                if seeds[z, y, x] != 0:
-                    waiting[tail[depth]] = start + x
-                    tail[depth] += 1
-    _sink(word, waiting, (first, tail), (0 if in_xy else plane, row))
-    labels = np.empty(distance.shape, np.uint32)
-    for z in range(nz):
-        for y in range(ny):
-            start = (z + 1) * plane + (y + 1) * row + 1
-            for x in range(nx):
-                labels[z, y, x] = word[start + x] >> LABEL
-    return labels
-
-
-@compiled
-def _sink(
-    word: NDArray[np.int64],
-    waiting: NDArray[np.int32],
-    bounds: tuple[NDArray[np.int64], NDArray[np.int64]],
-    moves: tuple[int, int],
-) -> None:
+def _sink(word: UInt64s, waiting: UInt32s, bounds: tuple[UInt64s, UInt64s], moves: Moves) -> None:
     """All levels, from deep to shallow; within a level step after step. Turns are counted through all of them."""
     first, tail = bounds
-    front = np.empty(waiting.size, np.int32)
+    front = np.empty(waiting.size, np.uint32)
     # of a voxel that waits: the turn in which it was reached; then its own
     turn = np.zeros(word.size, np.int32)
-    end = 0
+    end = np.uint64(0)
     last_turn = 0
-    for level in range(first.size - 1, -1, -1):
+    for depth in range(first.size - 1, -1, -1):
+        level = np.uint64(depth)
         begin = end
         for place in range(first[level], tail[level]):
             front[end] = waiting[place]
-            end += 1
+            end += ONE
         while begin < end:
             last_turn = _take_turns(word, turn, (front, begin, end), last_turn)
             stop = _climb(word, turn, (front, begin, end), level, moves)
@@ -101,15 +67,13 @@ def _sink(
 
 
 @compiled
-def _take_turns(
-    word: NDArray[np.int64], turn: NDArray[np.int32], queue: tuple[NDArray[np.int32], int, int], last_turn: int
-) -> int:
+def _take_turns(word: UInt64s, turn: NDArray[np.int32], queue: Queue, last_turn: int) -> int:
     """Settle the labels of front[begin:end] and number their turns: voxels reached from one turn share one."""
     front, begin, end = queue
     reached_from = -1
     for place in range(begin, end):
         voxel = front[place]
-        word[voxel] &= ~np.int64(MARK)
+        word[voxel] &= ~MARK
         if turn[voxel] != reached_from:
             reached_from = turn[voxel]
             last_turn += 1
@@ -118,99 +82,90 @@ def _take_turns(
 
 
 @compiled
-def _climb(
-    word: NDArray[np.int64],
-    turn: NDArray[np.int32],
-    queue: tuple[NDArray[np.int32], int, int],
-    level: int,
-    moves: tuple[int, int],
-) -> int:
+def _climb(word: UInt64s, turn: NDArray[np.int32], queue: Queue, level: np.uint64, moves: Moves) -> np.uint64:
     """Take the hills beside the voxels front[begin:end], in the order (turn, seed); their voxels stand behind them."""
     front, begin, end = queue
-    dz, dy = moves
+    dz, dy, dx = moves
     climbers = front[:0].copy()
     known = 0
     for place in range(begin, end):
-        voxel = np.int64(front[place])
-        for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
+        voxel = np.uint64(front[place])
+        for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
             if level < word[neighbour] < MARK:
                 if known == climbers.size:
-                    climbers = np.concatenate((climbers, np.empty(known + 64, np.int32)))
+                    climbers = np.concatenate((climbers, np.empty(known + 64, np.uint32)))
                 climbers[known] = voxel
                 known += 1
                 break
     climbers = climbers[:known]
-    order = np.argsort(np.array([(np.int64(turn[v]) << 30) | (word[v] >> LABEL) for v in climbers], np.int64))
+    order = np.argsort(np.array([(np.int64(turn[v]) << 30) | np.int64(word[v] >> LABEL) for v in climbers], np.int64))
     for climber in order:
-        end = _take_hill(word, turn, front, end, (int(climbers[climber]), level), moves)
+        end = _take_hill(word, turn, front, end, (np.uint64(climbers[climber]), level), moves)
     return end
 
 
 @compiled
 def _take_hill(
-    word: NDArray[np.int64],
+    word: UInt64s,
     turn: NDArray[np.int32],
-    front: NDArray[np.int32],
-    end: int,
-    climber: tuple[int, int],
-    moves: tuple[int, int],
-) -> int:
+    front: UInt32s,
+    end: np.uint64,
+    climber: tuple[np.uint64, np.uint64],
+    moves: Moves,
+) -> np.uint64:
     """Flood from one voxel all that is deeper than the level and not taken, in its turn."""
     voxel, level = climber
-    dz, dy = moves
+    dz, dy, dx = moves
     label, own = word[voxel] >> LABEL << LABEL, turn[voxel]
     place, known = end, end
     while True:
-        for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
+        for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
             if level < word[neighbour] < MARK:
                 word[neighbour] |= label
                 turn[neighbour] = own
                 front[known] = neighbour
-                known += 1
+                known += ONE
         if place == known:
             return known
-        voxel = int(front[place])
-        place += 1
+        voxel = np.uint64(front[place])
+        place += ONE
 
 
 @compiled
 def _walk(
-    word: NDArray[np.int64],
+    word: UInt64s,
     turn: NDArray[np.int32],
-    queue: tuple[NDArray[np.int32], int, int, int],
-    lower: tuple[NDArray[np.int32], NDArray[np.int64]],
-    level: int,
-    moves: tuple[int, int],
-) -> int:
+    queue: tuple[UInt32s, np.uint64, np.uint64, np.uint64],
+    lower: tuple[UInt32s, UInt64s],
+    level: np.uint64,
+    moves: Moves,
+) -> np.uint64:
     """Walk one voxel from front[begin:end] and the hills front[end:stop], in turn; those of this level stand behind."""
     front, base, end, stop = queue
     waiting, tail = lower
-    # from a voxel to the next section and row; 0: the neighbour is the voxel itself, labelled already
-    dz, dy = moves
+    dz, dy, dx = moves
     hill, known = end, stop
     while base < end or hill < stop:
         if hill == stop or (base < end and turn[front[base]] <= turn[front[hill]]):
-            voxel = np.int64(front[base])
-            base += 1
+            voxel = np.uint64(front[base])
+            base += ONE
         else:
-            voxel = np.int64(front[hill])
-            hill += 1
+            voxel = np.uint64(front[hill])
+            hill += ONE
         label, own = word[voxel] >> LABEL, turn[voxel]
-        for neighbour in (voxel - dz, voxel - dy, voxel - 1, voxel + 1, voxel + dy, voxel + dz):
+        for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
             reached = word[neighbour]
-            if reached < 0 or (reached >= MARK and not reached & MARK):
-                continue
-            depth = reached & (MARK - 1)
-            if reached >= MARK:
+            depth = reached & (MARK - ONE)
+            if reached < MARK:
+                if depth == level:
+                    front[known] = neighbour
+                    known += ONE
+                else:
+                    waiting[tail[depth]] = neighbour
+                    tail[depth] += ONE
+            elif reached & MARK == 0 or own != turn[neighbour] or label >= reached >> LABEL:
                 # who came in an earlier turn stays; in one turn the smaller seed
-                if own != turn[neighbour] or label >= reached >> LABEL:
-                    continue
-            elif depth == level:
-                front[known] = neighbour
-                known += 1
-            else:
-                waiting[tail[depth]] = neighbour
-                tail[depth] += 1
+                continue
             word[neighbour] = (label << LABEL) | MARK | depth
             turn[neighbour] = own
     return known

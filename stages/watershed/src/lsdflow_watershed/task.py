@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from lsdflow_command.app import RunOptions
@@ -26,6 +27,7 @@ from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_bloc
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
 from lsdflow_watershed.inputs import WatershedInputs, open_inputs, open_mask, read_mask, target_grid
+from lsdflow_watershed.mutex_fragments import MutexRules, mutex_channels, usual_stride_vox
 from lsdflow_watershed.seamless_block import seamless_fragments_of_block
 
 STAGE = "watershed"
@@ -82,7 +84,7 @@ def validate(experiment: Experiment) -> list[StageError]:
         lambda: open_mask(experiment, config, target_grid(experiment)),
     ]
     if experiment.layout.manifest("predict").exists():
-        checks.append(lambda: open_inputs(experiment, config))
+        checks.append(lambda: _mutex_rules(open_inputs(experiment, config), config))
     problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
     problems += problems_of_store(experiment)
     return list({problem.message(): problem for problem in problems}.values())
@@ -95,7 +97,8 @@ def block_task(experiment: Experiment) -> BlockTask:
     blocks = plan_blocks(config, inputs.affs.box, inputs.grid.voxel_size_nm)
     check_seed_ids(config, blocks.total, inputs.grid.shape_vox)
     check_sections(config.replace_sections, inputs.grid.shape_vox[0])
-    resolved = {**config.model_dump(mode="json"), "resolved": _resolved(blocks)}
+    mutex = _mutex_rules(inputs, config)
+    resolved = {**config.parameters(), "resolved": {**_resolved(blocks), **_resolved_mutex(mutex)}}
     fragments = OutputArray(
         experiment.layout.fragments, FRAGMENTS, inputs.grid, blocks.total, blocks.write_shape_vox, config.zarr_format
     )
@@ -107,7 +110,7 @@ def block_task(experiment: Experiment) -> BlockTask:
         inputs=inputs.identities,
         plan=blocks,
         outputs={"fragments": fragments},
-        open=lambda: _opened(inputs, config, blocks),
+        open=lambda: _opened(inputs, config, blocks, mutex),
     )
 
 
@@ -123,7 +126,9 @@ def _resolved(blocks: BlockPlan) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(inputs: WatershedInputs, config: WatershedConfig, blocks: BlockPlan) -> Iterator[BlockFunction]:
+def _opened(
+    inputs: WatershedInputs, config: WatershedConfig, blocks: BlockPlan, mutex: MutexRules | None
+) -> Iterator[BlockFunction]:
     rules = BlockRules(
         fragments=FragmentRules(
             fragments_in_xy=config.fragments_in_xy,
@@ -134,6 +139,7 @@ def _opened(inputs: WatershedInputs, config: WatershedConfig, blocks: BlockPlan)
         voxels_per_block=math.prod(blocks.write_shape_vox),
         bad_z=frozenset(config.replace_sections),
         filling=config.replace_sections_with,
+        mutex=mutex,
     )
     make_fragments = fragments_of_block if config.id_mode == "blocks" else seamless_fragments_of_block
 
@@ -144,6 +150,17 @@ def _opened(inputs: WatershedInputs, config: WatershedConfig, blocks: BlockPlan)
         return BlockOutput(arrays={"fragments": ids}, nodes=nodes, facts={"fragments": len(nodes)})
 
     yield make_block
+
+
+def _mutex_rules(inputs: WatershedInputs, config: WatershedConfig) -> MutexRules | None:
+    if config.method == "seeded":
+        return None
+    strides = config.mutex_strides or (usual_stride_vox(inputs.grid.voxel_size_nm),)
+    return MutexRules(mutex_channels(inputs.neighborhood, config.mutex_bias, strides), config.remove_debris_vox)
+
+
+def _resolved_mutex(mutex: MutexRules | None) -> dict[str, Any]:
+    return {} if mutex is None else {"mutex_channels": [asdict(channel) for channel in mutex.channels]}
 
 
 def _problem_of(check: Callable[[], object]) -> StageError | None:

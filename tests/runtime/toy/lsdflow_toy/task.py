@@ -18,7 +18,7 @@ from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_blocks, run_task, worker_task
+from lsdflow_runtime.blockwise import run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
@@ -62,6 +62,10 @@ def join(experiment: Experiment) -> None:
 
 def verify(experiment: Experiment) -> dict:
     return verify_task(block_task(experiment))
+
+
+def status(experiment: Experiment) -> dict:
+    return status_task(block_task(experiment))
 
 
 def repair(experiment: Experiment) -> dict:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Axis = Literal["z", "y", "x"]
 LayerKind = Literal["grey", "colour", "labels"]
+FragmentsBy = Literal["seamless", "blocks", "mutex"]
 
 
 @dataclass(frozen=True)
@@ -161,4 +162,5 @@ class ReportData:
     roi: str = ""
     neuroglancer_state: dict[str, Any] | None = None
     neuroglancer_help: str = ""
+    fragments_by: FragmentsBy = "seamless"
     settings: dict[str, str] = field(default_factory=dict)

@@ -18,6 +18,17 @@ CITATIONS = (
     "waterz: watershed and region agglomeration. funkelab, github.com/funkelab/waterz",
 )
 
+_FRAGMENTS = {
+    "seamless": "grown by a seeded watershed, block by block, named by their seeds",
+    "blocks": "grown by a seeded watershed, cut at the faces of blocks,",
+    "mutex": "cut by the mutex watershed (Wolf et al. 2019, arXiv 1904.12654)",
+}
+_SCORED = {
+    "seamless": "of the whole graph, as waterz scores a volume at once [2, 6]",
+    "blocks": "with waterz, block by block [2, 6]",
+    "mutex": "with waterz, block by block [2, 6]",
+}
+
 
 def missing_parts(data: ReportData) -> tuple[str, ...]:
     """Sentences for the parts of a full report that this one lacks."""
@@ -47,8 +58,9 @@ def methods(data: ReportData) -> tuple[str, ...]:
         f"{volume} was segmented with lsdflow. A three-dimensional U-Net was trained to predict local shape "
         f"descriptors (LSDs) and a second one, or the same one, voxel affinities [1].{iterations} Training batches "
         "were made with gunpowder [4].",
-        "Fragments were grown by a seeded watershed on the affinities and joined in a region adjacency graph whose "
-        "edges were scored by hierarchical agglomeration with waterz [2, 6]; blocks were scheduled with daisy [5].",
+        f"Fragments were {_FRAGMENTS[data.fragments_by]} on the affinities and joined in a region adjacency graph "
+        f"whose edges were scored by hierarchical agglomeration {_SCORED[data.fragments_by]}; blocks were scheduled "
+        "with daisy [5].",
     ]
     chosen = chosen_score(data) or chosen_count(data)
     if chosen:

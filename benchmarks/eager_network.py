@@ -1,0 +1,54 @@
+"""The peer of predicting on the CPU: the same U-Net in plain eager torch; runs in lsdflow's environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from serving import Work, serve
+from torch.nn import functional
+
+
+def eager_network(folder: Path) -> Work:
+    """The U-Net in plain eager torch, float32, channels first, as funlib.learn.torch writes it: raw u8 -> LSDs u8.
+
+    Upsampling reduces the channels, as published; the torch U-Nets of the field keep them and do about twice the work.
+    """
+    torch.set_num_threads(1)
+    weights = load_file(next((folder / "network").rglob("weights.safetensors")))
+    raw = np.load(folder / "raw.npy")
+    levels = sum(1 for name in weights if name.startswith("up.") and name.endswith("weight"))
+
+    def passes(name: str, x: Any) -> Any:
+        for layer in (f"{name}.convs.0", f"{name}.convs.1"):
+            x = functional.relu(functional.conv3d(x, weights[f"{layer}.weight"], weights[f"{layer}.bias"]))
+        return x
+
+    def features(x: Any, level: int) -> Any:
+        skip = passes(f"down.{level}", x)
+        if level == levels:
+            return skip
+        kernel = weights[f"up.{level}.up.weight"]
+        factor = tuple(kernel.shape[2:])
+        inner = features(functional.max_pool3d(skip, factor, factor), level + 1)
+        bias = weights[f"up.{level}.up.bias"]
+        up = functional.relu(functional.conv_transpose3d(inner, kernel, bias, stride=factor))
+        begins = [(have - want) // 2 for have, want in zip(skip.shape[2:], up.shape[2:], strict=True)]
+        z, y, x_ = (slice(b, b + n) for b, n in zip(begins, up.shape[2:], strict=True))
+        return passes(f"merge.{level}", torch.cat([skip[:, :, z, y, x_], up], dim=1))
+
+    def work() -> Any:
+        with torch.no_grad():
+            x = torch.from_numpy(raw.astype(np.float32) / 255 * 2 - 1)[None, None]
+            head = functional.conv3d(features(x, 0), weights["heads.lsds.weight"], weights["heads.lsds.bias"])
+            return (torch.sigmoid(head)[0] * 255).to(torch.uint8).numpy()
+
+    work()
+    return work
+
+
+if __name__ == "__main__":
+    serve({"eager_network": eager_network}, ("torch",))

@@ -1,0 +1,278 @@
+"""What one GPU does: prediction, training, LSD targets, as a table. Refuses where there is no CUDA.
+
+    .venv/blocks/bin/python benchmarks/gpu.py predict       `make bench-gpu` does all
+    .venv/training/bin/python benchmarks/gpu.py train       [--device cpu --tiny]: the same on a toy, to try the script
+
+predict: raw u8 in main memory -> u8 outputs in main memory. LSD: one tile. AcrLSD: one block with its LSDs around it,
+as predict's worker does it in one pass. Each precision and tile is compared with float32 (TF32 off) on the same device.
+train: iterations of forward, backward and optimiser on patches that lie on the device. data: patches and iterations
+with each data pipeline, and how long training waits for patches. Networks have random weights, which cost what trained
+ones cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_contract.geometry import Box
+from lsdflow_network.composition import AcrLsd, chain_shapes
+from lsdflow_network.precision import Precision, memory_format
+from lsdflow_network.shapes import nearest_valid_input_shapes, output_shape_vox
+from lsdflow_network.unet import UNet
+
+PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is."""
+
+    fmaps: int
+    increase: int
+    factors: tuple[int, ...]
+    tiles: tuple[int, ...]
+    block: int
+    train_lsd: int
+    train_acrlsd: int
+    labels: int
+    volume: int
+    iterations: int
+    rounds: int
+
+    def spec(self, channels: int) -> UNetSpec:
+        """The U-Net with so many input channels."""
+        factors = tuple((f, f, f) for f in self.factors)
+        return UNetSpec(
+            in_channels=channels, num_fmaps=self.fmaps, fmap_inc_factor=self.increase, downsample_factors=factors
+        )
+
+    def cube(self, edge: int) -> tuple[int, int, int]:
+        """The smallest input of at least this edge."""
+        return nearest_valid_input_shapes(self.spec(1), (edge, edge, edge))[1]
+
+
+PUBLISHED = Sizes(12, 6, (2, 2, 3), (196, 268, 364, 520), 504, 196, 304, 152, 480, 40, 5)
+TINY = Sizes(2, 2, (2,), (24, 32), 16, 28, 60, 24, 64, 1, 1)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table."""
+
+    what: str
+    precision: str
+    size: str
+    rate: str
+    goal: str
+    parity: str
+
+    def __str__(self) -> str:
+        return f"| {self.what} | {self.precision} | {self.size} | {self.rate} | {self.goal} | {self.parity} |"
+
+
+def predict_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
+    """Prediction: every precision at every tile; a tile that does not fit is said to."""
+    from network_data import make_network
+
+    from lsdflow_predict.networks import prepare_torch
+
+    prepare_torch(torch.get_num_threads())
+    make_network(folder, (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]))
+    make_network(folder / "affs", (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]), "acrlsd")
+    lines: list[Line] = []
+    for what, work, goal in (("LSD net", lsd_tile, 120), ("AcrLSD", acrlsd_block, 50)):
+        for tile in sizes.tiles:
+            exact = None
+            for precision in PRECISIONS:
+                named = (what, precision, f"input {sizes.cube(tile)[0]}")
+                try:
+                    rate, values = measured(work(device, sizes, folder, tile, precision), sizes.rounds, device)
+                except torch.OutOfMemoryError:
+                    lines.append(Line(*named, "does not fit", "", ""))
+                    continue
+                exact = values if exact is None else exact
+                told = f"{goal} {'yes' if rate >= goal else 'NO'}"
+                lines.append(Line(*named, f"{rate:.3g} Mvoxel/s", told, levels_apart(values, exact)))
+    return lines
+
+
+def lsd_tile(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
+    """One tile of the LSD network, bytes to bytes."""
+    from lsdflow_network.inference import load_predictor
+
+    predictor = load_predictor(bundle_in(folder), device=device, precision=precision)
+    raw = random_raw(sizes.cube(tile))
+    return lambda: predictor.grey_levels(raw, None, ("lsds",))[0].cpu().numpy()
+
+
+def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
+    """One block of affinities with the LSDs around it, kept on the device."""
+    from lsdflow_network.inference import load_predictor
+    from lsdflow_predict.networks import UNetShapes
+    from lsdflow_predict.patches import LsdSource, TileCache, Window, predict_box
+    from lsdflow_predict.scheme import plan_affinities, plan_lsds
+
+    lsd = load_predictor(bundle_in(folder), device=device, precision=precision)
+    affinity = load_predictor(bundle_in(folder / "affs"), device=device, precision=precision)
+    largest = output_shape_vox(sizes.spec(1), sizes.cube(tile))
+    region = Box((0, 0, 0), (sizes.block,) * 3)
+    layer = plan_affinities(UNetShapes(sizes.spec(11)), region, largest, region.shape_vox)
+    lsds = plan_lsds(UNetShapes(sizes.spec(1)), layer, largest, region.shape_vox)
+    inputs = layer.tiling.inputs_hull(region)
+    around = lsds.tiling.inputs_hull(inputs)
+    raw = random_raw(around.shape_vox)
+
+    def work() -> Any:
+        seen = Window(around, raw.to(device))
+        source = LsdSource(lsds.tiling, lsd.grey_levels, seen.crop, TileCache(0), device)
+        return predict_box(
+            layer.tiling,
+            region,
+            list(layer.tiling.indices_touching(region)),
+            network=affinity.grey_levels,
+            outputs={"affs": 3},
+            raw=Window(inputs, seen.crop(inputs)),
+            lsds=Window(inputs, source.read(inputs)),
+        )["affs"]
+
+    return work
+
+
+def train_lines(device: str, sizes: Sizes) -> list[Line]:
+    """Training iterations of the published shapes, and LSD targets on the device."""
+    lines = []
+    for what, edge, goal in (("train LSD", sizes.train_lsd, 20.0), ("train AcrLSD", sizes.train_acrlsd, 6.7)):
+        for precision in PRECISIONS:
+            step = training_step(device, sizes, edge, precision, chain=what == "train AcrLSD")
+            seconds = seconds_of(step, sizes.rounds, device)
+            told = f"{goal} {'yes' if 1 / seconds >= goal else 'NO'}"
+            lines.append(Line(what, precision, f"input {edge}", f"{1 / seconds:.3g} it/s", told, ""))
+    return [*lines, targets_line(device, sizes)]
+
+
+def data_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
+    """Training with its data pipeline, of the published shapes."""
+    from gpu_pipeline import pipeline_rows
+    from network_data import make_network
+
+    edge = sizes.cube(sizes.train_lsd)[0]
+    make_network(folder, (sizes.fmaps, sizes.increase, sizes.factors, edge))
+    network = {
+        "num_fmaps": sizes.fmaps,
+        "fmap_inc_factor": sizes.increase,
+        "downsample_factors": [[f, f, f] for f in sizes.factors],
+        "input_shape_vox": [edge] * 3,
+        "sigma": f"{8 * (10 if sizes is PUBLISHED else 3)} nm",
+    }
+    rows = pipeline_rows(device, folder, network, sizes.volume, sizes.iterations)
+    return [Line(what, "auto", size, rate, goal, "") for what, size, rate, goal in rows]
+
+
+def training_step(device: str, sizes: Sizes, edge: int, precision: Precision, *, chain: bool) -> Callable[[], Any]:
+    """Forward, backward and optimiser on one patch."""
+    from lsdflow_training.network_step import Patch, train_step
+
+    where, shape = torch.device(device), sizes.cube(edge)
+    name, channels = ("affs", 3) if chain else ("lsds", 10)
+    trained = UNet(sizes.spec(11 if chain else 1), {name: channels})
+    network: torch.nn.Module = trained
+    output = output_shape_vox(sizes.spec(1), shape)
+    if chain:
+        network = AcrLsd(UNet(sizes.spec(1), {"lsds": 10}), sizes.spec(1), trained, sizes.spec(11))
+        output = chain_shapes(sizes.spec(1), sizes.spec(11), shape).output_vox
+    network = network.to(where).to(memory_format=memory_format(where))  # type: ignore[call-overload]
+    raw = torch.rand(1, 1, *shape, device=where).contiguous(memory_format=memory_format(where))
+    target = {name: torch.rand(1, channels, *output, device=where)}
+    patch = Patch(raw, target, {name: torch.ones_like(target[name])})
+    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4)
+    return lambda: train_step(network, optimizer, [patch], precision)
+
+
+def targets_line(device: str, sizes: Sizes) -> Line:
+    """LSD targets of one training sample, against the reference on the CPU."""
+    from lsdflow_contract.testing import voronoi_labels
+    from lsdflow_training.lsd_targets import local_shape_descriptors
+    from lsdflow_training.lsd_targets_torch import lsd_targets_torch
+
+    labels = voronoi_labels((sizes.labels,) * 3, 42, seed=0)
+    context = sizes.labels // 5
+    roi = Box((context,) * 3, (sizes.labels - 2 * context,) * 3)
+    there = torch.from_numpy(labels.astype(np.int64)).to(device)
+    sigma_nm = 8.0 * context / 3
+    seconds = seconds_of(lambda: lsd_targets_torch(there, sigma_nm, (8, 8, 8), roi), sizes.rounds, device)
+    found = lsd_targets_torch(there, sigma_nm, (8, 8, 8), roi).cpu().numpy()
+    wanted = local_shape_descriptors(labels, sigma_nm, (8, 8, 8), roi)
+    rate = f"{1 / seconds:.3g} samples/s"
+    return Line("LSD targets", "float32", f"roi {roi.shape_vox[0]}", rate, "", f"{np.abs(found - wanted).max():.1e}")
+
+
+def measured(work: Callable[[], Any], rounds: int, device: str) -> tuple[float, Any]:
+    """(Mvoxel of output per second, the output)."""
+    values = work()
+    return float(np.prod(values.shape[1:])) / seconds_of(work, rounds, device) / 1e6, values
+
+
+def seconds_of(work: Callable[[], Any], rounds: int, device: str) -> float:
+    """Median seconds of one run, after a first one; the device has finished before the clock is read."""
+    found = []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        work()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[1:])
+
+
+def levels_apart(values: Any, exact: Any) -> str:
+    """How far outputs are from those in float32."""
+    apart = np.abs(values.astype(np.int16) - exact)
+    return f"levels: max {apart.max()}, mean {apart.mean():.4f}"
+
+
+def bundle_in(folder: Path) -> Path:
+    """The bundle that make_network left."""
+    return next((folder / "network").glob("*/weights.safetensors")).parent
+
+
+def random_raw(shape: tuple[int, ...]) -> torch.Tensor:
+    """Raw u8."""
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def main(arguments: list[str]) -> None:
+    """Measure one part, and print its table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", choices=("predict", "train", "data"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a toy, to try the script")
+    options = parser.parse_args(arguments)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("benchmarks/gpu.py: there is no CUDA device here, and its figures come from nothing else")
+    sizes = TINY if options.tiny else PUBLISHED
+    device = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
+    print(f"{device}, torch {torch.__version__}\n\n| what | precision | size | rate | goal | against float32 |")
+    print("|---|---|---|---|---|---|")
+    with TemporaryDirectory(prefix="lsdflow-gpu-") as scratch:
+        if options.part == "train":
+            found = train_lines(options.device, sizes)
+        else:
+            lines = predict_lines if options.part == "predict" else data_lines
+            found = lines(options.device, sizes, Path(scratch))
+    print("\n".join(map(str, found)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

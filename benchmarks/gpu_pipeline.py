@@ -1,0 +1,114 @@
+"""Data and training together, with each pipeline: patches alone, then iterations, and how long they wait for patches.
+
+On a synthetic volume in chunks of 64, with every augmentation of the published training.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from lsdflow_training.stage import Prepared
+
+WARM_UP = 3
+
+
+def pipeline_rows(
+    device: str, folder: Path, network: dict[str, Any], volume_edge: int, rounds: int
+) -> Iterator[tuple[str, str, str, str]]:
+    """What, size, rate and goal, for LSD and AcrLSD and each pipeline; network: options of the training."""
+    from lsdflow_network.inference import load_network
+    from lsdflow_training.resolve import available_cores
+    from lsdflow_training.trainer import FrozenLsd
+
+    make_volume(folder, volume_edge)
+    bundle = next((folder / "network").glob("*/weights.safetensors")).parent
+    lsd = FrozenLsd(*load_network(bundle, "lsd"))
+    for kind, goal, frozen in (("lsd", 20.0, None), ("acrlsd", 6.7, lsd)):
+        for pipeline in ("gunpowder", "gpu"):
+            options = {**network, "pipeline": pipeline, "num_workers": max(1, available_cores() - 2)}
+            training = prepared(folder, kind, options, frozen)
+            training = replace(training, recipe=replace(training.recipe, device=device))
+            named = (f"{kind}, pipeline {pipeline}", f"raw {training.recipe.shapes.raw_vox[0]}")
+            rate, _ = measured(training, folder, frozen, rounds, train=False)
+            yield *named, f"{rate:.3g} patches/s", ""
+            rate, idle = measured(training, folder, frozen, rounds, train=True)
+            told = f"{goal}, 10 % {'yes' if rate >= goal and idle <= 0.1 else 'NO'}"
+            yield *named, f"{rate:.3g} it/s, {100 * idle:.0f} % waiting", told
+
+
+def make_volume(folder: Path, edge: int) -> None:
+    """A training volume of voronoi labels, chunked and compressed as prepare leaves it; the experiment around it."""
+    import zarr
+
+    from lsdflow_contract.arrays import LABELS, MASK, RAW
+    from lsdflow_contract.layout import ExperimentLayout
+    from lsdflow_contract.testing import membrane_raw, voronoi_labels
+    from lsdflow_training.testing import micro_experiment
+
+    micro_experiment(folder)
+    part = voronoi_labels((min(edge, 160),) * 3, 60)
+    repeats = -(-edge // part.shape[0])
+    labels = np.tile(part, (repeats,) * 3)
+    root = zarr.open(str(ExperimentLayout(folder).training_volume("micro")), "a")
+    for spec, array in ((RAW, membrane_raw(labels)), (LABELS, labels), (MASK, np.ones_like(labels, np.uint8))):
+        attributes = dict(root[spec.dataset].attrs)
+        made = root.create_dataset(spec.dataset, data=array, chunks=(64, 64, 64), overwrite=True)
+        made.attrs.update(attributes)
+
+
+def prepared(folder: Path, kind: str, options: dict[str, Any], lsd: Any) -> Prepared:
+    """A resolved training on the volume."""
+    from lsdflow_contract.experiment import load_experiment
+    from lsdflow_training.config import AffinityTrainingConfig
+    from lsdflow_training.stage import prepare_training
+
+    toml = folder / f"{kind}.toml"
+    lines = ["[experiment]", 'mode = "acrlsd"', 'profile = "standard"', "[compute]", 'device = "cpu"', "[train-acrlsd]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+    toml.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    experiment = load_experiment(toml)
+    config = experiment.table("train-acrlsd", AffinityTrainingConfig)
+    stage = "train-lsd" if kind == "lsd" else "train-acrlsd"
+    return prepare_training(experiment, config, stage, kind, None if lsd is None else lsd.bundle)
+
+
+def measured(training: Prepared, folder: Path, lsd: Any, rounds: int, train: bool) -> tuple[float, float]:
+    """(Patches or iterations per second, share of the time spent waiting for patches), after some to warm up."""
+    from lsdflow_training.network_step import to_patch, train_step
+    from lsdflow_training.profiling import NodeTimes
+    from lsdflow_training.streams import BatchNumbers, make_stream
+    from lsdflow_training.trainer import Trainer
+    from lsdflow_training.warm_up import compile_everything
+
+    compile_everything()
+    made = Trainer(training.recipe, training.sources, folder / "run", training.key, lsd)
+    waited = begin = 0.0
+    with make_stream(made.keys, training.recipe, training.sources, BatchNumbers(1, 1), NodeTimes()) as stream:
+        for number in range(WARM_UP + rounds):
+            if number == WARM_UP:
+                finish(made.device)
+                waited, begin = 0.0, time.perf_counter()
+            asked = time.perf_counter()
+            patch = to_patch(next(stream), made.keys, made.device)
+            finish(made.device)
+            waited += time.perf_counter() - asked
+            if train:
+                train_step(made.network, made.optimizer, [patch], made.precision)
+        finish(made.device)
+        seconds = time.perf_counter() - begin
+    return rounds / seconds, waited / seconds
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what the device has been asked to do by this thread."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -1,0 +1,60 @@
+"""The stage of tiny blocks: as many as the seed of the experiment says; no arrays, no rows, a durable mark each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from block_clock import tick
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blockwise import run_task, worker_task
+from lsdflow_runtime.rendezvous import coordinating
+
+
+def experiment_of(folder: Path, blocks: int) -> Experiment:
+    """An experiment of so many blocks for two workers."""
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(f'[experiment]\nname = "ticks"\nseed = {blocks}\n')
+    return load_experiment(folder, ["compute.runner=daisy", "compute.workers=2"])
+
+
+def block_task(experiment: Experiment) -> BlockTask:
+    """The work on all blocks."""
+    blocks = experiment.tables["experiment"]["seed"]
+    return BlockTask(
+        stage="ticks",
+        experiment=experiment,
+        key=work_key("ticks", {"blocks": blocks}, {}),
+        config={"blocks": blocks},
+        inputs={},
+        plan=BlockPlan(Box((0, 0, 0), (1, 1, blocks)), (1, 1, 1)),
+        outputs={},
+        open=lambda: _open(experiment.layout.root),
+    )
+
+
+def run(experiment: Experiment) -> None:
+    """Do all blocks."""
+    with coordinating("ticks", experiment):
+        run_task(block_task(experiment), RunOptions())
+
+
+def worker(experiment: Experiment) -> None:
+    """Body of a worker."""
+    worker_task(block_task(experiment))
+
+
+@contextmanager
+def _open(folder: Path) -> Iterator[BlockFunction]:
+    def look_at_the_clock(block: Block) -> BlockOutput:
+        tick(folder)
+        return BlockOutput(facts={"square": block.number**2})
+
+    yield look_at_the_clock

@@ -1,0 +1,88 @@
+"""Where a checkpoint is checked: the end of a training volume that the training held out, or the volume itself.
+
+z ->
++-----------------------------+---------+
+| trained                     | held    |   labels of a training volume
++--------------------+--------+---------+
+                     | context| checked |   what a check prepares and predicts
+                     +--------+---------+
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lsdflow_contract.errors import BadData, ConfigError, StageError
+from lsdflow_contract.experiment import Experiment, did_you_mean
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.whole import Ask
+
+STAGE = "train-acrlsd"
+# Of a volume without a held-out end: enough for some neurons, done in minutes.
+MOST_TRAINED_VOX = 1 << 24
+
+
+@dataclass(frozen=True)
+class CheckedRegion:
+    """A box of a prepared training volume, in voxels of its raw; `held_out`: the training never saw its labels."""
+
+    volume: str
+    raw: Box
+    box: Box
+    held_out: bool
+
+    @property
+    def words(self) -> str:
+        """What checks.csv says of it."""
+        return f"{'held out' if self.held_out else 'trained on'}: {self.volume} {self.box}"
+
+    def with_context(self, sections: int) -> Box:
+        """The box with what the networks see around it, as far as there is raw: all of y and x."""
+        z, (_, y, x) = self.box.begin_vox[0], self.raw.shape_vox
+        wanted = Box((z - sections, 0, 0), (self.box.shape_vox[0] + 2 * sections, y, x))
+        return wanted.intersect(self.raw)
+
+
+def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> CheckedRegion:
+    """The region that checks of this experiment segment; `volume` None: the first that the training takes.
+
+    Raises ConfigError for a volume that is not trained on, BadData if it has no labels, and what train-acrlsd finds
+    wrong with the experiment.
+    """
+    told = ask(STAGE, stage_arguments("plan", experiment))
+    if "exit_code" in told:
+        raise _error_of(told)
+    regions: Mapping[str, Any] = told["regions"]
+    name = next(iter(regions)) if volume is None else volume
+    if name not in regions:
+        raise ConfigError(f"no training volume {name!r}", where="--volume", hint=did_you_mean(name, list(regions)))
+    return region_of(name, regions[name])
+
+
+def region_of(volume: str, facts: Mapping[str, Any]) -> CheckedRegion:
+    """The held-out sections at the end in z; without any the last sections that hold up to 2^24 voxels."""
+    begin, shape = _three(facts["labels_begin_vox"]), _three(facts["labels_shape_vox"])
+    held_out = int(facts["held_out_sections"])
+    section_vox = shape[1] * shape[2]
+    if section_vox * shape[0] == 0:
+        raise BadData("the training volume has no labels", where=volume, hint="name another one: --volume")
+    sections = held_out or min(shape[0], max(1, MOST_TRAINED_VOX // section_vox))
+    box = Box((begin[0] + shape[0] - sections, *begin[1:]), (sections, *shape[1:]))
+    return CheckedRegion(volume, Box((0, 0, 0), _three(facts["raw_shape_vox"])), box, held_out > 0)
+
+
+def _three(values: Any) -> Vox3:
+    z, y, x = (int(value) for value in values)
+    return z, y, x
+
+
+def _error_of(told: Mapping[str, Any]) -> StageError:
+    """The error that a stage told as JSON, with its exit code."""
+    parts = {name: str(told.get(name, "")) for name in ("where", "wanted", "found", "hint")}
+    error = StageError(str(told.get("what") or json.dumps(told)), **parts)
+    error.exit_code = int(told["exit_code"])
+    return error

@@ -1,0 +1,52 @@
+"""What finished stages made in one experiment folder of a sweep, linked into the next: no volume is copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.layout import ExperimentLayout
+
+
+def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
+    """Files and folders that a finished stage leaves for later ones, as far as they are there; its manifest last."""
+    arrays: dict[str, list[Path]] = {
+        "prepare": [layout.target_volume.parent],
+        "train-lsd": [layout.train_dir("train-lsd")],
+        "train-acrlsd": [layout.train_dir("train-acrlsd")],
+        "predict": [layout.predictions("a", 0).parents[2]],
+        "watershed": [layout.fragments, layout.store / "nodes"],
+        "agglomerate": sorted(layout.store.glob("edges_*")),
+        "segment": [layout.segmentation, layout.luts],
+    }
+    for path in (*arrays.get(stage, []), layout.store / "blocks" / stage, layout.manifest(stage)):
+        if path.exists():
+            yield path
+
+
+def link_stages(stages: Iterable[str], source: Path, target: Path) -> None:
+    """Link what finished stages of the experiment folder `source` made into `target`; links that stand there stay.
+
+    Raises NotOurs (73) if something else stands at the place of a link.
+    """
+    layout = ExperimentLayout(source)
+    for stage in stages:
+        if layout.manifest(stage).exists():
+            for path in made_by(stage, layout):
+                _link(path, target / path.relative_to(source))
+
+
+def _link(path: Path, link: Path) -> None:
+    with storage_errors(link):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        leads_to = os.path.relpath(path, link.parent.resolve())
+        try:
+            link.symlink_to(leads_to)
+        except FileExistsError as error:
+            if link.is_symlink() and str(link.readlink()) == leads_to:
+                return
+            hint = "a run of a sweep is no place for other results: move it away"
+            raise NotOurs("something else stands where a shared result belongs", where=link, hint=hint) from error

@@ -1,0 +1,102 @@
+"""result.json: what came of one run of a sweep, written by that run alone. Nothing else is read to merge a sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.errors import BadData, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.hashing import hash_of_file
+from lsdflow_contract.manifest import REVISION_VARIABLE, read_manifest, require_contract
+from lsdflow_contract.model import StrictModel
+from lsdflow_launch.chain import stages_of
+
+
+class RunResult(StrictModel):
+    """What came of a run."""
+
+    contract: str = CONTRACT_VERSION
+    run: str
+    at: dict[str, str] = Field(description="its labels on the axes")
+    status: Literal["done", "failed"]
+    exit_code: int
+    failed_stage: str = ""
+    error: dict[str, Any] = Field(default_factory=dict, description="the error of the failed stage, as it told it")
+    scores: dict[str, float] = Field(default_factory=dict, description="numbers of report/scores.json")
+    chosen: dict[str, str] = Field(default_factory=dict, description="words of it: the merge function")
+    seconds: dict[str, float] = Field(default_factory=dict, description="run time of every stage")
+    shared: tuple[str, ...] = Field(default=(), description="stages made once for several runs, and linked")
+    identities: dict[str, str] = Field(default_factory=dict, description="of the result of every stage")
+    writers: dict[str, dict[str, str]] = Field(default_factory=dict, description="version and image of every stage")
+    experiment_hash: str = Field(default="", description="sha256 of the run's experiment file")
+    host: str = ""
+    job: str = ""
+    revision: str = ""
+    ended: float = Field(default=0.0, description="seconds since 1970, UTC")
+
+
+def write_result(
+    path: Path, experiment: Experiment, at: Mapping[str, str], ended: Mapping[str, Any], shared: tuple[str, ...]
+) -> RunResult:
+    """Gather and write the result of a run that ended; `ended`: exit_code, failed_stage and error of the chain."""
+    finished = {}
+    for stage in stages_of(experiment):
+        if experiment.layout.manifest(stage).exists():
+            finished[stage] = read_manifest(experiment.layout, stage)
+    done = ended["exit_code"] == 0
+    scores = _scores(experiment) if done else {}
+    result = RunResult(
+        run=experiment.path.parent.name,
+        at=dict(at),
+        status="done" if done else "failed",
+        **ended,
+        scores={k: float(v) for k, v in scores.items() if isinstance(v, int | float) and not isinstance(v, bool)},
+        chosen={k: v for k, v in scores.items() if isinstance(v, str)},
+        seconds={stage: float(made.facts.get("seconds", 0.0)) for stage, made in finished.items()},
+        shared=tuple(stage for stage in shared if stage in finished),
+        identities={stage: made.identity for stage, made in finished.items()},
+        writers={stage: made.writer.model_dump() for stage, made in finished.items()},
+        experiment_hash=hash_of_file(experiment.path),
+        host=socket.gethostname(),
+        job=os.environ.get("SLURM_JOB_ID", ""),
+        revision=os.environ.get(REVISION_VARIABLE, ""),
+        ended=time.time(),
+    )
+    write_json(path, json.loads(result.model_dump_json()))
+    return result
+
+
+def read_result(path: Path) -> RunResult | None:
+    """A run's result; None if it has none. BadData (65) if it is damaged, ContractMismatch (76)."""
+    if not path.is_file():
+        return None
+    raw = read_json(path)
+    require_contract(str(raw.get("contract", "")) if isinstance(raw, dict) else "", path)
+    try:
+        return RunResult.model_validate(raw)
+    except ValidationError as error:
+        raise BadData("damaged result of a run", where=path, found=error, hint="remove it and run the sweep") from error
+
+
+def last_error(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """What the stage's newest run told of its end."""
+    outcomes = sorted(experiment.layout.stage_runs(stage).glob("*/outcome.json"))
+    try:
+        return dict(read_json(outcomes[-1]).get("error") or {}) if outcomes else {}
+    except StageError as error:
+        return error.as_dict()
+
+
+def _scores(experiment: Experiment) -> dict[str, Any]:
+    path = experiment.layout.report / "scores.json"
+    return dict(read_json(path)) if path.exists() else {}

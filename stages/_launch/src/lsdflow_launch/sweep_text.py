@@ -1,0 +1,81 @@
+"""The experiment file of a run: the tables of the base, the keys of the run over them, paths that still lead there."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.hashing import hash_of
+from lsdflow_launch.template import toml_value
+
+# Keys that hold a path, whatever their table; words like "truth" or "best" stand in some, and exist as no file.
+PATH_KEYS = {
+    *("raw", "labels", "truth", "mask", "mask_file", "skeletons", "checkpoint", "lsd_checkpoint"),
+    *("uri_file", "images", "binds"),
+}
+WORDS = {"", "auto", "truth", "none", "best", "trained_with"}
+LONGEST_DATABASE = 50
+_BARE_KEY = re.compile(r"^[A-Za-z0-9_-]+$")
+
+
+def experiment_text_of(base: Experiment, settings: Mapping[str, Any], name: str, folder: Path) -> str:
+    """The file that lies in `folder`. ConfigError (78) for a key below something that is no table."""
+    tables: dict[str, Any] = copy.deepcopy(base.tables)
+    for key, value in settings.items():
+        _lay(tables, key, value)
+    named = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+    tables.setdefault("experiment", {})["name"] = named
+    if tables.get("store", {}).get("engine") == "mongo":
+        # One database holds one graph: every run needs its own.
+        owner = base.database[:LONGEST_DATABASE]
+        tables["store"]["database"] = f"{owner}-{hash_of([str(folder.resolve()), name])[:10]}"
+    tables = _moved(tables, base.path.parent.resolve(), folder.resolve())
+    lines = [f"# A run of a sweep: the tables of {base.path.name} of {base.common.name}, and the keys of this run."]
+    for table, content in tables.items():
+        lines += ["", f"[{table}]", *(f"{_key(key)} = {_inline(value)}" for key, value in content.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _lay(tables: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, key = dotted.split(".")
+    node: Any = tables
+    for parent in parents:
+        node = node.setdefault(parent, {}) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        raise ConfigError(f"{dotted} names a part of a value, not of a table", where="axes", hint="set the whole value")
+    node[key] = copy.deepcopy(value)
+
+
+def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
+    """Relative paths that lead from the base's folder, as they are seen from the run's."""
+    if isinstance(value, Mapping):
+        return {name: _moved(part, old, new, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_moved(part, old, new, key) for part in value]
+    if key not in PATH_KEYS or not isinstance(value, str) or value in WORDS or Path(value).is_absolute():
+        return value
+    return os.path.relpath(old / value, new) if _exists(old / value) else value
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long a name, a NUL: a text that is no path
+        return False
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.match(name) else toml_value(name)
+
+
+def _inline(value: Any) -> str:
+    """A value as TOML on one line; keys of tables in it quoted where they must be."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(name)} = {_inline(part)}" for name, part in value.items()) + " }"
+    return "[" + ", ".join(_inline(part) for part in value) + "]" if isinstance(value, list) else toml_value(value)

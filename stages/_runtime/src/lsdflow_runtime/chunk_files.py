@@ -1,0 +1,206 @@
+"""The chunk files of the arrays that lsdflow makes: zstd with checksums, one file per shard or chunk.
+
+zarr-python makes and opens the arrays; only voxels go this way, because its pipeline costs more than compression does.
+Chunks are compressed and decompressed on all cores, by threads of a call: none is left that a fork would break (as
+those of tensorstore do). A file is put in place in one step: a writer that is killed leaves the old one or the new
+one, and no locks. A shard is its chunks one after another, then for each of them where it begins and how long it is
+(64 bits each, all ones for a chunk beyond the end of the array), then the CRC32C of this index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import zarr
+from numcodecs import Zstd
+
+from lsdflow_contract.files import TEMPORARY_SUFFIX, fsync_folder
+
+ABSENT = 2**64 - 1
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ChunkFiles:
+    """Reads and writes the voxels of the array in `folder`."""
+
+    folder: Path
+    array: zarr.Array[Any]
+    level: int
+
+    @classmethod
+    def of(cls, folder: Path, array: zarr.Array[Any]) -> ChunkFiles | None:
+        """None for an array of another form than lsdflow makes."""
+        level = _zstd_level_v2(array) if array.metadata.zarr_format == 2 else _zstd_level_v3(array)
+        native = array.dtype.isnative and sys.byteorder == "little"
+        return None if level is None or not native else cls(folder, array, level)
+
+    def write(self, box: tuple[slice, ...], values: npt.NDArray[Any]) -> None:
+        """Write `box`, which covers whole chunks or shards. Raises OSError."""
+        shape = tuple(s.stop - s.start for s in box)
+        values = np.broadcast_to(np.asarray(values, self.array.dtype), shape)
+        edges = self.array.shards or self.array.chunks
+        for part in _parts((slice(0, n) for n in shape), edges):
+            index = tuple((b.start + p.start) // e for b, p, e in zip(box, part, edges, strict=True))
+            pieces = self._shard(values[part]) if self.array.shards else [self._chunk(values[part])]
+            path = self.folder / self.array.metadata.encode_chunk_key(index)
+            _put(path, pieces)
+
+    def read(self, box: tuple[slice, ...]) -> npt.NDArray[Any]:
+        """The voxels of `box`. Raises OSError, ValueError, RuntimeError for a chunk that is lost or damaged."""
+        values = np.empty(tuple(s.stop - s.start for s in box), self.array.dtype)
+        edges = self.array.shards or self.array.chunks
+        stored = [chunk for part in _parts(box, edges) for chunk in self._stored(part, edges)]
+
+        def take(chunk: _Stored) -> None:
+            inner = (
+                slice(s.start % e, s.start % e + s.stop - s.start)
+                for s, e in zip(chunk.box, self.array.chunks, strict=True)
+            )
+            target = tuple(slice(s.start - b.start, s.stop - b.start) for s, b in zip(chunk.box, box, strict=True))
+            values[target] = self._decoded(chunk)[tuple(inner)]
+
+        _on_all_cores(take, stored)
+        return values
+
+    def _stored(self, part: tuple[slice, ...], edges: tuple[int, ...]) -> list[_Stored]:
+        """The chunks of one file that hold `part`."""
+        index = tuple(s.start // e for s, e in zip(part, edges, strict=True))
+        file = self.folder / self.array.metadata.encode_chunk_key(index)
+        if not self.array.shards:
+            return [_Stored(file, 0, file.stat().st_size, part)]
+        grid = tuple(e // c for e, c in zip(edges, self.array.chunks, strict=True))
+        table, chunks = _shard_index(file, grid), []
+        for box in _parts(part, self.array.chunks):
+            place = tuple(s.start // c % g for s, c, g in zip(box, self.array.chunks, grid, strict=True))
+            begin, size = (int(n) for n in table[place])
+            if begin == ABSENT:
+                msg = f"{file}: the shard has no chunk {place}"
+                raise ValueError(msg)
+            chunks.append(_Stored(file, begin, size, box))
+        return chunks
+
+    def _decoded(self, chunk: _Stored) -> npt.NDArray[Any]:
+        with chunk.file.open("rb", buffering=0) as file:
+            content = os.pread(file.fileno(), chunk.size, chunk.begin)
+        try:
+            decoded = np.frombuffer(Zstd().decode(content), self.array.dtype)
+        except MemoryError:
+            msg = f"{chunk.file}: a damaged chunk claims to be larger than memory"
+            raise ValueError(msg) from None
+        return decoded.reshape(self.array.chunks)
+
+    def _shard(self, values: npt.NDArray[Any]) -> list[bytes]:
+        """Its chunks, and the index."""
+        shards, chunks = cast(tuple[int, ...], self.array.shards), self.array.chunks
+        parts = [values[part] for part in _parts((slice(0, n) for n in shards), chunks)]
+        pieces = _on_all_cores(lambda part: self._chunk(part) if part.size else b"", parts)
+        sizes = np.array([len(piece) for piece in pieces], np.uint64)
+        index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).astype("<u8")
+        index[sizes == 0] = ABSENT
+        table = index.tobytes()
+        return [*pieces, table, google_crc32c.value(table).to_bytes(4, "little")]
+
+    def _chunk(self, values: npt.NDArray[Any]) -> bytes:
+        """One compressed chunk; what of it lies beyond the end of the array is the fill value."""
+        if values.shape != self.array.chunks:
+            padded = np.full(self.array.chunks, self.array.fill_value or 0, self.array.dtype)
+            padded[tuple(map(slice, values.shape))] = values
+            values = padded
+        return bytes(Zstd(self.level, checksum=True).encode(np.ascontiguousarray(values)))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a chunk lies: in which file, from which byte, how many, and which voxels of the array it holds."""
+
+    file: Path
+    begin: int
+    size: int
+    box: tuple[slice, ...]
+
+
+def make_durable(root: Path, files: Iterable[Path]) -> None:
+    """Let files below `root`, and their names, outlive a loss of power. Raises OSError."""
+    folders: set[Path] = set()
+    for file in files:
+        fsync_folder(file)  # as good for a file
+        folders.update(folder for folder in file.parents if folder.is_relative_to(root))
+    for folder in sorted(folders, reverse=True):
+        fsync_folder(folder)
+
+
+def _parts(box: Iterable[slice], edges: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """The boxes of a grid of `edges` that meet `box`, cut to it; row-major."""
+    axes = [
+        [slice(max(e * i, s.start), min(e * (i + 1), s.stop)) for i in range(s.start // e, -(-s.stop // e))]
+        for s, e in zip(box, edges, strict=True)
+    ]
+    return itertools.product(*axes)
+
+
+def _on_all_cores(function: Callable[[T], R], of: list[T]) -> list[R]:
+    if len(of) < 2:
+        return [function(one) for one in of]
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(of))) as pool:
+        return list(pool.map(function, of))
+
+
+def _shard_index(file: Path, grid: tuple[int, ...]) -> npt.NDArray[np.uint64]:
+    """Where each chunk of a shard begins and how long it is, (*grid, 2)."""
+    size = 16 * math.prod(grid)
+    with file.open("rb", buffering=0) as shard:
+        content = os.pread(shard.fileno(), size + 4, max(0, file.stat().st_size - size - 4))
+    table, checksum = content[:size], content[size:]
+    if google_crc32c.value(table).to_bytes(4, "little") != checksum:
+        msg = f"{file}: the index of the shard is damaged"
+        raise ValueError(msg)
+    return np.frombuffer(table, "<u8").reshape(*grid, 2)
+
+
+def _put(path: Path, pieces: list[bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(pieces)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _zstd_level_v2(array: zarr.Array[Any]) -> int | None:
+    codec: Any = array.compressors[0] if array.compressors else None
+    plain = not array.filters and array.order == "C"
+    return int(codec.level) if plain and isinstance(codec, Zstd) and codec.checksum else None
+
+
+def _zstd_level_v3(array: zarr.Array[Any]) -> int | None:
+    """Level of the only compressor, if it is zstd with checksums, in a shard with its index at the end or in none."""
+    metadata: Any = array.metadata
+    codecs: list[dict[str, Any]] = [codec.to_dict() for codec in metadata.codecs]
+    if array.shards:
+        shard = codecs[0]["configuration"]
+        if [codec["name"] for codec in shard["index_codecs"]] != ["bytes", "crc32c"] or shard[
+            "index_location"
+        ] != "end":
+            return None
+        codecs = list(shard["codecs"])
+    if [codec["name"] for codec in codecs] != ["bytes", "zstd"] or not codecs[1]["configuration"]["checksum"]:
+        return None
+    if codecs[0].get("configuration", {}).get("endian", "little") != "little":
+        return None
+    return int(codecs[1]["configuration"]["level"])

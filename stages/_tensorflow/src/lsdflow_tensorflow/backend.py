@@ -1,0 +1,32 @@
+"""What train-lsd and train-acrlsd do with backend = "tensorflow": looked up by lsdflow_training.backends."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from lsdflow_contract.errors import UsageError
+from lsdflow_tensorflow.cluster import find_cluster
+from lsdflow_tensorflow.limits import require_possible, shared_among
+from lsdflow_tensorflow.trainer import train
+from lsdflow_training.stage import Prepared
+
+__all__ = ["prepare", "train"]
+
+
+def prepare(prepared: Prepared, replacing: bool) -> tuple[Prepared, bool]:
+    """The training as the processes of TF_CONFIG or SLURM share it, and whether this one is to write.
+
+    Raises ConfigError (78) for options that are not there, UsageError (2) for --replace with several processes, some
+    of which would resume what another one is deleting.
+    """
+    cluster = find_cluster(os.environ)
+    recipe = shared_among(prepared.recipe, cluster)
+    require_possible(recipe, cluster)
+    if replacing and cluster.size > 1:
+        raise UsageError(
+            "several processes of TensorFlow cannot replace a training",
+            where=prepared.folder,
+            hint="delete this folder, then run without --replace",
+        )
+    return replace(prepared, recipe=recipe), cluster.is_chief

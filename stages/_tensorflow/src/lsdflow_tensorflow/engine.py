@@ -1,0 +1,226 @@
+"""The network and its optimizer in TensorFlow, on one device or many: steps, losses, and the way from and to torch.
+
+    MirroredStrategy              all devices of this process
+    MultiWorkerMirroredStrategy   all devices of all processes of a cluster
+
+Every replica takes a patch of its own; the gradients' mean over all replicas moves the weights of all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+import torch
+
+from lsdflow_contract.errors import InternalError, Interrupted
+from lsdflow_network.unet import UNet as TorchUNet
+from lsdflow_tensorflow.adam import Adam
+from lsdflow_tensorflow.cluster import Cluster
+from lsdflow_tensorflow.composition import AcrLsd
+from lsdflow_tensorflow.losses import losses_by_output
+from lsdflow_tensorflow.unet import UNet, crop_centre
+from lsdflow_tensorflow.weights import to_torch
+from lsdflow_training.build import FrozenLsd
+from lsdflow_training.network_step import Patch, StepResult
+from lsdflow_training.recipe import Recipe
+
+Arrays = dict[str, npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all replicas agree on in a step: mean losses by output, the chief's learning rate and minutes, who stops."""
+
+    losses: dict[str, float]
+    learning_rate: float
+    minutes: float
+    stop: bool
+
+
+def make_strategy(cluster: Cluster, devices: Sequence[str]) -> tf.distribute.Strategy:
+    """Mirrored over this process' devices, or multi-worker over the cluster's."""
+    if cluster.size == 1:
+        return _mirrored(tuple(devices))
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+        task_type="worker",
+        task_id=cluster.rank,
+        rpc_layer="grpc",
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+
+
+@cache
+def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+    """One per process: the collective operations of two over the same devices would take each other's numbers."""
+    return tf.distribute.MirroredStrategy(list(devices))
+
+
+class Engine:
+    """Trains what `network` and `optimizer` of torch hold; `export` gives it back."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        strategy: tf.distribute.Strategy,
+        network: TorchUNet,
+        optimizer: torch.optim.Adam,
+        lsd: FrozenLsd | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.replicas: int = strategy.num_replicas_in_sync
+        self.outputs = [name for name in ("lsds", "affs") if name in recipe.outputs]
+        with strategy.scope():
+            self.trained = UNet(recipe.unet, recipe.outputs, network.state_dict())
+            self.variables = list(self.trained.variables.values())
+            self.adam = Adam(self.variables, optimizer)
+            self.network = self.trained if lsd is None else _chain(lsd, self.trained, recipe)
+        self._step = tf.function(lambda *inputs: strategy.run(self._replica_step, args=inputs), autograph=False)
+        self._loss = tf.function(lambda patch: tf.add_n(list(self._losses(patch).values())), autograph=False)
+
+    def step(
+        self, patches: Sequence[Patch], number: int, learning_rate: float, *, minutes: float = 0.0, stop: bool = False
+    ) -> Step:
+        """One step of all replicas: `patches` has one for each replica of this process.
+
+        learning_rate, minutes: those of the chief count.  stop: whether this process was asked to; told to all.  Raises
+        Interrupted (75) if another process is gone, InternalError if another one is at another step than `number`.
+        """
+        data = [to_arrays(patch) for patch in patches]
+        votes = np.array([learning_rate, minutes, float(stop), float(number)])
+        try:
+            losses, agreed = self._step(
+                self._per_replica(lambda index, _: data[index]),
+                self._per_replica(lambda index, chief: votes * (index == 0) * [chief, chief, 1, 1]),
+                tf.constant(self.adam.next_corrections(), tf.float64),
+            )
+            losses, agreed = (self.strategy.experimental_local_results(value)[0].numpy() for value in (losses, agreed))
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+            raise Interrupted(
+                "another process of this training is gone",
+                where=f"iteration {number}",
+                found=str(error)[:300],
+                hint="run the same command again to go on from the last checkpoint",
+            ) from error
+        processes = self.replicas // len(patches)
+        if agreed[3] != number * processes:
+            raise InternalError("the processes of this training are at different steps", found=agreed[3] / processes)
+        by_name = {name: float(loss) for name, loss in zip(self._names(data[0]), losses, strict=True)}
+        return Step(by_name, float(agreed[0]), float(agreed[1]), stop=bool(agreed[2]))
+
+    def loss(self, patch: Patch) -> float:
+        """The loss of one patch, on this process alone; nothing is trained."""
+        return float(self._loss(_tensors(to_arrays(patch))))
+
+    def look(self, patch: Patch) -> StepResult:
+        """Predictions of one patch, cropped to the targets, and the gradients that reach them, for a snapshot."""
+        tensors = _tensors(to_arrays(patch))
+        with tf.GradientTape() as tape:
+            predictions = self.network(tensors["raw"])
+            cropped = _cropped(predictions, tensors)
+            tape.watch(cropped)
+            losses = losses_by_output(cropped, *_targets_and_weights(tensors))
+            loss = tf.add_n(list(losses.values()))
+        shown = {name: _to_channels_first(value) for name, value in {**predictions, **cropped}.items()}
+        for name, gradient in tape.gradient(loss, cropped).items():
+            shown[name].grad = _to_channels_first(gradient)
+        values = {name: float(value) for name, value in losses.items()}
+        return StepResult(torch.tensor(float(loss)), values, shown)
+
+    def export(self, network: TorchUNet, optimizer: torch.optim.Adam) -> None:
+        """Give weights and optimizer state to torch."""
+        network.load_state_dict({name: to_torch(value.numpy()) for name, value in self.trained.variables.items()})
+        self.adam.export(optimizer)
+
+    def wait_for_all(self) -> None:
+        """Return once every process has come here."""
+        one = tf.function(lambda: self.strategy.run(lambda: _sum_over_replicas(tf.ones(()))), autograph=False)()
+        tf.nest.map_structure(lambda value: value.numpy(), self.strategy.experimental_local_results(one))
+
+    def _replica_step(self, patch: Any, votes: Any, corrections: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            losses = self._losses(patch)
+            loss = tf.add_n(list(losses.values()))
+        gradients = tape.gradient(loss, self.variables)
+        context = tf.distribute.get_replica_context()
+        *means, mean_losses = context.all_reduce(
+            tf.distribute.ReduceOp.MEAN, [*gradients, tf.stack(list(losses.values()))]
+        )
+        agreed = _sum_over_replicas(votes)
+        factors = tf.stack([agreed[0] / corrections[0], corrections[1]])
+        context.merge_call(self.adam.apply, args=(means, factors))
+        return mean_losses, agreed
+
+    def _losses(self, patch: Mapping[str, Any]) -> dict[str, Any]:
+        predictions = self.network(patch["raw"])
+        cropped = _cropped(predictions, patch)
+        losses = losses_by_output(cropped, *_targets_and_weights(patch))
+        spoilt = nan_unless_finite(patch["raw"])
+        return {name: loss + spoilt for name, loss in losses.items()}
+
+    def _names(self, patch: Mapping[str, Any]) -> list[str]:
+        return [name for name in self.outputs if f"{name}_target" in patch]
+
+    def _per_replica(self, make: Any) -> Any:
+        """A value for each replica of this process: make(its index in the process, 1.0 if the chief's first)."""
+        local = len(self.strategy.extended.worker_devices)
+
+        def of(context: Any) -> Any:
+            number = context.replica_id_in_sync_group
+            return make(number % local, float(number == 0))
+
+        return self.strategy.experimental_distribute_values_from_function(of)
+
+
+def nan_unless_finite(raw: tf.Tensor) -> tf.Tensor:
+    """0, or NaN if a voxel is NaN or infinite: TensorFlow's ReLU on CPUs makes 0 of NaN, and the loss would hide it."""
+    return tf.where(tf.reduce_all(tf.math.is_finite(raw)), 0.0, float("nan"))
+
+
+def to_arrays(patch: Patch) -> Arrays:
+    """A patch with channels last: raw (1,z,y,x,1); "<output>_target" and "<output>_weight" (1,z,y,x,c)."""
+    arrays = {"raw": _channels_last(patch.raw)}
+    for name in patch.targets:
+        arrays[f"{name}_target"] = _channels_last(patch.targets[name])
+        arrays[f"{name}_weight"] = _channels_last(patch.weights[name])
+    return arrays
+
+
+def _chain(lsd: FrozenLsd, trained: UNet, recipe: Recipe) -> AcrLsd:
+    weights = lsd.network.state_dict()
+    frozen = UNet(lsd.bundle.unet, lsd.bundle.outputs, weights, trainable=False)
+    return AcrLsd(frozen, lsd.bundle.unet, trained, recipe.unet)
+
+
+def _targets_and_weights(patch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    names = [name for name in ("lsds", "affs") if f"{name}_target" in patch]
+    return {n: patch[f"{n}_target"] for n in names}, {n: patch[f"{n}_weight"] for n in names}
+
+
+def _cropped(predictions: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    targets, _ = _targets_and_weights(patch)
+    return {name: crop_centre(predictions[name], target.shape[1:4]) for name, target in targets.items()}
+
+
+def _sum_over_replicas(value: Any) -> Any:
+    # an input has no device yet, which all_reduce asks for
+    here = tf.identity(value)
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
+
+
+def _channels_last(values: torch.Tensor) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(np.moveaxis(values.cpu().numpy(), 1, -1))
+
+
+def _to_channels_first(values: Any) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(values.numpy(), -1, 1)))
+
+
+def _tensors(arrays: Arrays) -> dict[str, Any]:
+    return {name: tf.constant(value) for name, value in arrays.items()}

@@ -1,0 +1,232 @@
+"""The training loop with TensorFlow: the batches, schedules, checkpoints, curves and stops of lsdflow_training.trainer.
+
+1. torch makes the first weights from the seed, or the newest valid checkpoint has them: of either backend
+2. processes that make patches start, then TensorFlow: see runtime.py
+3. in a cluster the step that makes iteration i takes batches (i - 1) n + 1 ... i n, n = all replicas, each process
+   every processes-th of them; all agree on losses, time and the end, and the chief writes
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gunpowder as gp
+import torch
+
+from lsdflow_command.progress import Progress
+from lsdflow_contract.checkpoint import BestCheckpoint
+from lsdflow_contract.errors import BadData, Interrupted
+from lsdflow_network.unet import UNet
+from lsdflow_tensorflow.cluster import Cluster, find_cluster
+from lsdflow_tensorflow.limits import require_possible
+from lsdflow_training import checkpoints as ckpt
+from lsdflow_training.build import FrozenLsd
+from lsdflow_training.bundle_facts import make_bundle
+from lsdflow_training.curves import Curves
+from lsdflow_training.interruption import StopRequest, stop_on_signals
+from lsdflow_training.network_step import Patch, to_patch
+from lsdflow_training.pipeline import Source, make_keys
+from lsdflow_training.profiling import NodeTimes
+from lsdflow_training.recipe import Recipe
+from lsdflow_training.schedule import is_over, learning_rate, scaled
+from lsdflow_training.snapshots import snapshot_path, write_snapshot
+from lsdflow_training.streams import BatchNumbers, make_stream
+from lsdflow_training.trainer import Outcome
+from lsdflow_training.training_state import TrainingState
+from lsdflow_training.validation import read_patches
+from lsdflow_training.warm_up import compile_everything
+
+if TYPE_CHECKING:
+    from lsdflow_tensorflow.engine import Engine, Step
+
+LOG = logging.getLogger("lsdflow.training")
+
+
+def train(
+    recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
+) -> Outcome:
+    """Train to recipe.schedules.max_iteration, resuming what is in `folder`, with the processes of TF_CONFIG or SLURM.
+
+    Raises what lsdflow_training.trainer.train raises, and ConfigError for options that TensorFlow does not have here.
+    """
+    cluster = find_cluster(os.environ)
+    require_possible(recipe, cluster)
+    return TensorflowTrainer(recipe, sources, folder, training_key, lsd, cluster).run()
+
+
+class TensorflowTrainer:
+    """One training run; between checkpoints its state is the engine's, at checkpoints torch's network and optimizer."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sources: Sequence[Source],
+        folder: Path,
+        training_key: str,
+        lsd: FrozenLsd | None,
+        cluster: Cluster,
+    ) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.sources, self.folder, self.training_key, self.lsd = recipe, sources, folder, training_key, lsd
+        self.cluster, self.replicas = cluster, recipe.distribution.processes
+        self.checkpoints = folder / "checkpoints"
+        self.keys = make_keys()
+        self.trained = UNet(recipe.unet, recipe.outputs)
+        how = recipe.schedules
+        self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=how.learning_rate, betas=how.betas)
+        self.rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)
+        self.iteration = self.saved = 0
+        self.minutes_before = self.minutes = 0.0
+        self.started = time.monotonic()
+        self.times = NodeTimes()
+        self.patches: list[Patch] = []
+
+    def run(self) -> Outcome:
+        """See module docstring."""
+        self._resume()
+        begun_at = self.iteration
+        if not self._finished():
+            compile_everything()
+            self.patches = read_patches(self.keys, self.recipe, self.sources) if self.cluster.is_chief else []
+            self.started = time.monotonic()
+            with stop_on_signals() as stop, self._curves() as curves:
+                stopped = self._loop(curves, stop)
+            LOG.info("data pipeline, per batch:\n%s", self.times.table())
+            if stopped and not self._finished():
+                raise Interrupted(
+                    f"training stopped by {stop.name or 'a signal to another process'} at iteration {self.iteration}",
+                    where=self.checkpoints,
+                    hint="run the same command again to go on",
+                )
+        rate = (self.iteration - begun_at) / max(time.monotonic() - self.started, 1e-9)
+        best = self._choose() if self.cluster.is_chief else None
+        return Outcome(self.iteration, best, self.minutes, rate)
+
+    def _loop(self, curves: Curves | None, stop: StopRequest) -> bool:
+        """Steps until the end; whether a signal ended them."""
+        how, count = self.recipe.schedules, self.recipe.step.effective_batch
+        numbers = BatchNumbers(self.iteration * count + self.cluster.rank + 1, self.cluster.size)
+        stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
+        with stream as batches, self._progress() as progress:
+            taken = self._take(batches)
+            engine = self._start()
+            while True:
+                step = self._step(engine, taken, stop)
+                if curves is not None and progress is not None:
+                    progress.advance(1, loss=sum(step.losses.values()))
+                    self._log(engine, curves, step, progress.rate())
+                # alone, at once; among several, in the step in which all hear of it
+                stopped = step.stop or (self.cluster.size == 1 and bool(stop))
+                if stopped or self._finished():
+                    break
+                if curves is not None and self.iteration % how.checkpoint_every == 0:
+                    self._checkpoint(engine, curves)
+                taken = self._take(batches)
+            if curves is not None:
+                self._checkpoint(engine, curves)
+            engine.wait_for_all()
+        return stopped
+
+    def _take(self, batches: Iterator[gp.Batch]) -> list[gp.Batch]:
+        return [next(batches) for _ in range(self.replicas)]
+
+    def _start(self) -> Engine:
+        """TensorFlow begins here, after the processes that make patches were forked."""
+        from lsdflow_tensorflow.engine import Engine, make_strategy
+        from lsdflow_tensorflow.runtime import local_devices, start_tensorflow
+
+        device = self.recipe.device
+        start_tensorflow(self.recipe.threads, device, self.replicas)
+        strategy = make_strategy(self.cluster, local_devices(device, self.replicas))
+        LOG.info("%s, %d replicas", type(strategy).__name__, strategy.num_replicas_in_sync)
+        return Engine(self.recipe, strategy, self.trained, self.optimizer, self.lsd)
+
+    def _step(self, engine: Engine, batches: Sequence[gp.Batch], stop: StopRequest) -> Step:
+        how, number = self.recipe.schedules, self.iteration + 1
+        minutes = self._own_minutes()
+        rate = learning_rate(how, number, minutes) * self.rate_factor
+        patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
+        if self.cluster.is_chief and (number % how.snapshot_every == 0 or number == 1):
+            path, size = snapshot_path(self.folder / "snapshots", number), self.recipe.targets.voxel_size_nm
+            shown = engine.look(patches[-1])
+            write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=shown, voxel_size_nm=size)
+        step = engine.step(patches, number, rate, minutes=minutes, stop=bool(stop))
+        loss = sum(step.losses.values())
+        if not math.isfinite(loss):
+            raise BadData(
+                "the loss is not finite",
+                where=f"iteration {number}",
+                found=f"loss {loss}",
+                hint="lower learning_rate, or look for NaN in the volumes (prepare validate); "
+                f"the last checkpoint is that of iteration {self.saved}",
+            )
+        self.iteration, self.minutes = number, step.minutes
+        for group in self.optimizer.param_groups:
+            group["lr"] = step.learning_rate
+        return step
+
+    def _log(self, engine: Engine, curves: Curves, step: Step, rate: float) -> None:
+        how = self.recipe.schedules
+        if self.iteration % max(1, how.max_iteration // 20_000) == 0:
+            curves.add(self.iteration, step.losses, rate, step.learning_rate)
+        if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
+            self._validate(engine, curves)
+        if self.iteration % how.profile_every == 0:
+            LOG.info("data pipeline, per batch:\n%s", self.times.table())
+
+    def _validate(self, engine: Engine, curves: Curves) -> float | None:
+        if not self.patches:
+            return None
+        value = sum(engine.loss(patch) for patch in self.patches) / len(self.patches)
+        curves.add_validation(self.iteration, value)
+        LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
+        return value
+
+    def _checkpoint(self, engine: Engine, curves: Curves) -> None:
+        if self.iteration == self.saved:
+            return
+        value = self._validate(engine, curves)
+        curves.flush()
+        engine.export(self.trained, self.optimizer)
+        sha256 = None if self.lsd is None else self.lsd.bundle.weights_sha256
+        bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, sha256)
+        state = TrainingState(self.optimizer.state_dict(), torch.get_rng_state(), self._own_minutes())
+        ckpt.save_checkpoint(self.checkpoints, bundle, self.trained.state_dict(), state)
+        self.saved = self.iteration
+        self._choose()
+
+    def _choose(self) -> BestCheckpoint:
+        return ckpt.keep_best(self.folder, self.training_key, self.recipe.schedules.keep_checkpoints)
+
+    def _resume(self) -> None:
+        """All processes find the same checkpoint: the chief writes one only after a step of all."""
+        resumed = ckpt.newest_valid(self.checkpoints, self.training_key)
+        if self.cluster.is_chief:
+            ckpt.remove_partial(self.folder)
+        if resumed is not None:
+            ckpt.restore(resumed, self.trained, self.optimizer)
+            self.iteration = self.saved = resumed.bundle.iteration
+            self.minutes_before = self.minutes = resumed.state.minutes
+            LOG.info("going on from iteration %d", self.iteration)
+
+    def _curves(self) -> Curves | nullcontext[None]:
+        return Curves(self.folder, self.iteration) if self.cluster.is_chief else nullcontext()
+
+    def _progress(self) -> Progress | nullcontext[None]:
+        how = self.recipe
+        if not self.cluster.is_chief:
+            return nullcontext()
+        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration)
+
+    def _own_minutes(self) -> float:
+        return self.minutes_before + (time.monotonic() - self.started) / 60
+
+    def _finished(self) -> bool:
+        return is_over(self.recipe.schedules, self.iteration, self.minutes)

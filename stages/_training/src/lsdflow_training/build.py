@@ -1,0 +1,63 @@
+"""What is trained, and by what: the network on its device, shared among the processes, and its optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lsdflow_contract.checkpoint import Bundle
+from lsdflow_network.composition import AcrLsd
+from lsdflow_network.precision import memory_format
+from lsdflow_network.unet import UNet
+from lsdflow_training.group import Group
+from lsdflow_training.network_step import Gradients
+from lsdflow_training.recipe import Recipe
+from lsdflow_training.sharding import compute_again, set_exchange, share
+
+
+@dataclass(frozen=True)
+class FrozenLsd:
+    """The LSD network of an AcrLSD training."""
+
+    bundle: Bundle
+    network: nn.Module
+
+
+def build_network(
+    recipe: Recipe, trained: UNet, lsd: FrozenLsd | None, group: Group, device: torch.device
+) -> tuple[nn.Module, Gradients]:
+    """From raw to the outputs, on the device, and how its gradients become a step.
+
+    The weights of `trained` are shared among the processes; an LSD network before it is held by each.
+    """
+    if recipe.step.checkpoint_activations:
+        compute_again(trained)
+    # shares are cut from contiguous weights
+    sharded = recipe.distribution.sharded and not group.alone
+    memory = torch.contiguous_format if sharded else memory_format(device)
+    trained.to(device).to(memory_format=memory)  # type: ignore[call-overload]
+    network = share(trained, group, recipe.distribution, device)
+    scaler = torch.amp.GradScaler(device.type) if recipe.precision == "fp16" else None
+    gradients = Gradients(clip=recipe.step.clip_gradient, exchange=set_exchange(network), scaler=scaler)
+    if lsd is not None:
+        before = lsd.network.to(device).to(memory_format=memory_format(device))  # type: ignore[call-overload]
+        network = AcrLsd(before, lsd.bundle.unet, network, recipe.unet)
+    return network.train(), gradients
+
+
+def device_of(name: str, group: Group) -> torch.device:
+    """The device of this process: with several on a node, "cuda" is the GPU of its number there."""
+    if name != "cuda" or group.alone:
+        return torch.device(name)
+    device = torch.device("cuda", group.ranks.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def make_optimizer(recipe: Recipe, network: nn.Module) -> torch.optim.Adam:
+    """Adam or AdamW, as the recipe says."""
+    how, step = recipe.schedules, recipe.step
+    kind = torch.optim.AdamW if step.optimizer == "adamw" else torch.optim.Adam
+    return kind(network.parameters(), lr=how.learning_rate, betas=how.betas, weight_decay=step.weight_decay)

@@ -1,0 +1,61 @@
+"""The options of how gradients become a step and of how processes share a training, as both stages have them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from lsdflow_contract.model import StrictModel
+
+
+class DistributedConfig(StrictModel):
+    """Optimizer, effective batch, processes. A training that leaves them at their defaults is one process."""
+
+    precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
+        default="auto", description="auto = bf16 where the device has it; fp16 (with loss scaling) on GPUs only"
+    )
+    accumulate: int = Field(default=1, ge=1, description="patches per process and step; gradients are their mean")
+    optimizer: Literal["adam", "adamw"] = Field(default="adam", description="adamw: weight decay beside the gradient")
+    weight_decay: float = Field(default=0.0, ge=0, description="of the optimizer")
+    clip_gradient: float | None = Field(default=None, gt=0, description="largest norm of the gradient; none = any")
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="learning_rate times 1, n or the root of n; n = patches per step of all processes"
+    )
+    checkpoint_activations: bool = Field(
+        default=False, description="compute the levels of the network again backwards: less memory, same gradients"
+    )
+    processes: Literal["auto"] | int = Field(default=1, description="processes on each node; auto = one per GPU")
+    strategy: Literal["ddp", "fsdp"] = Field(
+        default="ddp", description="several processes: each holds the network, or (fsdp) a share of it"
+    )
+    fsdp_reshard: Literal["full", "grad_op", "hybrid", "none"] = Field(
+        default="full",
+        description="others' shares are dropped after each use (full) or after the step (grad_op); hybrid: full "
+        "within a node, each node has all; none: as ddp",
+    )
+    fsdp_min_num_params: int = Field(default=1_000_000, ge=1, description="a level this large is shared by itself")
+    fsdp_cpu_offload: bool = Field(default=False, description="shares and optimizer in the host's memory (GPUs only)")
+    peer_timeout_s: float = Field(
+        default=240.0, gt=0, description="a process that waits this long for another one ends, to go on later (75)"
+    )
+    check_weights_every: int = Field(
+        default=1000, ge=1, description="iterations between checks that all processes have the same weights"
+    )
+
+    def at_default(self) -> set[str]:
+        """Options of this class that are not set; manifests do not have them, as those of before."""
+        fields = {k: v for k, v in DistributedConfig.model_fields.items() if k != "precision"}
+        return {name for name, field in fields.items() if getattr(self, name) == field.default}
+
+    def recorded(self) -> dict[str, Any]:
+        """Options as plain values, as the manifest has them."""
+        return self.model_dump(mode="json", exclude=self.at_default())
+
+    @field_validator("processes")
+    @classmethod
+    def _at_least_one(cls, value: str | int) -> str | int:
+        if isinstance(value, int) and value < 1:
+            msg = "processes is at least 1, or auto"
+            raise ValueError(msg)
+        return value

@@ -1,0 +1,237 @@
+"""A U-Net of another program, layer by layer, and the same network as a bundle has it.
+
+What the network is (feature maps, factors, kernels, heads) is read from the shapes of its weights; the readers
+(tf1_names, funlib_names) only say which weights belong to which layer, and bring them into torch's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from lsdflow_contract.checkpoint import Kind, UNetSpec, Upsampling
+from lsdflow_contract.errors import BadData, ConfigError, UsageError
+from lsdflow_contract.geometry import Vox3
+
+LSD_CHANNELS = 10
+_KINDS: dict[tuple[int, tuple[str, ...]], Kind] = {
+    (1, ("lsds",)): "lsd",
+    (1 + LSD_CHANNELS, ("affs",)): "acrlsd",
+    (1, ("affs", "lsds")): "mtlsd",
+    (1, ("affs",)): "affinities",
+}
+# What networks of the lineage call their outputs.
+_LSD_WORDS, _AFFINITY_WORDS = ("lsd", "embedding"), ("aff",)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Weights in torch's order: (out, in, z, y, x), of a transposed convolution (in, out, z, y, x); bias (out)."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor
+
+    @property
+    def kernel(self) -> Vox3:
+        """Edges z, y, x."""
+        z, y, x = self.weight.shape[2:]
+        return z, y, x
+
+
+@dataclass
+class ForeignUNet:
+    """Convolutions by level (0 is the finest) and place in it; heads by their name in the checkpoint."""
+
+    upsampling: Upsampling
+    down: dict[int, dict[int, Convolution]] = field(default_factory=dict)
+    merge: dict[int, dict[int, Convolution]] = field(default_factory=dict)
+    up: dict[int, Convolution] = field(default_factory=dict)
+    heads: dict[str, Convolution] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReadNetwork:
+    """A network that was read: its description, the channels of its outputs, its weights under our names."""
+
+    kind: Kind
+    unet: UNetSpec
+    outputs: dict[str, int]
+    weights: dict[str, Tensor]
+
+
+def as_bundled(found: ForeignUNet, factors: tuple[Vox3, ...] | None, where: object) -> ReadNetwork:
+    """The network as a bundle has it.
+
+    factors: pooling factors z,y,x from the finest level down, needed where the upsampling has no weights.
+    Raises BadData for layers that make no U-Net of this kind, UsageError if the factors are needed and not given,
+    ConfigError if they contradict the weights.
+    """
+    _require_every_layer(found, where)
+    unet = _spec(found, _factors(found, factors, where), where)
+    heads = _heads_by_output(found, where)
+    outputs = {name: head.weight.shape[0] for name, head in sorted(heads.items())}
+    kind = _KINDS.get((unet.in_channels, tuple(outputs)))
+    if kind is None or outputs.get("lsds", LSD_CHANNELS) != LSD_CHANNELS:
+        raise BadData(
+            "the network is of no known kind",
+            where=where,
+            wanted="1 channel in (11 for acrlsd: raw and LSDs); outputs: 10 LSDs, affinities, or both",
+            found=f"{unet.in_channels} channels in, gives {outputs}",
+        )
+    _require_fitting(found, unet, heads, where)
+    weights = _weights(found, heads)
+    _require_finite(weights, where)
+    return ReadNetwork(kind, unet, outputs, weights)
+
+
+def _require_every_layer(found: ForeignUNet, where: object) -> None:
+    levels = max(found.down, default=-1)
+    wanted = {"down": range(levels + 1), "merge": range(levels), "up": range(levels if found.up else 0)}
+    missing = [f"{part} of level {n}" for part, ns in wanted.items() for n in ns if n not in getattr(found, part)]
+    more = [f"{part} of level {n}" for part, ns in wanted.items() for n in getattr(found, part) if n not in ns]
+    for part, passes in (("down", found.down), ("merge", found.merge)):
+        missing += [f"a convolution {part} of level {n}" for n, c in passes.items() if sorted(c) != [*range(len(c))]]
+    if levels < 1 or missing or more or not found.heads:
+        raise BadData(
+            "the variables are not those of a whole U-Net",
+            where=where,
+            wanted="convolutions down and up of every level, and an output",
+            found="; ".join([f"no {m}" for m in missing] + [f"also {m}" for m in more])
+            or f"{levels + 1} levels, outputs {sorted(found.heads)}",
+        )
+
+
+def _factors(found: ForeignUNet, given: tuple[Vox3, ...] | None, where: object) -> tuple[Vox3, ...]:
+    levels = len(found.merge)
+    read = tuple(found.up[level].kernel for level in range(levels)) if found.up else None
+    if read is None and given is None:
+        raise UsageError(
+            "the pooling factors are not in the checkpoint: its upsampling has no weights",
+            where=where,
+            wanted=f'{levels} factors z,y,x, from the finest level down: --downsample-factors "2,2,2; 3,3,3"',
+        )
+    factors = given if read is None else read
+    if factors is None or len(factors) != levels or (given is not None and given != factors):
+        raise ConfigError(
+            "these are not the pooling factors of the checkpoint",
+            where="--downsample-factors",
+            wanted=f"{levels} factors" if read is None else str([list(f) for f in read]),
+            found=str([list(f) for f in given or ()]),
+        )
+    return factors
+
+
+def _spec(found: ForeignUNet, factors: tuple[Vox3, ...], where: object) -> UNetSpec:
+    levels = range(len(found.down))
+    fmaps = [found.down[level][0].weight.shape[0] for level in levels]
+    increase = fmaps[1] // fmaps[0]
+    if any(coarse != increase * fine for fine, coarse in pairwise(fmaps)):
+        raise BadData(
+            "the feature maps do not grow by one factor", where=where, wanted="n, n*f, n*f*f, ...", found=fmaps
+        )
+    last = found.merge[0][len(found.merge[0]) - 1].weight.shape[0]
+    down = tuple(tuple(found.down[level][i].kernel for i in range(len(found.down[level]))) for level in levels)
+    up = tuple(tuple(found.merge[n][i].kernel for i in range(len(found.merge[n]))) for n in range(len(factors)))
+    edge, count = down[0][0][0], len(down[0])
+    alike = {*down, *up} == {((edge,) * 3,) * count}
+    return UNetSpec(
+        in_channels=found.down[0][0].weight.shape[1],
+        num_fmaps=fmaps[0],
+        fmap_inc_factor=increase,
+        downsample_factors=factors,
+        kernel_size=edge if alike else 3,
+        convs_per_level=count if alike else 2,
+        num_fmaps_out=None if last == fmaps[0] else last,
+        upsampling=found.upsampling,
+        kernels_down=None if alike else down,
+        kernels_up=None if alike else up,
+    )
+
+
+def _heads_by_output(found: ForeignUNet, where: object) -> dict[str, Convolution]:
+    heads: dict[str, Convolution] = {}
+    for name, head in found.heads.items():
+        output = _output_of(name, head.weight.shape[0])
+        if output is None or output in heads or head.kernel != (1, 1, 1):
+            raise BadData(
+                "an output of the network is unknown",
+                where=where,
+                wanted="one of LSDs (10 channels, named lsd... or embedding), one of affinities (named aff...), 1x1x1",
+                found=f"{name}: {head.weight.shape[0]} channels, kernel {list(head.kernel)}",
+            )
+        heads[output] = head
+    return heads
+
+
+def _output_of(name: str, channels: int) -> str | None:
+    """By its name; where that says nothing, by its channels."""
+    said = {
+        output
+        for output, words in (("lsds", _LSD_WORDS), ("affs", _AFFINITY_WORDS))
+        if any(word in name.lower() for word in words)
+    }
+    if len(said) == 1:
+        return said.pop()
+    return {LSD_CHANNELS: "lsds", 3: "affs"}.get(channels)
+
+
+def _weights(found: ForeignUNet, heads: Mapping[str, Convolution]) -> dict[str, Tensor]:
+    layers = {f"heads.{name}": head for name, head in heads.items()}
+    layers |= {f"up.{level}.up": conv for level, conv in found.up.items()}
+    for part, passes in (("down", found.down), ("merge", found.merge)):
+        layers |= {f"{part}.{level}.convs.{i}": c for level, convs in passes.items() for i, c in convs.items()}
+    weights = {f"{name}.weight": layer.weight for name, layer in layers.items()}
+    weights |= {f"{name}.bias": layer.bias for name, layer in layers.items()}
+    return {name: value.to(torch.float32).contiguous() for name, value in weights.items()}
+
+
+def _require_fitting(found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Convolution], where: object) -> None:
+    """BadData unless the channels of every layer are those of the network that was read from them."""
+    layers = list(_layers_and_channels(found, unet, heads))
+    wrong = [layer for layer in layers if layer[1] != layer[2]]
+    if wrong:
+        raise BadData(
+            "the variables do not make one U-Net",
+            where=where,
+            wanted="; ".join(f"{name}: channels out, in, bias {list(wanted)}" for name, wanted, _ in wrong[:3]),
+            found="; ".join(f"{name}: {list(have)}" for name, _, have in wrong[:3]),
+        )
+
+
+def _layers_and_channels(
+    found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Convolution]
+) -> Iterator[tuple[str, tuple[int, int, int], tuple[int, int, int]]]:
+    """Name, channels (out, in, bias) as the network has them, and as the layer has them."""
+    for level, convs in found.down.items():
+        fmaps = unet.fmaps_of(level)
+        for i, conv in convs.items():
+            entering = fmaps if i else (unet.fmaps_of(level - 1) if level else unet.in_channels)
+            yield conv.name, (fmaps, entering, fmaps), _channels(conv)
+    for level, convs in found.merge.items():
+        fmaps = unet.fmaps_after(level)
+        for i, conv in convs.items():
+            entering = fmaps if i else unet.fmaps_of(level) + unet.upsampled_fmaps(level)
+            yield conv.name, (fmaps, entering, fmaps), _channels(conv)
+    for level, conv in found.up.items():
+        entering, leaving, bias = _channels(conv)
+        yield conv.name, (unet.upsampled_fmaps(level), unet.fmaps_of(level + 1), leaving), (leaving, entering, bias)
+    for head in heads.values():
+        outputs = head.weight.shape[0]
+        yield head.name, (outputs, unet.fmaps_after(0), outputs), _channels(head)
+
+
+def _channels(conv: Convolution) -> tuple[int, int, int]:
+    """First and second axis of the weights, length of the bias."""
+    first, second = conv.weight.shape[:2]
+    return first, second, conv.bias.shape[0]
+
+
+def _require_finite(weights: Mapping[str, Tensor], where: object) -> None:
+    broken = [name for name, value in weights.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        raise BadData("the weights hold NaN or infinity", where=where, found=", ".join(broken[:3]))

@@ -1,0 +1,131 @@
+"""Which of how many processes of a training this one is: from the environment of torchrun, of SLURM or of our own.
+
+torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+SLURM:    SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS, which srun gives its tasks; SLURM_NTASKS in their stead
+          where MASTER_ADDR is given (a wrapper passes them into a container).  A batch script without srun is one
+          process, whatever the job asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from lsdflow_contract.errors import ConfigError
+
+# Set for processes that the option `processes` started.
+STARTED_BY_US = "LSDFLOW_STARTED_BY_US"
+PORTS_FROM, PORTS = 20_000, 20_000
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process (rank of world; on its node local_rank of local_world) and where all meet.
+
+    store_runs: something else than rank 0 (torchrun, or our own launcher) serves the meeting place.
+    attempt: how often the processes were started anew; they do not meet those of the attempt before.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    store_runs: bool = False
+    attempt: str = "0"
+    started_by_us: bool = False
+
+
+def ranks_of_environment(environment: Mapping[str, str]) -> Ranks:
+    """Ranks from torchrun's or SLURM's variables; one process without any. ConfigError if they contradict."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        found = _of_torchrun(environment)
+    else:
+        found = _of_slurm(environment)
+    if not 0 <= found.rank < found.world or not 0 <= found.local_rank < found.local_world:
+        raise ConfigError("the ranks of the environment contradict one another", where="environment", found=found)
+    return found
+
+
+def of_local_process(node: Ranks, processes: int, local_rank: int) -> Ranks:
+    """Ranks of one of the `processes` that the process `node` (one on each node) starts."""
+    return replace(
+        node,
+        rank=node.rank * processes + local_rank,
+        world=node.world * processes,
+        local_rank=local_rank,
+        local_world=processes,
+        store_runs=True,
+        started_by_us=True,
+    )
+
+
+def as_environment(ranks: Ranks) -> dict[str, str]:
+    """The variables that ranks_of_environment reads these ranks from."""
+    return {
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world),
+        "MASTER_ADDR": ranks.address,
+        "MASTER_PORT": str(ranks.port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(ranks.store_runs),
+        "TORCHELASTIC_RESTART_COUNT": ranks.attempt,
+        STARTED_BY_US: "1" if ranks.started_by_us else "",
+    }
+
+
+def _of_torchrun(environment: Mapping[str, str]) -> Ranks:
+    world = _number(environment, "WORLD_SIZE", 1)
+    return Ranks(
+        rank=_number(environment, "RANK", 0),
+        world=world,
+        local_rank=_number(environment, "LOCAL_RANK", 0),
+        local_world=_number(environment, "LOCAL_WORLD_SIZE", world),
+        address=environment.get("MASTER_ADDR", "127.0.0.1"),
+        port=_number(environment, "MASTER_PORT", 29_500),
+        store_runs=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        started_by_us=bool(environment.get(STARTED_BY_US)),
+    )
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Ranks:
+    count = "SLURM_NTASKS" if "MASTER_ADDR" in environment else "SLURM_STEP_NUM_TASKS"
+    world = _number(environment, count, 1)
+    if world == 1 or "SLURM_PROCID" not in environment:
+        return Ranks()
+    nodes = _number(environment, "SLURM_STEP_NUM_NODES", _number(environment, "SLURM_NNODES", world))
+    local_rank = _number(environment, "SLURM_LOCALID", 0)
+    port = PORTS_FROM + _number(environment, "SLURM_JOB_ID", 0) % PORTS
+    names = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
+    return Ranks(
+        rank=_number(environment, "SLURM_PROCID", 0),
+        world=world,
+        local_rank=local_rank,
+        local_world=max(world // max(nodes, 1), local_rank + 1),
+        address=environment.get("MASTER_ADDR") or first_node(names),
+        port=_number(environment, "MASTER_PORT", port),
+        attempt=environment.get("SLURM_RESTART_COUNT", "0"),
+    )
+
+
+def first_node(names: str) -> str:
+    """First node of SLURM's list: "gpu[07-09,12],login" -> "gpu07". ConfigError if there is none."""
+    found = re.match(r"([\w.-]+)(?:\[(\d+)[^\]]*\]([\w.-]*))?", names)
+    if found is None:
+        raise ConfigError(
+            "no address to meet at", where="MASTER_ADDR", wanted="the first node", found=names or "nothing"
+        )
+    return "".join(part or "" for part in found.groups())
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return otherwise
+    if not text.isdigit():
+        raise ConfigError("not a number", where=f"environment variable {name}", found=text)
+    return int(text)

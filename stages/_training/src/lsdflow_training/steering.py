@@ -1,0 +1,37 @@
+"""What ends a training by itself, and which weights it hands on: options and their resolved form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from lsdflow_contract.model import StrictModel
+
+
+class SteeringConfig(StrictModel):
+    """Options of when to stop and of averaged weights; all off by default."""
+
+    patience_iterations: int | None = Field(
+        default=None, ge=1, description="end when the validation loss was no better for so long; none = never"
+    )
+    min_improvement: float = Field(
+        default=0.005, ge=0, lt=1, description="a validation loss is better if it is lower by this share"
+    )
+    average_decay: float | None = Field(
+        default=None, gt=0, lt=1, description="hand on the moving average of the weights (0.999, say); none = the last"
+    )
+
+
+@dataclass(frozen=True)
+class Steering:
+    """patience: iterations, None: never stop; average_decay None: no average."""
+
+    patience: int | None = None
+    min_improvement: float = 0.005
+    average_decay: float | None = None
+
+
+def resolve_steering(config: SteeringConfig) -> Steering:
+    """The options as a part of the recipe."""
+    return Steering(config.patience_iterations, config.min_improvement, config.average_decay)

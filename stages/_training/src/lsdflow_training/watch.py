@@ -1,0 +1,48 @@
+"""Looks at each validation loss: is it plausible, is it time to stop?  All processes go by what the first one sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from lsdflow_training.curves import read_curves
+from lsdflow_training.group import Group
+from lsdflow_training.loss_bands import constant_answer_loss, doubt
+from lsdflow_training.network_step import Patch
+from lsdflow_training.steering import Steering
+from lsdflow_training.stop_rules import VERDICTS, Verdict, verdict
+
+LOG = logging.getLogger("lsdflow.training")
+
+
+class Watch:
+    """verdict: whether the training should go on, by its curves in `folder`."""
+
+    def __init__(self, folder: Path, rules: Steering, group: Group) -> None:
+        self._folder, self._rules, self._group = folder, rules, group
+        self._constant = float("inf")
+        self.verdict: Verdict = "go on"
+
+    def begin(self, patches: Sequence[Patch]) -> None:
+        """Look at what there is to validate with."""
+        self._constant = constant_answer_loss(patches)
+
+    def look(self, iteration: int, validation_loss: float) -> None:
+        """A new validation loss, which is in the curves by now."""
+        reason = doubt(validation_loss, self._constant, iteration)
+        if reason and self._group.writes:
+            LOG.warning(reason)
+        self.judge(iteration)
+
+    def judge(self, iteration: int) -> None:
+        """Decide anew, from the curves up to an iteration; all processes together."""
+        if self._rules.patience is None:
+            return
+        found = 0
+        if self._group.writes:
+            validations, losses = read_curves(self._folder, iteration)
+            found = VERDICTS.index(verdict(validations, losses, self._rules))
+        self.verdict = VERDICTS[int(self._group.of_first(found))]
+        if self.verdict != "go on":
+            LOG.info("%s: the validation loss was no better for %d iterations", self.verdict, self._rules.patience)

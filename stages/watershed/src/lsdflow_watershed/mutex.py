@@ -1,0 +1,212 @@
+"""Mutex watershed: fragments from affinities to near and far voxels, without seeds and without a threshold.
+
+1. An affinity (0 to 1) plus the bias of its channel is the weight of an edge: above 0 it attracts, below 0 it repels.
+2. Edges are taken from strong to weak, attracting and repelling ones alike; two clusters that hold the ends of one
+
+       attracting   become one, unless a mutex stands between them;       (o o)~~~(o o)   ->   (o o o o)
+       repelling    get a mutex between them: they never become one.      (o o) | (o o)
+
+3. What is left are the fragments. A voxel that nothing attracts is in none.
+
+Edges of equal strength: by channel, attracting before repelling, by place. So the result is a function of the
+affinities alone, and it is that of `mwatershed.agglom(affs + bias, offsets)` where no two strengths are equal.
+
+Source: Wolf et al. (2019), The Mutex Watershed and its Objective, arXiv 1904.12654. How clusters and mutexes are kept:
+mutex_clusters.py. Grey levels are few, so edges are counted instead of sorted, and taken in rounds of as many as there
+are voxels; of a later round only those are looked at whose ends are still apart (Osipov et al. 2009, filter-Kruskal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_contract.geometry import Vox3
+from lsdflow_runtime.compiled import compiled
+from lsdflow_watershed.distance import FULL_SCALE
+from lsdflow_watershed.mutex_clusters import Clusters
+
+Bytes = NDArray[np.uint8]
+_LEVELS = FULL_SCALE + 1
+# Weights nearer than this are equal: 51/255 - 0.2 is 0.
+_DECIMALS = 9
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One channel of affinities: to which voxel (z, y, x), what is added to it, and which voxels count."""
+
+    offset_vox: Vox3
+    bias: float
+    stride_vox: Vox3 = (1, 1, 1)
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """The edges of a channel in a box: rows are begin, end and step of their voxels per axis; flat index of the end."""
+
+    channel: int
+    bounds: NDArray[np.int64]
+    to_end: int
+
+
+@dataclass(frozen=True)
+class _Level:
+    """All edges of one channel and one grey level: they are equally strong."""
+
+    channel: int
+    grey: int
+    attracts: bool
+
+
+def mutex_watershed(
+    affs: Bytes, channels: Sequence[Channel], mask: Bytes | None = None, begin_vox: Vox3 = (0, 0, 0)
+) -> NDArray[np.uint32]:
+    """Cut a box into fragments.
+
+    :param affs: (channels, z, y, x) u8: affinity of a voxel to that at its channel's offset from it.
+    :param mask: (z, y, x) u8, fragments only where > 0; None = everywhere.
+    :param begin_vox: where the box begins in the volume; strides are counted from the volume's first voxel.
+    :returns: (z, y, x) numbers 1, 2, ... in the order of their first voxels; 0 = no fragment.
+    """
+    shape = affs.shape[1:]
+    usable = np.ones(shape, np.uint8) if mask is None else (mask > 0).astype(np.uint8)
+    edges = [_edges_in(number, channel, shape, begin_vox) for number, channel in enumerate(channels)]
+    weights = [_weights(channel.bias) for channel in channels]
+    attracted = np.zeros(shape, np.uint8)
+    for some, weight in zip(edges, weights, strict=True):
+        _mark_attracted(affs[some.channel], usable.ravel(), some.bounds, some.to_end, weight > 0, attracted.ravel())
+    clusters = Clusters.of_single_voxels(attracted.size)
+    counts = [_count(affs[some.channel], attracted.ravel(), some.bounds, some.to_end) for some in edges]
+    order = np.empty(attracted.size, np.int32)
+    for levels in _rounds(_by_strength(weights), counts, order.size):
+        _take(levels, affs, attracted.ravel(), edges, clusters, order, counts)
+    return clusters.numbered(attracted.ravel()).reshape(shape)
+
+
+def _edges_in(number: int, channel: Channel, shape: tuple[int, ...], begin_vox: Vox3) -> _Edges:
+    """The voxels whose edge ends inside the box, of every n-th voxel of the volume."""
+    bounds = np.zeros((3, 3), np.int64)
+    for axis, (offset, stride) in enumerate(zip(channel.offset_vox, channel.stride_vox, strict=True)):
+        first = max(0, -offset)
+        bounds[:, axis] = first + -(begin_vox[axis] + first) % stride, min(shape[axis], shape[axis] - offset), stride
+    z, y, x = channel.offset_vox
+    return _Edges(number, bounds, (z * shape[1] + y) * shape[2] + x)
+
+
+def _weights(bias: float) -> NDArray[np.float64]:
+    """Weight of each grey level."""
+    return np.round(np.arange(_LEVELS) / FULL_SCALE + bias, _DECIMALS)
+
+
+def _by_strength(weights: Sequence[NDArray[np.float64]]) -> list[_Level]:
+    """Levels from strong to weak; a weight of 0 has no force."""
+    keyed = [
+        (-abs(weight), channel, weight < 0, grey)
+        for channel, of_channel in enumerate(weights)
+        for grey, weight in enumerate(of_channel.tolist())
+        if weight != 0
+    ]
+    return [_Level(channel, grey, not repels) for _, channel, repels, grey in sorted(keyed)]
+
+
+def _rounds(levels: Sequence[_Level], counts: Sequence[NDArray[np.int64]], room: int) -> Iterator[list[_Level]]:
+    """Levels in order, as many at a time as their edges fit into `room`; one level always does."""
+    together: list[_Level] = []
+    edges = 0
+    for level in levels:
+        more = int(counts[level.channel][level.grey])
+        if together and edges + more > room:
+            yield together
+            together, edges = [], 0
+        if more:
+            together.append(level)
+            edges += more
+    if together:
+        yield together
+
+
+def _take(
+    levels: Sequence[_Level],
+    affs: Bytes,
+    attracted: Bytes,
+    edges: Sequence[_Edges],
+    clusters: Clusters,
+    order: NDArray[np.int32],
+    counts: Sequence[NDArray[np.int64]],
+) -> None:
+    """Sort the edges of some levels by counting, those inside a cluster left out, and let them join and part."""
+    clusters.flatten()
+    places = np.full((len(edges), _LEVELS), -1, np.int64)
+    begin = 0
+    for level in levels:
+        places[level.channel, level.grey] = begin
+        begin += int(counts[level.channel][level.grey])
+    begins = places.copy()
+    for some in edges:
+        if (places[some.channel] >= 0).any():
+            values, room = affs[some.channel], places[some.channel]
+            _collect(values, attracted, some.bounds, some.to_end, clusters.parent, room, order)
+    for level in levels:
+        found = order[begins[level.channel, level.grey] : places[level.channel, level.grey]]
+        clusters.take(found, edges[level.channel].to_end, level.attracts)
+
+
+@compiled
+def _mark_attracted(
+    affs: Bytes, usable: Bytes, bounds: NDArray[np.int64], to_end: int, attracts: NDArray[np.bool_], attracted: Bytes
+) -> None:
+    ny, nx = affs.shape[1:]
+    for z in range(bounds[0, 0], bounds[1, 0], bounds[2, 0]):
+        for y in range(bounds[0, 1], bounds[1, 1], bounds[2, 1]):
+            row = (z * ny + y) * nx
+            for x in range(bounds[0, 2], bounds[1, 2], bounds[2, 2]):
+                if attracts[affs[z, y, x]] and usable[row + x] and usable[row + x + to_end]:
+                    attracted[row + x] = attracted[row + x + to_end] = 1
+
+
+@compiled
+def _count(affs: Bytes, attracted: Bytes, bounds: NDArray[np.int64], to_end: int) -> NDArray[np.int64]:
+    """Edges of each grey level; those that end where nothing attracts do nothing, and are left out."""
+    counts = np.zeros(256, np.int64)
+    ny, nx = affs.shape[1:]
+    for z in range(bounds[0, 0], bounds[1, 0], bounds[2, 0]):
+        for y in range(bounds[0, 1], bounds[1, 1], bounds[2, 1]):
+            row = (z * ny + y) * nx
+            for x in range(bounds[0, 2], bounds[1, 2], bounds[2, 2]):
+                if attracted[row + x] and attracted[row + x + to_end]:
+                    counts[affs[z, y, x]] += 1
+    return counts
+
+
+@compiled
+def _collect(
+    affs: Bytes,
+    attracted: Bytes,
+    bounds: NDArray[np.int64],
+    to_end: int,
+    parent: NDArray[np.int32],
+    places: NDArray[np.int64],
+    order: NDArray[np.int32],
+) -> None:
+    """Note the voxels of the levels that have a place in `order`, if their edges join two clusters (flattened)."""
+    ny, nx = affs.shape[1:]
+    for z in range(bounds[0, 0], bounds[1, 0], bounds[2, 0]):
+        for y in range(bounds[0, 1], bounds[1, 1], bounds[2, 1]):
+            row = (z * ny + y) * nx
+            for x in range(bounds[0, 2], bounds[1, 2], bounds[2, 2]):
+                grey = affs[z, y, x]
+                place = places[grey]
+                if place < 0:
+                    continue
+                begin, end = row + x, row + x + to_end
+                if not (attracted[begin] and attracted[end]):
+                    continue
+                one = parent[begin] if parent[begin] >= 0 else begin
+                other = parent[end] if parent[end] >= 0 else end
+                if one != other:
+                    order[place] = begin
+                    places[grey] = place + 1

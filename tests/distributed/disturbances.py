@@ -1,0 +1,59 @@
+"""What happens to one process of a training: functions that change the process they are called in."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from lsdflow_contract.errors import BadData
+from lsdflow_training import trainer
+
+
+def signal_at_second_step(number: int) -> None:
+    """Change this process: it sends itself a signal within its second step."""
+    step, taken = trainer.train_step, []
+
+    def signalled(*args, **kwargs):
+        taken.append(1)
+        if len(taken) == 2:
+            os.kill(os.getpid(), number)
+        return step(*args, **kwargs)
+
+    trainer.train_step = signalled
+
+
+def be_told_to_stop() -> None:
+    signal_at_second_step(signal.SIGUSR2)
+
+
+def be_killed() -> None:
+    signal_at_second_step(signal.SIGKILL)
+
+
+def see_nan() -> None:
+    to_patch = trainer.to_patch
+
+    def spoilt(*args):
+        patch = to_patch(*args)
+        patch.raw.fill_(float("nan"))
+        return patch
+
+    trainer.to_patch = spoilt
+
+
+def drift() -> None:
+    optimizer = trainer.make_optimizer
+
+    def drifting(recipe, network):
+        made = optimizer(recipe, network)
+        made.register_step_post_hook(lambda *_: network.heads["affs"].bias.data.add_(1e-7))
+        return made
+
+    trainer.make_optimizer = drifting
+
+
+def find_no_patch() -> None:
+    def failing(*_):
+        raise BadData("no patch", where="this volume")
+
+    trainer._next_batches = failing

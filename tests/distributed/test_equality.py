@@ -1,0 +1,46 @@
+"""Several processes train what one process trains with as many patches a step; they go on from one another."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+def largest_difference(one, other) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+# What shares its weights also shares their average, and looks together whether to stop.
+STEERED = {"average_decay": 0.5, "patience_iterations": 1000}
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("ddp", {}), ("fsdp", STEERED)])
+def test_two_processes_learn_what_one_learns_with_accumulate_2(training, strategy: str, options: dict) -> None:
+    """And each goes on from the checkpoint of the other: what shared its weights loads whole, what was whole is cut."""
+    alone, shared = (training(name, validation_fraction=0.3, **options) for name in ("alone", "shared"))
+    how = (f"strategy={strategy}", "fsdp_min_num_params=100")
+    assert alone.live(1, "accumulate=2") == [0], alone.errors
+    assert shared.live(2, *how) == [0, 0], shared.errors
+    mine, theirs = shared.losses(), alone.losses()
+    assert list(mine) == list(theirs) == [1, 2, 3]
+    for number in mine:
+        assert float(mine[number]) == pytest.approx(float(theirs[number]), rel=1e-5)
+    assert largest_difference(shared.weights(3), alone.weights(3)) < 1e-5
+    assert shared.bundle(3).validation_loss == pytest.approx(alone.bundle(3).validation_loss, rel=1e-5)
+    assert shared.bundle(3).training_key == alone.bundle(3).training_key
+
+    assert alone.live(2, *how, "max_iteration=4") == [0, 0], alone.errors
+    assert shared.live(1, "accumulate=2", "max_iteration=4") == [0], shared.errors
+    assert largest_difference(shared.weights(4), alone.weights(4)) < 1e-5
+    assert float(shared.losses()[4]) == pytest.approx(float(alone.losses()[4]), rel=1e-5)
+
+
+def test_the_lsd_network_before_it_is_whole_in_every_process(training) -> None:
+    one, two = training("one", "acrlsd"), training("two", "acrlsd")
+    for made in (one, two):
+        assert made.live(1, stage="train-lsd") == [0], made.errors
+    assert one.live(1, "accumulate=2") == [0], one.errors
+    assert two.live(2, "strategy=fsdp", "fsdp_reshard=grad_op") == [0, 0], two.errors
+    assert largest_difference(one.weights(3), two.weights(3)) < 1e-5

@@ -1,0 +1,66 @@
+"""The option `processes`: that many processes on this node, started, ended and answered for by one."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.errors import InternalError, Interrupted
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_train_acrlsd import task
+from lsdflow_training import local_processes
+from lsdflow_training.distribution import Distribution
+from lsdflow_training.ranks import Ranks
+
+
+def test_two_processes_are_started_and_leave_one_training(training) -> None:
+    experiment = load_experiment(
+        training("two", max_iteration=1, peer_timeout_s=240.0).toml, ["train-acrlsd.processes=2"]
+    )
+    task.run(experiment, RunOptions())
+    made = read_manifest(experiment.layout, "train-acrlsd")
+    assert made.facts["iteration"] == 1
+    assert made.config["processes"] == 2
+    assert "samples_per_s" in made.facts
+
+
+def stand_in(monkeypatch, *commands: list[str]) -> None:
+    """Start these commands instead of a training, by rank."""
+
+    def start(_arguments, ranks: Ranks) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(commands[ranks.rank])
+
+    monkeypatch.setattr(local_processes, "_start", start)
+
+
+def run(training, processes: int) -> None:
+    experiment = load_experiment(training("none").toml, [])
+    how = Distribution(processes=processes, peer_timeout_s=1.0)
+    local_processes.run_local_processes(experiment, "train-acrlsd", how, Ranks(), False)
+
+
+def test_a_process_that_is_killed_is_named_and_the_others_do_not_stay(training, monkeypatch) -> None:
+    stand_in(monkeypatch, ["sleep", "1000"], ["sh", "-c", "kill -KILL $$"])
+    with pytest.raises(Interrupted) as caught:
+        run(training, 2)
+    assert caught.value.what == "process 1 of the training was killed"
+    assert caught.value.found == "SIGKILL"
+
+
+def test_a_process_that_ends_without_a_reason_is_a_fault_of_ours(training, monkeypatch) -> None:
+    stand_in(monkeypatch, ["true"], ["false"])
+    with pytest.raises(InternalError, match="process 1"):
+        run(training, 2)
+
+
+def test_a_signal_reaches_every_process(training, monkeypatch) -> None:
+    told = ["sh", "-c", "trap 'exit 75' TERM; kill -TERM $PPID; while :; do sleep 0.1; done"]
+    waits = ["sh", "-c", "trap 'exit 75' TERM; while :; do sleep 0.1; done"]
+    stand_in(monkeypatch, waits, told)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run(training, 2)

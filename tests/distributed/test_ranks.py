@@ -1,0 +1,58 @@
+"""Which process of how many this is, from the variables of torchrun, of SLURM, of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_training.ranks import Ranks, as_environment, first_node, of_local_process, ranks_of_environment
+
+SRUN = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"}
+
+
+def test_without_variables_it_is_alone() -> None:
+    assert ranks_of_environment({}) == Ranks()
+
+
+def test_a_batch_script_without_srun_is_one_process_however_many_tasks_the_job_has() -> None:
+    assert ranks_of_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}).world == 1
+
+
+def test_torchrun_is_understood() -> None:
+    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    where = {"MASTER_ADDR": "n1", "MASTER_PORT": "123", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert ranks_of_environment(given | where) == Ranks(3, 4, 1, 2, "n1", 123, store_runs=True)
+
+
+def test_tasks_of_srun_meet_at_the_first_node_at_a_port_of_the_job() -> None:
+    job = {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "40123", "SLURM_RESTART_COUNT": "2"}
+    assert ranks_of_environment(SRUN | job) == Ranks(5, 8, 1, 4, "gpu07", 20123, attempt="2")
+
+
+def test_a_container_that_is_told_where_to_meet_needs_no_list_of_nodes() -> None:
+    given = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
+    found = ranks_of_environment(given | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001"})
+    assert found == Ranks(1, 2, 0, 1, "10.0.0.1", 20001)
+
+
+@pytest.mark.parametrize("names", ["gpu[07-09,12],login", "gpu07,gpu08", "gpu07"])
+def test_the_first_of_a_list_of_nodes(names: str) -> None:
+    assert first_node(names) == "gpu07"
+
+
+def test_no_place_to_meet_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="MASTER_ADDR"):
+        ranks_of_environment(SRUN)
+
+
+@pytest.mark.parametrize("wrong", [{"RANK": "4", "WORLD_SIZE": "4"}, {"RANK": "x", "WORLD_SIZE": "4"}])
+def test_variables_that_contradict_are_an_error(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        ranks_of_environment(wrong)
+
+
+def test_processes_of_a_node_read_what_they_were_given() -> None:
+    node = Ranks(rank=1, world=2, address="10.0.0.1", port=5, attempt="3")
+    mine = of_local_process(node, 4, 2)
+    assert (mine.rank, mine.world, mine.local_rank, mine.local_world) == (6, 8, 2, 4)
+    assert ranks_of_environment(as_environment(mine)) == mine

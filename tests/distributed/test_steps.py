@@ -1,0 +1,111 @@
+"""How gradients become a step: mean of the patches, clipped, the learning rate scaled, levels computed again."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("gunpowder")
+
+from lsdflow_contract.checkpoint import UNetSpec  # noqa: E402
+from lsdflow_contract.errors import ConfigError  # noqa: E402
+from lsdflow_network.unet import UNet  # noqa: E402
+from lsdflow_training.config import TrainingConfig  # noqa: E402
+from lsdflow_training.distribution import StepOptions, resolve_distribution  # noqa: E402
+from lsdflow_training.network_step import Gradients, Patch, train_step  # noqa: E402
+from lsdflow_training.ranks import Ranks  # noqa: E402
+from lsdflow_training.schedule import scaled  # noqa: E402
+from lsdflow_training.sharding import compute_again  # noqa: E402
+
+SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
+
+
+def network() -> UNet:
+    torch.manual_seed(0)
+    return UNet(SPEC, {"affs": 3})
+
+
+def patch(seed: int) -> Patch:
+    draw = torch.Generator().manual_seed(seed)
+    target = torch.rand((1, 3, 4, 4, 4), generator=draw)
+    return Patch(torch.rand((1, 1, 20, 20, 20), generator=draw), {"affs": target}, {"affs": torch.ones_like(target)})
+
+
+def gradient_of(patches: list[Patch], net: UNet | None = None, **how) -> torch.Tensor:
+    """What a step of plain descent at rate 1 subtracts from the weights."""
+    net = net or network()
+    before = torch.cat([p.detach().flatten() for p in net.parameters()])
+    train_step(net, torch.optim.SGD(net.parameters(), lr=1.0), patches, "float32", how=Gradients(**how))
+    return before - torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_the_gradient_of_a_step_is_the_mean_over_its_patches() -> None:
+    one, other = gradient_of([patch(1)]), gradient_of([patch(2)])
+    assert torch.allclose(gradient_of([patch(1), patch(2)]), (one + other) / 2, atol=1e-6)
+    assert not torch.allclose(one, other, atol=1e-4)
+
+
+def test_a_step_tells_the_mean_losses_of_its_patches() -> None:
+    losses = [
+        train_step(net := network(), torch.optim.SGD(net.parameters(), lr=0.0), patches, "float32").losses["affs"]
+        for patches in ([patch(1)], [patch(2)], [patch(1), patch(2)])
+    ]
+    assert losses[2] == pytest.approx((losses[0] + losses[1]) / 2)
+
+
+def test_a_clipped_gradient_has_the_given_norm_and_the_same_direction() -> None:
+    free = gradient_of([patch(1)])
+    limit = float(free.norm()) / 10
+    assert torch.allclose(gradient_of([patch(1)], clip=limit), free / 10, atol=1e-6)
+    assert torch.allclose(gradient_of([patch(1)], clip=1e6), free)
+
+
+def test_levels_that_are_computed_again_give_equal_gradients_and_the_same_names() -> None:
+    usual, again = network(), network()
+    compute_again(again)
+    calls = []
+    again.down[0].convs[0].register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(gradient_of([patch(1)], again), gradient_of([patch(1)], usual))
+    assert len(calls) == 2
+    assert again.state_dict().keys() == usual.state_dict().keys()
+
+
+def test_scaling_rules_of_the_learning_rate() -> None:
+    assert [scaled(rule, 16) for rule in ("none", "linear", "sqrt")] == [1.0, 16.0, 4.0]
+
+
+def test_the_key_of_a_training_knows_patches_per_step_not_who_makes_them() -> None:
+    assert StepOptions().parameters() == {}
+    assert StepOptions(accumulate=4, effective_batch=4).parameters() == {"effective_batch": 4}
+    assert StepOptions(accumulate=2, effective_batch=4).parameters() == {"effective_batch": 4}
+    assert StepOptions(checkpoint_activations=True).parameters() == {}
+    assert StepOptions(clip_gradient=1.0, optimizer="adamw", weight_decay=0.1).parameters() == {
+        "clip_gradient": 1.0,
+        "optimizer": "adamw",
+        "weight_decay": 0.1,
+    }
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp16"}, {"fsdp_cpu_offload": True}])
+def test_what_needs_a_gpu_is_refused_without(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="GPU"):
+        resolve_distribution(TrainingConfig(**options), "cpu", Ranks())
+
+
+def test_fp16_is_refused_with_shared_weights() -> None:
+    with pytest.raises(ConfigError, match="fsdp"):
+        resolve_distribution(TrainingConfig(precision="fp16", strategy="fsdp"), "cuda", Ranks())
+
+
+def test_auto_is_one_process_where_there_is_no_gpu_and_a_started_process_starts_no_others() -> None:
+    assert resolve_distribution(TrainingConfig(processes="auto"), "cpu", Ranks()).processes == 1
+    started = Ranks(world=2, local_world=2, started_by_us=True)
+    assert resolve_distribution(TrainingConfig(processes=2), "cpu", started).processes == 1
+    assert resolve_distribution(TrainingConfig(processes=2), "cpu", Ranks()).processes == 2
+
+
+def test_manifests_have_the_options_only_if_they_are_set() -> None:
+    usual = TrainingConfig().recorded()
+    assert not {"processes", "accumulate", "strategy"} & usual.keys()
+    assert usual["precision"] == "auto"
+    assert TrainingConfig(accumulate=2).recorded()["accumulate"] == 2

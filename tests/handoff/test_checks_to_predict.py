@@ -1,0 +1,153 @@
+"""From checkpoints to the prediction: the real stages check two networks, and predict takes the one that is better."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, read_best, write_best
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_contract.testing import membrane_raw, voronoi_labels
+from lsdflow_launch.checkpoint_check import Checks, Wanted
+from lsdflow_launch.checkpoint_check_region import region_of
+from lsdflow_launch.checkpoint_check_scores import read_rows
+from lsdflow_network.bundle import save_bundle
+from lsdflow_network.unet import UNet
+
+STAGE = "train-acrlsd"
+BIN = Path(os.environ.get("LSDFLOW_BIN", Path(__file__).resolve().parents[2] / "bin"))
+SHAPE_VOX: Vox3 = (48, 36, 40)
+HELD_OUT = 24
+TABLES = """[experiment]
+mode = "affinities"
+profile = "tiny"
+[compute]
+runner = "serial"
+workers = 1
+device = "cpu"
+[prepare]
+training = [{ name = "a", raw = "input.zarr" }]
+target = { raw = "input.zarr" }
+[train-acrlsd]
+num_fmaps = 2
+fmap_inc_factor = 2
+downsample_factors = [[2, 2, 2]]
+input_shape_vox = [28, 28, 28]
+predict_input_shape_vox = [32, 32, 32]
+validation_fraction = 0.5
+[watershed]
+block_shape = "24 vox"
+context = "8 vox"
+min_seed_distance_vox = 6
+[segment]
+thresholds_step = 0.1
+"""
+SPEC = UNetSpec(in_channels=1, num_fmaps=1, fmap_inc_factor=1, downsample_factors=((2, 2, 2),))
+
+
+def affinities_by_grey_value(*, seeing: bool) -> UNet:
+    """A network that knows membranes by their grey value; or one that has forgotten everything: affinity 0."""
+    network = UNet(SPEC, {"affs": 3})
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        for passed in (network.down[0], network.merge[0]):
+            for conv in passed.convs:  # type: ignore[union-attr]
+                conv.weight[0, 0, 1, 1, 1] = 1.0
+        network.down[0].convs[0].bias[0] = 1.0  # type: ignore[union-attr, index]
+        head = network.heads["affs"]
+        head.weight[:] = 20.0 if seeing else 0.0
+        head.bias[:] = -18.0 if seeing else -20.0
+    return network
+
+
+def leave_checkpoint(experiment: Experiment, iteration: int, loss: float, *, seeing: bool) -> Bundle:
+    """A checkpoint as a training leaves it."""
+    bundle = Bundle(
+        writer=Writer.of(STAGE),
+        kind="affinities",
+        iteration=iteration,
+        unet=SPEC,
+        outputs={"affs": 3},
+        train_input_shape_vox=(28, 28, 28),
+        train_output_shape_vox=(16, 16, 16),
+        predict_input_shape_vox=(32, 32, 32),
+        predict_output_shape_vox=(20, 20, 20),
+        voxel_size_nm=(8.0, 8.0, 8.0),
+        validation_loss=loss,
+    )
+    network = affinities_by_grey_value(seeing=seeing)
+    return save_bundle(experiment.layout.checkpoints(STAGE), bundle, network.state_dict())
+
+
+def run_here(stage: str, arguments: Sequence[str]) -> int:
+    """The stage in this process: no time for imports."""
+    task = importlib.import_module(f"lsdflow_{stage}.task")
+    task.run(load_experiment(Path(arguments[-1])), RunOptions())
+    return 0
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Prepared, and trained: iteration 10 sees membranes, iteration 20 predicts nothing but has the lower loss.
+
+    Where the mask says ignore, labels are nonsense: each voxel a neuron.
+    """
+    root = tmp_path_factory.mktemp("checks")
+    labels = voronoi_labels(SHAPE_VOX, 5, 3)
+    raw, mask = membrane_raw(labels), np.ones(SHAPE_VOX, np.uint8)
+    nonsense = np.s_[:, :10, :]
+    labels[nonsense] = np.arange(labels[nonsense].size).reshape(labels[nonsense].shape) + 100
+    mask[nonsense] = 0
+    for name, values in (("raw", raw), ("labels/neuron_ids", labels), ("labels/mask", mask)):
+        attributes = {"resolution": [8, 8, 8], "offset": [80, 0, 0]}
+        zarr.create_array(root / "input.zarr/volumes" / name, data=values, zarr_format=2, attributes=attributes)
+    (root / "experiment.toml").write_text(TABLES)
+    loaded = load_experiment(root)
+    run_here("prepare", [str(root)])
+    leave_checkpoint(loaded, 10, loss=0.9, seeing=True)
+    nothing = leave_checkpoint(loaded, 20, loss=0.1, seeing=False)
+    best = BestCheckpoint(iteration=20, weights_sha256=nothing.weights_sha256, validation_loss=0.1)
+    write_best(loaded.layout.best_checkpoint(STAGE), best)
+    Manifest(writer=Writer.of(STAGE), key="k", config={}, inputs={}, outputs={}, identity="i").write(loaded.layout)
+    return loaded
+
+
+def test_the_better_network_by_labels_that_count_is_chosen_and_predict_takes_it(experiment: Experiment) -> None:
+    box = {"raw_shape_vox": SHAPE_VOX, "labels_begin_vox": (0, 0, 0), "labels_shape_vox": SHAPE_VOX}
+    region = region_of("a", {**box, "held_out_sections": HELD_OUT})
+    checks = Checks(experiment, region, Wanted(), run_here)
+    assert checks.look() == 0
+    seeing, blind = read_rows(checks.path)
+    assert (seeing.iteration, blind.iteration) == (10, 20)
+    assert seeing.voi < 0.8 < 1.2 < blind.voi
+    assert blind.voi_split == 0
+    best = read_best(experiment.layout.best_checkpoint(STAGE))
+    assert (best.iteration, best.chosen_by) == (10, "voi")
+    run_here("predict", [str(experiment.path)])
+    manifest = read_manifest(experiment.layout, "predict")
+    assert manifest.inputs["network"] == best.weights_sha256
+
+
+def test_the_command_asks_the_training_for_the_region_and_does_nothing_twice(experiment: Experiment) -> None:
+    before = (experiment.layout.train_dir(STAGE) / "checks.csv").stat().st_mtime_ns
+    program = "from lsdflow_launch.cli import main; main()"
+    command = [sys.executable, "-c", program, "check-checkpoints", str(experiment.layout.root)]
+    environment = {**os.environ, "LSDFLOW_BIN": str(BIN)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "best: iteration 10" in done.stdout
+    assert f"held out: a z[{SHAPE_VOX[0] - HELD_OUT}:{SHAPE_VOX[0]}]" in done.stdout
+    assert (experiment.layout.train_dir(STAGE) / "checks.csv").stat().st_mtime_ns == before

@@ -1,0 +1,1 @@
+"""A stage of many blocks that do nothing, for tests of what is kept of each."""

@@ -1,0 +1,43 @@
+"""The tiny stage: as many blocks as the seed of the experiment says; no arrays, no rows, the square of each number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_contract.manifest import Manifest, work_key
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_runtime.blockwise import run_task, worker_task
+from lsdflow_runtime.rendezvous import coordinating
+
+
+def block_task(experiment: Experiment) -> BlockTask:
+    blocks = experiment.tables["experiment"]["seed"]
+    return BlockTask(
+        stage="tiny",
+        experiment=experiment,
+        key=work_key("tiny", {"blocks": blocks}, {}),
+        config={"blocks": blocks},
+        inputs={},
+        plan=BlockPlan(Box((0, 0, 0), (1, 1, blocks)), (1, 1, 1)),
+        outputs={},
+        open=_open,
+    )
+
+
+def run(experiment: Experiment) -> Manifest:
+    with coordinating("tiny", experiment):
+        return run_task(block_task(experiment), RunOptions())
+
+
+def worker(experiment: Experiment) -> None:
+    worker_task(block_task(experiment))
+
+
+@contextmanager
+def _open() -> Iterator[BlockFunction]:
+    yield lambda block: BlockOutput(facts={"square": block.number**2})

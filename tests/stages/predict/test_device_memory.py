@@ -1,0 +1,67 @@
+"""Memory: what there is, what networks need, and the tile that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_network.unet import UNet
+from lsdflow_predict import task
+from lsdflow_predict.device_memory import (
+    fitting_tile_edge,
+    main_memory_bytes,
+    network_bytes,
+    weights_of,
+    window_device,
+)
+
+
+def a_spec(channels: int = 1, factors=((2, 2, 2), (1, 3, 3)), fmaps: int = 3, **variant) -> UNetSpec:
+    return UNetSpec(in_channels=channels, num_fmaps=fmaps, fmap_inc_factor=2, downsample_factors=factors, **variant)
+
+
+@pytest.mark.parametrize("channels", [1, 11])
+@pytest.mark.parametrize("factors", [((2, 2, 2),), ((2, 2, 2), (1, 3, 3))])
+@pytest.mark.parametrize("variant", [{}, {"upsampling": "keep", "num_fmaps_out": 5}, {"upsampling": "repeat"}])
+def test_weights_are_those_of_the_network(channels: int, factors, variant) -> None:
+    spec = a_spec(channels, factors, **variant)
+    network = UNet(spec, {"affs": 3})
+    kernels = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv3d | nn.ConvTranspose3d)]
+    assert weights_of(spec) == sum(kernels) - network.heads["affs"].weight.numel()
+
+
+def test_the_limit_of_the_container_counts_where_it_is_smaller(tmp_path: Path) -> None:
+    machine = main_memory_bytes(())
+    limit = tmp_path / "memory.max"
+    for text, wanted in (("max", machine), ("1000000", 1000000), (str(2 * machine), machine)):
+        limit.write_text(text + "\n")
+        assert main_memory_bytes((limit, tmp_path / "absent")) == wanted
+
+
+def test_the_tile_that_fits_grows_with_the_memory_and_fits() -> None:
+    specs = [a_spec(11), a_spec(1)]
+    edges = [fitting_tile_edge(specs, mega * 10**6) for mega in (0, 50, 500, 5000)]
+    assert edges[0] == 0
+    assert sorted(set(edges)) == edges
+    assert all(edge % 6 == 0 for edge in edges)
+    assert all(network_bytes(spec, (edges[2],) * 3) < 500e6 for spec in specs)
+
+
+def test_windows_of_the_cpu_lie_in_main_memory() -> None:
+    assert window_device("cpu", 10**15) == "cpu"
+
+
+@pytest.mark.parametrize(("needed", "device"), [(10, "cuda:1"), (500, "cpu")])
+def test_windows_lie_on_the_gpu_where_it_has_room(monkeypatch, needed: int, device: str) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (1000, 2000))
+    assert window_device("cuda:1", needed) == device
+
+
+def test_the_plan_tells_the_tile_and_takes_the_one_of_the_experiment(make_experiment) -> None:
+    experiment = make_experiment()
+    before = task.plan(experiment.experiment())
+    assert before["largest_tile_shape_that_fits_vox"] > 100
+    assert before["tile_output_vox"] != [before["largest_tile_shape_that_fits_vox"]] * 3

@@ -1,0 +1,117 @@
+"""The whole stage in one memory and part by part: the same files, voxels, facts and identity; killed runs go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import SEGMENTATION
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_runtime.volumes import open_volume
+from lsdflow_segment import task
+from lsdflow_segment.config import SegmentConfig
+from lsdflow_segment.parted_graph import PartedGraph
+from lsdflow_segment.work import STAGE
+
+Make = Callable[..., Experiment]
+RUN = RunOptions()
+COARSE = "segment.thresholds_step=0.25"
+PARTS = (COARSE, "segment.find=hierarchical", "segment.nodes_in_memory=60")
+
+
+def tables(experiment: Experiment) -> dict[str, bytes]:
+    files = [path for path in experiment.layout.luts.rglob("*") if path.is_file()]
+    return {str(path.relative_to(experiment.layout.luts)): path.read_bytes() for path in files}
+
+
+def assert_same(found: Experiment, wanted: Experiment) -> None:
+    assert tables(found) == tables(wanted)
+    a, b = (read_manifest(e.layout, STAGE) for e in (found, wanted))
+    assert (a.key, a.identity) == (b.key, b.identity)
+    measured = ("seconds", "seconds_in_blocks", "peak_rss_mib")
+    assert {**a.facts, **dict.fromkeys(measured)} == {**b.facts, **dict.fromkeys(measured)}
+    volumes = [open_volume(e.layout.segmentation, SEGMENTATION.dataset) for e in (found, wanted)]
+    assert (volumes[0].read(volumes[0].box) == volumes[1].read(volumes[1].box)).all()
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_both_forms_leave_the_same_files_facts_and_identity(make_experiment: Make, truth: bool) -> None:
+    extra = "segment.extra_thresholds=[0.2]"
+    whole = make_experiment("whole", COARSE, extra, truth=truth)
+    parts = make_experiment("parts", *PARTS, extra, truth=truth)
+    task.run(whole, RUN)
+    task.run(parts, RUN)
+    assert_same(parts, whole)
+    assert task.verify(parts)["verified"]
+    assert task.status(parts)["finished"]
+
+
+@pytest.mark.parametrize("step", ["_deal_edges", "go_down", "run_task"])
+def test_a_run_killed_in_any_step_goes_on_to_the_same_result(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    class KilledError(Exception):
+        pass
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    whole, parts = make_experiment("whole", COARSE), make_experiment("parts", *PARTS)
+    task.run(whole, RUN)
+    places = {"_deal_edges": "lsdflow_segment.dealing", "go_down": "lsdflow_segment.parted_graph.PartedGraph"}
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{places.get(step, 'lsdflow_segment.task')}.{step}", killed)
+        with pytest.raises(KilledError):
+            task.run(parts, RUN)
+    assert (parts.layout.luts / ".parts").is_dir()
+    task.run(parts, RUN)
+    assert_same(parts, whole)
+
+
+def test_workers_of_other_processes_map_the_table(make_experiment: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = (
+        make_experiment("whole", COARSE),
+        make_experiment("parts", *PARTS, "compute.runner=daisy", "compute.workers=1"),
+    )
+    task.run(whole, RUN)
+    monkeypatch.setattr("lsdflow_segment.work.read_lut", None)
+    task.run(parts, RUN)
+    assert_same(parts, whole)
+
+
+@pytest.mark.parametrize(
+    ("find", "nodes_in_memory", "parted"),
+    [
+        ("auto", 10**6, False),
+        ("auto", 30, True),
+        ("whole", 30, False),
+        ("hierarchical", 10**6, True),
+    ],
+)
+def test_the_form_is_taken_by_the_number_of_nodes_unless_one_is_asked_for(
+    make_experiment: Make, find: str, nodes_in_memory: int, parted: bool
+) -> None:
+    settings = (f"segment.find={find}", f"segment.nodes_in_memory={nodes_in_memory}")
+    work = task._opened(make_experiment("a", COARSE, *settings))
+    graph, _ = task._swept(work, work.taken)
+    assert isinstance(graph, PartedGraph) == parted
+
+
+def test_the_form_enters_no_key(make_experiment: Make) -> None:
+    one, other = make_experiment("a", COARSE), make_experiment("a", *PARTS)
+    works = [task._opened(e) for e in (one, other)]
+    keys = [task.tables_key(w.config, w.source, w.taken) for w in works]
+    assert keys[0] == keys[1]
+    assert SegmentConfig().find == "auto"
+
+
+def test_what_a_killed_run_left_is_forgotten_by_the_next_that_finishes(make_experiment: Make) -> None:
+    experiment = make_experiment("a", COARSE)
+    left: Path = experiment.layout.luts / ".parts" / "another graph" / "part-0"
+    left.mkdir(parents=True)
+    task.run(experiment, RUN)
+    assert not (experiment.layout.luts / ".parts").exists()

@@ -1,0 +1,69 @@
+"""sweep.sbatch: a task of an array makes its part, and comes back when its time was up; not when it was cancelled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "slurm_wrappers" / "sweep.sbatch"
+# Says that it runs, then waits for a signal: USR2 and TERM end it as they end lsdflow.
+STAND_IN = f"""#!{sys.executable}
+import pathlib, signal, sys
+pathlib.Path(sys.argv[0] + ".called").write_text(" ".join(sys.argv[1:]))
+if sys.argv[3] == "quick":
+    sys.exit(int(sys.argv[5]))
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda *_: sys.exit(75))
+pathlib.Path(sys.argv[0] + ".ready").touch()
+signal.pause()
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """Stand-ins for lsdflow and scontrol, which writes what it was called with."""
+    for name, text in (("lsdflow", STAND_IN), ("scontrol", '#!/usr/bin/env bash\nprintf "%s\\n" "$*" >"$0.called"\n')):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def start(programs: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    command = ["bash", str(SCRIPT), *arguments]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_task_calls_sweep_run_with_its_array_and_returns_its_code(programs: Path) -> None:
+    for code in (0, 79):
+        job = start(programs, str(programs / "lsdflow"), "quick", str(code))
+        job.communicate(timeout=60)
+        assert job.returncode == code
+    assert (programs / "lsdflow.called").read_text() == "sweep run quick --array 79"
+    assert not (programs / "scontrol.called").exists()
+
+
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
+def test_a_task_whose_time_is_up_comes_back_and_a_cancelled_one_does_not(
+    programs: Path, number: signal.Signals, requeued: bool
+) -> None:
+    job = start(programs, str(programs / "lsdflow"), "long")
+    while not (programs / "lsdflow.ready").exists():
+        assert job.poll() is None
+    job.send_signal(number)
+    job.communicate(timeout=60)
+    assert job.returncode == 75
+    assert (programs / "scontrol.called").exists() == requeued
+    if requeued:
+        assert (programs / "scontrol.called").read_text() == "requeue 7\n"
+
+
+def test_without_a_folder_it_says_what_it_wants(programs: Path) -> None:
+    job = start(programs, str(programs / "lsdflow"))
+    assert "sweep.sbatch LSDFLOW DIR" in job.communicate(timeout=60)[1]
+    assert job.returncode == 2

@@ -1,0 +1,172 @@
+"""A merged sweep: right means, every run that is missing or failed flagged, tables and a plot that say so."""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_contract.errors import BadData, ContractMismatch
+from lsdflow_contract.experiment import Experiment
+from lsdflow_launch.cli import app
+from lsdflow_launch.sweep_claim import claimed
+from lsdflow_launch.sweep_file import load_sweep
+from lsdflow_launch.sweep_folder import SweepFolder, write_folders
+from lsdflow_launch.sweep_merge import merged
+from lsdflow_launch.sweep_run import SweepRunner
+from lsdflow_launch.sweep_table import markdown, write_merged
+
+from .conftest import FakeStages
+
+# voi of the fake stages is threshold + seed.
+GRID = "[axes]\n'segment.threshold' = [0.2, 0.4]\n'experiment.seed' = [0, 1, 2]\n"
+
+
+@pytest.fixture
+def sweep(sweep_file: Callable[[str], Path]) -> SweepFolder:
+    found = load_sweep(sweep_file(GRID))
+    return write_folders(found, found.default_folder)
+
+
+def run(sweep: SweepFolder, *numbers: int, fails: Callable[[str, Experiment], int] | None = None) -> None:
+    runs = [run for run in sweep.plan.runs if run.number in numbers]
+    SweepRunner(sweep, FakeStages(fails) if fails else FakeStages()).run_all(runs)
+
+
+def seed_2_fails(stage: str, experiment: Experiment) -> int:
+    return 65 if (stage, experiment.common.seed) == ("segment", 2) else 0
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_means_and_deviations_over_seeds_are_right(sweep: SweepFolder, tmp_path: Path) -> None:
+    run(sweep, *range(1, 7))
+    found = merged([sweep])
+    assert [mean.state for mean in found.means] == ["complete", "complete"]
+    write_merged(found, tmp_path)
+    low, high = rows(tmp_path / "means.csv")
+    assert float(low["voi mean"]) == pytest.approx(statistics.fmean([0.2, 1.2, 2.2]))
+    assert float(high["voi standard deviation"]) == pytest.approx(1.0)
+    assert (low["segment.threshold"], low["done"], low["runs"], low["state"]) == ("0.2", "3", "3", "complete")
+    assert [float(row["voi"]) for row in rows(tmp_path / "runs.csv")] == [0.2, 1.2, 2.2, 0.4, 1.4, 2.4]
+    assert found.best is not None
+    assert found.best.at == {"segment.threshold": "0.2"}
+    assert "lowest voi: 1.2 at segment.threshold = 0.2" in markdown(found)
+
+
+def test_missing_and_failed_runs_are_flagged_and_no_part_of_a_mean(sweep: SweepFolder, tmp_path: Path) -> None:
+    run(sweep, 1, 2, 3, fails=seed_2_fails)
+    found = merged([sweep])
+    assert found.counts == {"done": 2, "failed": 1, "running": 0, "missing": 3}
+    assert [mean.state for mean in found.means] == ["partial", "missing"]
+    assert found.means[0].mean("voi") == pytest.approx(0.7)
+    assert found.best is None, "a partial mean wins nothing"
+    write_merged(found, tmp_path)
+    assert [row["status"] for row in rows(tmp_path / "runs.csv")] == ["done", "done", "failed", *["missing"] * 3]
+    assert rows(tmp_path / "runs.csv")[2]["failed stage"] == "segment"
+    text = (tmp_path / "table.md").read_text()
+    assert "2 of 6 runs done, 1 failed, 3 missing" in text
+    assert re.search(r"\| 0\.2 \| 0\.7 ± 0\.71 \|.* 2 of 3 \| partial \|", text)
+    assert "| threshold-0.2_seed-2 | failed | segment | segment broke |" in text
+    page = (tmp_path / "index.html").read_text()
+    assert '<td class="partial">partial</td>' in page
+    assert page.count("<svg") == 1
+
+
+def test_where_all_runs_of_a_mean_failed_it_is_failed_and_the_plot_is_a_note(sweep: SweepFolder) -> None:
+    run(sweep, 3, fails=seed_2_fails)
+    found = merged([sweep])
+    assert [mean.state for mean in found.means] == ["failed", "missing"]
+
+
+def test_the_plot_shows_every_mean_hollow_where_it_is_partial(sweep: SweepFolder, tmp_path: Path) -> None:
+    run(sweep, 1, 2, 3, 4)
+    write_merged(merged([sweep]), tmp_path)
+    root = ET.fromstring((tmp_path / "plot.svg").read_text())
+    circles = [c for c in root.iter("{http://www.w3.org/2000/svg}circle") if c.get("class")]
+    assert [(c.get("class"), c.get("fill") == "#fff") for c in circles] == [("complete", False), ("partial", True)]
+    assert float(circles[0].get("cx", "0")) < float(circles[1].get("cx", "0"))
+    assert float(circles[0].get("cy", "0")) < float(circles[1].get("cy", "0")), "1.2 stands above 0.4"
+    dots = [c for c in root.iter("{http://www.w3.org/2000/svg}circle") if not c.get("class")]
+    assert len(dots) == 4
+    words = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"segment.threshold", "voi", "0.2", "0.4"} <= set(words)
+
+
+def test_the_plot_runs_along_numbers_and_draws_no_line_between_words(
+    sweep_file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    words = "'agglomerate.merge_functions' = [['mean'], ['hist_quant_75']]\n"
+    for text, axis, lines in ((GRID, "segment.threshold", 2), ("[axes]\n", "agglomerate.merge_functions", 0)):
+        found = load_sweep(sweep_file(text.replace("[axes]\n", f"[axes]\n{words}")))
+        folder = write_folders(found, tmp_path / axis)
+        run(folder, *range(1, 13))
+        write_merged(merged([folder]), tmp_path / axis)
+        root = ET.fromstring((tmp_path / axis / "plot.svg").read_text())
+        assert axis in [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert sum(bool(p.get("points")) for p in root.iter("{http://www.w3.org/2000/svg}polyline")) == lines
+
+
+def test_before_any_run_is_done_the_tables_stand_and_the_plot_is_a_note(sweep: SweepFolder, tmp_path: Path) -> None:
+    write_merged(merged([sweep]), tmp_path)
+    assert "no run has a score named voi yet" in (tmp_path / "plot.svg").read_text()
+    assert len(rows(tmp_path / "runs.csv")) == 6
+
+
+def test_folders_of_servers_without_shared_storage_become_one_table(
+    sweep: SweepFolder, sweep_file: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    other = write_folders(load_sweep(sweep_file(GRID)), sweep.root.with_name("second"))
+    run(sweep, 1, 2, 3, fails=seed_2_fails)
+    run(other, 2, 3, 4, 5, 6)
+    found = merged([sweep, other])
+    assert found.counts["done"] == 6, "what one server failed at, the other has done"
+    assert [mean.mean("voi") for mean in found.means] == pytest.approx([1.2, 1.4])
+    assert "made twice" not in caplog.text
+    path = other.result_path(other.plan.runs[1])
+    path.write_text(path.read_text().replace('"voi": 1.2', '"voi": 9.9'))
+    assert merged([sweep, other]).rows[1].scores["voi"] == 1.2
+    assert "made twice, with different scores" in caplog.text
+
+
+def test_folders_of_different_grids_are_refused(sweep: SweepFolder, sweep_file: Callable[[str], Path]) -> None:
+    other = load_sweep(sweep_file("[axes]\n'segment.threshold' = [0.2, 0.4]\n"))
+    with pytest.raises(ContractMismatch, match="different sweeps"):
+        merged([sweep, write_folders(other, sweep.root.with_name("second"))])
+
+
+def test_a_damaged_result_is_bad_data_with_its_path(sweep: SweepFolder) -> None:
+    run(sweep, 1)
+    path = sweep.result_path(sweep.plan.runs[0])
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(BadData) as caught:
+        merged([sweep])
+    assert str(path) in caught.value.where
+
+
+def test_status_and_merge_say_what_there_is_by_server_and_part(sweep: SweepFolder) -> None:
+    def told(code: int, *arguments: str) -> str:
+        done = CliRunner().invoke(app, ["sweep", *arguments])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    run(sweep, 1, 2, 3, fails=seed_2_fails)
+    with claimed(sweep.run_folder(sweep.plan.runs[4])):
+        text = told(0, "status", str(sweep.root), "--parts", "2")
+    assert "2 of 6 runs done, 1 failed, 1 running, 2 missing" in text
+    assert "part 1/2: 3 runs, 1 done, 1 failed, 1 running" in text
+    assert "part 2/2: 3 runs, 1 done, 2 missing" in text
+    assert "failed: threshold-0.2_seed-2: segment: segment broke" in text
+    assert "merged/plot.svg" in told(79, "merge", str(sweep.root))
+    run(sweep, *range(1, 7))
+    assert "6 of 6 runs done" in told(0, "merge", str(sweep.root))
+    assert '"done": 6' in told(0, "status", str(sweep.root), "--json")

@@ -1,0 +1,214 @@
+"""Runs of a sweep: each once, whoever asks for it; failed ones told, interrupted ones gone on with."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsdflow_contract.errors import Interrupted, UsageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_launch.sweep_claim import AtWorkElsewhere, Claimant, claimant_of, claimed
+from lsdflow_launch.sweep_cli import chosen_runs
+from lsdflow_launch.sweep_file import load_sweep
+from lsdflow_launch.sweep_folder import SweepFolder, open_sweep, write_folders
+from lsdflow_launch.sweep_result import read_result
+from lsdflow_launch.sweep_run import SweepRunner, exit_code_of
+
+from .conftest import FakeStages
+
+GRID = "[axes]\n'watershed.min_seed_distance_vox' = [4, 6]\n'segment.threshold' = [0.2, 0.4]\n"
+SHARED = [("prepare", "base"), ("train-acrlsd", "base"), ("predict", "base")]
+
+
+@pytest.fixture
+def sweep(sweep_file: Callable[[str], Path]) -> SweepFolder:
+    """2 x 2 runs, of which two and two share watershed and agglomerate."""
+    found = load_sweep(sweep_file(GRID))
+    return write_folders(found, found.default_folder)
+
+
+def fails_at(stage: str, distance: int, code: int) -> Callable[[str, Experiment], int]:
+    def fails(called: str, experiment: Experiment) -> int:
+        here = experiment.tables["watershed"]["min_seed_distance_vox"]
+        return code if (called, here) == (stage, distance) else 0
+
+    return fails
+
+
+def results(sweep: SweepFolder) -> list[Any]:
+    return [read_result(sweep.result_path(run)) for run in sweep.plan.runs]
+
+
+def test_shared_stages_run_once_and_every_run_has_a_result_of_its_own(sweep: SweepFolder) -> None:
+    fake = FakeStages()
+    came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert set(came.values()) == {"done"}
+    assert exit_code_of(came) == 0
+    assert sorted(fake.calls) == sorted(
+        [
+            *SHARED,
+            *((s, f"min_seed_distance_vox-{d}") for d in (4, 6) for s in ("watershed", "agglomerate")),
+            *((stage, run.name) for run in sweep.plan.runs for stage in ("segment", "evaluate")),
+        ]
+    )
+    for run, result in zip(sweep.plan.runs, results(sweep), strict=True):
+        assert (result.status, result.exit_code, result.at) == ("done", 0, run.at)
+        assert result.scores == {"voi": float(run.at["segment.threshold"])}
+        assert result.shared == ("prepare", "train-acrlsd", "predict", "watershed", "agglomerate")
+        assert set(result.seconds) == {*result.shared, "segment", "evaluate"}
+        assert result.writers["segment"]["stage"] == "segment"
+    again = FakeStages()
+    SweepRunner(sweep, again).run_all(sweep.plan.runs)
+    assert again.calls == []
+
+
+def test_a_failed_run_is_told_and_the_others_are_made(sweep: SweepFolder) -> None:
+    fake = FakeStages(fails_at("segment", 6, 79))
+    came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert list(came.values()) == ["done", "done", "failed", "failed"]
+    assert exit_code_of(came) == 79
+    failed = results(sweep)[2]
+    assert (failed.exit_code, failed.failed_stage, failed.error["what"]) == (79, "segment", "segment broke")
+    assert failed.scores == {}
+    assert set(SweepRunner(sweep, FakeStages()).run_all(sweep.plan.runs).values()) == {"done"}
+    assert results(sweep)[2].status == "done"
+
+
+def test_a_shared_stage_that_fails_runs_once_and_fails_every_run_behind_it(sweep: SweepFolder) -> None:
+    fake = FakeStages(fails_at("agglomerate", 6, 65))
+    came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert list(came.values()) == ["done", "done", "failed", "failed"]
+    assert sum(call == ("agglomerate", "min_seed_distance_vox-6") for call in fake.calls) == 1
+    assert {(r.failed_stage, r.exit_code) for r in results(sweep)[2:]} == {("agglomerate", 65)}
+
+
+def test_an_interrupted_sweep_stops_at_once_and_goes_on_where_it_stopped(sweep: SweepFolder) -> None:
+    fake = FakeStages(fails_at("segment", 6, 75))
+    with pytest.raises(Interrupted):
+        SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert [result is None for result in results(sweep)] == [False, False, True, True]
+    assert fake.calls[-1] == ("segment", sweep.plan.runs[2].name)
+    again = FakeStages()
+    SweepRunner(sweep, again).run_all(sweep.plan.runs)
+    assert again.calls == [(s, run.name) for run in sweep.plan.runs[2:] for s in ("segment", "evaluate")]
+
+
+def test_a_run_at_work_elsewhere_is_skipped_and_told(sweep: SweepFolder, caplog: pytest.LogCaptureFixture) -> None:
+    fake = FakeStages()
+    with claimed(sweep.run_folder(sweep.plan.runs[0])):
+        came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert list(came.values()) == ["at work elsewhere", "done", "done", "done"]
+    assert exit_code_of(came) == 73
+    assert "skipped, at work elsewhere" in caplog.text
+    assert sweep.plan.runs[0].name not in {folder for _, folder in fake.calls}
+
+
+def test_runs_behind_a_busy_shared_folder_come_later(sweep: SweepFolder) -> None:
+    first = sweep.plan.runs[0]
+    fake, busy = FakeStages(), ExitStack()
+    busy.enter_context(claimed(sweep.folder(first.nodes[1])))
+    came = SweepRunner(sweep, fake, wait=lambda _seconds: busy.close()).run_all(sweep.plan.runs)
+    assert set(came.values()) == {"done"}
+    assert [folder for stage, folder in fake.calls if stage == "watershed"] == [
+        "min_seed_distance_vox-6",
+        "min_seed_distance_vox-4",
+    ]
+
+
+def _server(root: Path, barrier: Any, log: Path) -> None:
+    """One of two servers that make the same part; says in `log` which stages it ran."""
+    fake = FakeStages()
+
+    def caller(stage: str, arguments: Sequence[str]) -> int:
+        code = fake(stage, arguments)
+        with log.open("a") as file:
+            file.write(json.dumps(fake.calls[-1]) + "\n")
+        return code
+
+    sweep = open_sweep(root)
+    barrier.wait()
+    SweepRunner(sweep, caller, wait=lambda _seconds: time.sleep(0.01)).run_all(sweep.plan.runs)
+
+
+def test_two_processes_with_the_same_part_make_every_stage_once(sweep: SweepFolder, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, log = context.Barrier(2), tmp_path / "calls"
+    servers = [context.Process(target=_server, args=(sweep.root, barrier, log)) for _ in range(2)]
+    for server in servers:
+        server.start()
+    for server in servers:
+        server.join(60)
+    assert [server.exitcode for server in servers] == [0, 0]
+    calls = log.read_text().splitlines()
+    assert len(calls) == len(set(calls)) == 3 + 4 + 8
+    assert {result.status for result in results(sweep)} == {"done"}
+    assert not list(sweep.root.rglob("claim"))
+
+
+def _claim(folder: Path, claimant: Claimant) -> Path:
+    path = folder / "runs" / "sweep" / "claim"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(vars(claimant)))
+    return path
+
+
+def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    here = Claimant.this_process()
+    _claim(tmp_path, Claimant("t", here.host, gone.pid))
+    assert claimant_of(tmp_path) is None
+    with claimed(tmp_path):
+        assert claimant_of(tmp_path) is not None
+    assert claimant_of(tmp_path) is None
+
+
+def test_the_claim_of_another_machine_holds_until_it_is_not_renewed_for_a_minute(tmp_path: Path) -> None:
+    path = _claim(tmp_path, Claimant("t", "elsewhere", 1))
+    with pytest.raises(AtWorkElsewhere, match="elsewhere, process 1"), claimed(tmp_path):
+        pass
+    old = time.time() - 61
+    os.utime(path, (old, old))
+    with claimed(tmp_path):
+        pass
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_requeued_job_takes_its_own_claim_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _claim(tmp_path, Claimant("t", "elsewhere", 1, job="7", start=0))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(AtWorkElsewhere), claimed(tmp_path):
+        pass
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with claimed(tmp_path):
+        pass
+
+
+def test_parts_conditions_and_array_tasks_choose_runs(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbers(part: str | None = None, where: Sequence[str] = (), *, array: bool = False) -> list[int]:
+        return [run.number for run in chosen_runs(sweep, part, list(where), array=array)]
+
+    assert (numbers(), numbers("1/2"), numbers("2/2")) == ([1, 2, 3, 4], [1, 3], [2, 4])
+    assert numbers(where=["segment.threshold=0.4"]) == [2, 4]
+    assert numbers("1/2", ["segment.threshold=0.4"]) == []
+    for name, value in (("ID", "9"), ("COUNT", "4"), ("MIN", "3"), ("STEP", "2")):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+    assert numbers(array=True) == [4]
+    monkeypatch.setenv("SLURM_ARRAY_TASK_STEP", "4")
+    with pytest.raises(UsageError, match="gaps"):
+        numbers(array=True)
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
+    with pytest.raises(UsageError, match="no task of a SLURM array"):
+        numbers(array=True)
+    for wrong in ("0/2", "3/2", "half", "1/0"):
+        with pytest.raises(UsageError):
+            numbers(wrong)

@@ -1,0 +1,30 @@
+"""What one process of a TensorFlow cluster does in the test of two: a module, since it is started anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def work(rank: int, addresses: tuple[str, ...], parts: dict[str, Any], rate: float, answers: Any) -> None:
+    """Step with every second patch; answer with losses, learning rates, wishes to stop and weights."""
+    import torch
+
+    from lsdflow_network.unet import UNet
+    from lsdflow_tensorflow.cluster import Cluster
+    from lsdflow_tensorflow.engine import Engine, make_strategy
+    from lsdflow_tensorflow.runtime import start_tensorflow
+
+    recipe, patches = parts["recipe"], parts["patches"]
+    start_tensorflow(1, "cpu")
+    strategy = make_strategy(Cluster(addresses, rank), ["CPU:0"])
+    engine = Engine(recipe, strategy, parts["trained"], parts["optimizer"])
+    own = patches[rank :: len(addresses)]
+    chief, last = rank == 0, rank == len(addresses) - 1
+    steps = [
+        engine.step([patch], n, rate if chief else 0.5, stop=last and n == len(own)) for n, patch in enumerate(own, 1)
+    ]
+    engine.wait_for_all()
+    given = UNet(recipe.unet, recipe.outputs)
+    engine.export(given, torch.optim.Adam(given.parameters()))
+    weights = {name: value.numpy() for name, value in given.state_dict().items()}
+    answers.put((rank, [(s.losses, s.learning_rate, s.stop) for s in steps], weights))

@@ -1,0 +1,36 @@
+"""backend = "tensorflow" where TensorFlow is not installed: told before anything is read or written."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+pytest.importorskip("gunpowder", reason="the training environment has gunpowder")
+
+from lsdflow_contract.errors import ConfigError
+from lsdflow_training.backends import tensorflow_backend, tensorflow_problems
+from lsdflow_training.stage import run_training
+
+
+def test_this_environment_has_no_tensorflow_and_says_so(prepared, tmp_path) -> None:
+    assert importlib.util.find_spec("tensorflow") is None
+    (problem,) = tensorflow_problems("tensorflow")
+    assert "no tensorflow" in problem.what
+    assert "setup-tensorflow" in problem.hint
+    assert problem.exit_code == 78
+    with pytest.raises(ConfigError, match="no tensorflow"):
+        tensorflow_backend()
+    training = prepared("affinities", backend="tensorflow")
+    with pytest.raises(ConfigError, match="no tensorflow"):
+        run_training(training, replace=True)
+    assert not training.folder.exists()
+
+
+def test_torch_is_always_there() -> None:
+    assert tensorflow_problems("torch") == []
+
+
+def test_the_backend_is_not_part_of_what_a_training_is(prepared) -> None:
+    """Either backend goes on from the other's checkpoints."""
+    assert prepared("affinities", backend="tensorflow").key == prepared("affinities").key

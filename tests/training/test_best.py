@@ -1,0 +1,85 @@
+"""best.json names the checkpoint of the lowest validation loss, unless one was chosen by VOI and is still whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lsdflow_contract.checkpoint import WEIGHTS, BestCheckpoint, Bundle, UNetSpec, bundle_folder, read_best, write_best
+from lsdflow_contract.manifest import Writer
+from lsdflow_network.bundle import save_bundle
+from lsdflow_training.best import choose_best
+
+KEY = "training"
+
+
+def leave_checkpoint(folder: Path, iteration: int, loss: float) -> Bundle:
+    """A checkpoint as a training leaves it, with one weight."""
+    shape = (4, 4, 4)
+    bundle = Bundle(
+        writer=Writer.of("train-acrlsd"),
+        kind="affinities",
+        iteration=iteration,
+        unet=UNetSpec(in_channels=1, num_fmaps=1, fmap_inc_factor=1, downsample_factors=()),
+        outputs={"affs": 3},
+        train_input_shape_vox=shape,
+        train_output_shape_vox=shape,
+        predict_input_shape_vox=shape,
+        predict_output_shape_vox=shape,
+        voxel_size_nm=(8.0, 8.0, 8.0),
+        training_key=KEY,
+        validation_loss=loss,
+    )
+    return save_bundle(folder / "checkpoints", bundle, {"weight": torch.tensor([float(iteration)])})
+
+
+def choose_by_voi(folder: Path, bundle: Bundle) -> BestCheckpoint:
+    """best.json as check-checkpoints writes it."""
+    best = BestCheckpoint(
+        iteration=bundle.iteration, weights_sha256=bundle.weights_sha256, validation_loss=2.0, chosen_by="voi", voi=0.5
+    )
+    write_best(folder / "best.json", best)
+    return best
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> dict[int, Bundle]:
+    """Checkpoints 10 and 20, of which 10 has the higher loss."""
+    return {iteration: leave_checkpoint(tmp_path, iteration, loss) for iteration, loss in ((10, 2.0), (20, 1.0))}
+
+
+def test_a_choice_by_loss_is_written_as_older_readers_know_it(tmp_path: Path, bundles: dict[int, Bundle]) -> None:
+    assert choose_best(tmp_path, KEY).iteration == 20
+    written = json.loads((tmp_path / "best.json").read_text())
+    assert written == {"iteration": 20, "weights_sha256": bundles[20].weights_sha256, "validation_loss": 1.0}
+
+
+def test_a_training_that_goes_on_leaves_a_choice_by_voi_alone(
+    tmp_path: Path, bundles: dict[int, Bundle], caplog: pytest.LogCaptureFixture
+) -> None:
+    by_voi = choose_by_voi(tmp_path, bundles[10])
+    leave_checkpoint(tmp_path, 30, 0.1)
+    with caplog.at_level("INFO"):
+        assert choose_best(tmp_path, KEY) == by_voi == read_best(tmp_path / "best.json")
+    assert "stays at iteration 10" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["deleted", "damaged", "another"])
+def test_a_choice_by_voi_whose_checkpoint_is_lost_gives_way_to_the_loss(
+    tmp_path: Path, bundles: dict[int, Bundle], lost: str
+) -> None:
+    choose_by_voi(tmp_path, bundles[10])
+    folder = bundle_folder(tmp_path / "checkpoints", 10)
+    if lost == "deleted":
+        shutil.rmtree(folder)
+    elif lost == "damaged":
+        (folder / WEIGHTS).write_bytes(b"other")
+    else:
+        choose_by_voi(tmp_path, bundles[10].model_copy(update={"weights_sha256": "of another training"}))
+    best = choose_best(tmp_path, KEY)
+    assert (best.iteration, best.chosen_by) == (20, "loss")
+    assert read_best(tmp_path / "best.json") == best

@@ -1,0 +1,148 @@
+"""The stream of pipeline = "gpu", on the CPU: batch i is gunpowder's batch i, whoever reads its crops."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+gp = pytest.importorskip("gunpowder")
+torch = pytest.importorskip("torch")
+
+from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
+from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
+from lsdflow_training.batches import batch_stream  # noqa: E402
+from lsdflow_training.gpu_crops import CropReader  # noqa: E402
+from lsdflow_training.gpu_patches import DevicePatch  # noqa: E402
+from lsdflow_training.gpu_slots import SharedSlots  # noqa: E402
+from lsdflow_training.gpu_stream import gpu_stream  # noqa: E402
+from lsdflow_training.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
+from lsdflow_training.testing import write_zarr2  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def gunpowder_batches(prepared, keys, count: int):
+    recipe = prepared.recipe
+    pipeline, request = training_pipeline(keys, recipe, prepared.sources), batch_request(keys, recipe)
+    with batch_stream(pipeline, request, seed=recipe.seed, first=1, num_workers=0, cache_size=4) as stream:
+        return [next(stream) for _ in range(count)]
+
+
+def device_patches(prepared, keys, count: int, first: int = 1, stride: int = 1, **recipe) -> list[DevicePatch]:
+    recipe = dataclasses.replace(prepared.recipe, **recipe)
+    with gpu_stream(keys, recipe, prepared.sources, first=first, stride=stride, device=CPU) as stream:
+        return [next(stream) for _ in range(count)]
+
+
+def three_states(prepared) -> None:
+    """Ignored, trained and background voxels side by side."""
+    states = np.full((40, 40, 40), MaskState.TRAIN, np.uint8)
+    states[:, :, 26:] = MaskState.IGNORE
+    states[:, 28:, :] = MaskState.BACKGROUND
+    volume = prepared.sources[0].volume
+    write_zarr2(volume.path, MASK.dataset, states, volume.voxel_size_nm, (0.0, 0.0, 0.0))
+
+
+def with_frequent_slips(prepared):
+    how = dataclasses.replace(prepared.recipe.augmentation, slip_probability=0.2, shift_probability=0.1)
+    return dataclasses.replace(prepared, recipe=dataclasses.replace(prepared.recipe, augmentation=how))
+
+
+@pytest.mark.parametrize(
+    ("voxel_size_nm", "elastic", "options"),
+    [
+        ((8.0, 8.0, 8.0), 0.0, {}),
+        ((8.0, 8.0, 8.0), 1.0, {}),
+        ((40.0, 8.0, 8.0), 1.0, {"train_background": True}),
+        ((8.0, 8.0, 8.0), 1.0, {"balance_labels": False, "grow_boundary_vox": 0, "lsd_downsample": 1}),
+    ],
+)
+def test_patch_i_is_the_batch_i_of_gunpowder_with_every_augmentation(prepared, voxel_size_nm, elastic, options) -> None:
+    """So place, volume, angles, displacements, slips, turns and intensities have gunpowder's distributions."""
+    training = with_frequent_slips(prepared("mtlsd", None, voxel_size_nm, elastic_probability=elastic, **options))
+    three_states(training)
+    keys = make_keys()
+    whole = 0
+    for wanted, found in zip(gunpowder_batches(training, keys, 3), device_patches(training, keys, 3), strict=True):
+        patch = found.patch
+        np.testing.assert_allclose(patch.raw[0, 0], wanted[keys.raw].data, atol=1e-4 if elastic else 1e-6)
+        moved = (found.mask.numpy() != wanted[keys.mask].data).mean()
+        assert moved <= (2e-4 if elastic else 0), "a voxel half-way between two may fall to either"
+        same_place = {"affs": keys.affs, "lsds": keys.lsds}
+        for name, key in same_place.items():
+            near = np.isclose(patch.targets[name][0], wanted[key].data, atol=1e-5 if elastic else 2e-6, rtol=0)
+            assert near.mean() >= (0.999 if elastic else 1)
+        weights = {"affs": keys.affs_weight, "lsds": keys.lsds_weight}
+        equal = [np.array_equal(patch.weights[name][0], wanted[key].data) for name, key in weights.items()]
+        whole += all(equal)
+    assert whole >= (2 if elastic else 3), "weights are those of gunpowder, bit for bit"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_same_bits_whoever_makes_a_patch_and_whatever_its_stride(prepared, workers: int) -> None:
+    training, keys = prepared("mtlsd", elastic_probability=0.7), make_keys()
+    here = device_patches(training, keys, 5)
+    there = device_patches(training, keys, 2, first=3, stride=2, num_workers=workers, cache_size=3)
+    for a, b in zip(here[2::2], there, strict=True):
+        for one, other in zip(a.tensors(), b.tensors(), strict=True):
+            assert torch.equal(one, other)
+    assert not torch.equal(here[0].patch.raw, here[1].patch.raw)
+
+
+def test_crops_larger_than_a_slot_go_through_the_pipe(prepared, monkeypatch) -> None:
+    from lsdflow_training import gpu_stream as module
+
+    training, keys = prepared("affinities"), make_keys()
+    here = device_patches(training, keys, 2)
+    monkeypatch.setattr(module, "_slot_bytes", lambda _recipe: 1)
+    there = device_patches(training, keys, 2, num_workers=1)
+    assert all(torch.equal(a.patch.raw, b.patch.raw) for a, b in zip(here, there, strict=True))
+
+
+def test_slots_are_overwritten_in_turn_and_no_sooner() -> None:
+    slots = SharedSlots(2, 10)
+    places = [slots.write({"raw": np.full((2, 3), number)}) for number in range(3)]
+    assert [int(slots.view(place["raw"])[1, 2]) for place in places] == [2, 1, 2]
+    assert slots.write({"raw": np.zeros(slots.size + 1, np.uint8)}) is None
+
+
+def test_what_a_worker_meets_is_told_by_the_stream(prepared, monkeypatch) -> None:
+    from lsdflow_training import location
+
+    monkeypatch.setattr(location, "MAX_TRIES", 50)
+    training = prepared("affinities", elastic_probability=0.0)
+    volume = training.sources[0].volume
+    write_zarr2(volume.path, MASK.dataset, np.zeros((40, 40, 40), np.uint8), volume.voxel_size_nm, (0.0, 0.0, 0.0))
+    for workers in (0, 1):
+        with pytest.raises(BadData, match="no place found"):
+            device_patches(training, make_keys(), 1, num_workers=workers)
+
+
+class Unknown(gp.BatchFilter):
+    """A node that the device does not know."""
+
+
+def test_a_node_without_a_counterpart_on_the_device_is_refused_not_left_out(prepared) -> None:
+    training, keys = prepared("affinities"), make_keys()
+    pipeline = training_pipeline(keys, training.recipe, training.sources)
+    slab = gp.IntensityAugment(keys.raw, 0.9, 1.1, -0.1, 0.1, slab=(1, -1, -1))
+    for node in (Unknown(), slab):
+        with pytest.raises(ConfigError) as caught:
+            CropReader(pipeline + node, keys, batch_request(keys, training.recipe))
+        assert caught.value.found == type(node).__name__
+
+
+def test_the_worker_works_on_no_voxel_of_the_patch(prepared, monkeypatch) -> None:
+    """It reads and draws: deforming and describing are left to the device."""
+    from lsdflow_training import deformation, lsd_node
+
+    def never(*_arguments: object, **_options: object) -> None:
+        raise AssertionError("computed in a worker")
+
+    training, keys = prepared("mtlsd", elastic_probability=1.0), make_keys()
+    for module, name in ((deformation, "_gather_linear"), (deformation, "_gather_nearest")):
+        monkeypatch.setattr(module, name, never)
+    monkeypatch.setattr(lsd_node, "local_shape_descriptors", never)
+    assert len(device_patches(training, keys, 2)) == 2

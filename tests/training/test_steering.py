@@ -1,0 +1,111 @@
+"""What a training hands on, and when it ends by itself: averaged weights, patience, pictures, doubts."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gunpowder")
+torch = pytest.importorskip("torch")
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+
+from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle  # noqa: E402
+from lsdflow_contract.errors import NotOurs  # noqa: E402
+from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
+from lsdflow_training import loss_bands  # noqa: E402
+from lsdflow_training.stage import Prepared  # noqa: E402
+from lsdflow_training.steering import Steering  # noqa: E402
+from lsdflow_training.trainer import Outcome, train  # noqa: E402
+from lsdflow_training.training_state import read_state  # noqa: E402
+
+DECAY = 0.6
+
+
+def run(made: Prepared, folder: Path, steering: Steering | None = None, **schedules) -> Outcome:
+    recipe = dataclasses.replace(made.recipe, schedules=dataclasses.replace(made.recipe.schedules, **schedules))
+    if steering is not None:
+        recipe = dataclasses.replace(recipe, steering=steering)
+    return train(recipe, made.sources, folder, made.key)
+
+
+def weights(folder: Path, iteration: int) -> dict[str, torch.Tensor]:
+    return load_bundle(bundle_folder(folder / "checkpoints", iteration))[1]
+
+
+def test_the_bundle_has_the_average_of_the_weights_and_training_goes_on_from_the_last(prepared, tmp_path) -> None:
+    plain, averaging = prepared("affinities"), prepared("affinities", average_decay=DECAY)
+    options = {"max_iteration": 4, "checkpoint_every": 1, "keep_checkpoints": 0}
+    run(plain, tmp_path / "plain", **options)
+    run(averaging, tmp_path / "averaged", **options)
+    torch.manual_seed(plain.recipe.seed)
+    average = None
+    for iteration in range(1, 5):
+        last = weights(tmp_path / "plain", iteration)
+        folder = bundle_folder(tmp_path / "averaged" / "checkpoints", iteration)
+        assert tensors_equal(read_state(folder / "resume.pt").weights, last)
+        found, decay = weights(tmp_path / "averaged", iteration), min(DECAY, (1 + iteration) / (10 + iteration))
+        if average is not None:
+            expected = {name: decay * average[name] + (1 - decay) * value for name, value in last.items()}
+            assert all(torch.allclose(found[name], expected[name], atol=1e-7) for name in expected)
+        assert not tensors_equal(found, last)
+        average = found
+
+
+def test_a_resumed_training_with_an_average_has_the_bits_of_an_uninterrupted_one(prepared, tmp_path) -> None:
+    made = prepared("affinities", schedule="constant", average_decay=DECAY)
+    run(made, tmp_path / "whole", max_iteration=4)
+    for maximum in (1, 3, 4):
+        run(made, tmp_path / "parts", max_iteration=maximum)
+    assert tensors_equal(weights(tmp_path / "whole", 4), weights(tmp_path / "parts", 4))
+
+
+def test_an_average_makes_another_training(prepared, tmp_path) -> None:
+    run(prepared("affinities"), tmp_path / "t", max_iteration=1)
+    with pytest.raises(NotOurs):
+        run(prepared("affinities", average_decay=DECAY), tmp_path / "t", max_iteration=2)
+
+
+def test_without_an_average_the_state_has_no_weights_and_the_key_is_that_of_before(prepared, tmp_path) -> None:
+    made, patient = prepared("affinities"), prepared("affinities", patience_iterations=5, min_improvement=0.5)
+    run(made, tmp_path / "t", max_iteration=1)
+    assert read_state(bundle_folder(tmp_path / "t" / "checkpoints", 1) / "resume.pt").weights == {}
+    assert made.key == patient.key != prepared("affinities", average_decay=DECAY).key
+
+
+def test_a_training_that_stands_still_ends_in_order_and_goes_on_with_more_patience(prepared, tmp_path) -> None:
+    made = prepared("affinities", validation_fraction=0.4)
+    how = {"learning_rate": 1e-9, "validation_every": 2, "checkpoint_every": 100, "schedule": "constant"}
+    ended = run(made, tmp_path / "t", Steering(patience=4), max_iteration=30, **how)
+    assert ended.iteration == 6
+    bundle = read_bundle(bundle_folder(tmp_path / "t" / "checkpoints", 6))
+    assert bundle.validation_loss is not None
+    assert run(made, tmp_path / "t", Steering(patience=4), max_iteration=30, **how).iteration == 6
+    assert bundle_iterations(tmp_path / "t" / "checkpoints") == [6]
+    assert run(made, tmp_path / "t", Steering(patience=8), max_iteration=8, **how).iteration == 8
+
+
+def test_each_iteration_is_validated_once(prepared, tmp_path) -> None:
+    made = prepared("affinities", validation_fraction=0.4)
+    run(made, tmp_path / "t", max_iteration=4, validation_every=2, checkpoint_every=100)
+    rows = (tmp_path / "t" / "loss.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows if not row.endswith(",")] == ["2", "4"]
+
+
+def test_tensorboard_has_pictures_of_targets_predictions_and_weights(prepared, tmp_path) -> None:
+    run(prepared("mtlsd"), tmp_path / "t", max_iteration=2, snapshot_every=2)
+    board = EventAccumulator(str(tmp_path / "t" / "log")).Reload()
+    wanted = {f"{name}/{what}" for name in ("lsds", "affs") for what in ("target", "prediction", "weight")}
+    assert set(board.Tags()["images"]) == {"raw", *wanted}
+    assert [event.step for event in board.Images("raw")] == [1, 2]
+
+
+def test_a_loss_no_better_than_a_constant_answer_is_told(prepared, tmp_path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(loss_bands, "SETTLED_ITERATIONS", 1)
+    made = prepared("affinities", validation_fraction=0.4)
+    with caplog.at_level(logging.WARNING):
+        run(made, tmp_path / "t", max_iteration=1, learning_rate=1e-9)
+    assert "ignores the image" in caplog.text
