@@ -33,6 +33,8 @@ TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lo
 TENSORFLOW_LOCKS := stages/_tensorflow/cpu.lock tests/training.lock
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
+# Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-tensorflow demo test test-blocks test-training test-tensorflow test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu
 
