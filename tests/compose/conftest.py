@@ -21,7 +21,7 @@ import pytest
 from lsdflow_contract.testing import micro_network
 from lsdflow_launch.demo import write_volume
 from lsdflow_launch.start import images_text
-from lsdflow_launch.synthetic import synthetic_em
+from lsdflow_launch.synthetic.volume import synthetic_em
 from lsdflow_launch.template import toml_value
 
 collect_ignore_glob = [] if os.environ.get("LSDFLOW_TEST_COMPOSE") else ["test_*.py"]

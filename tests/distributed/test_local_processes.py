@@ -13,9 +13,9 @@ from lsdflow_contract.errors import InternalError, Interrupted
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_train_acrlsd import task
-from lsdflow_training import local_processes
-from lsdflow_training.distribution import Distribution
-from lsdflow_training.ranks import Ranks
+from lsdflow_training.processes import local_processes
+from lsdflow_training.processes.distribution import Distribution
+from lsdflow_training.processes.ranks import Ranks
 
 
 def test_two_processes_are_started_and_leave_one_training(training) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_training.ranks import Ranks, as_environment, first_node, of_local_process, ranks_of_environment
+from lsdflow_training.processes.ranks import Ranks, as_environment, first_node, of_local_process, ranks_of_environment
 
 SRUN = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"}
 

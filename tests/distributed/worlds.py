@@ -14,8 +14,8 @@ from typing import Any
 from lsdflow_contract.checkpoint import Bundle, bundle_folder, bundle_iterations, read_bundle
 from lsdflow_contract.errors import StageError
 from lsdflow_network.bundle import load_bundle
-from lsdflow_training.meeting import LOOPBACK, read_errors, serve
-from lsdflow_training.ranks import Ranks, as_environment, of_local_process
+from lsdflow_training.processes.meeting import LOOPBACK, read_errors, serve
+from lsdflow_training.processes.ranks import Ranks, as_environment, of_local_process
 from lsdflow_training.testing import micro_experiment
 
 STAGE = "train-acrlsd"
@@ -25,14 +25,19 @@ OPTIONS = {
 }
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["lsdflow_training.trainer", "lsdflow_training.one_process", "lsdflow_train_acrlsd.task", "lsdflow_train_lsd.task"]
+    [
+        "lsdflow_training.trainer",
+        "lsdflow_training.processes.one_process",
+        "lsdflow_train_acrlsd.task",
+        "lsdflow_train_lsd.task",
+    ]
 )
 
 
 def be_process(environment: dict[str, str], arguments: Sequence[str], before: Callable[[], None] | None) -> None:
     """Body of a process of a training; before: called first, to change something in it."""
     os.environ.update(environment)
-    from lsdflow_training import one_process
+    from lsdflow_training.processes import one_process
 
     if before is not None:
         before()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
-from lsdflow_launch.sweep_check import require_valid
-from lsdflow_launch.sweep_file import load_sweep
+from lsdflow_launch.sweep.check import require_valid
+from lsdflow_launch.sweep.file import load_sweep
 
 from .conftest import ask_here
 

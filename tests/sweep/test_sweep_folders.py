@@ -10,11 +10,11 @@ import pytest
 
 from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import STAGES, load_experiment
-from lsdflow_launch.sweep_check import require_fresh_base
-from lsdflow_launch.sweep_file import Sweep, load_sweep
-from lsdflow_launch.sweep_folder import SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep_links import link_stages
-from lsdflow_launch.sweep_run import SweepRunner, prepare_volumes
+from lsdflow_launch.sweep.check import require_fresh_base
+from lsdflow_launch.sweep.file import Sweep, load_sweep
+from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
+from lsdflow_launch.sweep.links import link_stages
+from lsdflow_launch.sweep.run import SweepRunner, prepare_volumes
 
 from .conftest import FakeStages
 

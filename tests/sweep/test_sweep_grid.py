@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsdflow_contract.errors import UsageError
-from lsdflow_launch.sweep_grid import Axis, Point, Run, grid_of, groups_of, part_of, runs_where
+from lsdflow_launch.sweep.grid import Axis, Point, Run, grid_of, groups_of, part_of, runs_where
 
 
 def axis(name: str, *values: object) -> Axis:

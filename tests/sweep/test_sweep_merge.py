@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.cli import app
-from lsdflow_launch.sweep_claim import claimed
-from lsdflow_launch.sweep_file import load_sweep
-from lsdflow_launch.sweep_folder import SweepFolder, write_folders
-from lsdflow_launch.sweep_merge import merged
-from lsdflow_launch.sweep_run import SweepRunner
-from lsdflow_launch.sweep_table import markdown, write_merged
+from lsdflow_launch.sweep.claim import claimed
+from lsdflow_launch.sweep.file import load_sweep
+from lsdflow_launch.sweep.folder import SweepFolder, write_folders
+from lsdflow_launch.sweep.merge import merged
+from lsdflow_launch.sweep.run import SweepRunner
+from lsdflow_launch.sweep.table import markdown, write_merged
 
 from .conftest import FakeStages
 

@@ -16,7 +16,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch import sweep_cli
+from lsdflow_launch.sweep import cli as sweep_cli
 
 from .conftest import ask_here, bring_affinities
 

@@ -16,12 +16,12 @@ import pytest
 
 from lsdflow_contract.errors import Interrupted, UsageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.sweep_claim import AtWorkElsewhere, Claimant, claimant_of, claimed
-from lsdflow_launch.sweep_cli import chosen_runs
-from lsdflow_launch.sweep_file import load_sweep
-from lsdflow_launch.sweep_folder import SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep_result import read_result
-from lsdflow_launch.sweep_run import SweepRunner, exit_code_of
+from lsdflow_launch.sweep.claim import AtWorkElsewhere, Claimant, claimant_of, claimed
+from lsdflow_launch.sweep.cli import chosen_runs
+from lsdflow_launch.sweep.file import load_sweep
+from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
+from lsdflow_launch.sweep.result import read_result
+from lsdflow_launch.sweep.run import SweepRunner, exit_code_of
 
 from .conftest import FakeStages
 

@@ -10,8 +10,8 @@ import pytest
 gp = pytest.importorskip("gunpowder")
 
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
-from lsdflow_training.intensities import Damage, artifact, blurred, changed_gamma, damaged  # noqa: E402
-from lsdflow_training.intensity_nodes import after_intensity, before_intensity  # noqa: E402
+from lsdflow_training.data.intensities import Damage, artifact, blurred, changed_gamma, damaged  # noqa: E402
+from lsdflow_training.data.intensity_nodes import after_intensity, before_intensity  # noqa: E402
 from lsdflow_training.recipe import Augmentation  # noqa: E402
 
 SHAPE = (12, 40, 44)

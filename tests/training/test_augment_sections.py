@@ -13,10 +13,10 @@ gp = pytest.importorskip("gunpowder")
 
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_contract.experiment import ExperimentTable, load_experiment  # noqa: E402
-from lsdflow_training.augmentation import elastic_augment  # noqa: E402
-from lsdflow_training.batches import batch_seed, batch_stream, seeded  # noqa: E402
 from lsdflow_training.config import AffinityTrainingConfig  # noqa: E402
-from lsdflow_training.pipeline import (  # noqa: E402
+from lsdflow_training.data.augmentation import elastic_augment  # noqa: E402
+from lsdflow_training.data.batches import batch_seed, batch_stream, seeded  # noqa: E402
+from lsdflow_training.data.pipeline import (  # noqa: E402
     batch_request,
     labels_padding_vox,
     make_keys,

@@ -9,7 +9,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lsdflow_contract.testing import voronoi_labels  # noqa: E402
-from lsdflow_training.boundaries import compact_ids, grow_boundary  # noqa: E402
+from lsdflow_training.targets.boundaries import compact_ids, grow_boundary  # noqa: E402
 
 
 def by_gunpowder(labels: np.ndarray, mask: np.ndarray, only_xy: bool) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_training.cores import available_cores, cgroup_quota, slurm_cores
+from lsdflow_training.data.cores import available_cores, cgroup_quota, slurm_cores
 
 
 def written(root: Path, files: dict[str, str]) -> Path:

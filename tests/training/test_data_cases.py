@@ -15,15 +15,15 @@ from lsdflow_contract.arrays import LABELS, MASK, RAW, MaskState  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
 from lsdflow_network.unet import UNet  # noqa: E402
-from lsdflow_training import location  # noqa: E402
-from lsdflow_training.batches import batch_seed, seeded  # noqa: E402
-from lsdflow_training.label_states import states_of_labels  # noqa: E402
-from lsdflow_training.location import box_sum, integral_image, random_place  # noqa: E402
+from lsdflow_training.data import location  # noqa: E402
+from lsdflow_training.data.batches import batch_seed, seeded  # noqa: E402
+from lsdflow_training.data.label_states import states_of_labels  # noqa: E402
+from lsdflow_training.data.location import box_sum, integral_image, random_place  # noqa: E402
+from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
+from lsdflow_training.data.volumes import Source, open_training_volume  # noqa: E402
 from lsdflow_training.network_step import forward_loss, to_patch  # noqa: E402
-from lsdflow_training.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
 from lsdflow_training.resolve import training_parameters  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
-from lsdflow_training.volumes import Source, open_training_volume  # noqa: E402
 
 ORIGIN = (0.0, 0.0, 0.0)
 STILL = {"elastic_probability": 0.0}
@@ -250,7 +250,7 @@ def test_without_min_masked_a_patch_may_lie_wholly_outside_of_a_small_volume(pre
 
 def test_an_expansion_factor_scales_voxels_sigma_and_context_alike(prepared) -> None:
     """prepare divides voxel sizes by the expansion factor: the same voxels lead to the same batch."""
-    from lsdflow_training.pipeline import label_context_vox
+    from lsdflow_training.data.pipeline import label_context_vox
 
     plain = prepared("mtlsd", voxel_size_nm=(40.0, 9.0, 9.0), sigma="36 nm", **STILL)
     one = batches(plain, 2)

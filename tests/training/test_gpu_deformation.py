@@ -11,8 +11,8 @@ pytest.importorskip("numba")
 from scipy import ndimage  # noqa: E402
 
 from lsdflow_contract.geometry import Box  # noqa: E402
-from lsdflow_training.deformation import upsample_field  # noqa: E402
-from lsdflow_training.gpu_deformation import (  # noqa: E402
+from lsdflow_training.data.deformation import upsample_field  # noqa: E402
+from lsdflow_training.gpu.deformation import (  # noqa: E402
     Region,
     Turn,
     Warp,

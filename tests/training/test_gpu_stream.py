@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 
 from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
-from lsdflow_training.batches import batch_stream  # noqa: E402
-from lsdflow_training.gpu_crops import CropReader  # noqa: E402
-from lsdflow_training.gpu_patches import DevicePatch  # noqa: E402
-from lsdflow_training.gpu_slots import SharedSlots  # noqa: E402
-from lsdflow_training.gpu_stream import gpu_stream  # noqa: E402
-from lsdflow_training.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
+from lsdflow_training.data.batches import batch_stream  # noqa: E402
+from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
+from lsdflow_training.gpu.crops import CropReader  # noqa: E402
+from lsdflow_training.gpu.patches import DevicePatch  # noqa: E402
+from lsdflow_training.gpu.slots import SharedSlots  # noqa: E402
+from lsdflow_training.gpu.stream import gpu_stream  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ def test_the_same_bits_whoever_makes_a_patch_and_whatever_its_stride(prepared, w
 
 
 def test_crops_larger_than_a_slot_go_through_the_pipe(prepared, monkeypatch) -> None:
-    from lsdflow_training import gpu_stream as module
+    from lsdflow_training.gpu import stream as module
 
     training, keys = prepared("affinities"), make_keys()
     here = device_patches(training, keys, 2)
@@ -109,7 +109,7 @@ def test_slots_are_overwritten_in_turn_and_no_sooner() -> None:
 
 
 def test_what_a_worker_meets_is_told_by_the_stream(prepared, monkeypatch) -> None:
-    from lsdflow_training import location
+    from lsdflow_training.data import location
 
     monkeypatch.setattr(location, "MAX_TRIES", 50)
     training = prepared("affinities", elastic_probability=0.0)
@@ -136,7 +136,8 @@ def test_a_node_without_a_counterpart_on_the_device_is_refused_not_left_out(prep
 
 def test_the_worker_works_on_no_voxel_of_the_patch(prepared, monkeypatch) -> None:
     """It reads and draws: deforming and describing are left to the device."""
-    from lsdflow_training import deformation, lsd_node
+    from lsdflow_training.data import deformation
+    from lsdflow_training.targets import lsd_node
 
     def never(*_arguments: object, **_options: object) -> None:
         raise AssertionError("computed in a worker")

@@ -15,8 +15,8 @@ zarr = pytest.importorskip("zarr")
 
 from lsdflow_contract.errors import BadData, UsageError  # noqa: E402
 from lsdflow_contract.geometry import Box, Nm3  # noqa: E402
-from lsdflow_training import label_descriptors, label_runs  # noqa: E402
-from lsdflow_training.lsd_targets import context_vox, local_shape_descriptors, warm_up  # noqa: E402
+from lsdflow_training.targets import label_descriptors, label_runs  # noqa: E402
+from lsdflow_training.targets.lsd_targets import context_vox, local_shape_descriptors, warm_up  # noqa: E402
 from lsdflow_training.testing import thin_labels  # noqa: E402
 
 TOLERANCE = 1e-4

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from lsdflow_contract.errors import BadData, UsageError  # noqa: E402
 from lsdflow_contract.geometry import Box, Nm3  # noqa: E402
-from lsdflow_training.lsd_targets import local_shape_descriptors  # noqa: E402
-from lsdflow_training.lsd_targets_torch import lsd_targets_torch  # noqa: E402
+from lsdflow_training.targets.lsd_targets import local_shape_descriptors  # noqa: E402
+from lsdflow_training.targets.lsd_targets_torch import lsd_targets_torch  # noqa: E402
 from lsdflow_training.testing import thin_labels  # noqa: E402
 
 TOLERANCE = 1e-4

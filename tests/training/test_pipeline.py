@@ -9,8 +9,8 @@ gp = pytest.importorskip("gunpowder")
 
 from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
-from lsdflow_training.batches import batch_seed, batch_stream, seeded  # noqa: E402
-from lsdflow_training.pipeline import (  # noqa: E402
+from lsdflow_training.data.batches import batch_seed, batch_stream, seeded  # noqa: E402
+from lsdflow_training.data.pipeline import (  # noqa: E402
     Keys,
     batch_request,
     labels_padding_vox,
@@ -209,8 +209,8 @@ def test_non_integer_anisotropic_voxel_sizes_train(prepared) -> None:
 
 def test_probabilities_choose_the_volume(prepared) -> None:
     """Raw patches of a volume that is drawn with probability 0 never come up."""
+    from lsdflow_training.data.volumes import Source, open_training_volume
     from lsdflow_training.testing import micro_volume
-    from lsdflow_training.volumes import Source, open_training_volume
 
     training = prepared("affinities", elastic_probability=0.0)
     first = training.sources[0]
@@ -253,7 +253,7 @@ def test_padding_lets_any_voxel_be_a_patch_centre(prepared) -> None:
 
 
 def test_a_volume_without_enough_trained_voxels_is_refused_instead_of_searched_for_ever(prepared, monkeypatch) -> None:
-    from lsdflow_training import location
+    from lsdflow_training.data import location
 
     monkeypatch.setattr(location, "MAX_TRIES", 50)
     training = prepared("affinities", elastic_probability=0.0)
@@ -266,7 +266,7 @@ def test_a_volume_without_enough_trained_voxels_is_refused_instead_of_searched_f
 
 
 def test_box_sums_are_those_of_the_array() -> None:
-    from lsdflow_training.location import box_sum
+    from lsdflow_training.data.location import box_sum
 
     array = np.random.default_rng(0).integers(0, 5, (4, 5, 6))
     integral = array.cumsum(0).cumsum(1).cumsum(2)

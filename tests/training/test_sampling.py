@@ -9,7 +9,7 @@ import pytest
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_training.config import LsdTrainingConfig
-from lsdflow_training.sampling import chosen_volumes, prepared_probabilities
+from lsdflow_training.data.sampling import chosen_volumes, prepared_probabilities
 from lsdflow_training.testing import micro_volume
 
 

@@ -19,7 +19,7 @@ from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import micro_network
 from lsdflow_launch.demo import write_volume
-from lsdflow_launch.synthetic import synthetic_em
+from lsdflow_launch.synthetic.volume import synthetic_em
 from lsdflow_launch.template import toml_value
 from lsdflow_runtime.volumes import open_volume
 

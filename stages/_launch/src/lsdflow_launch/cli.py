@@ -17,14 +17,14 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch import demo as demo_module
 from lsdflow_launch import doctor as doctor_module
 from lsdflow_launch.chain import Chain, finished_mendable_stages
-from lsdflow_launch.checkpoint_check_cli import add_check_verb
+from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.place import Containing, run_on
 from lsdflow_launch.start import Start, init_experiment
 from lsdflow_launch.state import plans_of, problems_of
-from lsdflow_launch.sweep_cli import app as sweep_app
+from lsdflow_launch.sweep.cli import app as sweep_app
 from lsdflow_launch.whole import Ask
 
 app = typer.Typer(name="lsdflow", no_args_is_help=True, pretty_exceptions_enable=False)

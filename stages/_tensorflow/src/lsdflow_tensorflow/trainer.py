@@ -30,14 +30,14 @@ from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.build import FrozenLsd
 from lsdflow_training.bundle_facts import make_bundle
 from lsdflow_training.curves import Curves
+from lsdflow_training.data.pipeline import Source, make_keys
+from lsdflow_training.data.profiling import NodeTimes
+from lsdflow_training.data.streams import BatchNumbers, make_stream
 from lsdflow_training.interruption import StopRequest, stop_on_signals
 from lsdflow_training.network_step import Patch, to_patch
-from lsdflow_training.pipeline import Source, make_keys
-from lsdflow_training.profiling import NodeTimes
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import is_over, learning_rate, scaled
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
-from lsdflow_training.streams import BatchNumbers, make_stream
 from lsdflow_training.trainer import Outcome
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches

@@ -11,10 +11,10 @@ from lsdflow_contract.checkpoint import Bundle
 from lsdflow_network.composition import AcrLsd
 from lsdflow_network.precision import memory_format
 from lsdflow_network.unet import UNet
-from lsdflow_training.group import Group
 from lsdflow_training.network_step import Gradients
+from lsdflow_training.processes.group import Group
+from lsdflow_training.processes.sharding import compute_again, set_exchange, share
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.sharding import compute_again, set_exchange, share
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
 from lsdflow_network.bundle import load_bundle, save_bundle
 from lsdflow_training.averaged_weights import AveragedWeights
 from lsdflow_training.best import choose_best
-from lsdflow_training.sharding import share_optimizer, shares_of
+from lsdflow_training.processes.sharding import share_optimizer, shares_of
 from lsdflow_training.training_state import TrainingState, read_state, state_to_bytes
 
 LOG = logging.getLogger("lsdflow.training")

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, field_validator
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.geometry import LengthsField, Vox3
-from lsdflow_training.data_path import DataPath
+from lsdflow_training.data.patch_maker import DataPath
 from lsdflow_training.distributed_config import DistributedConfig
 from lsdflow_training.steering import SteeringConfig
 

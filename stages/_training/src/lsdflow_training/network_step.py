@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lsdflow_network.precision import autocast, choose_precision, memory_format
 from lsdflow_network.unet import crop_centre
+from lsdflow_training.data.pipeline import Keys
 from lsdflow_training.losses import total_loss
-from lsdflow_training.pipeline import Keys
 
 TrainingPrecision = Literal["float32", "bf16", "fp16"]
 
@@ -60,7 +60,7 @@ def training_precision(device: torch.device, wanted: str) -> TrainingPrecision:
 
 def to_patch(batch: gp.Batch, keys: Keys, device: torch.device) -> Patch:
     """Move a batch of the pipeline to the device; one that was made there is there."""
-    from lsdflow_training.gpu_patches import DevicePatch  # which needs Patch
+    from lsdflow_training.gpu.patches import DevicePatch  # which needs Patch
 
     if isinstance(batch, DevicePatch):
         return batch.patch

@@ -10,8 +10,8 @@ from typing import Literal
 
 from lsdflow_contract.checkpoint import Kind, UNetSpec
 from lsdflow_contract.geometry import Nm3, Vox3
-from lsdflow_training.data_path import DataPath
-from lsdflow_training.distribution import Distribution, StepOptions
+from lsdflow_training.data.patch_maker import DataPath
+from lsdflow_training.processes.distribution import Distribution, StepOptions
 from lsdflow_training.steering import Steering
 
 Schedule = Literal["constant", "one_cycle"]

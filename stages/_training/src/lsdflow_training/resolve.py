@@ -14,11 +14,11 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
 from lsdflow_training.config import AffinityTrainingConfig, TrainingConfig
-from lsdflow_training.cores import available_cores
-from lsdflow_training.data_path import checked_data_path
-from lsdflow_training.distribution import resolve_distribution, resolve_step
+from lsdflow_training.data.cores import available_cores
+from lsdflow_training.data.patch_maker import checked_data_path
+from lsdflow_training.processes.distribution import resolve_distribution, resolve_step
+from lsdflow_training.processes.ranks import ranks_of_environment
 from lsdflow_training.profiles import PROFILES, Profile
-from lsdflow_training.ranks import ranks_of_environment
 from lsdflow_training.recipe import Augmentation, Recipe, Schedules, Shapes, Targets
 from lsdflow_training.steering import resolve_steering
 

@@ -18,17 +18,17 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import JOB_VARIABLE, Manifest, Writer, read_manifest, work_key
 from lsdflow_training.backends import tensorflow_backend, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
-from lsdflow_training.ranks import ranks_of_environment
-from lsdflow_training.recipe import Recipe
-from lsdflow_training.resolve import resolve_recipe, training_parameters
-from lsdflow_training.sampling import (
+from lsdflow_training.data.sampling import (
     chosen_volumes,
     common_voxel_size,
     make_sources,
     prepared_probabilities,
     size_problems,
 )
-from lsdflow_training.volumes import Source, TrainingVolume
+from lsdflow_training.data.volumes import Source, TrainingVolume
+from lsdflow_training.processes.ranks import ranks_of_environment
+from lsdflow_training.recipe import Recipe
+from lsdflow_training.resolve import resolve_recipe, training_parameters
 
 if TYPE_CHECKING:
     from lsdflow_training.trainer import Outcome
@@ -95,11 +95,11 @@ def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
         return
     ranks, how = ranks_of_environment(os.environ), prepared.recipe.distribution
     if how.processes > 1:
-        from lsdflow_training.local_processes import run_local_processes
+        from lsdflow_training.processes.local_processes import run_local_processes
 
         run_local_processes(prepared.experiment, prepared.recipe.stage, how, ranks, replace)
         return
-    from lsdflow_training.group import open_group
+    from lsdflow_training.processes.group import open_group
     from lsdflow_training.trainer import train
 
     with open_group(ranks, prepared.recipe.device, how.peer_timeout_s) as group:

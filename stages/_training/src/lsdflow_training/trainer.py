@@ -27,12 +27,13 @@ from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import InternalError, Interrupted
 from lsdflow_network.unet import UNet
 from lsdflow_training import checkpoints as ckpt
-from lsdflow_training.agreement import Agreement
 from lsdflow_training.averaged_weights import AveragedWeights
 from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer
 from lsdflow_training.bundle_facts import make_bundle
 from lsdflow_training.curves import Curves
-from lsdflow_training.group import Group
+from lsdflow_training.data.pipeline import Keys, Source, make_keys
+from lsdflow_training.data.profiling import NodeTimes
+from lsdflow_training.data.streams import BatchNumbers, make_stream
 from lsdflow_training.interruption import StopRequest, stop_on_signals
 from lsdflow_training.network_step import (
     Patch,
@@ -43,13 +44,12 @@ from lsdflow_training.network_step import (
     training_precision,
 )
 from lsdflow_training.pictures import pictures
-from lsdflow_training.pipeline import Keys, Source, make_keys
-from lsdflow_training.profiling import NodeTimes
+from lsdflow_training.processes.agreement import Agreement
+from lsdflow_training.processes.group import Group
+from lsdflow_training.processes.sharding import require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import is_over, learning_rate, scaled
-from lsdflow_training.sharding import require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
-from lsdflow_training.streams import BatchNumbers, make_stream
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches, shared_validation_loss
 from lsdflow_training.warm_up import compile_everything

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_training.batches import batch_seed, seeded
-from lsdflow_training.group import Group
+from lsdflow_training.data.batches import batch_seed, seeded
+from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipeline
+from lsdflow_training.data.volumes import Source
 from lsdflow_training.network_step import Patch, TrainingPrecision, forward_loss, to_patch
-from lsdflow_training.pipeline import Keys, batch_request, validation_pipeline
+from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.volumes import Source
 
 
 def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:

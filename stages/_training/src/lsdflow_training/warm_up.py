@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lsdflow_training import deformation, lsd_targets
+from lsdflow_training.data import deformation
+from lsdflow_training.targets import lsd_targets
 
 
 def compile_everything() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsdflow_training.curves import read_curves
-from lsdflow_training.group import Group
 from lsdflow_training.loss_bands import constant_answer_loss, doubt
 from lsdflow_training.network_step import Patch
+from lsdflow_training.processes.group import Group
 from lsdflow_training.steering import Steering
 from lsdflow_training.stop_rules import VERDICTS, Verdict, verdict
 

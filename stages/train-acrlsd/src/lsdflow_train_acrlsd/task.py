@@ -16,7 +16,7 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
-from lsdflow_training.imported import imported
+from lsdflow_training.foreign.imported import imported
 from lsdflow_training.stage import (
     Prepared,
     lsd_bundle_folder,

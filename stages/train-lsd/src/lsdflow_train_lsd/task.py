@@ -9,7 +9,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
-from lsdflow_training.imported import imported
+from lsdflow_training.foreign.imported import imported
 from lsdflow_training.stage import (
     prepare_training,
     run_training,

@@ -1,0 +1,1 @@
+"""Which checkpoint segments best: a small region through the whole chain, per checkpoint."""

@@ -1,0 +1,182 @@
+"""checks.csv, one row for each checked checkpoint; and best.json, the checkpoint of the lowest VOI among them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.checkpoint import (
+    WEIGHTS,
+    BestCheckpoint,
+    Bundle,
+    bundle_folder,
+    read_best,
+    read_bundle,
+    write_best,
+)
+from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, write_atomically
+from lsdflow_contract.hashing import hash_of_file
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.checkpoint_check.region import STAGE
+
+LOG = logging.getLogger("lsdflow.check")
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """Scores of a small segmentation with one checkpoint, at its best threshold; VOI in bits.
+
+    `settings` names region and post-processing: only rows that agree on it are compared.
+    """
+
+    iteration: int
+    voi_split: float
+    voi_merge: float
+    voi: float
+    adapted_rand_error: float
+    threshold: float
+    seconds: float
+    region: str
+    weights_sha256: str
+    settings: str
+
+
+def best_row(bundle: Bundle, scores: Any, seconds: float, region: str, settings: str) -> CheckRow:
+    """The row of the threshold with the lowest VOI in report/scores.json. BadData (65) if nothing was scored."""
+    taken = scores.get("merge_function")
+    rows = [r for r in scores.get("thresholds", []) if r.get("voi") is not None and r["merge_function"] == taken]
+    if not rows:
+        raise BadData(
+            "the check has no scores",
+            where=region,
+            found=scores.get("reason", "no labels in the region"),
+            hint="check on another training volume: --volume NAME",
+        )
+    best = min(rows, key=lambda row: (row["voi"], row["threshold"]))
+    names = ("voi_split", "voi_merge", "voi", "adapted_rand_error", "threshold")
+    values = {name: float(best[name]) for name in names}
+    return CheckRow(
+        iteration=bundle.iteration,
+        **values,
+        seconds=round(seconds, 1),
+        region=region,
+        weights_sha256=bundle.weights_sha256,
+        settings=settings,
+    )
+
+
+def read_rows(path: Path) -> list[CheckRow]:
+    """All rows of checks.csv; none if there is no such file. BadData (65) if it cannot be understood."""
+    if not path.exists():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [_row(values) for values in csv.DictReader(file)]
+    except (KeyError, ValueError, TypeError) as error:
+        raise BadData("damaged file", where=path, found=error, hint="delete it: the checks are made again") from error
+
+
+def write_rows(path: Path, rows: Sequence[CheckRow]) -> None:
+    """Write checks.csv atomically, ascending by iteration."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(CheckRow)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in sorted(rows, key=lambda row: (row.iteration, row.settings)))
+    write_atomically(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow], *, replace: bool) -> BestCheckpoint:
+    """Write best.json: the whole checkpoint with the lowest VOI among `rows`, the newest if equal.
+
+    Raises NotOurs (73) if the target was predicted with another one and `replace` is not set, MissingInput (66) if no
+    checked checkpoint is there any more.
+    """
+    checkpoints = experiment.layout.checkpoints(STAGE)
+    ranked = sorted(rows, key=lambda row: (row.voi, -row.iteration))
+    found = next(((row, b) for row in ranked if (b := _of_row(checkpoints, row)) is not None), None)
+    if found is None:
+        raise MissingInput("no checked checkpoint is there", where=checkpoints, hint="train longer, or keep more")
+    row, bundle = found
+    best = BestCheckpoint(
+        iteration=row.iteration,
+        weights_sha256=row.weights_sha256,
+        validation_loss=bundle.validation_loss,
+        chosen_by="voi",
+        voi=row.voi,
+    )
+    path = experiment.layout.best_checkpoint(STAGE)
+    if not replace and not _stands(path, best):
+        refuse_other_predictions(experiment, best)
+    write_best(path, best)
+    return best
+
+
+def refuse_other_predictions(experiment: Experiment, best: BestCheckpoint) -> None:
+    """NotOurs (73) if predict has begun or finished with another checkpoint, and takes the best: two would mix."""
+    if experiment.tables.get("predict", {}).get("checkpoint", "best") != "best":
+        return
+    others = _predicted_with_others(experiment, best)
+    if others:
+        raise NotOurs(
+            "the target was predicted with another checkpoint: best.json is left as it is",
+            where=experiment.layout.best_checkpoint(STAGE),
+            wanted=f"iteration {best.iteration}, by VOI",
+            found=f"predictions with {others}",
+            hint="to take it: check-checkpoints --replace, then lsdflow run --from predict --replace",
+        )
+
+
+def _predicted_with_others(experiment: Experiment, best: BestCheckpoint) -> str:
+    layout = experiment.layout
+    try:
+        network = read_manifest(layout, "predict").inputs.get("network", "")
+    except MissingInput:
+        setup = experiment.tables.get("predict", {}).get("setup") or experiment.common.mode
+        begun = (layout.root / "predictions" / setup).glob("*/predictions.zarr")
+        others = sorted(path.parent.name for path in begun if path.parent.name != str(best.iteration))
+        return f"iteration {', '.join(others)}" if others else ""
+    return "" if network == best.weights_sha256 else f"weights {network[:12]}"
+
+
+def _stands(path: Path, best: BestCheckpoint) -> bool:
+    """True if best.json names this checkpoint already, whoever chose it."""
+    try:
+        return read_best(path).weights_sha256 == best.weights_sha256
+    except (BadData, MissingInput):
+        return False
+
+
+def whole_bundle(folder: Path) -> Bundle | None:
+    """The bundle in a folder with the weights that it describes; None, with a warning, if it is gone or damaged."""
+    try:
+        bundle = read_bundle(folder)
+        weights = hash_of_file(folder / WEIGHTS)
+    except (StageError, FileNotFoundError) as error:
+        LOG.warning("checkpoint %s is left out: %s", folder, error)
+        return None
+    if weights != bundle.weights_sha256:
+        LOG.warning("checkpoint %s is left out: its weights are damaged", folder)
+        return None
+    return bundle
+
+
+def _of_row(checkpoints: Path, row: CheckRow) -> Bundle | None:
+    bundle = whole_bundle(bundle_folder(checkpoints, row.iteration))
+    return bundle if bundle is not None and bundle.weights_sha256 == row.weights_sha256 else None
+
+
+def _row(values: dict[str, str]) -> CheckRow:
+    kinds = {"iteration": int, "region": str, "weights_sha256": str, "settings": str}
+    return CheckRow(**{field.name: kinds.get(field.name, float)(values[field.name]) for field in fields(CheckRow)})
+
+
+def read_scores(folder: Path) -> Any:
+    """report/scores.json of a finished check."""
+    return read_json(folder / "report" / "scores.json")

@@ -1,0 +1,157 @@
+"""Every key and value of a sweep, checked against the tables of the stages before anything is written.
+
+Keys: by the JSON schemas that the stages give. Values: each stage that an axis touches reads the experiment files that
+the runs would have, in a scratch folder, and lists what it refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import ConfigError, NotOurs, StageError, UsageError
+from lsdflow_contract.experiment import (
+    STAGES,
+    ComputeTable,
+    ExperimentTable,
+    StoreTable,
+    did_you_mean,
+    load_experiment,
+)
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.model import StrictModel
+from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.cluster import ClusterTable, cluster_of
+from lsdflow_launch.sweep.file import TABLES, Sweep
+from lsdflow_launch.sweep.grid import Run
+from lsdflow_launch.sweep.text import experiment_text_of
+from lsdflow_launch.sweep.tree import planned_runs
+from lsdflow_launch.whole import Ask
+
+LOG = logging.getLogger("lsdflow.sweep")
+_MODELS: dict[str, type[StrictModel]] = {
+    "experiment": ExperimentTable,
+    "store": StoreTable,
+    "compute": ComputeTable,
+    "cluster": ClusterTable,
+}
+_PROCESSES = 2
+
+
+def require_valid(sweep: Sweep, ask: Ask) -> None:
+    """ConfigError (78) for a key or value that there is not; of volumes also what prepare says (65, 66); first one."""
+    keys = list(dict.fromkeys(key for axis in sweep.axes for key in axis.keys))
+    tables = list(dict.fromkeys(_table_of(key, sweep.path) for key in keys))
+    schemas = {t: _MODELS[t].model_json_schema(by_alias=True) if t in _MODELS else ask(t, ["schema"]) for t in tables}
+    for key in keys:
+        _require_key(key, schemas, sweep.path)
+    with tempfile.TemporaryDirectory(prefix="lsdflow-sweep-") as scratch:
+        problems = list(_problems(sweep, tables, Path(scratch), ask))
+    for problem in problems[1:]:
+        LOG.error("also: %s", problem.message())
+    if problems:
+        raise problems[0]
+
+
+def _table_of(key: str, path: Path) -> str:
+    table, dot, rest = key.partition(".")
+    if not dot or not rest:
+        raise ConfigError("an axis is table.key", where=path, found=repr(key), hint=did_you_mean(table, TABLES))
+    if table not in TABLES:
+        raise ConfigError(f"no table {table!r}", where=path, found=repr(key), hint=did_you_mean(table, TABLES))
+    if key == "experiment.name":
+        raise ConfigError("the sweep itself names its runs", where=path, found=repr(key), hint="take this axis out")
+    return table
+
+
+def _require_key(key: str, schemas: Mapping[str, dict[str, Any]], path: Path) -> None:
+    table, *parts = key.split(".")
+    node = schemas[table]
+    for depth, part in enumerate(parts):
+        known = _properties(node, schemas[table].get("$defs", {}))
+        if part not in known:
+            dotted = ".".join([table, *parts[: depth + 1]])
+            hint = did_you_mean(part, list(known)) if known else f"{dotted.rpartition('.')[0]} is a value, not a table"
+            raise ConfigError(f"no key {dotted}", where=path, found=repr(key), hint=hint)
+        node = known[part]
+
+
+def _properties(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a schema's node: its own, and those of what it refers to."""
+    if "$ref" in node:
+        return _properties(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    found = dict(node.get("properties", {}))
+    for variant in (*node.get("anyOf", ()), *node.get("allOf", ())):
+        found |= _properties(variant, definitions)
+    return found
+
+
+def _problems(sweep: Sweep, tables: Sequence[str], scratch: Path, ask: Ask) -> Iterator[StageError]:
+    """What reads the tables of the runs: here those of all stages, by the stage its own."""
+    common = [table for table in tables if table not in STAGES]
+    for run in _distinct(sweep.runs, common) if common else ():
+        try:
+            cluster_of(load_experiment(_written(sweep, run, scratch)))
+        except StageError as error:
+            yield _named(error.as_dict(), sweep, run, scratch)
+            return
+    pairs = [(stage, run) for stage in tables if stage in STAGES for run in _distinct(sweep.runs, [stage])]
+    asked = [(stage, run, _written(sweep, run, scratch)) for stage, run in pairs]
+
+    def answer(question: tuple[str, Run, Path]) -> list[dict[str, Any]]:
+        stage, _, path = question
+        told = ask(stage, ["validate", "--experiment", str(path), "--json"])
+        return told if isinstance(told, list) else [told]
+
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        for (stage, run, _), answers in zip(asked, pool.map(answer, asked), strict=True):
+            for problem in answers:
+                if stage == STAGES[0] or problem["exit_code"] in (ConfigError.exit_code, UsageError.exit_code):
+                    yield _named(problem, sweep, run, scratch)
+
+
+def _distinct(runs: Sequence[Run], tables: Sequence[str]) -> list[Run]:
+    """The first run of each different content of these tables."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        part = {key: value for key, value in run.settings.items() if key.split(".")[0] in tables}
+        found.setdefault(hash_of(part), run)
+    return list(found.values())
+
+
+def _written(sweep: Sweep, run: Run, scratch: Path) -> Path:
+    path = scratch / str(run.number) / "experiment.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(experiment_text_of(sweep.base, run.settings, run.name, path.parent), encoding="utf-8")
+    return path
+
+
+def _named(problem: Mapping[str, Any], sweep: Sweep, run: Run, scratch: Path) -> StageError:
+    """A problem told with the sweep's file and the run instead of the scratch folder."""
+    kinds: dict[int, Callable[..., StageError]] = {kind.exit_code: kind for kind in StageError.__subclasses__()}
+    at = ", ".join(f"{axis} = {label}" for axis, label in run.at.items())
+    told = str(problem["where"]).replace(str(scratch / str(run.number) / "experiment.toml"), "").lstrip(": ")
+    where = f"{sweep.path}: {at}" + (f": {told}" if told else "")
+    parts = {name: problem.get(name, "") for name in ("wanted", "found", "hint")}
+    return kinds.get(int(problem["exit_code"]), StageError)(str(problem["what"]), where=where, **parts)
+
+
+def require_fresh_base(sweep: Sweep, ask: Ask) -> None:
+    """NotOurs (73) if a stage that the runs take over from the base finished with other settings than it has now."""
+    first = planned_runs(sweep, sweep.default_folder)[0].nodes[0]
+    shared = first.stages if first.is_base else ()
+    layout = sweep.base.layout
+    for stage in stages_of(sweep.base):
+        # Behind a stage that never ran, results were brought along: the stage cannot judge them.
+        if stage not in shared or not layout.manifest(stage).exists():
+            return
+        if ask(stage, stage_arguments("status", sweep.base)).get("finished") is False:
+            raise NotOurs(
+                f"{stage} of the base finished with other settings or inputs than it has now",
+                where=sweep.base.path,
+                hint=f"run it again: lsdflow run {sweep.base.path.parent} --to {stage} --replace",
+            )

@@ -1,0 +1,190 @@
+"""`lsdflow sweep`: plan, prepare, run, status, merge of a grid of experiments."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsdflow_command.app import exit_codes, interrupt_on_signals
+from lsdflow_contract.errors import BlocksFailed, UsageError
+from lsdflow_launch.commands import ask_stage, run_stage
+from lsdflow_launch.sweep.check import require_fresh_base, require_valid
+from lsdflow_launch.sweep.estimate import estimate, grid_runs, runs_of_part
+from lsdflow_launch.sweep.file import load_sweep
+from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, planned, write_folders
+from lsdflow_launch.sweep.grid import groups_of, runs_where
+from lsdflow_launch.sweep.merge import Merged, merged
+from lsdflow_launch.sweep.run import SweepRunner, exit_code_of, prepare_volumes
+from lsdflow_launch.sweep.table import summary, write_merged
+from lsdflow_launch.sweep.tree import PlannedRun
+
+app = typer.Typer(name="sweep", no_args_is_help=True, help="A grid of experiments, on any number of servers.")
+File = Annotated[Path, typer.Argument(help="SWEEP.toml")]
+Folder = Annotated[Path, typer.Argument(help="folder of a prepared sweep")]
+Into = Annotated[Path | None, typer.Argument(help="folder for the runs; none = beside SWEEP.toml, with its name")]
+Parts = Annotated[int, typer.Option(min=1, help="servers that share the work")]
+Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+
+
+@app.command()
+def plan(file: File, folder: Into = None, parts: Parts = 1, as_json: Json = False, debug: Debug = False) -> None:
+    """The grid: runs, folders, what is made once, hours as far as they are known; writes nothing."""
+    with exit_codes(debug, as_json):
+        sweep = load_sweep(file)
+        require_valid(sweep, ask_stage)
+        root = folder or sweep.default_folder
+        told = SweepFolder(root.resolve(), planned(sweep, root))
+        facts = estimate(told, parts)
+        if as_json:
+            typer.echo(json.dumps({**facts, "runs": [run.model_dump() for run in told.plan.runs]}))
+            return
+        for run in told.plan.runs:
+            typer.echo(f"{run.number:>5}  {told.run_folder(run)}")
+        groups = len(groups_of(sweep.runs, sweep.split_by))
+        typer.echo(f"{len(told.plan.runs)} runs; {groups} groups to split by {', '.join(sweep.split_by) or 'nothing'}")
+        _show_estimate(facts, parts)
+
+
+@app.command()
+def prepare(file: File, folder: Into = None, debug: Debug = False) -> None:
+    """Make the volumes once and the folder of every run; trains and segments nothing."""
+    with exit_codes(debug), interrupt_on_signals():
+        sweep = load_sweep(file)
+        require_valid(sweep, ask_stage)
+        require_fresh_base(sweep, ask_stage)
+        made = write_folders(sweep, folder or sweep.default_folder)
+        code = prepare_volumes(made, run_stage)
+        typer.echo(f"wrote {len(made.plan.runs)} runs to {made.root}\nnext: lsdflow sweep run {made.root}")
+    raise typer.Exit(code)
+
+
+@app.command()
+def run(
+    folder: Folder,
+    part: Annotated[str | None, typer.Option(help="2/4: the second of four servers")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="axis=value (repeat): only those runs")] = None,
+    array: Annotated[bool, typer.Option("--array", help="the part of this task of a SLURM array")] = False,
+    debug: Debug = False,
+) -> None:
+    """Make runs that are not done; goes on with interrupted ones, leaves those of other servers to them."""
+    with exit_codes(debug), interrupt_on_signals():
+        sweep = open_sweep(folder)
+        sweep.require_base()
+        chosen = chosen_runs(sweep, part, where or [], array=array)
+        came = SweepRunner(sweep, run_stage).run_all(chosen)
+        counts = {word: list(came.values()).count(word) for word in dict.fromkeys(came.values())}
+        told = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none"
+        typer.echo(f"{len(chosen)} runs: {told}")
+    raise typer.Exit(exit_code_of(came))
+
+
+@app.command()
+def status(
+    folders: Annotated[list[Path], typer.Argument(help="folders of the sweep")],
+    parts: Annotated[int | None, typer.Option(min=1, help="tell it for each of so many parts")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How many runs are done: in all, by server, by part; failed ones and why."""
+    with exit_codes(debug, as_json):
+        opened = [open_sweep(folder) for folder in folders]
+        found = merged(opened)
+        servers, failures = _by_server(found), _failures(found)
+        of_parts = {f"{n}/{parts}": _of_part(opened[0], found, n, parts or 1) for n in range(1, (parts or 0) + 1)}
+        if as_json:
+            facts = {"runs": len(found.rows), **found.counts, "servers": servers, "failures": failures}
+            typer.echo(json.dumps({**facts, "parts": of_parts}))
+            return
+        typer.echo(summary(found))
+        for kind, table in (("server", servers), ("part", of_parts)):
+            for name, counts in table.items():
+                typer.echo(f"  {kind} {name}: " + ", ".join(f"{count} {word}" for word, count in counts.items()))
+        for name, why in failures.items():
+            typer.echo(f"  failed: {name}: {why}")
+
+
+@app.command()
+def merge(
+    folders: Annotated[list[Path], typer.Argument(help="folders of the same sweep, as many as servers kept")],
+    out: Annotated[Path | None, typer.Option(help="where to write; none = merged/ in the first folder")] = None,
+    debug: Debug = False,
+) -> None:
+    """One table of all runs and of the means, and a plot; exit code 79 while runs are failed or missing."""
+    with exit_codes(debug):
+        found = merged([open_sweep(folder) for folder in folders])
+        written = write_merged(found, out or folders[0] / "merged")
+        typer.echo(summary(found))
+        typer.echo("wrote " + ", ".join(str(path) for path in written))
+        complete = found.counts["done"] == len(found.rows)
+    raise typer.Exit(0 if complete else BlocksFailed.exit_code)
+
+
+def chosen_runs(sweep: SweepFolder, part: str | None, where: list[str], *, array: bool) -> list[PlannedRun]:
+    """The runs that the options name. UsageError (2) for a part, axis or value that there is not."""
+    if part and array:
+        raise UsageError("--part and --array name the part twice", hint="leave one out")
+    number, parts = _array_part(os.environ) if array else _part(part) if part else (1, 1)
+    chosen = {run.name for run in runs_where(grid_runs(sweep), where)}
+    return [run for run in runs_of_part(sweep, number, parts) if run.name in chosen]
+
+
+def _part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if not found or int(found[2]) < 1:
+        raise UsageError("a part is NUMBER/PARTS", where="--part", wanted="2/4: the second of four", found=text)
+    return int(found[1]), int(found[2])
+
+
+def _array_part(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The task's place in its array. UsageError (2) outside an array, or in one with gaps that no step explains."""
+    names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN")
+    values = {name: environment.get(name, "") for name in names}
+    if not all(value.isdigit() for value in values.values()):
+        raise UsageError("this is no task of a SLURM array", where="--array", found=str(values), hint="use --part 2/4")
+    here, count, first = (int(value) for value in values.values())
+    step = max(1, int(environment.get("SLURM_ARRAY_TASK_STEP") or 1))
+    place, rest = divmod(here - first, step)
+    if rest or not 0 <= place < count:
+        hint = "submit --array=1-N, or run a part of it again with --part"
+        raise UsageError("the array has gaps: which part this task is, is not known", found=str(values), hint=hint)
+    return place + 1, count
+
+
+def _by_server(found: Merged) -> dict[str, dict[str, int]]:
+    servers: dict[str, dict[str, int]] = {}
+    for row in found.rows:
+        host = row.worker.host if row.worker else row.result.host if row.result else ""
+        if host:
+            counts = servers.setdefault(host, {})
+            counts[row.status] = counts.get(row.status, 0) + 1
+    return servers
+
+
+def _of_part(sweep: SweepFolder, found: Merged, number: int, parts: int) -> dict[str, int]:
+    names = {run.name for run in runs_of_part(sweep, number, parts)}
+    states = [row.status for row in found.rows if row.run.name in names]
+    return {"runs": len(states), **{state: states.count(state) for state in dict.fromkeys(states)}}
+
+
+def _failures(found: Merged) -> dict[str, str]:
+    failed = [(row.run.name, row.result) for row in found.rows if row.status == "failed"]
+    return {name: f"{r.failed_stage}: {r.error.get('what', r.exit_code)}" for name, r in failed if r is not None}
+
+
+def _show_estimate(facts: dict[str, Any], parts: int) -> None:
+    made = ", ".join(f"{stage} {count}" for stage, count in facts["times_made"].items())
+    typer.echo(f"to be made: {made or 'nothing'}")
+    if facts["seconds_once"]:
+        slowest = f", {facts['hours_left_of_slowest_part']} of the slowest of {parts} servers" if parts > 1 else ""
+        typer.echo(f"hours left: {facts['hours_left']}{slowest} (as finished runs took)")
+    if facts["not_known"]:
+        typer.echo(f"time not known yet, no run has finished them: {', '.join(facts['not_known'])}")
+    if facts["bytes_left"] is not None:
+        typer.echo(f"disk: about {facts['bytes_left'] / 1e9:.3g} GB more")

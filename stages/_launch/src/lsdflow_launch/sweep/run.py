@@ -1,0 +1,145 @@
+"""Runs of a sweep, one after another: what they share first, then their own stages, then their result.
+
+A run that another process works on is left to it; one whose shared stages another process makes is put back until
+they are there. Whatever was interrupted goes on where its stages stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lsdflow_contract.errors import BlocksFailed, Interrupted, NotOurs
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.hashing import hash_of_file
+from lsdflow_launch.chain import STOPPED, Chain
+from lsdflow_launch.sweep.claim import AtWorkElsewhere, claimed
+from lsdflow_launch.sweep.folder import SweepFolder
+from lsdflow_launch.sweep.links import link_stages
+from lsdflow_launch.sweep.result import last_error, read_result, write_result
+from lsdflow_launch.sweep.tree import PlannedNode, PlannedRun, open_stages
+
+LOG = logging.getLogger("lsdflow.sweep")
+Caller = Callable[[str, Sequence[str]], int]
+Came = Literal["done", "failed", "at work elsewhere", "waits"]
+POLL_SECONDS = 5.0
+
+
+@dataclass
+class SweepRunner:
+    """Makes runs of a prepared sweep; `caller` runs a stage's command."""
+
+    sweep: SweepFolder
+    caller: Caller
+    wait: Callable[[float], None] = time.sleep
+    _failed: dict[Path, dict[str, Any]] = field(default_factory=dict)
+
+    def run_all(self, runs: Sequence[PlannedRun]) -> dict[str, Came]:
+        """What came of each run, by name. Raises Interrupted (75) when a stage was stopped."""
+        came: dict[str, Came] = {}
+        waiting, idle = deque(runs), 0
+        while waiting:
+            run = waiting.popleft()
+            came[run.name] = self._run(run)
+            idle = idle + 1 if came[run.name] == "waits" else 0
+            if came[run.name] == "waits":
+                waiting.append(run)
+            if idle >= len(waiting) > 0:
+                LOG.info("%d runs wait for stages that another process makes for them", len(waiting))
+                self.wait(POLL_SECONDS)
+                idle = 0
+        return came
+
+    def _run(self, run: PlannedRun) -> Came:
+        result_path, folder = self.sweep.result_path(run), self.sweep.run_folder(run)
+        result = read_result(result_path)
+        if result and result.status == "done" and result.experiment_hash == hash_of_file(folder / "experiment.toml"):
+            LOG.info("%s: done already", run.name)
+            return "done"
+        before = self._shared(run)
+        if before is None:
+            return "waits"
+        try:
+            with claimed(folder):
+                own = load_experiment(folder)
+                ended = before if before["exit_code"] else self._make(own, run.nodes[-1])
+                shared = tuple(stage for node in run.nodes[:-1] for stage in node.stages)
+                result = write_result(result_path, own, run.at, ended, shared)
+        except AtWorkElsewhere as error:
+            LOG.warning("%s: skipped, at work elsewhere: %s", run.name, error.found)
+            return "at work elsewhere"
+        LOG.info("%s: %s", run.name, "done" if result.status == "done" else f"failed in {result.failed_stage}")
+        return result.status
+
+    def _shared(self, run: PlannedRun) -> dict[str, Any] | None:
+        """How the folders before the run's own ended, all linked; None while another process works on one."""
+        for node, after in zip(run.nodes, run.nodes[1:], strict=False):
+            folder = self.sweep.folder(node)
+            experiment = load_experiment(folder)
+            if folder not in self._failed and open_stages(experiment, node, folder):
+                try:
+                    with claimed(folder):
+                        ended = self._make(experiment, node)
+                except AtWorkElsewhere:
+                    return None
+                if ended["exit_code"]:
+                    self._failed[folder] = ended
+            if folder in self._failed:
+                return self._failed[folder]
+            earlier = [stage for earlier in run.nodes[: run.nodes.index(after)] for stage in earlier.stages]
+            link_stages(earlier, folder, self.sweep.folder(after))
+        return _ended(0)
+
+    def _make(self, experiment: Experiment, node: PlannedNode) -> dict[str, Any]:
+        """Run a folder's own stages. Raises Interrupted (75) if one was stopped."""
+        failures: list[tuple[str, int]] = []
+
+        def recorded(stage: str, arguments: Sequence[str]) -> int:
+            code = self.caller(stage, arguments)
+            if code:
+                failures.append((stage, code))
+            return code
+
+        code = Chain(
+            experiment, open_stages(experiment, node, experiment.layout.root), replace=False, caller=recorded
+        ).run()
+        if code in STOPPED:
+            raise Interrupted("the sweep was stopped", where=experiment.path.parent, hint="run it again to go on")
+        return _ended(code, failures[0][0], last_error(experiment, failures[0][0])) if failures else _ended(0)
+
+
+def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
+    """Run the stage prepare wherever the sweep needs it, each once. Returns the exit code of the first that failed.
+
+    Raises NotOurs (73) if another process is at it.
+    """
+    nodes = {node.folder: node for run in sweep.plan.runs for node in run.nodes if STAGES[0] in node.stages}
+    for node in nodes.values():
+        experiment = load_experiment(sweep.folder(node))
+        # An experiment of predictions that were brought along may have no volumes.
+        if STAGES[0] in experiment.tables or STAGES[0] in open_stages(experiment, node, sweep.folder(node)):
+            with claimed(sweep.folder(node)):
+                code = caller(STAGES[0], ["run", "--experiment", str(experiment.path)])
+            if code:
+                return code
+    for run in sweep.plan.runs:
+        for node, after in zip(run.nodes, run.nodes[1:], strict=False):
+            if STAGES[0] in {s for n in run.nodes[: run.nodes.index(after)] for s in n.stages}:
+                link_stages(STAGES[:1], sweep.folder(node), sweep.folder(after))
+    return 0
+
+
+def exit_code_of(came: dict[str, Came]) -> int:
+    """79 if a run failed, 73 if one was left to another process, else 0."""
+    if "failed" in came.values():
+        return BlocksFailed.exit_code
+    return NotOurs.exit_code if "at work elsewhere" in came.values() else 0
+
+
+def _ended(code: int, stage: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"exit_code": code, "failed_stage": stage, "error": error or {}}

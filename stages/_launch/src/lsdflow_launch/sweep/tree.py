@@ -1,0 +1,118 @@
+"""Which stages of a run are made where: what no axis can change is made once, for all runs that agree so far.
+
+base             prepare, train-*, predict, watershed        axes: agglomerate.merge_functions, segment.threshold
+shared/<m>/      agglomerate                                 links to the base's arrays, graph and manifests
+runs/<m>_<t>/    segment, evaluate                           links to those of shared/<m>
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.model import StrictModel
+from lsdflow_launch.chain import stages_of
+from lsdflow_launch.sweep.file import Sweep
+from lsdflow_launch.sweep.grid import Axis, Run, unique_names
+
+RUNS, SHARED = "runs/", "shared/"
+# Tables of no stage: the first stage whose result, or time, they can change.
+_FIRST_STAGE = {"experiment": "train-lsd", "compute": "train-lsd", "cluster": "train-lsd", "store": "predict"}
+# The database of a run is its own: what watershed and later stages keep there cannot be linked.
+_FIRST_IN_DATABASE = "watershed"
+
+
+class PlannedNode(StrictModel):
+    """An experiment folder of the sweep, and the stages that are made in it."""
+
+    folder: str = Field(description="relative to the sweep's folder")
+    stages: tuple[str, ...]
+
+    @property
+    def is_base(self) -> bool:
+        """True for the base experiment, which is not the sweep's own."""
+        return not self.folder.startswith((SHARED, RUNS))
+
+
+class PlannedRun(StrictModel):
+    """A run: its place in the grid, and the folders that make it, the base first and its own last."""
+
+    number: int
+    name: str
+    at: dict[str, str]
+    nodes: tuple[PlannedNode, ...]
+
+
+def planned_runs(sweep: Sweep, root: Path) -> tuple[PlannedRun, ...]:
+    """All runs of a sweep whose folder is `root`."""
+    levels = _Levels(sweep, root)
+    return tuple(
+        PlannedRun(number=run.number, name=run.name, at=dict(run.at), nodes=tuple(levels.nodes(run)))
+        for run in sweep.runs
+    )
+
+
+def settings_at(sweep: Sweep, run: Run, node: PlannedNode) -> dict[str, Any]:
+    """The keys of a run that count in a node: those of axes that begin there or before."""
+    counted = {
+        key for axis in sweep.axes if _first_index(axis, sweep) <= STAGES.index(node.stages[0]) for key in axis.keys
+    }
+    return {key: value for key, value in run.settings.items() if key in counted}
+
+
+def open_stages(experiment: Experiment, node: PlannedNode, folder: Path) -> tuple[str, ...]:
+    """Stages of a node that have still to run in `folder`; the experiment tells which its mode has.
+
+    In the base, one before a finished stage was not needed: its results were brought along.
+    """
+    layout = ExperimentLayout(folder)
+    stages = [stage for stage in stages_of(experiment) if stage in node.stages]
+    finished = [layout.manifest(stage).exists() for stage in stages]
+    if node.is_base:
+        return tuple(stages[len(stages) - finished[::-1].index(True) :] if any(finished) else stages)
+    return tuple(stages[finished.index(False) :] if not all(finished) else ())
+
+
+class _Levels:
+    """The cuts of the chain: a level ends where an axis begins."""
+
+    def __init__(self, sweep: Sweep, root: Path) -> None:
+        self._base = os.path.relpath(sweep.base.path.parent, root.resolve())
+        first = {axis.name: _first_index(axis, sweep) for axis in sweep.axes}
+        self._cuts = sorted(set(first.values()))
+        self._axes = {cut: [axis for axis in sweep.axes if first[axis.name] <= cut] for cut in self._cuts}
+        self._names = {cut: _names(axes) for cut, axes in self._axes.items()}
+
+    def nodes(self, run: Run) -> Iterator[PlannedNode]:
+        """The base (unless an axis begins at the first stage), shared folders, the run."""
+        if self._cuts[0] > 0:
+            yield PlannedNode(folder=self._base, stages=STAGES[: self._cuts[0]])
+        for cut, after in itertools.pairwise(self._cuts):
+            name = self._names[cut][tuple(run.at[axis.name] for axis in self._axes[cut])]
+            yield PlannedNode(folder=f"{SHARED}{name}", stages=STAGES[cut:after])
+        yield PlannedNode(folder=f"{RUNS}{run.name}", stages=STAGES[self._cuts[-1] :])
+
+
+def _names(axes: list[Axis]) -> dict[tuple[str, ...], str]:
+    combinations = list(itertools.product(*(axis.points for axis in axes)))
+    names = unique_names(axes, combinations)
+    return {tuple(p.label for p in points): name for points, name in zip(combinations, names, strict=True)}
+
+
+def _first_index(axis: Axis, sweep: Sweep) -> int:
+    """Number of the first stage that an axis can change; each stage reads its own table and what stages before made."""
+    tables = [key.partition(".")[0] for key in axis.keys]
+    first = min(STAGES.index(_FIRST_STAGE.get(table, table)) for table in tables)
+    return min(first, STAGES.index(_FIRST_IN_DATABASE)) if _uses_mongo(sweep) else first
+
+
+def _uses_mongo(sweep: Sweep) -> bool:
+    chosen = [point.settings.get("store.engine") for axis in sweep.axes for point in axis.points]
+    return sweep.base.store.engine == "mongo" or "mongo" in chosen

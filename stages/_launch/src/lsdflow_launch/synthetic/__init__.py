@@ -1,0 +1,1 @@
+"""Made-up tissue for the demo: neurites, their image, their truth."""

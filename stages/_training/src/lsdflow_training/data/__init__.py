@@ -1,0 +1,1 @@
+"""Patches of training data: volumes, places, augmentation, workers."""

@@ -1,0 +1,191 @@
+"""gunpowder nodes of ours, each small: padding, mask states, ids, boundaries, validation slab, weights, seeds.
+
+They sit in the pipeline of pipeline.py; what each does to the arrays of a batch is said at its class.
+"""
+
+from __future__ import annotations
+
+import gunpowder as gp
+import numpy as np
+
+from lsdflow_contract.arrays import MaskState
+from lsdflow_contract.geometry import Box
+from lsdflow_training.targets.boundaries import compact_ids, grow_boundary
+
+
+class InPlaceFilter(gp.BatchFilter):  # type: ignore[misc]
+    """A node that changes some arrays of a batch, voxel by voxel, and needs nothing beside what is requested."""
+
+    def __init__(self, *keys: gp.ArrayKey) -> None:
+        self.keys = keys
+
+    def setup(self) -> None:
+        """Announce the arrays this node changes; it is skipped when none is requested."""
+        self.enable_autoskip()
+        for key in self.keys:
+            self.updates(key, self.spec[key])
+
+    def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
+        """Needs the arrays in the regions in which they are requested."""
+        needed = gp.BatchRequest()
+        for key in self.keys:
+            if key in request:
+                needed[key] = request[key].copy()
+        return needed
+
+
+class Pad(gp.Pad):  # type: ignore[misc]
+    """gunpowder's Pad with 0, also for regions that lie wholly outside of the volume (there, gunpowder's fails)."""
+
+    def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest | None:
+        """Needs the region within the volume; nothing of it if there is none."""
+        if self.key not in request:
+            return None
+        upstream = self.get_upstream_provider().spec[self.key].roi
+        within = request[self.key].roi.intersect(upstream)
+        # what is returned is united with the request, so the request itself has to shrink
+        request[self.key].roi = gp.Roi(upstream.offset, (0,) * upstream.dims) if within.empty else within
+        needed = gp.BatchRequest()
+        needed[self.key] = request[self.key]
+        return needed
+
+    def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
+        """The requested region, with 0 around the volume."""
+        if self.key in request and batch[self.key].data.size == 0:
+            array = batch[self.key]
+            array.data = np.zeros(request[self.key].roi.shape, array.data.dtype)
+            array.spec.roi = request[self.key].roi
+        else:
+            super().process(batch, request)
+
+
+class RestrictMask(InPlaceFilter):
+    """Mask outside `inside` or within `outside` (voxel boxes) becomes IGNORE: keeps the validation slab apart."""
+
+    def __init__(self, mask: gp.ArrayKey, inside: Box | None = None, outside: Box | None = None) -> None:
+        super().__init__(mask)
+        self.inside, self.outside = inside, outside
+
+    def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> None:
+        """Set the mask (u8) in place."""
+        for key in self.keys:
+            array = batch[key]
+            box = Box(tuple(array.spec.roi.begin), tuple(array.spec.roi.shape))
+            data = np.array(array.data)
+            if self.inside is not None:
+                kept = np.zeros_like(data)
+                slices = box.intersect(self.inside).slices(box.begin_vox)
+                kept[slices] = data[slices]
+                data = kept
+            if self.outside is not None and not box.intersect(self.outside).is_empty:
+                data[box.intersect(self.outside).slices(box.begin_vox)] = MaskState.IGNORE
+            array.data = data
+
+
+class CompactIds(InPlaceFilter):
+    """Ids of the patch -> 1, 2, 3, ... (0 stays 0): AddAffinities compares int32 copies, which merge large ids."""
+
+    def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> None:
+        """Relabel (u64) in place."""
+        array = batch[self.keys[0]]
+        array.data = compact_ids(array.data)
+
+
+class ApplyBackground(gp.BatchFilter):  # type: ignore[misc]
+    """Labels become 0 where the mask says BACKGROUND, whatever id they had."""
+
+    def __init__(self, labels: gp.ArrayKey, mask: gp.ArrayKey) -> None:
+        self.labels, self.mask = labels, mask
+
+    def setup(self) -> None:
+        """Changes the labels."""
+        self.enable_autoskip()
+        self.updates(self.labels, self.spec[self.labels])
+
+    def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
+        """Needs the mask wherever labels are requested."""
+        needed = gp.BatchRequest()
+        needed[self.labels] = request[self.labels].copy()
+        needed[self.mask] = _with_roi(request, self.mask, request[self.labels].roi)
+        return needed
+
+    def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> gp.Batch:
+        """Labels (u64) with background set to 0."""
+        mask = batch[self.mask].crop(batch[self.labels].spec.roi).data
+        array = batch[self.labels]
+        outputs = gp.Batch()
+        outputs[self.labels] = gp.Array(np.where(mask == MaskState.BACKGROUND, 0, array.data), array.spec.copy())
+        return outputs
+
+
+class GrowBoundary(ApplyBackground):
+    """gunpowder's GrowBoundary, one pass for all labels: see boundaries.py."""
+
+    def __init__(self, labels: gp.ArrayKey, mask: gp.ArrayKey, steps: int = 1, only_xy: bool = False) -> None:
+        super().__init__(labels, mask)
+        self.steps, self.only_xy = steps, only_xy
+
+    def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> gp.Batch:
+        """Labels (u64) with grown boundaries."""
+        array = batch[self.labels]
+        mask = batch[self.mask].crop(array.spec.roi).data
+        grown = grow_boundary(array.data, mask, self.steps, self.only_xy)
+        outputs = gp.Batch()
+        outputs[self.labels] = gp.Array(grown, array.spec.copy())
+        return outputs
+
+
+class TrainedVoxels(gp.BatchFilter):  # type: ignore[misc]
+    """New array: 1 where the mask says TRAIN or BACKGROUND, 0 where it says IGNORE (what gunpowder calls a mask)."""
+
+    def __init__(self, mask: gp.ArrayKey, trained: gp.ArrayKey) -> None:
+        self.mask, self.trained = mask, trained
+
+    def setup(self) -> None:
+        """Provides the binary mask."""
+        self.enable_autoskip()
+        self.provides(self.trained, self.spec[self.mask].copy())
+
+    def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
+        """Needs the mask where the binary mask is requested."""
+        needed = gp.BatchRequest()
+        needed[self.mask] = _with_roi(request, self.mask, request[self.trained].roi)
+        return needed
+
+    def process(self, batch: gp.Batch, request: gp.BatchRequest) -> gp.Batch:
+        """Binary mask, u8."""
+        array = batch[self.mask].crop(request[self.trained].roi)
+        outputs = gp.Batch()
+        outputs[self.trained] = gp.Array((array.data != MaskState.IGNORE).astype(np.uint8), array.spec.copy())
+        return outputs
+
+
+def _with_roi(request: gp.BatchRequest, key: gp.ArrayKey, roi: gp.Roi) -> gp.ArraySpec:
+    """Spec of `key` for a region, together with the region in which it is requested anyway."""
+    if key in request:
+        return gp.ArraySpec(roi=request[key].roi.union(roi))
+    return gp.ArraySpec(roi=roi.copy())
+
+
+class AllTrained(gp.BatchFilter):  # type: ignore[misc]
+    """Mask of a volume that has none: every labelled voxel is trained."""
+
+    def __init__(self, mask: gp.ArrayKey, spec: gp.ArraySpec) -> None:
+        self.mask, self.mask_spec = mask, spec
+
+    def setup(self) -> None:
+        """Provides the mask."""
+        self.enable_autoskip()
+        self.provides(self.mask, self.mask_spec)
+
+    def prepare(self, _request: gp.BatchRequest) -> gp.BatchRequest:
+        """Needs nothing."""
+        return gp.BatchRequest()
+
+    def process(self, _batch: gp.Batch, request: gp.BatchRequest) -> gp.Batch:
+        """Ones, u8."""
+        spec = self.mask_spec.copy()
+        spec.roi = request[self.mask].roi
+        outputs = gp.Batch()
+        outputs[self.mask] = gp.Array(np.full(spec.roi.shape, MaskState.TRAIN, np.uint8), spec)
+        return outputs

@@ -1,0 +1,237 @@
+"""The gunpowder pipeline of LSD and affinity training: from volumes to one augmented patch with its targets.
+
+    per volume:  ZarrSource - (LabelStates) - Normalize - RestrictMask - Pad - RandomLocation
+    then:        RandomProvider - ElasticAugment 1 - SimpleAugment - ElasticAugment 2
+                 - (Blur - Gamma) - IntensityAugment - (NoiseAugment - DamagedSections)
+                 - CompactIds - ApplyBackground - (DropIgnoredLabels) - GrowBoundary - AddLsdTargets
+                 - TrainedVoxels - AddAffinities - BalanceLabels - IntensityScaleShift - PreCache
+
+Nodes in brackets are there only where an option asks for them.
+
+All regions are in voxels: gunpowder's coordinates are whole numbers, and voxel sizes (after expansion, say) need not
+be.  The true voxel size is given to the one node that needs it, AddLsdTargets.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gunpowder as gp
+
+from lsdflow_contract.arrays import LABELS, MASK, RAW
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_training.data.augmentation import elastic_augment
+from lsdflow_training.data.intensity_nodes import after_intensity, before_intensity
+from lsdflow_training.data.label_states import DropIgnoredLabels, LabelStates
+from lsdflow_training.data.location import RandomLocation
+from lsdflow_training.data.nodes import (
+    AllTrained,
+    ApplyBackground,
+    CompactIds,
+    GrowBoundary,
+    Pad,
+    RestrictMask,
+    TrainedVoxels,
+)
+from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer takes it from here)
+from lsdflow_training.data.volumes import TrainingVolume
+from lsdflow_training.recipe import Augmentation, Recipe, Targets
+from lsdflow_training.targets.lsd_node import AddLsdTargets
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The arrays of a batch."""
+
+    raw: gp.ArrayKey
+    labels: gp.ArrayKey
+    mask: gp.ArrayKey
+    trained: gp.ArrayKey
+    lsds: gp.ArrayKey
+    lsds_weight: gp.ArrayKey
+    affs: gp.ArrayKey
+    affs_mask: gp.ArrayKey
+    affs_weight: gp.ArrayKey
+
+
+def make_keys() -> Keys:
+    """The keys by the names that show up in gunpowder's messages."""
+    names = ("RAW", "NEURON_IDS", "LABELS_MASK", "TRAINED", "GT_LSDS", "LSDS_WEIGHT", "GT_AFFS", "AFFS_MASK",
+             "AFFS_WEIGHT")  # fmt: skip
+    return Keys(*(gp.ArrayKey(name) for name in names))
+
+
+def batch_request(keys: Keys, recipe: Recipe, at_vox: Vox3 | None = None) -> gp.BatchRequest:
+    """Request for one patch: raw of the full size, everything else of the output size, centred.
+
+    at_vox: begin of the output in the volume (validation); None for a random location.
+    """
+    raw, output = gp.Coordinate(recipe.shapes.raw_vox), gp.Coordinate(recipe.shapes.output_vox)
+    request = gp.BatchRequest()
+    wanted = [keys.labels, keys.mask]
+    wanted += [keys.lsds, keys.lsds_weight] if recipe.targets.lsds else []
+    wanted += [keys.affs, keys.affs_weight] if recipe.targets.affinities else []
+    begin = gp.Coordinate((0, 0, 0) if at_vox is None else at_vox)
+    request[keys.raw] = gp.ArraySpec(roi=gp.Roi(begin - (raw - output) / 2, raw))
+    for key in wanted:
+        request[key] = gp.ArraySpec(roi=gp.Roi(begin, output))
+    return request
+
+
+def training_pipeline(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> gp.Pipeline:
+    """Random augmented patches from all volumes."""
+    padding = labels_padding_vox(recipe)
+    branches = tuple(
+        volume_source(keys, source.volume, recipe.targets, padding, outside=source.validation)
+        + RandomLocation(
+            recipe.min_masked, keys.mask, recipe.shapes.output_vox, source.volume.name, recipe.targets.sparse_labels
+        )
+        for source in sources
+    )
+    pipeline = branches + gp.RandomProvider(probabilities=[source.probability for source in sources])
+    for node in augmentation_nodes(keys, recipe.augmentation):
+        pipeline += node
+    return target_nodes(pipeline, keys, recipe.targets, recipe.augmentation.anisotropic)
+
+
+def validation_pipeline(keys: Keys, recipe: Recipe, source: Source) -> gp.Pipeline:
+    """Patches of one volume at given places, not augmented, with only the validation slab unmasked."""
+    pipeline = volume_source(keys, source.volume, recipe.targets, None, inside=source.validation)
+    return target_nodes(pipeline, keys, recipe.targets, recipe.augmentation.anisotropic)
+
+
+def volume_source(
+    keys: Keys,
+    volume: TrainingVolume,
+    targets: Targets,
+    padding_vox: Vox3 | None,
+    inside: Box | None = None,
+    outside: Box | None = None,
+) -> gp.Pipeline:
+    """One volume: raw padded without limit; labels and mask by padding_vox (None: without limit) with 0 = ignore."""
+    mask_box = volume.mask or volume.labels
+    specs = {
+        keys.raw: _spec(volume.raw, interpolatable=True),
+        keys.labels: _spec(volume.labels, interpolatable=False),
+        keys.mask: _spec(mask_box, interpolatable=False),
+    }
+    datasets = {keys.raw: RAW.dataset, keys.labels: LABELS.dataset}
+    if volume.mask is not None:
+        datasets[keys.mask] = MASK.dataset
+    given = {key: specs[key] for key in datasets}
+    pipeline = gp.ZarrSource(str(volume.path), datasets, given)
+    if volume.mask is None:
+        pipeline += AllTrained(keys.mask, specs[keys.mask])
+    if targets.ignore_ids or targets.sparse_labels:
+        pipeline += LabelStates(keys.labels, keys.mask, targets.ignore_ids, targets.sparse_labels)
+    pad = None if padding_vox is None else gp.Coordinate(padding_vox)
+    return (
+        pipeline
+        + gp.Normalize(keys.raw)
+        + RestrictMask(keys.mask, inside=inside, outside=outside)
+        + Pad(keys.raw, None)
+        + Pad(keys.labels, pad)
+        + Pad(keys.mask, pad)
+    )
+
+
+def augmentation_nodes(keys: Keys, how: Augmentation) -> list[gp.BatchFilter]:
+    """The four published augmentations, in their order, and those that are switched on."""
+    low, high = how.intensity_scale
+    down, up = how.intensity_shift
+    return [
+        elastic_augment(how, jitter=False),
+        gp.SimpleAugment(transpose_only=[1, 2] if how.anisotropic else None),
+        elastic_augment(how, jitter=True),
+        *before_intensity(keys.raw, how),
+        gp.IntensityAugment(keys.raw, low, high, down, up, slab=(1, -1, -1) if how.intensity_per_section else None),
+        *after_intensity(keys.raw, how),
+    ]
+
+
+def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropic: bool) -> gp.Pipeline:
+    """Boundaries, LSDs with weights, affinities with balanced weights, raw to [-1, 1]."""
+    pipeline = pipeline + CompactIds(keys.labels) + ApplyBackground(keys.labels, keys.mask)
+    if not targets.ignored_labels_count:
+        pipeline += DropIgnoredLabels(keys.labels, keys.mask)
+    if targets.grow_boundary_vox:
+        pipeline += GrowBoundary(keys.labels, keys.mask, targets.grow_boundary_vox, only_xy=anisotropic)
+    if targets.lsds:
+        pipeline += AddLsdTargets(
+            keys.labels,
+            keys.lsds,
+            keys.lsds_weight,
+            keys.mask,
+            sigma_nm=targets.sigma_nm,
+            voxel_size_nm=targets.voxel_size_nm,
+            downsample=targets.lsd_downsample,
+            train_background=targets.train_background,
+            engine=targets.lsd_engine,
+        )
+    if targets.affinities:
+        pipeline += TrainedVoxels(keys.mask, keys.trained)
+        pipeline += gp.AddAffinities(
+            [list(offset) for offset in targets.neighborhood],
+            keys.labels,
+            keys.affs,
+            labels_mask=keys.trained,
+            affinities_mask=keys.affs_mask if targets.balance_labels else keys.affs_weight,
+        )
+        if targets.balance_labels:
+            # Far neighbours are apart more often than near ones: three channels at a time, as published.
+            slab = (3, -1, -1, -1) if len(targets.neighborhood) > 3 else None
+            pipeline += gp.BalanceLabels(keys.affs, keys.affs_weight, mask=keys.affs_mask, slab=slab)
+    return pipeline + gp.IntensityScaleShift(keys.raw, 2, -1)
+
+
+def labels_padding_vox(recipe: Recipe) -> Vox3:
+    """Padding of labels and mask: half the largest region of labels that augmentation can ask for.
+
+    So any voxel of the volume can be the centre of a patch.  A turn by an angle grows a region by at most sqrt(2) in
+    the two axes turned; transposes may exchange the axes before the other turn.
+    """
+    how = recipe.augmentation
+    shape = [n + 2 * c for n, c in zip(recipe.shapes.output_vox, label_context_vox(recipe.targets), strict=True)]
+    far = misalignment_vox(how, max(shape))
+    aside = (min(far, 1), far, far)  # no section moves along z; the 1 keeps the places of earlier trainings
+    margin = [2 * math.ceil(4 * j) + 2 * a + 4 for j, a in zip(how.jitter_sigma_vox, aside, strict=True)]
+    if how.elastic_probability == 0:
+        margin = [0, 0, 0]
+    longest = max(shape[1:]) if how.anisotropic else max(shape)
+    turned = longest * (math.sqrt(2.0) if how.rotation_max_rad and how.elastic_probability else 1.0) ** 2
+    z = (shape[0] if how.anisotropic else turned) + margin[0]
+    return math.ceil(z / 2), math.ceil((turned + margin[1]) / 2), math.ceil((turned + margin[2]) / 2)
+
+
+def misalignment_vox(how: Augmentation, sections: int) -> int:
+    """How far slipped and shifted sections reach: shifts add up, as a random walk whose five sigma are enough."""
+    if how.max_misalign_vox <= 1:
+        return how.max_misalign_vox
+    walk = how.max_misalign_vox * math.sqrt(how.shift_probability * sections / 3)
+    return how.max_misalign_vox + math.ceil(5 * walk)
+
+
+def label_context_vox(targets: Targets) -> Vox3:
+    """Labels needed around the output, each side: 3 sigma for LSDs, the longest offset for affinities; boundaries."""
+    offsets = targets.neighborhood if targets.affinities else ()
+    reach = [max([1, *(abs(offset[axis]) for offset in offsets)]) for axis in range(3)]
+    lsds = [1, 1, 1]
+    if targets.lsds:
+        sizes = zip(targets.sigma_nm, targets.voxel_size_nm, strict=True)
+        lsds = [1 + math.ceil(3 * sigma / size) for sigma, size in sizes]
+    z, y, x = (targets.grow_boundary_vox + max(far, wide) for far, wide in zip(reach, lsds, strict=True))
+    return z, y, x
+
+
+def _spec(box: Box, interpolatable: bool) -> gp.ArraySpec:
+    return gp.ArraySpec(
+        roi=gp.Roi(box.begin_vox, box.shape_vox), voxel_size=gp.Coordinate((1, 1, 1)), interpolatable=interpolatable
+    )
+
+
+def quiet_gunpowder() -> None:
+    """Hide gunpowder's notice that ElasticAugment is deprecated: its successor asks for regions outside of volumes."""
+    warnings.filterwarnings("ignore", message="ElasticAugment is deprecated", category=DeprecationWarning)

@@ -1,0 +1,91 @@
+"""Which training volumes are used, how often each is drawn, and whether a patch fits in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
+from lsdflow_contract.experiment import did_you_mean
+from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.manifest import Manifest
+from lsdflow_training.config import TrainingConfig
+from lsdflow_training.data.volumes import Source, TrainingVolume, open_training_volume, validation_slab
+from lsdflow_training.recipe import Recipe
+
+_TRAINING = "training/"
+
+
+def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
+    """Name -> how often prepare says a training volume is drawn (given, or by labelled voxels); in prepare's order."""
+    volumes = prepared.facts.get("volumes", {})
+    return {k.removeprefix(_TRAINING): v["probability"] for k, v in volumes.items() if k.startswith(_TRAINING)}
+
+
+def chosen_volumes(folder: Path, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
+    """The volumes named in the config, or all that prepare made (`there`). MissingInput / BadData / ConfigError."""
+    if not there:
+        raise MissingInput("no training volumes", where=folder, hint="give [[prepare.training]] and run prepare")
+    for name in config.volumes:
+        if name not in there:
+            raise ConfigError(f"no training volume {name!r}", where="volumes", hint=did_you_mean(name, there))
+    names = config.volumes or tuple(there)
+    if config.probabilities and len(config.probabilities) != len(names):
+        raise ConfigError(
+            "one probability per volume is needed",
+            where="probabilities",
+            wanted=f"{len(names)} for {', '.join(names)}",
+            found=f"{len(config.probabilities)}",
+        )
+    return [open_training_volume(folder / f"{name}.zarr") for name in names]
+
+
+def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
+    """The voxel size of all volumes; BadData if they differ."""
+    first = volumes[0]
+    for other in volumes[1:]:
+        pairs = zip(first.voxel_size_nm, other.voxel_size_nm, strict=True)
+        if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
+            raise BadData(
+                "training volumes have different voxel sizes",
+                where=other.path,
+                wanted=f"{list(first.voxel_size_nm)} nm, as {first.name}",
+                found=f"{list(other.voxel_size_nm)} nm",
+                hint="resample in prepare, or train on some of the volumes",
+            )
+    return first.voxel_size_nm
+
+
+def make_sources(
+    volumes: Sequence[TrainingVolume], config: TrainingConfig, recipe: Recipe, prepared: Mapping[str, float]
+) -> list[Source]:
+    """Volumes with probabilities (of this stage's config, else prepare's, scaled to sum 1) and validation slabs."""
+    weights = [prepared[volume.name] for volume in volumes]
+    given = config.probabilities or tuple(weight / sum(weights) for weight in weights)
+    return [
+        Source(volume, probability, validation_slab(volume.labels, recipe.validation_fraction))
+        for volume, probability in zip(volumes, given, strict=True)
+    ]
+
+
+def size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+    """Volumes too small for training: less than half of a patch's targets would ever lie in them."""
+    problems: list[StageError] = []
+    for source in sources:
+        held_out = source.validation.shape_vox[0] if source.validation else 0
+        z, y, x = source.volume.labels.shape_vox
+        have = (z - held_out, y, x)
+        wanted = [math.ceil(n * max(recipe.min_masked, 0.1)) for n in recipe.shapes.output_vox]
+        inside = [min(h, o) / o for h, o in zip(have, recipe.shapes.output_vox, strict=True)]
+        if math.prod(inside) < max(recipe.min_masked, 0.1):
+            problems.append(
+                BadData(
+                    "the training volume is too small for the network's output",
+                    where=source.volume.path,
+                    wanted=f"at least about {list(recipe.shapes.output_vox)} vox of labels (minimum {wanted})",
+                    found=f"{list(have)} vox (without the validation slab)",
+                    hint="use a larger volume, a smaller input_shape_vox, or a smaller validation_fraction",
+                )
+            )
+    return problems

@@ -1,0 +1,47 @@
+"""The batches a process trains on, in their order: which numbers are its own, and who makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import gunpowder as gp
+import torch
+
+from lsdflow_training.data.batches import batch_stream
+from lsdflow_training.data.pipeline import Keys, batch_request, training_pipeline
+from lsdflow_training.data.profiling import NodeTimes
+from lsdflow_training.data.volumes import Source
+from lsdflow_training.gpu.stream import gpu_stream
+from lsdflow_training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class BatchNumbers:
+    """Batches first, first + stride, ...: those of one process; batch i is the same whoever makes it."""
+
+    first: int
+    stride: int
+
+
+def make_stream(
+    keys: Keys, recipe: Recipe, sources: Sequence[Source], numbers: BatchNumbers, times: NodeTimes
+) -> AbstractContextManager[Iterator[gp.Batch]]:
+    """The endless batches with these numbers; inside the context, what makes them runs.
+
+    With pipeline = "gpu" they are patches that lie on the device, see `gpu_stream`.
+    """
+    if recipe.pipeline == "gpu":
+        device = torch.device(recipe.device)
+        return gpu_stream(keys, recipe, sources, first=numbers.first, stride=numbers.stride, device=device, times=times)
+    return batch_stream(
+        training_pipeline(keys, recipe, sources),
+        batch_request(keys, recipe),
+        seed=recipe.seed,
+        first=numbers.first,
+        num_workers=recipe.num_workers,
+        cache_size=recipe.cache_size,
+        stride=numbers.stride,
+        times=times,
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints that other programs trained, as bundles of ours."""

@@ -1,0 +1,282 @@
+"""Import of a checkpoint that another program trained: its bundle, best.json and manifest, as if trained here.
+
+1. Read and check everything: the network, the JSON beside it, the LSD bundle (acrlsd). Nothing is written before.
+2. Write the bundle, then best.json, then the manifest, which names the files' sha256 as what it was made from.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
+from lsdflow_contract.checkpoint import (
+    DESCRIPTION_HASH,
+    BestCheckpoint,
+    Bundle,
+    Kind,
+    bundle_folder,
+    bundle_iterations,
+    hash_of_description,
+    read_best,
+    read_bundle,
+    write_best,
+)
+from lsdflow_contract.errors import ContractMismatch, MissingInput, NotOurs, UsageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Lengths, Nm3, Vox3
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_network import shapes
+from lsdflow_network.bundle import save_bundle
+from lsdflow_training.foreign.checkpoints import ForeignCheckpoint, read_foreign
+from lsdflow_training.foreign.imported import IMPORTED_CHECKPOINT
+from lsdflow_training.foreign.net_json import NetJson, read_net_json
+from lsdflow_training.profiles import PROFILES
+
+LOG = logging.getLogger("lsdflow.training")
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What the checkpoint cannot tell, as given on the command line."""
+
+    path: Path
+    kind: Kind | None = None
+    config: Path | None = None
+    voxel_size: Lengths | None = None
+    sigma: Lengths | None = None
+    factors: tuple[Vox3, ...] | None = None
+    neighborhood: tuple[Vox3, ...] = AFFINITY_NEIGHBORHOOD
+    iteration: int | None = None
+    lsd_checkpoint: str = "best"
+    replace: bool = False
+
+
+def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions) -> dict[str, Any]:
+    """Import a checkpoint as the result of `stage`; returns what was imported.
+
+    Raises MissingInput (66), BadData (65), UsageError (2: something has to be told), ContractMismatch (76: another kind
+    of network than the experiment needs), NotOurs (73: the stage has other results). Nothing is written then.
+    """
+    wanted = _wanted_kind(experiment, stage, options)
+    read = read_foreign(options.path, options.factors)
+    _require_kind(read, wanted)
+    told = read_net_json(read.path.parent, options.config, read.network.unet)
+    lsd = _lsd_bundle(experiment, options.lsd_checkpoint, told) if wanted == "acrlsd" else None
+    bundle = _bundle(experiment, stage, read, options, told, lsd)
+    _make_room(experiment, stage, bundle.training_key, options.replace)
+    return _write(experiment, stage, bundle, read)
+
+
+def _wanted_kind(experiment: Experiment, stage: str, options: ImportOptions) -> Kind:
+    """The kind of network that later stages look for here."""
+    mode = experiment.common.mode
+    if stage == "train-lsd" and mode != "acrlsd":
+        raise UsageError(
+            f"mode {mode} has no separate LSD network", where=experiment.path, hint="train-acrlsd import-checkpoint"
+        )
+    wanted: Kind = "lsd" if stage == "train-lsd" else mode
+    if options.kind not in (None, wanted):
+        raise ContractMismatch(
+            "this experiment needs another kind of network here",
+            where=f"{experiment.path}: mode {mode}, {stage}",
+            wanted=wanted,
+            found=f"--kind {options.kind}",
+            hint="lsd goes to train-lsd, others to train-acrlsd; or correct experiment.mode",
+        )
+    return wanted
+
+
+def _require_kind(read: ForeignCheckpoint, wanted: Kind) -> None:
+    found = read.network
+    if found.kind != wanted:
+        raise ContractMismatch(
+            "the checkpoint holds another kind of network",
+            where=read.path,
+            wanted=wanted,
+            found=f"{found.kind}: {found.unet.in_channels} channels in, gives {found.outputs}",
+            hint="lsd goes to train-lsd, others to train-acrlsd in an experiment of their mode (experiment.mode)",
+        )
+
+
+def _lsd_bundle(experiment: Experiment, wanted: str, told: NetJson) -> Bundle:
+    layout = experiment.layout
+    if wanted != "best" and not wanted.isdigit():
+        raise UsageError(
+            "no such LSD checkpoint", where="--lsd-checkpoint", wanted="best or an iteration", found=wanted
+        )
+    try:
+        iteration = read_best(layout.best_checkpoint("train-lsd")).iteration if wanted == "best" else int(wanted)
+        bundle = read_bundle(bundle_folder(layout.checkpoints("train-lsd"), iteration))
+    except MissingInput as error:
+        error.hint = "import the LSD network that it was trained with first: train-lsd import-checkpoint"
+        raise
+    if told.lsd_iteration is not None and bundle.iteration != told.lsd_iteration:
+        raise ContractMismatch(
+            "the affinity network was trained with the LSD network of another iteration",
+            where=layout.train_dir("train-lsd"),
+            wanted=f"iteration {told.lsd_iteration} (lsds_iteration beside the checkpoint)",
+            found=f"iteration {bundle.iteration}",
+            hint="import that LSD checkpoint, or name it: --lsd-checkpoint",
+        )
+    return bundle
+
+
+def _bundle(
+    experiment: Experiment,
+    stage: str,
+    read: ForeignCheckpoint,
+    options: ImportOptions,
+    told: NetJson,
+    lsd: Bundle | None,
+) -> Bundle:
+    network, profile = read.network, PROFILES[experiment.common.profile]
+    usual = (
+        told.train_input_vox or shapes.nearest_valid_input_shapes(network.unet, profile.input_shape_vox)[1],
+        told.predict_input_vox or shapes.nearest_valid_input_shapes(network.unet, profile.predict_input_shape_vox)[1],
+    )
+    voxel_size = _voxel_size(options, told, lsd)
+    bundle = Bundle(
+        writer=Writer.of(stage),
+        kind=network.kind,
+        iteration=_iteration(read, options),
+        unet=network.unet,
+        outputs=network.outputs,
+        neighborhood=_neighborhood(network.outputs, options),
+        train_input_shape_vox=usual[0],
+        train_output_shape_vox=shapes.output_shape_vox(network.unet, usual[0]),
+        predict_input_shape_vox=usual[1],
+        predict_output_shape_vox=shapes.output_shape_vox(network.unet, usual[1]),
+        voxel_size_nm=voxel_size,
+        sigma_nm=_sigma(network.kind, options, told, lsd, voxel_size),
+        lsd_bundle_sha256=None if lsd is None else lsd.weights_sha256,
+    )
+    return bundle.model_copy(update={"training_key": work_key(stage, _parameters(bundle), _inputs(bundle, read))})
+
+
+def _parameters(bundle: Bundle) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(bundle.model_dump_json(exclude={"writer", "training_key", "contract"}))
+    return described
+
+
+def _inputs(bundle: Bundle, read: ForeignCheckpoint) -> dict[str, str]:
+    inputs = {IMPORTED_CHECKPOINT: read.sha256}
+    return inputs if bundle.lsd_bundle_sha256 is None else {**inputs, "lsd_weights": bundle.lsd_bundle_sha256}
+
+
+def _iteration(read: ForeignCheckpoint, options: ImportOptions) -> int:
+    found = read.iteration if options.iteration is None else options.iteration
+    if found is None:
+        raise UsageError(
+            "the name of the checkpoint tells no iteration", where=read.path, wanted="..._<iteration>, or --iteration"
+        )
+    return found
+
+
+def _neighborhood(outputs: dict[str, int], options: ImportOptions) -> tuple[Vox3, ...]:
+    affinities, offsets = outputs.get("affs"), options.neighborhood
+    if affinities is None:
+        return ()
+    if affinities != len(offsets) or not is_neighborhood(offsets):
+        raise UsageError(
+            "the offsets of the affinities are not in the checkpoint",
+            where="--neighborhood",
+            wanted=f'{affinities} offsets z,y,x, the nearest three first: "-1,0,0; 0,-1,0; 0,0,-1; ..."',
+            found=f"{len(offsets)}: {[list(offset) for offset in offsets]}",
+        )
+    return offsets
+
+
+def _voxel_size(options: ImportOptions, told: NetJson, lsd: Bundle | None) -> Nm3:
+    """As given; else as the JSON tells; else that of the LSD network before it."""
+    if options.voxel_size is not None:
+        if options.voxel_size.unit == "vox":
+            raise UsageError("a voxel size needs a length", where="--voxel-size", wanted='"8 nm" or "40, 4, 4 nm"')
+        size = options.voxel_size.to_nm((1.0, 1.0, 1.0))
+    elif told.voxel_size_nm is not None or lsd is not None:
+        size = told.voxel_size_nm or lsd.voxel_size_nm  # type: ignore[union-attr]
+    else:
+        raise UsageError(
+            "the voxel size that the network was trained at is not in the checkpoint",
+            where=options.path,
+            wanted='--voxel-size "8 nm" (or "40, 4, 4 nm": z, y, x)',
+        )
+    if min(size) <= 0:
+        raise UsageError("a voxel size is larger than 0", where="--voxel-size", found=size)
+    if lsd is not None and any(abs(a - b) > 1e-6 * b for a, b in zip(size, lsd.voxel_size_nm, strict=True)):
+        raise ContractMismatch(
+            "the LSD network has another voxel size", where="train-lsd", wanted=size, found=lsd.voxel_size_nm
+        )
+    return size
+
+
+def _sigma(kind: Kind, options: ImportOptions, told: NetJson, lsd: Bundle | None, voxel_size_nm: Nm3) -> Nm3 | None:
+    if kind == "affinities":
+        return None
+    given = None if options.sigma is None else options.sigma.to_nm(voxel_size_nm)
+    found = given or (lsd.sigma_nm if lsd is not None else told.sigma_nm)
+    if found is None or min(found) <= 0:
+        raise UsageError(
+            "the sigma of the LSDs that the network learnt is not in the checkpoint",
+            where=options.path,
+            wanted='--sigma "80 nm" (FIB-25, hemibrain, CREMI: 80 nm; zebra finch: 120 nm)',
+        )
+    if lsd is not None and found != lsd.sigma_nm:
+        raise ContractMismatch("the LSD network has another sigma", where="--sigma", wanted=lsd.sigma_nm, found=found)
+    return found
+
+
+def _make_room(experiment: Experiment, stage: str, key: str, replace: bool) -> None:
+    """Delete earlier results of the stage if asked to; refuse to mix them with other ones."""
+    layout = experiment.layout
+    if not replace:
+        if any(found != key for found in _keys_there(experiment, stage)):
+            raise NotOurs(
+                "the experiment has another network here",
+                where=layout.train_dir(stage),
+                hint="import with --replace to delete it, or use another experiment",
+            )
+        return
+    layout.manifest(stage).unlink(missing_ok=True)
+    shutil.rmtree(layout.train_dir(stage), ignore_errors=True)
+
+
+def _keys_there(experiment: Experiment, stage: str) -> list[str]:
+    """Keys of what made the results of a stage: of its manifest and of its checkpoints."""
+    layout = experiment.layout
+    keys = [read_manifest(layout, stage).key] if layout.manifest(stage).exists() else []
+    checkpoints = layout.checkpoints(stage)
+    return keys + [read_bundle(bundle_folder(checkpoints, i)).training_key for i in bundle_iterations(checkpoints)]
+
+
+def _write(experiment: Experiment, stage: str, bundle: Bundle, read: ForeignCheckpoint) -> dict[str, Any]:
+    layout = experiment.layout
+    described = f"{hash_of_description(json.loads(bundle.model_dump_json()))}\n".encode()
+    written = save_bundle(layout.checkpoints(stage), bundle, read.network.weights, {DESCRIPTION_HASH: described})
+    write_best(
+        layout.best_checkpoint(stage),
+        BestCheckpoint(iteration=written.iteration, weights_sha256=written.weights_sha256),
+    )
+    facts = {
+        "iteration": written.iteration,
+        "best_iteration": written.iteration,
+        "kind": written.kind,
+        "from": str(read.path),
+    }
+    identity = hash_of({"key": written.training_key, "weights": written.weights_sha256})
+    Manifest(
+        writer=written.writer,
+        key=written.training_key,
+        config=_parameters(written),
+        inputs=_inputs(written, read),
+        outputs={"checkpoints": f"train/{stage}/checkpoints", "best": f"train/{stage}/best.json"},
+        facts=facts,
+        identity=identity,
+    ).write(layout)
+    LOG.info("%s: imported %s", stage, facts)
+    return {**facts, "unet": written.unet.model_dump(mode="json"), "outputs": written.outputs, "identity": identity}

@@ -1,0 +1,1 @@
+"""Patches made on the training device (pipeline = "gpu")."""

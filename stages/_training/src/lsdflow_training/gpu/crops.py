@@ -1,0 +1,207 @@
+"""Crops for patches made on the training device: what the gunpowder pipeline would read and draw, not yet worked on.
+
+The pipeline is the one of pipeline.py itself, so place, volume and every random number of batch i are those that
+gunpowder has for batch i.  Only its nodes do not compute: they say which region they need, note what they have drawn,
+and hand on arrays that hold nothing.  What was read is kept at the node that chooses the volume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gunpowder as gp
+import numpy as np
+import numpy.typing as npt
+
+from lsdflow_contract.errors import ConfigError, InternalError
+from lsdflow_contract.geometry import Box
+from lsdflow_training.data.augmentation import ElasticAugment
+from lsdflow_training.data.nodes import ApplyBackground, CompactIds, GrowBoundary, TrainedVoxels
+from lsdflow_training.data.pipeline import Keys
+from lsdflow_training.gpu.deformation import Region, Step, Turn, Warp, source_box
+from lsdflow_training.targets.boundaries import compact_ids
+from lsdflow_training.targets.lsd_node import AddLsdTargets
+
+IDLE = (ApplyBackground, GrowBoundary, gp.IntensityScaleShift)
+ADDING = (AddLsdTargets, TrainedVoxels, gp.AddAffinities, gp.BalanceLabels)
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Of one batch: raw (as stored), labels (ids from 1, int16 or int32) and mask, each where it is needed; and how.
+
+    labels_box: the labels from the output's begin, once all steps are done (the mask has the same).  times: of the
+    nodes, as gunpowder takes them.
+    """
+
+    raw: npt.NDArray[Any]
+    labels: npt.NDArray[np.signedinteger[Any]]
+    mask: npt.NDArray[np.uint8]
+    steps: tuple[Step, ...]
+    intensity: tuple[float, float]
+    labels_box: Box
+    times: gp.ProfilingStats
+
+
+@dataclass
+class Notes:
+    """What the nodes note while they pass on one request."""
+
+    arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    intensity: tuple[float, float] = (1.0, 0.0)
+    labels_box: Box = field(default_factory=lambda: Box((0, 0, 0), (0, 0, 0)))
+
+
+class CropReader:
+    """Reads the crops of batches through a pipeline of training_pipeline, which it takes over."""
+
+    def __init__(self, pipeline: gp.Pipeline, keys: Keys, request: gp.BatchRequest) -> None:
+        self.pipeline, self.keys, self.request = pipeline, keys, request
+        self.names = {keys.raw: "raw", keys.labels: "labels", keys.mask: "mask"}
+        self.notes = Notes()
+        self._take_over(pipeline)
+
+    def read(self, request: gp.BatchRequest) -> Crops:
+        """The crops of the batch that this request (with its seed) asks for; the pipeline must be built."""
+        self.notes = notes = Notes()
+        batch = self.pipeline.request_batch(request)
+        labels = compact_ids(notes.arrays["labels"])
+        small = labels.max(initial=0) <= np.iinfo(np.int16).max
+        return Crops(
+            raw=notes.arrays["raw"],
+            labels=labels.astype(np.int16 if small else np.int32),
+            mask=notes.arrays["mask"].astype(np.uint8, copy=False),
+            steps=tuple(notes.steps),
+            intensity=notes.intensity,
+            labels_box=notes.labels_box,
+            times=batch.profiling_stats,
+        )
+
+    def _take_over(self, part: gp.Pipeline) -> None:
+        """Replace what the nodes do with data; those before the choice of the volume read, and are left as they are.
+
+        Raises ConfigError for a node that has no counterpart on the device.
+        """
+        if type(part.output) is gp.RandomProvider:
+            self._keep_what_is_read(part.output)
+            part.traverse(lambda before: _idle(before.output) if type(before.output) is gp.Normalize else None)
+            return
+        self._defer(part.output)
+        for before in part.children:
+            self._take_over(before)
+
+    def _defer(self, node: Any) -> None:
+        kind = type(node)  # exactly: a node that does more than these must not pass for one of them
+        if kind is ElasticAugment:
+            self._defer_warp(node)
+        elif kind is gp.SimpleAugment:
+            self._defer_turn(node)
+        elif kind is gp.IntensityAugment and node.slab is None:
+            node.process = lambda _batch, _request: self._note_intensity(node)
+        elif kind is CompactIds:
+            node.process = lambda _batch, request: self._note_labels_box(request)
+        elif kind in ADDING:
+            node.process = lambda _batch, request: _empty_additions(node, request)
+        elif kind in IDLE:
+            _idle(node)
+        else:
+            raise ConfigError(
+                'pipeline = "gpu" cannot do all that this training asks for',
+                where="pipeline",
+                found=type(node).__name__,
+                hint='use pipeline = "gunpowder"',
+            )
+
+    def _keep_what_is_read(self, node: Any) -> None:
+        read = node.provide
+
+        def provide(request: gp.BatchRequest) -> gp.Batch:
+            batch = read(request)
+            for key, name in self.names.items():
+                self.notes.arrays[name] = batch[key].data
+                batch[key].data = _nothing(batch[key].spec)
+            return batch
+
+        node.provide = provide
+
+    def _defer_warp(self, node: Any) -> None:
+        warps: list[Warp] = []
+
+        def prepare(request: gp.BatchRequest) -> gp.BatchRequest:
+            needed, warp = _draw_warp(node, request, self.keys)
+            warps[:] = [warp]
+            return needed
+
+        def process(batch: gp.Batch, request: gp.BatchRequest) -> None:
+            self.notes.steps.append(warps[0])
+            for key in self.names:
+                batch[key].spec.roi = request[key].roi
+                batch[key].data = _nothing(batch[key].spec)
+
+        node.prepare, node.process = prepare, process
+
+    def _defer_turn(self, node: gp.SimpleAugment) -> None:
+        move_rois = node.process
+
+        def process(batch: gp.Batch, request: gp.BatchRequest) -> None:
+            z, y, x = (bool(mirrored) for mirrored in node.mirror)
+            self.notes.steps.append(Turn((z, y, x), tuple(node.transpose)))
+            move_rois(batch, request)
+
+        node.process = process
+
+    def _note_labels_box(self, request: gp.BatchRequest) -> None:
+        self.notes.labels_box = _box(request[self.keys.labels].roi)
+
+    def _note_intensity(self, node: gp.IntensityAugment) -> None:
+        """Drawn as IntensityAugment draws them."""
+        scale = np.random.uniform(low=node.scale_min, high=node.scale_max)
+        shift = np.random.uniform(low=node.shift_min, high=node.shift_max)
+        self.notes.intensity = (scale, shift)
+
+
+def _draw_warp(node: ElasticAugment, request: gp.BatchRequest, keys: Keys) -> tuple[gp.BatchRequest, Warp]:
+    """What the node needs for this request, and the deformation that it has drawn; as ElasticAugment.prepare."""
+    if request[keys.mask].roi != request[keys.labels].roi:
+        raise InternalError("labels and mask are deformed as one", found=f"{request}")
+    whole = request.get_total_roi()
+    shape = _box(whole).shape_vox
+    coarse, shifts = node.draw_coarse_field(shape), node.draw_section_shifts(shape[0])
+    needed, regions = gp.BatchRequest(), {}
+    for name, same in (("raw", (keys.raw,)), ("labels", (keys.labels, keys.mask))):
+        target = _box(request[same[0]].roi - whole.begin)
+        source = source_box(shape, coarse, shifts, target)
+        # gunpowder reads the hull of what a node needs and what is asked of it
+        z, y, x = (min(a, b) for a, b in zip(source.begin_vox, target.begin_vox, strict=True))
+        regions[name] = Region(target, (z, y, x))
+        for key in same:
+            needed[key] = request[key].copy()
+            needed[key].roi = gp.Roi(source.begin_vox, source.shape_vox) + whole.begin
+    return needed, Warp(shape, coarse, shifts, regions)
+
+
+def _idle(node: Any) -> None:
+    node.process = lambda _batch, _request: None
+
+
+def _empty_additions(node: gp.BatchFilter, request: gp.BatchRequest) -> gp.Batch:
+    """Arrays that hold nothing, for those the node would have made."""
+    added = gp.Batch()
+    for key in node.provided_items:
+        if key in request:
+            spec = node.spec[key].copy()
+            spec.roi = request[key].roi
+            added[key] = gp.Array(_nothing(spec), spec)
+    return added
+
+
+def _nothing(spec: gp.ArraySpec) -> npt.NDArray[Any]:
+    """An array of the region's shape that takes no memory."""
+    return np.broadcast_to(np.zeros((), spec.dtype or np.uint8), tuple(spec.roi.shape))
+
+
+def _box(roi: gp.Roi) -> Box:
+    (z, y, x), (depth, height, width) = (int(n) for n in roi.begin), (int(n) for n in roi.shape)
+    return Box((z, y, x), (depth, height, width))

@@ -1,0 +1,102 @@
+"""From the crops of a batch to its patch, on the training device: deformed, turned, intensities changed, with targets.
+
+In the order of the gunpowder pipeline, and with its values; on a GPU some sixty kernels, each over whole volumes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gunpowder as gp
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.geometry import Box
+from lsdflow_network.precision import memory_format
+from lsdflow_training.data.pipeline import Keys
+from lsdflow_training.gpu.crops import Crops
+from lsdflow_training.gpu.deformation import apply_step
+from lsdflow_training.gpu.targets import make_targets
+from lsdflow_training.network_step import Patch
+from lsdflow_training.recipe import Recipe
+from lsdflow_training.targets.boundaries import compact_ids
+
+GREATEST = {"uint8": 255, "uint16": 256 * 256 - 1, "float32": 1}
+
+
+@dataclass(frozen=True)
+class DevicePatch:
+    """A patch on the device, and what only a snapshot needs: labels and mask (z, y, x) of the output."""
+
+    patch: Patch
+    labels: Tensor
+    mask: Tensor
+
+    def as_batch(self, keys: Keys) -> gp.Batch:
+        """The arrays of a snapshot, in main memory, as the gunpowder pipeline names them."""
+        labels = self.labels.cpu().numpy()
+        arrays = {
+            keys.raw: self.patch.raw[0, 0].cpu().numpy(),
+            keys.labels: compact_ids(labels.astype(np.uint64)),
+            keys.mask: self.mask.cpu().numpy(),
+        }
+        for key, name in ((keys.lsds, "lsds"), (keys.affs, "affs")):
+            if name in self.patch.targets:
+                arrays[key] = self.patch.targets[name][0].cpu().numpy()
+        batch = gp.Batch()
+        for key, data in arrays.items():
+            batch[key] = gp.Array(
+                data, gp.ArraySpec(roi=gp.Roi((0,) * data.ndim, data.shape), voxel_size=(1,) * data.ndim)
+            )
+        return batch
+
+    def tensors(self) -> list[Tensor]:
+        """All that lies on the device."""
+        return [self.patch.raw, *self.patch.targets.values(), *self.patch.weights.values(), self.labels, self.mask]
+
+
+@torch.no_grad()
+def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatch:
+    """The patch that the gunpowder pipeline makes of the same batch. BadData for raw that is neither u8 nor u16."""
+    volumes = {
+        "raw": to_device(crops.raw, device).to(torch.float32) * (1 / _greatest(crops.raw)),
+        "labels": to_device(crops.labels, device),
+        "mask": to_device(crops.mask, device),
+    }
+    for step in crops.steps:
+        volumes = apply_step(step, volumes)
+    raw = with_intensity(volumes["raw"], *crops.intensity) * 2 - 1
+    begin = crops.labels_box.begin_vox
+    output = Box((0, 0, 0), recipe.shapes.output_vox).translate((-begin[0], -begin[1], -begin[2]))
+    made = make_targets(volumes["labels"], volumes["mask"], output, recipe.targets, recipe.augmentation.anisotropic)
+    patch = Patch(
+        raw=raw[None, None].contiguous(memory_format=memory_format(device)),
+        targets={name: value[None] for name, value in made.targets.items()},
+        weights={name: value[None] for name, value in made.weights.items()},
+    )
+    return DevicePatch(patch, made.labels[output.slices()], volumes["mask"][output.slices()])
+
+
+def with_intensity(raw: Tensor, scale: float, shift: float) -> Tensor:
+    """Raw (0 to 1) with its contrast times `scale`, shifted, cut at 0 and 1; a new tensor."""
+    mean = raw.mean()
+    return ((raw - mean) * scale + mean + shift).clamp_(0, 1)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on the device; the array may be overwritten as soon as this returns."""
+    here = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return here.clone()
+    return here.pin_memory().to(device, non_blocking=True)
+
+
+def _greatest(raw: npt.NDArray[Any]) -> int:
+    """What stands for 1; as gunpowder's Normalize."""
+    if raw.dtype.name not in GREATEST:
+        raise BadData("raw data of this type cannot be trained on", wanted=", ".join(GREATEST), found=raw.dtype.name)
+    return GREATEST[raw.dtype.name]

@@ -1,0 +1,113 @@
+"""Targets and weights of a patch on the training device: boundaries, affinities, balancing, LSDs.
+
+The same values as the nodes GrowBoundary, AddAffinities, BalanceLabels and AddLsdTargets give; nothing here waits for
+the device, apart from the LSDs, which must know how many labels there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lsdflow_contract.arrays import MaskState
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_training.recipe import Targets
+from lsdflow_training.targets.lsd_targets import CHANNELS, context_vox
+from lsdflow_training.targets.lsd_targets_torch import lsd_targets_torch
+
+SLAB = 3  # far neighbours are apart more often than near ones: three channels are balanced at a time, as published
+SMALLEST_SHARE = 0.05  # of a class, as gunpowder clips it
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Targets and weights by output, (c, z, y, x) float32, and the labels they were made of (with their context)."""
+
+    targets: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    labels: Tensor
+
+
+def make_targets(labels: Tensor, mask: Tensor, output: Box, how: Targets, only_xy: bool) -> Learnt:
+    """What is learnt at `output`, a box of labels (integers) and mask (mask states), both (z, y, x).
+
+    only_xy: boundaries do not grow along z (anisotropic volumes).
+    """
+    labels = labels.masked_fill(mask == MaskState.BACKGROUND, 0)
+    if how.grow_boundary_vox:
+        labels = grow_boundary(labels, mask, how.grow_boundary_vox, only_xy)
+    targets: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
+    if how.lsds:
+        targets["lsds"], weights["lsds"] = _lsds(labels, mask, output, how)
+    if how.affinities:
+        targets["affs"], counted = affinities(labels, mask != MaskState.IGNORE, output, how.neighborhood)
+        weights["affs"] = balanced(targets["affs"], counted) if how.balance_labels else counted.to(torch.float32)
+    return Learnt(targets, weights, labels)
+
+
+def grow_boundary(labels: Tensor, mask: Tensor, steps: int, only_xy: bool) -> Tensor:
+    """As `boundaries.grow_boundary`: `steps` voxels of background at each boundary; voxels of mask 0 keep theirs."""
+    known = mask > 0
+    keep = known & (labels > 0)
+    for _ in range(steps):
+        keep = _eroded(labels, keep, known, axes=(1, 2) if only_xy else (0, 1, 2))
+    return labels.masked_fill(known & ~keep, 0)
+
+
+def affinities(labels: Tensor, trained: Tensor, output: Box, offsets: Sequence[Vox3]) -> tuple[Tensor, Tensor]:
+    """(affinities, counted), (n, z, y, x) at `output`: float32, 1 where both ends have one label; bool, both trained.
+
+    offsets: from a voxel to its neighbour, which must lie in the labels for every voxel of the output.
+    """
+    here, trained_here = labels[output.slices()], trained[output.slices()]
+    found, counted = [], []
+    for offset in offsets:
+        there = output.translate(offset).slices()
+        found.append((here == labels[there]) & (here > 0))
+        counted.append(trained_here & trained[there])
+    return torch.stack(found).to(torch.float32), torch.stack(counted)
+
+
+def balanced(affs: Tensor, counted: Tensor) -> Tensor:
+    """Weights (n, z, y, x), float32: both classes weigh the same in each slab of channels, as BalanceLabels has it."""
+    weights = torch.empty_like(affs)
+    for first in range(0, len(affs), SLAB):
+        part, seen = affs[first : first + SLAB] > 0, counted[first : first + SLAB]
+        total = seen.sum()
+        ones = (part & seen).sum()
+        shares = torch.stack([total - ones, ones]).to(torch.float64) / total
+        apart, same = (0.5 / shares.clamp(SMALLEST_SHARE, 1 - SMALLEST_SHARE)).to(torch.float32)
+        weights[first : first + SLAB] = torch.where(part, same, apart).masked_fill_(~seen, 0)
+    return weights
+
+
+def _lsds(labels: Tensor, mask: Tensor, output: Box, how: Targets) -> tuple[Tensor, Tensor]:
+    """LSDs and their weights at `output`, (10, z, y, x): see lsd_node."""
+    context = context_vox(how.sigma_nm, how.voxel_size_nm, how.lsd_downsample)
+    around = labels[output.grow(context).slices()]
+    found = lsd_targets_torch(
+        around, how.sigma_nm, how.voxel_size_nm, Box(context, output.shape_vox), how.lsd_downsample
+    )
+    states = mask[output.slices()]
+    counted = states == MaskState.BACKGROUND
+    trained = states == MaskState.TRAIN
+    counted |= trained if how.train_background else trained & (labels[output.slices()] != 0)
+    return found, counted.to(torch.float32).expand(CHANNELS, -1, -1, -1)
+
+
+def _eroded(labels: Tensor, keep: Tensor, known: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """One step: a kept voxel stays if each face neighbour is unknown, or kept with the same label."""
+    result = keep.clone()
+    for axis in axes:
+        ends = [
+            (v.narrow(axis, 1, v.shape[axis] - 1), v.narrow(axis, 0, v.shape[axis] - 1))
+            for v in (labels, keep, known, result)
+        ]
+        same = ends[0][0] == ends[0][1]
+        for one, other in ((0, 1), (1, 0)):
+            ends[3][one].logical_and_((same & ends[1][other]) | ~ends[2][other])
+    return result

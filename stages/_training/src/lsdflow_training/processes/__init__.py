@@ -1,0 +1,1 @@
+"""Several processes that train one network: who they are, where they meet, what they agree on."""

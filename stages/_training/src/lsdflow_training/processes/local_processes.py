@@ -1,0 +1,118 @@
+"""Start the processes of this node, pass signals on to them, and end with the error of the one that failed.
+
+They meet at a store that this process serves, on loopback and a port that the kernel chooses (of several nodes: at the
+address of the first), and leave there why they ended.  None outlives the others by much, nor this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from lsdflow_contract.errors import InternalError, Interrupted, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_training.interruption import StopRequest, stop_on_signals
+from lsdflow_training.processes.distribution import Distribution
+from lsdflow_training.processes.meeting import LOOPBACK, connect, read_errors, serve
+from lsdflow_training.processes.ranks import Ranks, as_environment, of_local_process
+
+LOG = logging.getLogger("lsdflow.training")
+POLL_SECONDS = 0.1
+# How long the others may take to see that one is gone, before they are ended.
+GRACE_SECONDS = 30.0
+AGAIN = "run the same command again to go on from the last checkpoint"
+
+
+def run_local_processes(
+    experiment: Experiment, stage: str, how: Distribution, node: Ranks, replace_results: bool
+) -> None:
+    """Run the stage in how.processes processes on this node and wait for them.
+
+    node: which of the nodes this is (rank of world).  Raises the error of a process that failed; Interrupted (75) after
+    a signal to this process or to one of them.
+    """
+    store: Store | None = None
+    if node.rank == 0 and not node.store_runs:
+        address = LOOPBACK if node.world == 1 else node.address
+        served, port = serve(address, node.port, how.peer_timeout_s)
+        store = PrefixStore(node.attempt, served)
+        node = replace(node, address=address, port=port)
+    arguments = [stage, str(experiment.path), *experiment.overrides]
+    if replace_results:
+        arguments.insert(0, "--replace")
+    ranks = [of_local_process(node, how.processes, number) for number in range(how.processes)]
+    LOG.info("%d processes on this node, %d in all", how.processes, ranks[0].world)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with stop_on_signals() as stop:
+            for mine in ranks:
+                processes.append(_start(arguments, mine))
+            codes = _wait(processes, stop, min(GRACE_SECONDS, how.peer_timeout_s))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    error = _error({mine.rank: code for mine, code in zip(ranks, codes, strict=True)}, ranks, stop, store)
+    if error is not None:
+        raise error
+
+
+def _start(arguments: Sequence[str], ranks: Ranks) -> subprocess.Popen[bytes]:
+    """A session of its own: Ctrl-C reaches this process alone, which passes it on."""
+    command = [sys.executable, "-m", "lsdflow_training.processes.one_process", *arguments]
+    return subprocess.Popen(command, env=os.environ | as_environment(ranks), start_new_session=True)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: StopRequest, grace_s: float) -> list[int]:
+    """Until all have ended; once one has failed the others get grace_s.
+
+    Returns their exit codes, 0 for those that have not ended: they wait for one that has failed.
+    """
+    told, deadline = False, float("inf")
+    while None in (codes := [process.poll() for process in processes]) and time.monotonic() < deadline:
+        if stop and not told:
+            told = True
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+        if deadline == float("inf") and any(codes):
+            deadline = time.monotonic() + grace_s
+        time.sleep(POLL_SECONDS)
+    return [code or 0 for code in codes]
+
+
+def _error(
+    codes: Mapping[int, int], ranks: Sequence[Ranks], stop: StopRequest, store: Store | None
+) -> StageError | None:
+    """What is to be told of all: an error with a reason first, then who was killed, then that all were interrupted."""
+    if not any(codes.values()):
+        return None
+    told = read_errors(store or _find(ranks[0]), codes)
+    for error in told.values():
+        if not isinstance(error, Interrupted):
+            return error
+    for rank, code in codes.items():
+        if code > 0 and code != Interrupted.exit_code:
+            return InternalError(f"process {rank} of the training failed", found=f"exit code {code}", hint=AGAIN)
+    if stop:
+        return next(iter(told.values()), Interrupted(f"training stopped by {stop.name}", hint=AGAIN))
+    for rank, code in codes.items():
+        if code < 0 and rank not in told:
+            found, hint = signal.Signals(-code).name, f"{AGAIN}; SIGKILL is often a lack of memory"
+            return Interrupted(f"process {rank} of the training was killed", found=found, hint=hint)
+    return next(iter(told.values()), Interrupted("the training was interrupted", hint=AGAIN))
+
+
+def _find(ranks: Ranks) -> Store | None:
+    """The store of another node, if it is still there."""
+    try:
+        return connect(replace(ranks, rank=-1), timeout_s=2.0)
+    except StageError:
+        return None

@@ -1,0 +1,118 @@
+"""The place where the processes of a training meet: a store of torch at one address, and what is left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from lsdflow_contract.errors import StageError, StoreUnreachable
+from lsdflow_training.processes.ranks import Ranks
+
+GONE = (RuntimeError, dist.DistError, ConnectionError)
+LOOPBACK = "127.0.0.1"
+
+
+def serve(address: str, port: int, timeout_s: float) -> tuple[TCPStore, int]:
+    """Serve a store at this address alone; port 0: a free one. Returns it and its port.
+
+    Raises StoreUnreachable (69) if the port is taken.
+    """
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((address, port))
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        raise StoreUnreachable(
+            "the processes cannot meet here",
+            where=f"{address}:{port}",
+            found=error.strerror,
+            hint="set MASTER_ADDR to an address of this machine and MASTER_PORT to a port that nobody uses",
+        ) from error
+    port = listening.getsockname()[1]
+    bound = timedelta(seconds=timeout_s)
+    store = TCPStore(
+        address, port, is_master=True, wait_for_workers=False, timeout=bound, master_listen_fd=listening.detach()
+    )
+    return store, port
+
+
+def connect(ranks: Ranks, timeout_s: float) -> Store:
+    """The store of this training; rank 0 serves it unless a launcher does. StoreUnreachable if nobody serves it."""
+    if ranks.rank == 0 and not ranks.store_runs:
+        address = LOOPBACK if ranks.local_world == ranks.world else ranks.address
+        store, _ = serve(address, ranks.port, timeout_s)
+        return PrefixStore(ranks.attempt, store)
+    try:
+        bound = timedelta(seconds=timeout_s)
+        found = TCPStore(ranks.address, ranks.port, is_master=False, timeout=bound)
+    except GONE as error:
+        raise StoreUnreachable(
+            "not all processes of the training came",
+            where=f"{ranks.address}:{ranks.port}",
+            wanted=f"an answer within {timeout_s:g} s",
+            found="missing: process 0",
+            hint="look into the log of its node; can this one reach its address?",
+        ) from error
+    return PrefixStore(ranks.attempt, found)
+
+
+def sockets_of(ranks: Ranks) -> None:
+    """Let Gloo and NCCL use loopback on one node, else the interface towards the first; not if somebody chose one."""
+    name = "lo" if ranks.local_world == ranks.world else interface_towards(ranks.address, ranks.port)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name:
+            os.environ.setdefault(variable, name)
+
+
+def interface_towards(address: str, port: int) -> str:
+    """Name of the interface whose address reaches this one; "" if that cannot be told."""
+    import fcntl
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port or 1))
+        except OSError:
+            return ""
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue
+            if found[20:24] == own:
+                return name
+    return ""
+
+
+def error_key(rank: int) -> str:
+    """Where the process of this rank leaves the reason of its end."""
+    return f"error/{rank}"
+
+
+def read_errors(store: Store | None, ranks: Iterable[int]) -> dict[int, StageError]:
+    """The reasons that these ranks left, as far as the store still answers."""
+    told: dict[int, StageError] = {}
+    if store is not None:
+        try:
+            for rank in ranks:
+                if store.check([error_key(rank)]):
+                    told[rank] = _error_of(json.loads(store.get(error_key(rank))))
+        except GONE:
+            pass
+    return told
+
+
+def _error_of(parts: dict[str, object]) -> StageError:
+    kinds = {kind.exit_code: kind for kind in StageError.__subclasses__()}
+    kind = kinds.get(int(str(parts["exit_code"])), StageError)
+    texts = {name: str(parts.get(name, "")) for name in ("where", "wanted", "found", "hint")}
+    return kind(str(parts["what"]), **texts)

@@ -1,0 +1,64 @@
+"""One of the processes that local_processes starts: python -m lsdflow_training.processes.one_process [--replace] ...
+
+It runs the stage as its command does, but leaves its error with the process that started it, which tells it once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lsdflow_command.app import RunOptions, interrupt_on_signals, start_logging
+from lsdflow_contract.errors import InternalError, StageError
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
+
+LOG = logging.getLogger("lsdflow.training")
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the stage; returns the exit code."""
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    ranks = ranks_of_environment(os.environ)
+    start_logging()
+    if ranks.rank > 0:
+        logging.getLogger().setLevel(logging.WARNING)
+    try:
+        with interrupt_on_signals():
+            _run(arguments)
+    except StageError as error:
+        _leave(error, ranks)
+        return error.exit_code
+    except Exception as error:  # a fault of ours: whatever it is, the others must hear of it
+        LOG.exception("process %d ended", ranks.rank)
+        _leave(InternalError(f"internal: process {ranks.rank}: {type(error).__name__}: {error}"), ranks)
+        return InternalError.exit_code
+    return 0
+
+
+def _run(arguments: Sequence[str]) -> None:
+    replace = arguments[0] == "--replace"
+    stage, path, *overrides = arguments[1:] if replace else arguments
+    task = importlib.import_module(f"lsdflow_{stage.replace('-', '_')}.task")
+    task.run(load_experiment(Path(path), overrides), RunOptions(replace=replace))
+
+
+def _leave(error: StageError, ranks: Ranks) -> None:
+    from lsdflow_training.processes.meeting import GONE, connect, error_key
+
+    try:
+        connect(ranks, timeout_s=5.0).set(error_key(ranks.rank), json.dumps(error.as_dict()))
+    except (StageError, *GONE):
+        LOG.error("process %d: %s", ranks.rank, error.message())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""How the processes share a network: each holds all of it (DDP), or a share of its weights (FSDP2).
+
+With shares, gradients are summed up where the share is, and checkpoints are gathered, so that they are the same files:
+a training may go on with another number of processes, or alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from lsdflow_network.unet import UNet
+from lsdflow_training.processes.distribution import Distribution
+from lsdflow_training.processes.group import Group
+
+
+def share(network: UNet, group: Group, how: Distribution, device: torch.device) -> nn.Module:
+    """The network to call: itself if alone, else one whose gradients are the mean over the processes."""
+    if group.alone:
+        return network
+    if not how.sharded:
+        devices = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(network, device_ids=devices, broadcast_buffers=False)
+    mesh = _mesh(group, how, device)
+    offload = CPUOffloadPolicy() if how.cpu_offload else OffloadPolicy()
+    after = how.reshard != "grad_op"
+    for part in levels(network):
+        if sum(p.numel() for p in part.parameters()) >= how.min_num_params:
+            fully_shard(part, mesh=mesh, reshard_after_forward=after, offload_policy=offload)
+    fully_shard(network, mesh=mesh, reshard_after_forward=after, offload_policy=offload)
+    return network
+
+
+def levels(network: UNet) -> list[nn.Module]:
+    """The parts of each level: downwards, upsampling, upwards."""
+    return [*network.down, *network.up, *network.merge]
+
+
+def compute_again(network: UNet) -> None:
+    """Let each level keep its input only, and compute the rest again for the gradients."""
+    for part in levels(network):
+        part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+
+
+def set_exchange(network: nn.Module) -> Callable[[bool], None]:
+    """A switch: exchange gradients in the next backward pass, or keep them here (until the last patch of a step)."""
+    if isinstance(network, DistributedDataParallel):
+        return partial(setattr, network, "require_backward_grad_sync")
+    if isinstance(network, FSDPModule):
+        return network.set_requires_gradient_sync
+    return lambda _on: None
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor gathered from its shares; all processes call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_weights(network: nn.Module) -> dict[str, Tensor]:
+    """state_dict of the network as if it were not shared."""
+    return {name: whole(value) for name, value in network.state_dict().items()}
+
+
+def whole_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """state_dict of the optimizer as if nothing were shared."""
+    found: dict[str, Any] = optimizer.state_dict()
+    state = {
+        number: {name: whole(v) if isinstance(v, Tensor) else v for name, v in of_parameter.items()}
+        for number, of_parameter in found["state"].items()
+    }
+    return {**found, "state": state}
+
+
+def shares_of(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """Whole weights as the network holds them here."""
+    here = network.state_dict()
+    return {name: _like(value, here[name]) if name in here else value for name, value in weights.items()}
+
+
+def share_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Cut state that was loaded whole as its parameters are cut."""
+    for parameter, of_parameter in optimizer.state.items():
+        for name, value in of_parameter.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and not isinstance(value, DTensor):
+                of_parameter[name] = _like(value, parameter)
+
+
+def require_same_weights(network: nn.Module, group: Group, how: Distribution) -> None:
+    """InternalError naming the ranks whose weights are not those of the first; of shares, the copies of each."""
+    if group.alone or (how.sharded and how.reshard != "hybrid"):
+        return
+    total = hashlib.sha256()
+    for value in network.state_dict().values():
+        local = value.to_local() if isinstance(value, DTensor) else value
+        total.update(local.detach().cpu().contiguous().numpy().tobytes())
+    group.require_same(total.digest(), "weights", group.ranks.local_world if how.sharded else None)
+
+
+def _like(value: Tensor, here: Tensor) -> Tensor:
+    if not isinstance(here, DTensor) or value.ndim == 0:
+        return value
+    return distribute_tensor(value.to(here.device), here.device_mesh, here.placements, src_data_rank=None)
+
+
+def _mesh(group: Group, how: Distribution, device: torch.device) -> DeviceMesh:
+    """All processes in a row; hybrid: a row for each node."""
+    world, on_node = group.ranks.world, group.ranks.local_world
+    if how.reshard == "hybrid" and on_node < world:
+        return init_device_mesh(device.type, (world // on_node, on_node), mesh_dim_names=("copies", "shares"))
+    return init_device_mesh(device.type, (world,))

@@ -1,0 +1,1 @@
+"""What a network shall answer: LSDs, affinities' boundaries, from labels."""

@@ -1,0 +1,226 @@
+"""From the runs of all labels to their descriptors: walks labels, tiles and rows, and turns moments into channels.
+
+Channels: 0-2 mean offset z, y, x / sigma * 0.5 + 0.5; 3-5 variance zz, yy, xx / sigma^2; 6-8 Pearson coefficients
+zy, zx, yx * 0.5 + 0.5; 9 size, the Gaussian-weighted share of voxels that belong to the label. All clipped to [0, 1].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lsdflow_training.compiled import compiled
+from lsdflow_training.targets.label_moments import (
+    FIRST,
+    SECOND,
+    THIRD,
+    TILE,
+    Doubles,
+    Floats,
+    Ints,
+    Rows,
+    new_rows,
+    sum_along_x,
+    sum_along_y,
+    sum_along_z,
+)
+from lsdflow_training.targets.label_runs import GroupedRuns, Runs
+
+# below this variance (nm^2) an axis counts as flat, so that Pearson coefficients stay finite (as in lsds)
+FLAT_NM2 = np.float32(1e-3)
+# a variance below this share of the squared mean offset is rounding and counts as 0. At full resolution it is never
+# met, because the voxel itself belongs to its label; with downsampling all of a label may lie at one far place
+ROUNDING_SHARE = np.float32(1e-5)
+
+
+class Grid(NamedTuple):
+    """How output voxels lie on the grid of the (downsampled) labels, and the Gaussian on that grid.
+
+    Output voxel v takes the moments around voxel begin + v // step.
+    """
+
+    step: int
+    begin: Ints
+    kernel_z: Floats
+    kernel_y: Floats
+    sums_x: Doubles
+    voxel_size_nm: Floats
+    sigma_nm: Floats
+
+
+@compiled
+def describe(sources: GroupedRuns, targets: GroupedRuns, grid: Grid, out: Floats) -> None:
+    """Write the descriptors of all labels into `out` (10, z, y, x), which holds 0.
+
+    `sources`: runs of the (downsampled) labels with context, by (y, z, x). `targets`: runs of the same labels at full
+    resolution in the output, by (z, y, x).
+    """
+    for label in range(sources.starts.size - 1):
+        seen = sources.runs[sources.starts[label] : sources.starts[label + 1]]
+        own = targets.runs[targets.starts[label] : targets.starts[label + 1]]
+        x_first, x_last = out.shape[3], 0
+        for i in range(own.shape[0]):
+            x_first = min(x_first, own[i, 2] // grid.step)
+            x_last = max(x_last, (own[i, 3] - 1) // grid.step)
+        for tile_x in range(x_first, x_last + 1, TILE):
+            chosen = _runs_in_tile(own, tile_x, grid.step)
+            if chosen.shape[0] > 0:
+                _describe_tile(seen, chosen, tile_x, grid, out)
+
+
+@compiled
+def _runs_in_tile(runs: Runs, tile_x: int, step: int) -> Runs:
+    """The runs that touch the tile, cut to it."""
+    low, high = tile_x * step, (tile_x + TILE) * step
+    chosen = np.empty(runs.shape, np.int32)
+    count = 0
+    for i in range(runs.shape[0]):
+        if runs[i, 2] < high and runs[i, 3] > low:
+            chosen[count, 0] = runs[i, 0]
+            chosen[count, 1] = runs[i, 1]
+            chosen[count, 2] = max(runs[i, 2], low)
+            chosen[count, 3] = min(runs[i, 3], high)
+            count += 1
+    return chosen[:count]
+
+
+@compiled
+def _describe_tile(seen: Runs, chosen: Runs, tile_x: int, grid: Grid, out: Floats) -> None:
+    """The voxels `chosen` of one label in one tile, given all `seen` runs of the label."""
+    bounds = _bounds(chosen, grid)
+    height = bounds[1, 1] - bounds[0, 1]
+    rows = new_rows(min(seen.shape[0], (bounds[1, 0] - bounds[0, 0]) * height), FIRST)
+    starts = sum_along_x(seen, tile_x + grid.begin[2], bounds, grid.sums_x, rows)
+    plane = new_rows(height, SECOND)
+    window = np.empty((height, 4), np.int64)
+    for i in range(height):
+        window[i, 0], window[i, 1], window[i, 2], window[i, 3] = starts[i], starts[i], starts[i + 1], bounds[0, 1] + i
+    i = 0
+    while i < chosen.shape[0]:
+        z = chosen[i, 0] // grid.step
+        end = i + 1
+        while end < chosen.shape[0] and chosen[end, 0] // grid.step == z:
+            end += 1
+        count = _fill_plane(rows, window, z + grid.begin[0], grid.kernel_z, plane)
+        _describe_plane(chosen[i:end], Rows(plane.values, plane.position[:count]), tile_x, grid, out)
+        i = end
+
+
+@compiled
+def _bounds(chosen: Runs, grid: Grid) -> Ints:
+    """[z, y] of the first and of the after-last row of the labels' grid that can matter to the chosen runs."""
+    bounds = np.empty((2, 2), np.int64)
+    for axis in range(2):
+        radius = (grid.kernel_z if axis == 0 else grid.kernel_y).shape[1] // 2
+        low, high = chosen[0, axis], chosen[0, axis]
+        for i in range(chosen.shape[0]):
+            low = min(low, chosen[i, axis])
+            high = max(high, chosen[i, axis])
+        bounds[0, axis] = low // grid.step + grid.begin[axis] - radius
+        bounds[1, axis] = high // grid.step + grid.begin[axis] + radius + 1
+    return bounds
+
+
+@compiled
+def _fill_plane(rows: Rows, window: Ints, z: int, kernel: Floats, plane: Rows) -> int:
+    """Step 2 for all rows of the plane z; returns how many rows of `plane` hold something.
+
+    `window` (y, 4): first and after-last of the `rows` of y within reach of z (moves on with z), end of the rows of
+    y, and y.
+    """
+    radius = kernel.shape[1] // 2
+    count = 0
+    for i in range(window.shape[0]):
+        first, last, end = window[i, 0], window[i, 1], window[i, 2]
+        while first < end and rows.position[first] < z - radius:
+            first += 1
+        while last < end and rows.position[last] <= z + radius:
+            last += 1
+        window[i, 0], window[i, 1] = first, last
+        if first < last:
+            sum_along_z(rows, (first, last), z, kernel, plane.values[count * SECOND : (count + 1) * SECOND])
+            plane.position[count] = window[i, 3]
+            count += 1
+    return count
+
+
+@compiled
+def _describe_plane(chosen: Runs, plane: Rows, tile_x: int, grid: Grid, out: Floats) -> None:
+    """Step 3 for the chosen runs, which lie in one plane of the grid, and their channels."""
+    radius = grid.kernel_y.shape[1] // 2
+    moments = np.empty(THIRD, np.float32)
+    first, last, done = 0, 0, -1
+    for i in range(chosen.shape[0]):
+        z, y = chosen[i, 0] // grid.step, chosen[i, 1] // grid.step
+        if y != done:
+            centre = y + grid.begin[1]
+            while first < plane.position.size and plane.position[first] < centre - radius:
+                first += 1
+            while last < plane.position.size and plane.position[last] <= centre + radius:
+                last += 1
+            sum_along_y(plane, (first, last), centre, grid.kernel_y, moments)
+            _to_channels(moments, (z + grid.begin[0], centre, tile_x + grid.begin[2]), grid)
+            done = y
+        for c in range(10):
+            row = out[c, chosen[i, 0], chosen[i, 1]]
+            for x in range(chosen[i, 2], chosen[i, 3]):
+                row[x] = moments[c * TILE + x // grid.step - tile_x]
+
+
+@compiled
+def _unit(value: np.float32) -> np.float32:
+    return min(max(value, np.float32(0)), np.float32(1))
+
+
+@compiled
+def _variance(square: np.float32, mean: np.float32) -> np.float32:
+    """Mean square minus squared mean (voxels^2); 0 if the difference is but rounding."""
+    variance = square - mean * mean
+    return variance if variance > ROUNDING_SHARE * mean * mean else np.float32(0)
+
+
+@compiled
+def _pearson(
+    covariance: np.float32, one: np.float32, other: np.float32, flat: tuple[np.float32, np.float32]
+) -> np.float32:
+    """Correlation of two axes * 0.5 + 0.5 from their variances `one` and `other`, each at least `flat`."""
+    if one == 0 or other == 0:
+        return np.float32(0.5)
+    return _unit(covariance / np.sqrt(max(one, flat[0]) * max(other, flat[1])) * np.float32(0.5) + np.float32(0.5))
+
+
+@compiled
+def _to_channels(m: Floats, corner: tuple[int, int, int], grid: Grid) -> None:
+    """Turn the ten moments of a row of a tile (voxels) into the ten channels, in place.
+
+    `corner`: z, y, x of the row's first voxel in the labels' grid.
+    """
+    half, one = np.float32(0.5), np.float32(1)
+    vz, vy, vx = grid.voxel_size_nm[0], grid.voxel_size_nm[1], grid.voxel_size_nm[2]
+    # all in voxels of an axis from here on
+    sz, sy, sx = grid.sigma_nm[0] / vz, grid.sigma_nm[1] / vy, grid.sigma_nm[2] / vx
+    flat_z, flat_y, flat_x = FLAT_NM2 / (vz * vz), FLAT_NM2 / (vy * vy), FLAT_NM2 / (vx * vx)
+    for i in range(TILE):
+        empty = m[i] == 0  # only with downsampling: then lsds takes size 1 and the first voxel of the array as mean
+        share = one if empty else m[i]
+        per = one / share
+        mean_z, mean_y, mean_x = m[i + 3 * TILE] * per, m[i + TILE] * per, m[i + 6 * TILE] * per
+        var_z = _variance(m[i + 5 * TILE] * per, mean_z)
+        var_y = _variance(m[i + 2 * TILE] * per, mean_y)
+        var_x = _variance(m[i + 9 * TILE] * per, mean_x)
+        cov_zy = m[i + 4 * TILE] * per - mean_z * mean_y
+        cov_zx = m[i + 8 * TILE] * per - mean_z * mean_x
+        cov_yx = m[i + 7 * TILE] * per - mean_y * mean_x
+        if empty:
+            mean_z, mean_y, mean_x = -np.float32(corner[0]), -np.float32(corner[1]), -np.float32(corner[2] + i)
+        m[i] = _unit(mean_z / sz * half + half)
+        m[i + TILE] = _unit(mean_y / sy * half + half)
+        m[i + 2 * TILE] = _unit(mean_x / sx * half + half)
+        m[i + 3 * TILE] = _unit(max(var_z, flat_z) / (sz * sz))
+        m[i + 4 * TILE] = _unit(max(var_y, flat_y) / (sy * sy))
+        m[i + 5 * TILE] = _unit(max(var_x, flat_x) / (sx * sx))
+        m[i + 6 * TILE] = _pearson(cov_zy, var_z, var_y, (flat_z, flat_y))
+        m[i + 7 * TILE] = _pearson(cov_zx, var_z, var_x, (flat_z, flat_x))
+        m[i + 8 * TILE] = _pearson(cov_yx, var_y, var_x, (flat_y, flat_x))
+        m[i + 9 * TILE] = _unit(share)

@@ -1,0 +1,186 @@
+"""Gaussian-weighted moments of each label around each of its voxels: the sums behind the LSD targets.
+
+For a voxel v of a label, with d = (z, y, x) the offset from v to another voxel of the label and g the truncated
+Gaussian, ten sums are needed: of g, g d and g d d'. Because d is counted from v itself there is no cancellation, and
+g(d) = g(z) g(y) g(x), so each sum is a chain of three 1-D convolutions with the kernels g, g d and g d^2:
+
+  1. along x, from the runs of the label: the sum over a run is a difference of two entries of a running sum of the
+     kernel, whatever the length of the run                                            runs -> 3 values per voxel
+  2. along z, only rows that hold something                                               3 -> 6 values
+  3. along y, only for rows in which the label has voxels in the output                   6 -> 10 values
+
+Work goes label by label in tiles of TILE voxels along x, so one value of a row of a tile is a vector register or two:
+
+        x ->  +--- TILE ---+--- TILE ---+       a row of a tile after step 1: [ g | gd | gdd ] * TILE floats
+              | label 7    |     label 7|       only rows with runs within reach of the tile exist;
+              +------------+------------+       they lie in memory by (y, z), so step 2 reads on without gaps
+
+The inner loops have a constant length and take UNROLL rows at a time: that is what lets the compiler vectorise them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lsdflow_training.compiled import compiled
+from lsdflow_training.targets.label_runs import Runs
+
+TILE = 16
+FIRST = 3 * TILE  # floats in a row after step 1
+SECOND = 6 * TILE  # after step 2
+THIRD = 10 * TILE  # after step 3
+UNROLL = 4
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """Rows of a tile that hold something: their values one after the other (flat), and where each lies.
+
+    `values` is initialised and has UNROLL rows of room at its end, because steps 2 and 3 read in groups of UNROLL.
+    """
+
+    values: Floats
+    position: Ints
+
+
+def kernels(sigma_vox: float, truncate: float = 3.0) -> Floats:
+    """The kernels g, g d and g d^2 of one axis, float32 (3, 2 r + 1), d in voxels, r = int(truncate * sigma + 0.5).
+
+    g is scipy's truncated Gaussian: it sums to 1 after truncation.
+    """
+    return gaussian_weights(sigma_vox, truncate).astype(np.float32)
+
+
+def running_sums(sigma_vox: float, truncate: float = 3.0) -> Doubles:
+    """Running sums of the three kernels for step 1, float64 (3, 2 (r + TILE) + 1), reversed.
+
+    Entry [k, r + TILE - t] is the sum of kernel k over all d < t; constant beyond the kernel.
+    """
+    weights = gaussian_weights(sigma_vox, truncate)
+    padded = np.pad(weights, ((0, 0), (TILE, TILE - 1)))
+    sums = np.concatenate([np.zeros((3, 1)), np.cumsum(padded, axis=1)], axis=1)
+    return np.ascontiguousarray(sums[:, ::-1])
+
+
+def gaussian_weights(sigma_vox: float, truncate: float = 3.0) -> Doubles:
+    """The kernels g, g d and g d^2 in double precision; see `kernels`."""
+    radius = int(truncate * sigma_vox + 0.5)
+    d = np.arange(-radius, radius + 1, dtype=np.float64)
+    gauss = np.exp(-0.5 * (d / sigma_vox) ** 2)
+    gauss /= gauss.sum()
+    return np.stack([gauss, gauss * d, gauss * d * d])
+
+
+@compiled
+def new_rows(room: int, length: int) -> Rows:
+    """Room for `room` rows of `length` floats."""
+    return Rows(np.zeros((room + UNROLL) * length, np.float32), np.zeros(room + UNROLL, np.int64))
+
+
+@compiled
+def sum_along_x(runs: Runs, tile_x: int, bounds: Ints, sums: Doubles, rows: Rows) -> Ints:
+    """Step 1: fill `rows` from the runs of one label, ordered by (y, z, x); their position is z.
+
+    `bounds` (2, 2): [z, y] of the first and of the after-last row within reach. Returns where the rows of each y
+    start: rows starts[i] : starts[i + 1] have y = bounds[0, 1] + i.
+    """
+    reach = sums.shape[1] // 2
+    starts = np.zeros(bounds[1, 1] - bounds[0, 1] + 1, np.int64)
+    slot, last_z, last_y = -1, -1, -1
+    for i in range(runs.shape[0]):
+        z, y = runs[i, 0], runs[i, 1]
+        begin = max(runs[i, 2] - tile_x, TILE - reach)
+        end = min(runs[i, 3] - tile_x, reach)
+        if z < bounds[0, 0] or z >= bounds[1, 0] or y < bounds[0, 1] or y >= bounds[1, 1] or begin >= end:
+            continue
+        if z != last_z or y != last_y:
+            slot += 1
+            rows.position[slot] = z
+            starts[y - bounds[0, 1] + 1] += 1
+            last_z, last_y = z, y
+        _add_run(sums, reach - begin, reach - end, rows.values[slot * FIRST : (slot + 1) * FIRST])
+    for i in range(starts.size - 1):
+        starts[i + 1] += starts[i]
+    return starts
+
+
+@compiled
+def _add_run(sums: Doubles, at_begin: int, at_end: int, row: Floats) -> None:
+    for k in range(3):
+        upper = sums[k, at_end : at_end + TILE]
+        lower = sums[k, at_begin : at_begin + TILE]
+        part = row[k * TILE : (k + 1) * TILE]
+        for i in range(TILE):
+            part[i] += np.float32(upper[i] - lower[i])
+
+
+@compiled
+def _weights_of(kernel: Floats, rows: Rows, row: int, last: int, centre: int) -> tuple[np.float32, ...]:
+    """The three kernels at the offset of a row from `centre`; 0 for rows that only fill up a group of UNROLL."""
+    if row >= last:
+        return np.float32(0), np.float32(0), np.float32(0)
+    at = rows.position[row] - centre + kernel.shape[1] // 2
+    return kernel[0, at], kernel[1, at], kernel[2, at]
+
+
+@compiled
+def sum_along_z(rows: Rows, span: tuple[int, int], z: int, kernel: Floats, out: Floats) -> None:
+    """Step 2: `out` (6 * TILE) at z from the rows `span` of one y: 1, z, zz, x, zx, xx (offsets in voxels)."""
+    first, last = span
+    out[:] = 0
+    for s in range(first, last, UNROLL):
+        g0, d0, q0 = _weights_of(kernel, rows, s, last, z)
+        g1, d1, q1 = _weights_of(kernel, rows, s + 1, last, z)
+        g2, d2, q2 = _weights_of(kernel, rows, s + 2, last, z)
+        g3, d3, q3 = _weights_of(kernel, rows, s + 3, last, z)
+        r = rows.values[s * FIRST : (s + UNROLL) * FIRST]
+        for i in range(TILE):
+            a0, a1, a2, a3 = r[i], r[i + FIRST], r[i + 2 * FIRST], r[i + 3 * FIRST]
+            out[i] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3
+            out[i + TILE] += d0 * a0 + d1 * a1 + d2 * a2 + d3 * a3
+            out[i + 2 * TILE] += q0 * a0 + q1 * a1 + q2 * a2 + q3 * a3
+        for i in range(TILE, 2 * TILE):  # x
+            a0, a1, a2, a3 = r[i], r[i + FIRST], r[i + 2 * FIRST], r[i + 3 * FIRST]
+            out[i + 2 * TILE] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3
+            out[i + 3 * TILE] += d0 * a0 + d1 * a1 + d2 * a2 + d3 * a3
+        for i in range(2 * TILE, 3 * TILE):  # xx
+            a0, a1, a2, a3 = r[i], r[i + FIRST], r[i + 2 * FIRST], r[i + 3 * FIRST]
+            out[i + 3 * TILE] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3
+
+
+@compiled
+def sum_along_y(rows: Rows, span: tuple[int, int], y: int, kernel: Floats, out: Floats) -> None:
+    """Step 3: `out` (10 * TILE) at y from the rows `span` of step 2: 1, y, yy, z, zy, zz, x, yx, zx, xx (voxels)."""
+    first, last = span
+    out[:] = 0
+    for s in range(first, last, UNROLL):
+        g0, d0, q0 = _weights_of(kernel, rows, s, last, y)
+        g1, d1, q1 = _weights_of(kernel, rows, s + 1, last, y)
+        g2, d2, q2 = _weights_of(kernel, rows, s + 2, last, y)
+        g3, d3, q3 = _weights_of(kernel, rows, s + 3, last, y)
+        r = rows.values[s * SECOND : (s + UNROLL) * SECOND]
+        for i in range(TILE):
+            a0, a1, a2, a3 = r[i], r[i + SECOND], r[i + 2 * SECOND], r[i + 3 * SECOND]
+            out[i] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3
+            out[i + TILE] += d0 * a0 + d1 * a1 + d2 * a2 + d3 * a3
+            out[i + 2 * TILE] += q0 * a0 + q1 * a1 + q2 * a2 + q3 * a3
+        for i in range(TILE, 2 * TILE):  # z
+            a0, a1, a2, a3 = r[i], r[i + SECOND], r[i + 2 * SECOND], r[i + 3 * SECOND]
+            out[i + 2 * TILE] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3
+            out[i + 3 * TILE] += d0 * a0 + d1 * a1 + d2 * a2 + d3 * a3
+        for i in range(2 * TILE, 3 * TILE):  # zz
+            a0, a1, a2, a3 = r[i], r[i + SECOND], r[i + 2 * SECOND], r[i + 3 * SECOND]
+            out[i + 3 * TILE] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3
+        for i in range(3 * TILE, 4 * TILE):  # x
+            a0, a1, a2, a3 = r[i], r[i + SECOND], r[i + 2 * SECOND], r[i + 3 * SECOND]
+            out[i + 3 * TILE] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3
+            out[i + 4 * TILE] += d0 * a0 + d1 * a1 + d2 * a2 + d3 * a3
+        for i in range(4 * TILE, 6 * TILE):  # zx, xx
+            a0, a1, a2, a3 = r[i], r[i + SECOND], r[i + 2 * SECOND], r[i + 3 * SECOND]
+            out[i + 4 * TILE] += g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3

@@ -1,0 +1,237 @@
+"""LSD targets in torch, on the device where the labels are: the values of `lsd_targets`, for a GPU or a whole batch.
+
+The same ten Gaussian-weighted sums as in `label_moments`, but dense, because a GPU likes large matrix products:
+
+  1. cut the output into tiles about as large as the radius of the Gaussian; list the pairs (tile, label in the tile)
+  2. for each pair, a 0/1 mask of the label in the tile and its context; many pairs at a time, as memory allows
+  3. three passes of 1-D convolutions, along x, y, z. Each is one product with a banded matrix that holds the kernel
+     once per voxel of the tile, counted from that voxel (so nothing cancels). It puts the axis it has summed over
+     first, and the axis that comes next last: all three passes are plain products, nothing is transposed
+  4. read the sums at the label's own voxels, turn them into channels
+
+Work per pair does not depend on the shape of the label, and there is no loop over labels on the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lsdflow_contract.errors import BadData, UsageError
+from lsdflow_contract.geometry import Box, Nm3
+from lsdflow_training.targets.label_descriptors import FLAT_NM2, ROUNDING_SHARE
+from lsdflow_training.targets.label_moments import Doubles, gaussian_weights
+from lsdflow_training.targets.label_tiles import Pairs, Tiling, mask_of, own_tiles, pairs_of, tiling, windows
+from lsdflow_training.targets.lsd_targets import CHANNELS, checked_roi, per_axis, positive
+
+ORDERS = tuple(o for o in itertools.product(range(3), repeat=3) if sum(o) <= 2)  # powers of z, y, x in the ten sums
+CPU_BYTES, GPU_BYTES = 2**26, 2**30
+PLACE_BYTES = 4 * 8  # of an own voxel: pair, z, y, x
+NUMBERS = 60  # of an own voxel while step 4 works, together with three places
+
+
+class _Grid(NamedTuple):
+    """Tiles, and the Gaussian on their grid; all z, y, x."""
+
+    cut: Tiling
+    bands: list[Tensor]  # (3, tile, window): kernels g, g d, g d^2 at the place of each voxel of the tile
+    sigma_vox: Tensor  # (3, 1)
+    flat_vox2: Tensor  # (3, 1)
+
+
+@torch.no_grad()
+def lsd_targets_torch(
+    labels: Tensor,
+    sigma_nm: float | Nm3,
+    voxel_size_nm: Nm3,
+    roi: Box | None = None,
+    downsample: int = 1,
+    *,
+    region: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    memory_bytes: int | None = None,
+) -> Tensor:
+    """The LSD targets of `roi`, as `local_shape_descriptors` gives them: (10, z, y, x) in [0, 1], 0 where label is 0.
+
+    labels: integers (z, y, x), or a batch (b, z, y, x), which gives (b, 10, z, y, x); ids below 0 are labels like
+    others. sigma_nm, voxel_size_nm, roi, downsample: see there. region: bool, same shape; voxels outside it count as
+    no label. dtype: float32 or float64, of all sums and of the result. memory_bytes: bound of the working memory,
+    apart from the result and some four copies of the labels; default: 64 MiB, which suits the caches of a CPU, and
+    1 GiB on a GPU. It changes the result by rounding at most.
+
+    Full resolution: equal to 1e-5. Downsampled, the Pearson coefficients of a label whose few voxels are all far away
+    are all but rounding in float32, here and there (1e-3 in labels of noise); those of real labels agree to 1e-5.
+
+    In full precision whatever autocast and the settings for TF32 say: the latter are put aside (for the process, as
+    torch has it) until it returns.
+
+    Raises BadData if labels or region are not as above, UsageError if roi or the numbers do not fit, or if not even
+    one pair of tile and label fits into memory_bytes.
+    """
+    volumes = _checked_labels(labels, region)
+    sigma, voxel_size = positive(per_axis(sigma_nm), "sigma_nm"), positive(voxel_size_nm, "voxel_size_nm")
+    box = checked_roi(roi, volumes.shape[1:], downsample)
+    if dtype not in (torch.float32, torch.float64):
+        raise UsageError("no such precision for LSD targets", wanted="torch.float32 or torch.float64", found=dtype)
+    grid = _grid(sigma, voxel_size, box, downsample, torch.empty(0, dtype=dtype, device=labels.device))
+    at_once = _pairs_at_once(grid.cut, dtype.itemsize, labels.device, memory_bytes)
+    out = torch.zeros((len(volumes), CHANNELS, *box.shape_vox), dtype=dtype, device=labels.device)
+    with _full_precision(labels.device):
+        _describe(volumes, box, grid, at_once, out)
+    return out if labels.ndim == 4 else out[0]
+
+
+def _describe(volumes: Tensor, roi: Box, grid: _Grid, at_once: int, out: Tensor) -> None:
+    """Fill `out` (b, 10, z, y, x), which holds 0."""
+    wanted = volumes[(slice(None), *roi.slices())]
+    ids = torch.unique(wanted)
+    ids = ids[ids != 0]
+    if ids.numel() == 0:
+        return
+    own, seen = own_tiles(wanted, ids, grid.cut), windows(volumes, ids, grid.cut)
+    pairs = pairs_of(own, ids.numel())
+    for first in range(0, len(pairs.label), at_once):
+        chosen = Pairs(*(column[first : first + at_once] for column in pairs))
+        voxels = mask_of(own, chosen).nonzero()
+        sums = _sums(mask_of(seen, chosen).to(out.dtype), grid)
+        _write(voxels, sums, chosen, grid, out)
+
+
+def _grid(sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, step: int, like: Tensor) -> _Grid:
+    sizes = [size * step for size in voxel_size_nm]
+    kernels = [gaussian_weights(s / v) for s, v in zip(sigma_nm, sizes, strict=True)]
+    z, y, x = (kernel.shape[1] // 2 for kernel in kernels)
+    cut = tiling(roi, (z, y, x), step)
+    size = torch.tensor(sizes, dtype=like.dtype, device=like.device)[:, None]
+    return _Grid(
+        cut=cut,
+        bands=[_band(kernel, tile, like) for kernel, tile in zip(kernels, cut.tile, strict=True)],
+        sigma_vox=torch.tensor(sigma_nm, dtype=like.dtype, device=like.device)[:, None] / size,
+        flat_vox2=float(FLAT_NM2) / size**2,
+    )
+
+
+def _band(kernel: Doubles, tile: int, like: Tensor) -> Tensor:
+    """Banded matrices (3, tile, tile + 2 radius): row v holds the kernel (3, 2 radius + 1) from column v on."""
+    width = kernel.shape[1]
+    band = np.zeros((3, tile, tile + width - 1))
+    for voxel in range(tile):
+        band[:, voxel, voxel : voxel + width] = kernel
+    return torch.from_numpy(band).to(like)
+
+
+def _sums(mask: Tensor, grid: _Grid) -> dict[tuple[int, ...], Tensor]:
+    """The ten sums around each voxel of the tiles, (tile z, y, x, n), by the powers of z, y, x."""
+    band_z, band_y, band_x = grid.bands
+    by_x = _pass(band_x, mask)
+    by_y = [_pass(band_y[: 3 - kx], by_x[kx]) for kx in range(3)]
+    return {
+        (kz, ky, kx): values
+        for kx in range(3)
+        for ky in range(3 - kx)
+        for kz, values in enumerate(_pass(band_z[: 3 - kx - ky], by_y[kx][ky]))
+    }
+
+
+def _pass(band: Tensor, values: Tensor) -> Tensor:
+    """Sum over the last axis: bands (k, tile, w) and values (..., w) give (k, tile, ...)."""
+    kernels, tile, width = band.shape
+    product = torch.mm(band.reshape(kernels * tile, width), values.reshape(-1, width).t())
+    return product.view(kernels, tile, *values.shape[:-1])
+
+
+def _write(voxels: Tensor, sums: dict[tuple[int, ...], Tensor], pairs: Pairs, grid: _Grid, out: Tensor) -> None:
+    """Write the channels of `voxels` (v, 4), each an index of a pair and z, y, x in its tile, at full resolution."""
+    volume, *first = pairs.tile[voxels[:, 0]].unbind(1)
+    fine, coarse, corner = [], [], []
+    for axis in range(3):
+        fine.append(first[axis] * (grid.cut.tile[axis] * grid.cut.step) + voxels[:, axis + 1])
+        coarse.append(voxels[:, axis + 1] // grid.cut.step)
+        corner.append(first[axis] * grid.cut.tile[axis] + coarse[axis] + grid.cut.begin[axis])
+    moments = {order: sums[order][(*coarse, voxels[:, 0])] for order in ORDERS}
+    channels = _channels(moments, torch.stack(corner), grid)
+    out[volume, :, fine[0], fine[1], fine[2]] = channels.t()
+
+
+def _channels(moments: dict[tuple[int, ...], Tensor], corner: Tensor, grid: _Grid) -> Tensor:
+    """The ten channels (10, v) from the sums (v,) at voxels whose places on the grid are `corner` (3, v).
+
+    Rules for labels that are flat or far away: see `label_descriptors`.
+    """
+    share = moments[0, 0, 0]
+    empty = share == 0
+    share = torch.where(empty, 1, share)
+    mean = torch.stack([moments[1, 0, 0], moments[0, 1, 0], moments[0, 0, 1]]) / share
+    variance = torch.stack([moments[2, 0, 0], moments[0, 2, 0], moments[0, 0, 2]]) / share - mean**2
+    variance = torch.where(variance > float(ROUNDING_SHARE) * mean**2, variance, 0)
+    no_less = torch.maximum(variance, grid.flat_vox2)
+    pearson = []
+    for one, other, order in ((0, 1, (1, 1, 0)), (0, 2, (1, 0, 1)), (1, 2, (0, 1, 1))):
+        covariance = moments[order] / share - mean[one] * mean[other]
+        correlation = covariance / (no_less[one] * no_less[other]).sqrt()
+        flat = (variance[one] == 0) | (variance[other] == 0)
+        pearson.append(torch.where(flat, 0, correlation) * 0.5 + 0.5)
+    offset = torch.where(empty, -corner.to(mean.dtype), mean) / grid.sigma_vox * 0.5 + 0.5
+    return torch.cat([offset, no_less / grid.sigma_vox**2, torch.stack([*pearson, share])]).clamp_(0, 1)
+
+
+def _pairs_at_once(cut: Tiling, itemsize: int, device: torch.device, memory_bytes: int | None) -> int:
+    """How many pairs of tile and label fit into the memory; at least one if no bound is given."""
+    (tz, ty, tx), (wz, wy, wx) = cut.tile, cut.window
+    seen, own, sums = wz * wy * wx, tz * ty * tx * cut.step**3, len(ORDERS) * tz * ty * tx
+    passes = seen + 3 * wz * wy * tx + 6 * wz * ty * tx + sums
+    each = max(
+        own * PLACE_BYTES + seen * (4 + 1),  # the mask is made: index and truth
+        own * PLACE_BYTES + itemsize * passes + seen,
+        own * (3 * PLACE_BYTES + NUMBERS * itemsize) + itemsize * sums,
+    )
+    if memory_bytes is None:
+        return max(1, (CPU_BYTES if device.type == "cpu" else GPU_BYTES) // each)
+    if memory_bytes < each:
+        raise UsageError(
+            "memory_bytes is less than one tile of one label needs", wanted=f"{each} or more", found=memory_bytes
+        )
+    return memory_bytes // each
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """No autocast, and products of float32 in float32 (TF32 and bf16 would be off by 1e-3)."""
+    backends: Any = torch.backends
+    settings = (backends.cuda.matmul, backends.mkldnn.matmul)
+    before = [s.fp32_precision for s in settings]
+    try:
+        for s in settings:
+            s.fp32_precision = "ieee"
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for s, precision in zip(settings, before, strict=True):
+            s.fp32_precision = precision
+
+
+def _checked_labels(labels: Tensor, region: Tensor | None) -> Tensor:
+    """The labels as int64 (b, z, y, x), 0 outside the region."""
+    if labels.ndim not in (3, 4) or labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
+        raise BadData(
+            "labels must be a volume of integers, or a batch of them",
+            wanted="integers, (z, y, x) or (b, z, y, x)",
+            found=f"{labels.dtype} {tuple(labels.shape)}",
+        )
+    # the same 64 bits: only equality matters, and torch does little with uint64
+    whole = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
+    if region is not None:
+        if region.dtype != torch.bool or region.shape != labels.shape or region.device != labels.device:
+            raise BadData(
+                "region must be a mask of the labels",
+                wanted=f"torch.bool {tuple(labels.shape)} on {labels.device}",
+                found=f"{region.dtype} {tuple(region.shape)} on {region.device}",
+            )
+        whole = whole.masked_fill(~region, 0)
+    return whole if labels.ndim == 4 else whole[None]
