@@ -80,12 +80,13 @@ def test_a_training_that_stands_still_ends_in_order_and_goes_on_with_more_patien
     made = prepared("affinities", validation_fraction=0.4)
     how = {"learning_rate": 1e-9, "validation_every": 2, "checkpoint_every": 100, "schedule": "constant"}
     ended = run(made, tmp_path / "t", Steering(patience=4), max_iteration=30, **how)
-    assert ended.iteration == 6
+    assert (ended.iteration, ended.ended_by) == (6, "plateau")
     bundle = read_bundle(bundle_folder(tmp_path / "t" / "checkpoints", 6))
     assert bundle.validation_loss is not None
     assert run(made, tmp_path / "t", Steering(patience=4), max_iteration=30, **how).iteration == 6
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [6]
-    assert run(made, tmp_path / "t", Steering(patience=8), max_iteration=8, **how).iteration == 8
+    ended = run(made, tmp_path / "t", Steering(patience=8), max_iteration=8, **how)
+    assert (ended.iteration, ended.ended_by) == (8, "max_iteration")
 
 
 def test_each_iteration_is_validated_once(prepared, tmp_path) -> None:

@@ -99,6 +99,12 @@ def copy_finished(source: Path, folder: Path, until: str) -> None:
     shutil.copy(source / "images.env", folder)
 
 
+def copy_prepared(source: Path, folder: Path) -> None:
+    """Copy an experiment with its volumes, prepared and not trained on."""
+    copy_finished(source, folder, until="train-lsd")
+    shutil.rmtree(folder / "train", ignore_errors=True)
+
+
 def identities(folder: Path, stages: Sequence[str] = BLOCK_STAGES[:-1]) -> dict[str, str]:
     """Stage -> hash of its work and of every checksum of what it made."""
     return {stage: read_manifest(ExperimentLayout(folder), stage).identity for stage in stages}

@@ -30,7 +30,7 @@ def test_run_leaves_bundle_best_and_manifest(tmp_path) -> None:
     assert result.exit_code == 0, result.output
     layout = ExperimentLayout(tmp_path)
     manifest = read_manifest(layout, "train-lsd")
-    assert manifest.facts["iteration"] == 3
+    assert (manifest.facts["iteration"], manifest.facts["ended_by"]) == (3, "max_iteration")
     assert read_best(layout.best_checkpoint("train-lsd")).iteration == manifest.facts["best_iteration"]
     status = json.loads(call("status", toml, "--json").stdout)
     assert status["finished"]

@@ -36,7 +36,7 @@ from lsdflow_training.data.streams import BatchNumbers, make_stream
 from lsdflow_training.interruption import StopRequest, stop_on_signals
 from lsdflow_training.network_step import Patch, to_patch
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.schedule import is_over, learning_rate, scaled
+from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.trainer import Outcome
 from lsdflow_training.training_state import TrainingState
@@ -107,7 +107,8 @@ class TensorflowTrainer:
                 )
         rate = (self.iteration - begun_at) / max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.cluster.is_chief else None
-        return Outcome(self.iteration, best, self.minutes, rate)
+        ended_by = used_up(self.recipe.schedules, self.iteration, self.minutes) or ""
+        return Outcome(self.iteration, best, self.minutes, rate, ended_by)
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> bool:
         """Steps until the end; whether a signal ended them."""
@@ -229,4 +230,4 @@ class TensorflowTrainer:
         return self.minutes_before + (time.monotonic() - self.started) / 60
 
     def _finished(self) -> bool:
-        return is_over(self.recipe.schedules, self.iteration, self.minutes)
+        return used_up(self.recipe.schedules, self.iteration, self.minutes) is not None

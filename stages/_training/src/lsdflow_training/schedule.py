@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from lsdflow_training.recipe import Schedules
 
@@ -24,10 +25,11 @@ def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
     return how.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress(how, iteration, minutes))))
 
 
-def is_over(how: Schedules, iteration: int, minutes: float) -> bool:
-    """Whether the iterations or the minutes (after at least one iteration) are used up."""
-    out_of_time = how.max_minutes is not None and minutes >= how.max_minutes and iteration > 0
-    return iteration >= how.max_iteration or out_of_time
+def used_up(how: Schedules, iteration: int, minutes: float) -> Literal["max_iteration", "max_minutes"] | None:
+    """What ends the training here: its iterations, or its minutes (after at least one iteration); None: neither."""
+    if iteration >= how.max_iteration:
+        return "max_iteration"
+    return "max_minutes" if how.max_minutes is not None and minutes >= how.max_minutes and iteration > 0 else None
 
 
 def progress(how: Schedules, iteration: int, minutes: float) -> float:

@@ -124,6 +124,7 @@ def _train_with_tensorflow(prepared: Prepared, replace: bool, lsd: Any) -> None:
 def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) -> None:
     facts = {
         "iteration": outcome.iteration,
+        "ended_by": outcome.ended_by,
         "best_iteration": best.iteration,
         "validation_loss": best.validation_loss,
         "minutes": round(outcome.minutes, 3),
@@ -132,6 +133,7 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
         "kind": prepared.recipe.kind,
     }
     if prepared.recipe.step.effective_batch > 1:
+        facts["patches_per_step"] = prepared.recipe.step.effective_batch
         facts["samples_per_s"] = round(outcome.it_per_s * prepared.recipe.step.effective_batch, 4)
     stage = prepared.recipe.stage
     Manifest(

@@ -48,7 +48,7 @@ from lsdflow_training.processes.agreement import Agreement
 from lsdflow_training.processes.group import Group
 from lsdflow_training.processes.sharding import require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.schedule import is_over, learning_rate, scaled
+from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches, shared_validation_loss
@@ -60,12 +60,16 @@ LOG = logging.getLogger("lsdflow.training")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training left: its last iteration, the bundle to use (None: another process knows), minutes, speed."""
+    """What a training left: its last iteration, the bundle to use (None: another process knows), minutes, speed.
+
+    ended_by: max_iteration, max_minutes, or what its validation loss showed (plateau, overfit).
+    """
 
     iteration: int
     best: BestCheckpoint | None
     minutes: float
     it_per_s: float
+    ended_by: str
 
 
 def train(
@@ -149,7 +153,7 @@ class Trainer:
         rate = (self.iteration - begun_at) / seconds
         samples = rate * self.recipe.step.effective_batch
         LOG.info("%.3g it/s, %.3g samples/s with %d processes", rate, samples, self.group.ranks.world)
-        return Outcome(self.iteration, best, self._minutes(), rate)
+        return Outcome(self.iteration, best, self._minutes(), rate, self._ended_by() or "")
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> None:
         how, ranks, step = self.recipe.schedules, self.group.ranks, self.recipe.step
@@ -296,7 +300,13 @@ class Trainer:
         return self.minutes_before + (time.monotonic() - self.started) / 60
 
     def _finished(self) -> bool:
-        return is_over(self.recipe.schedules, self.iteration, self._minutes()) or self.watch.verdict != "go on"
+        return self._ended_by() is not None
+
+    def _ended_by(self) -> str | None:
+        """What its validation loss showed, or what is used up; None: goes on."""
+        if self.watch.verdict != "go on":
+            return self.watch.verdict
+        return used_up(self.recipe.schedules, self.iteration, self._minutes())
 
 
 def _next_batches(batches: Iterator[gp.Batch], count: int, stop: bool) -> list[gp.Batch]:
