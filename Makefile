@@ -36,7 +36,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-tensorflow demo test test-blocks test-training test-tensorflow test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu
+.PHONY: help setup setup-tensorflow demo test test-blocks test-training test-tensorflow test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -148,6 +148,9 @@ bench-gpu: setup  ## prediction, training and LSD targets on one GPU: a table; s
 	.venv/blocks/bin/python benchmarks/gpu.py predict | tee .cache/bench_gpu.md
 	.venv/training/bin/python benchmarks/gpu.py train | tee -a .cache/bench_gpu.md
 	.venv/training/bin/python benchmarks/gpu.py data | tee -a .cache/bench_gpu.md
+
+bench-networks: setup  ## affinities, mtlsd, acrlsd trained on real EM, beside FFN: a table; MINUTES=10 for each of them
+	.venv/blocks/bin/python benchmarks/networks.py .cache/bench_networks --minutes $(or $(MINUTES),10)
 
 # Locks are pins with hashes and no addresses. All stages of an environment are resolved together first, so that they
 # agree; then each gets its own lock under those constraints.

@@ -1,0 +1,142 @@
+"""affinities, mtlsd and acrlsd on real EM, each trained for the same minutes, beside the released FFN segmentation.
+
+    networks.py FOLDER [--minutes M] [--volume trvol-250-2.zarr]     `make bench-networks`
+
+A sweep over the three networks (`lsdflow sweep`): trained on z < 150, threshold chosen there, scored on z >= 160, which
+no network has seen. acrlsd divides its minutes between its two networks. FFN is scored by the same lines of code on the
+same sections; where it segmented nothing, the nearest of its segments is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.ndimage import distance_transform_edt
+
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_metrics.contingency import contingency
+from lsdflow_metrics.scores import score
+from lsdflow_runtime.volumes import open_volume
+
+HERE = Path(__file__).resolve().parent
+VOLUME = HERE.parents[1] / "shared" / "data" / "fib25" / "trvol-250-2.zarr"
+LSDFLOW = Path(os.environ.get("LSDFLOW_BIN", HERE.parent / "bin")) / "lsdflow"
+SCORED_FROM_SECTION = 160
+SHARE_OF_LSD = 0.4
+BASE = """
+[experiment]
+name = "networks"
+mode = "mtlsd"
+profile = "tiny"
+[[prepare.training]]
+name = "trvol"
+raw = "{volume}"
+roi = {{ offset = "0, 0, 0 vox", shape = "150, 250, 250 vox" }}
+[prepare.target]
+raw = "{volume}"
+truth = "{volume}"
+[train-lsd]
+max_iteration = 1_000_000
+[train-acrlsd]
+max_iteration = 1_000_000
+[segment.truth_roi]
+begin = "0, 0, 0 vox"
+shape = "150, 250, 250 vox"
+[evaluate.threshold_roi]
+begin = "0, 0, 0 vox"
+shape = "150, 250, 250 vox"
+[evaluate.roi]
+begin = "160, 0, 0 vox"
+shape = "90, 250, 250 vox"
+"""
+SWEEP = """
+base = "base"
+[axes.network]
+affinities = {{ "experiment.mode" = "affinities", "train-acrlsd.max_minutes" = {whole} }}
+mtlsd = {{ "experiment.mode" = "mtlsd", "train-acrlsd.max_minutes" = {whole} }}
+acrlsd = {{ "experiment.mode" = "acrlsd", "train-lsd.max_minutes" = {lsd}, "train-acrlsd.max_minutes" = {rest} }}
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table."""
+
+    name: str
+    voi_split: float
+    voi_merge: float
+    adapted_rand_error: float
+    training: str
+
+    def __str__(self) -> str:
+        voi = self.voi_split + self.voi_merge
+        parts = (self.name, f"{voi:.3f}", f"{self.voi_split:.3f}", f"{self.voi_merge:.3f}")
+        return "| " + " | ".join((*parts, f"{self.adapted_rand_error:.3f}", self.training)) + " |"
+
+
+def main() -> None:
+    """Make what is not made yet, print the table, leave it in FOLDER/table.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="for the experiments; what is made there already is kept")
+    parser.add_argument("--volume", type=Path, default=VOLUME)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of training for each of the three (default 10)")
+    options = parser.parse_args()
+    runs = make_runs(options.volume.resolve(), options.folder.resolve(), options.minutes)
+    lines = [ffn(options.volume), *(ours(run) for run in runs)]
+    head = "| network | VOI | split | merge | adapted Rand error | training |\n|---|---|---|---|---|---|"
+    table = "\n".join((head, *map(str, lines)))
+    (options.folder / "table.md").write_text(table + "\n")
+    sys.stdout.write(table + "\n")
+
+
+def make_runs(volume: Path, folder: Path, minutes: float) -> list[Path]:
+    """Folders of the three runs, done."""
+    grid = folder / "runs"
+    if not grid.exists():
+        (folder / "base").mkdir(parents=True)
+        (folder / "base" / "experiment.toml").write_text(BASE.format(volume=volume))
+        lsd = round(minutes * SHARE_OF_LSD, 3)
+        text = SWEEP.format(whole=minutes, lsd=lsd, rest=round(minutes - lsd, 3))
+        (folder / "networks.toml").write_text(text)
+    for words in (["prepare", folder / "networks.toml", grid], ["run", grid], ["merge", grid]):
+        subprocess.run([LSDFLOW, "sweep", *words], check=True)
+    found = {json.loads(path.read_text())["at"]["network"]: path.parent for path in grid.rglob("result.json")}
+    return [found[name] for name in ("affinities", "mtlsd", "acrlsd")]
+
+
+def ours(run: Path) -> Line:
+    """What a run reached, and what it cost."""
+    layout = ExperimentLayout(run)
+    told = json.loads((layout.report / "scores.json").read_text())
+    name = json.loads((run / "result.json").read_text())["at"]["network"]
+    parts = []
+    for stage in ("train-lsd", "train-acrlsd"):
+        if layout.manifest(stage).exists():
+            facts = read_manifest(layout, stage).facts
+            parts.append(f"{facts['iteration']} iterations in {facts['seconds']:.0f} s")
+    return Line(name, told["voi_split"], told["voi_merge"], told["adapted_rand_error"], " + ".join(parts))
+
+
+def ffn(volume: Path) -> Line:
+    """The released FFN segmentation of these sections."""
+    labels, truth = (_sections(volume, f"volumes/{name}") for name in ("baselines/ffn", "labels/neuron_ids"))
+    nearest = distance_transform_edt(labels == 0, return_distances=False, return_indices=True)
+    reached = score(contingency(labels[tuple(nearest)], truth))
+    return Line("FFN (released)", reached.voi_split, reached.voi_merge, reached.adapted_rand_error, "not ours")
+
+
+def _sections(volume: Path, dataset: str) -> np.ndarray:
+    array = open_volume(volume, dataset)
+    return array.read(array.box)[SCORED_FROM_SECTION:]
+
+
+if __name__ == "__main__":
+    main()
