@@ -14,7 +14,6 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch import demo as demo_module
 from lsdflow_launch import doctor as doctor_module
 from lsdflow_launch.chain import Chain, finished_mendable_stages
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
@@ -150,12 +149,15 @@ def doctor(folder: Annotated[Path, typer.Argument(help="where an experiment woul
 def demo(
     folder: Folder,
     seed: Annotated[int, typer.Option(help="another seed, another volume")] = 0,
-    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = demo_module.DEMO_MODE,
+    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "mtlsd",
     debug: Debug = False,
 ) -> None:
     """Make a synthetic EM volume with truth, and an experiment on it."""
+    # scipy and h5py take longer to start than all the rest of the command
+    from lsdflow_launch.demo import make_demo
+
     with exit_codes(debug):
-        layout = demo_module.make_demo(folder, seed=seed, mode=mode)
+        layout = make_demo(folder, seed=seed, mode=mode)
         typer.echo(f"wrote {layout.experiment_toml}\nnext: lsdflow run {folder}")
 
 

@@ -19,11 +19,10 @@ VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
 DEMO_SHAPE_VOX = (224, 160, 160)
 TRAINED_SECTIONS = 128
 # A demo must fit in ten minutes on two cores: one network, and as many iterations as that leaves room for.
-DEMO_MODE = "mtlsd"
 DEMO_ITERATIONS = 300
 
 
-def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode: str = DEMO_MODE) -> ExperimentLayout:
+def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode: str = "mtlsd") -> ExperimentLayout:
     """Write input/train.hdf and input/volume.hdf (CREMI style) and an experiment of profile tiny on them."""
     raw, labels = synthetic_em(shape_vox, VOXEL_SIZE_NM, seed)
     cut = min(TRAINED_SECTIONS, shape_vox[0] * 4 // 7)
