@@ -57,13 +57,10 @@ shape = "150, 250, 250 vox"
 begin = "160, 0, 0 vox"
 shape = "90, 250, 250 vox"
 """
-SWEEP = """
-base = "base"
-[axes.network]
-affinities = {{ "experiment.mode" = "affinities", "train-acrlsd.max_minutes" = {whole} }}
-mtlsd = {{ "experiment.mode" = "mtlsd", "train-acrlsd.max_minutes" = {whole} }}
-acrlsd = {{ "experiment.mode" = "acrlsd", "train-lsd.max_minutes" = {lsd}, "train-acrlsd.max_minutes" = {rest} }}
-"""
+POINT = (
+    '{mode} = {{ "experiment.mode" = "{mode}", "train-lsd.max_minutes" = {lsd}, "train-acrlsd.max_minutes" = {rest} }}'
+)
+NETWORKS = ("affinities", "mtlsd", "acrlsd")
 
 
 @dataclass(frozen=True)
@@ -103,13 +100,19 @@ def make_runs(volume: Path, folder: Path, minutes: float) -> list[Path]:
     if not grid.exists():
         (folder / "base").mkdir(parents=True)
         (folder / "base" / "experiment.toml").write_text(BASE.format(volume=volume))
-        lsd = round(minutes * SHARE_OF_LSD, 3)
-        text = SWEEP.format(whole=minutes, lsd=lsd, rest=round(minutes - lsd, 3))
-        (folder / "networks.toml").write_text(text)
+        (folder / "networks.toml").write_text(sweep_of(minutes))
     for words in (["prepare", folder / "networks.toml", grid], ["run", grid], ["merge", grid]):
         subprocess.run([LSDFLOW, "sweep", *words], check=True)
     found = {json.loads(path.read_text())["at"]["network"]: path.parent for path in grid.rglob("result.json")}
-    return [found[name] for name in ("affinities", "mtlsd", "acrlsd")]
+    return [found[name] for name in NETWORKS]
+
+
+def sweep_of(minutes: float) -> str:
+    """The text of the sweep: each network trains for so long; with an LSD network before it, for what that leaves."""
+    lsd = round(minutes * SHARE_OF_LSD, 3)
+    rest = {mode: round(minutes - lsd, 3) if mode == "acrlsd" else minutes for mode in NETWORKS}
+    points = [POINT.format(mode=mode, lsd=lsd, rest=rest[mode]) for mode in NETWORKS]
+    return "\n".join(('base = "base"', "[axes.network]", *points, ""))
 
 
 def ours(run: Path) -> Line:
