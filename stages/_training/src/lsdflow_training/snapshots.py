@@ -1,4 +1,7 @@
-"""Snapshots: what the network sees and says at an iteration, snapshots/batch_<iteration>.hdf, names of the field."""
+"""Snapshots: what the network sees and says at an iteration, snapshots/batch_<iteration>.hdf, names of the field.
+
+Beside those: volumes/lsds_weight and volumes/affs_weight, how much each voxel counts in the loss (0: not trained).
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,23 @@ _NAMES: dict[str, dict[str, str]] = {
     "lsd": {
         "gt_lsds": "volumes/gt_embedding",
         "pred_lsds": "volumes/pred_embedding",
+        "weight_lsds": "volumes/lsds_weight",
         "grad_lsds": "volumes/embedding_gradient",
     },
     "mtlsd": {
         "gt_lsds": "volumes/gt_lsds",
         "pred_lsds": "volumes/pred_lsds",
+        "weight_lsds": "volumes/lsds_weight",
         "gt_affs": "volumes/gt_affinities",
         "pred_affs": "volumes/pred_affinities",
+        "weight_affs": "volumes/affs_weight",
         "grad_affs": "volumes/affs_gradient",
     },
     "acrlsd": {
         "lsds_u8": "volumes/labels/pretrained_lsd",
         "gt_affs": "volumes/labels/gt_affinities",
         "pred_affs": "volumes/labels/pred_affinities",
+        "weight_affs": "volumes/affs_weight",
         "grad_affs": "volumes/affs_gradient",
     },
 }
@@ -75,10 +82,11 @@ def write_snapshot(
 
 def _arrays(batch: gp.Batch, keys: Keys, result: StepResult) -> dict[str, npt.NDArray[np.generic]]:
     arrays = {"raw": batch[keys.raw].data, "labels": batch[keys.labels].data, "mask": batch[keys.mask].data}
-    for name, key in (("lsds", keys.lsds), ("affs", keys.affs)):
+    for name, key, weight in (("lsds", keys.lsds, keys.lsds_weight), ("affs", keys.affs, keys.affs_weight)):
         if key in batch.arrays:
             prediction = result.predictions[name]
             arrays[f"gt_{name}"] = batch[key].data
+            arrays[f"weight_{name}"] = batch[weight].data
             arrays[f"pred_{name}"] = prediction.detach()[0].cpu().numpy()
             gradient = prediction.grad if prediction.grad is not None else prediction.detach() * 0
             arrays[f"grad_{name}"] = gradient[0].cpu().numpy()

@@ -44,9 +44,10 @@ class DevicePatch:
             keys.labels: compact_ids(labels.astype(np.uint64)),
             keys.mask: self.mask.cpu().numpy(),
         }
-        for key, name in ((keys.lsds, "lsds"), (keys.affs, "affs")):
+        for key, weight, name in ((keys.lsds, keys.lsds_weight, "lsds"), (keys.affs, keys.affs_weight, "affs")):
             if name in self.patch.targets:
                 arrays[key] = self.patch.targets[name][0].cpu().numpy()
+                arrays[weight] = self.patch.weights[name][0].cpu().numpy()
         batch = gp.Batch()
         for key, data in arrays.items():
             batch[key] = gp.Array(

@@ -1,0 +1,51 @@
+"""Snapshots: the datasets of the field, and beside them where the loss counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gunpowder")
+pytest.importorskip("torch")
+h5py = pytest.importorskip("h5py")
+
+from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
+from lsdflow_training.stage import Prepared  # noqa: E402
+from lsdflow_training.trainer import train  # noqa: E402
+
+
+def snapshots(made: Prepared, folder: Path, iterations: int) -> Path:
+    schedules = dataclasses.replace(made.recipe.schedules, max_iteration=iterations)
+    train(dataclasses.replace(made.recipe, schedules=schedules), made.sources, folder, made.key)
+    return folder / "snapshots"
+
+
+@pytest.mark.parametrize("kind", ["lsd", "mtlsd", "affinities"])
+def test_snapshots_have_the_names_of_the_field(prepared, tmp_path, kind) -> None:
+    folder = snapshots(prepared(kind), tmp_path / "t", iterations=2)
+    assert sorted(p.name for p in folder.iterdir()) == ["batch_1.hdf", "batch_2.hdf"]
+    with h5py.File(snapshot_path(folder, 2)) as file:
+        names = dataset_names(kind)
+        for name in names.values():
+            assert isinstance(file[name], h5py.Dataset)
+            assert list(file[name].attrs["resolution"]) == [8, 8, 8]
+        gradient = [n for n in names.values() if n.endswith("gradient")]
+        assert all(np.abs(file[n][:]).max() > 0 for n in gradient)
+
+
+@pytest.mark.parametrize("pipeline", ["gunpowder", "gpu"])
+def test_a_snapshot_shows_where_the_loss_counts_and_where_not(prepared, tmp_path, pipeline) -> None:
+    made = prepared("mtlsd", pipeline=pipeline, validation_fraction=0.5, elastic_probability=0.0)
+    folder = snapshots(made, tmp_path / "t", iterations=1)
+    with h5py.File(snapshot_path(folder, 1)) as file:
+        ignored = file["volumes/labels/mask"][:] == 0
+        assert ignored.any()
+        for name, target in (("lsds", "gt_lsds"), ("affs", "gt_affinities")):
+            weight = file[f"volumes/{name}_weight"][:]
+            assert weight.shape == file[f"volumes/{target}"].shape
+            assert (weight > 0).any()
+            assert not weight[:, ignored].any()
+        assert not file["volumes/affs_gradient"][:][weight == 0].any()
