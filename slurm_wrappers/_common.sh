@@ -174,6 +174,14 @@ begin() {
 }
 
 declare -a CONTAINER_ENV=() # more variables of the container
+# pass_on NAMES...: the container has, of these variables, those that are set here (--cleanenv leaves it none).
+pass_on() {
+  local name
+  for name in "$@"; do
+    if [[ -n ${!name:-} ]]; then CONTAINER_ENV+=(--env "$name=${!name}"); fi
+  done
+}
+
 # container: fills COMMAND with `singularity exec ...` up to the SIF. `exec`, since `run` evaluates its arguments.
 container() {
   local path uri_file
@@ -185,7 +193,8 @@ container() {
   COMMAND+=(--env "LSDFLOW_HOST=$(own_address)")
   COMMAND+=(--env "LSDFLOW_SUBMISSION=${SUBMISSION##*/}")
   COMMAND+=(--env "LSDFLOW_JOB=$(job_id) restart ${SLURM_RESTART_COUNT:-0}")
-  if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then COMMAND+=(--env "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES"); fi
+  # The cores that the job was given: where SLURM does not confine it to them, the container would see all of the node.
+  pass_on CUDA_VISIBLE_DEVICES SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NODEID
   uri_file=$(setting MONGO_URI_FILE)
   if [[ -n $uri_file ]]; then # the path only: what is in the file is seen by the stage alone
     COMMAND+=(--bind "$uri_file:$uri_file:ro" --env "MONGO_URI_FILE=$uri_file")
@@ -304,13 +313,16 @@ cancel_workers() {
 # train: on one node the plain command; on several, one step a node, which meet at the address of this one, the first.
 # The port is of the job, so that two jobs on a node do not meet.
 train() {
+  local -a cores=()
   if ((${SLURM_NNODES:-1} == 1)); then
     run_stage run
   fi
+  # Since SLURM 22.05 a step does not take this over from its job: each would have a single core.
+  if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then cores=(--cpus-per-task="$SLURM_CPUS_PER_TASK"); fi
   MASTER_ADDR=$(own_address)
   export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
   run_and_wait srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
-    bash "$SUBMISSION/$STAGE.sbatch" "$SUBMISSION" step
+    ${cores[@]+"${cores[@]}"} bash "$SUBMISSION/$STAGE.sbatch" "$SUBMISSION" step
   # A step that was killed ends with 128 + KILL, which hides the 75 of the others: they can all go on.
   if ((CODE == 128 + 9)); then CODE=$INTERRUPTED; fi
   end_job
@@ -318,10 +330,11 @@ train() {
 
 # step: one node's part of a training; it learns from SLURM's variables which part.
 step() {
-  local name interface
-  for name in MASTER_ADDR MASTER_PORT SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NNODES SLURM_RESTART_COUNT; do
-    if [[ -n ${!name:-} ]]; then CONTAINER_ENV+=(--env "$name=${!name}"); fi
-  done
+  local interface
+  pass_on MASTER_ADDR MASTER_PORT SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NNODES SLURM_RESTART_COUNT
+  # backend = "tensorflow" makes its cluster of these: workers at ports of the job on the nodes of the step.
+  pass_on SLURM_JOB_ID SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES SLURM_STEP_NODELIST SLURM_STEP_TASKS_PER_NODE \
+    SLURMD_NODENAME
   interface=$(setting INTERFACE)
   if [[ -n $interface ]]; then
     CONTAINER_ENV+=(--env "GLOO_SOCKET_IFNAME=$interface" --env "NCCL_SOCKET_IFNAME=$interface")

@@ -35,6 +35,15 @@ def test_a_container_that_is_told_where_to_meet_needs_no_list_of_nodes() -> None
     assert found == Ranks(1, 2, 0, 1, "10.0.0.1", 20001)
 
 
+def test_a_container_that_is_told_of_its_step_as_well_meets_at_the_same_place() -> None:
+    given = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
+    where = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20001", "SLURM_RESTART_COUNT": "1"}
+    of_step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[07-08]"}
+    more = {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_ID": "40123", "SLURMD_NODENAME": "gpu08"}
+    found = ranks_of_environment(given | where | of_step | more)
+    assert found == ranks_of_environment(given | where) == Ranks(1, 2, 0, 1, "10.0.0.1", 20001, attempt="1")
+
+
 @pytest.mark.parametrize("names", ["gpu[07-09,12],login", "gpu07,gpu08", "gpu07"])
 def test_the_first_of_a_list_of_nodes(names: str) -> None:
     assert first_node(names) == "gpu07"

@@ -73,5 +73,26 @@ def test_slurm_variables_that_contradict_are_refused(changed) -> None:
         find_cluster(step(**changed))
 
 
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+STEP_WITHOUT_NODES = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "2", "MASTER_ADDR": "10.1.2.3"}
+
+
+@pytest.mark.parametrize("several", [TORCHRUN, STEP_WITHOUT_NODES])
+def test_processes_that_would_all_be_chiefs_are_refused(several) -> None:
+    with pytest.raises(ConfigError, match="several processes") as caught:
+        find_cluster(several)
+    assert (caught.value.wanted, caught.value.found) == ("a cluster of 2", "one of 1")
+    two = tf_config({"worker": ["a:1", "b:2"]}, "worker", 1)
+    assert find_cluster(several | two).rank == 1
+
+
+def test_the_steps_of_a_training_in_containers_are_one_cluster() -> None:
+    nodes = {"SLURM_NTASKS": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NUM_NODES": "3", "SLURM_NNODES": "3"}
+    given = step(SLURM_STEP_TASKS_PER_NODE="1(x3)", SLURM_PROCID="2", MASTER_ADDR="10.1.2.3", **nodes)
+    found = find_cluster(given | {"MASTER_PORT": "24007", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "big"})
+    assert [worker.split(":")[0] for worker in found.workers] == ["gpu09", "gpu10", "big"]
+    assert (found.rank, found.is_chief) == (2, False)
+
+
 def test_lists_of_nodes_are_expanded_as_slurm_writes_them() -> None:
     assert expand_nodes("n[1-2,07]-x,m,k[099-100]") == ["n1-x", "n2-x", "n07-x", "m", "k099", "k100"]

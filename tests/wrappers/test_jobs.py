@@ -104,8 +104,17 @@ def test_a_job_keeps_to_the_pins_of_its_submission(
 def test_the_whole_line_of_a_worker(cluster: Cluster, submission: Path, experiment: Path, tmp_path: Path) -> None:
     _set(submission, "BIND_RO='/data/volumes'", "BIND='/scratch/lab'", "SET='watershed.block_shape=128 vox'")
     array = {"SLURM_ARRAY_JOB_ID": "102", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "2"}
+    cores = {"SLURM_CPUS_PER_TASK": "4", "SLURM_NODEID": "0"}
     done = _run(
-        cluster, submission, "watershed", "work", "101", **array, CUDA_VISIBLE_DEVICES="1", TMPDIR=str(tmp_path)
+        cluster,
+        submission,
+        "watershed",
+        "work",
+        "101",
+        **array,
+        **cores,
+        CUDA_VISIBLE_DEVICES="1",
+        TMPDIR=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
     (call,) = _executed(cluster)
@@ -117,11 +126,31 @@ def test_the_whole_line_of_a_worker(cluster: Cluster, submission: Path, experime
         *("--bind", f"{temporary}:/tmp", "--env", "TMPDIR=/tmp"),
         *("--env", f"LSDFLOW_IMAGE_DIGEST={DIGEST}", "--env", f"LSDFLOW_HOST={ADDRESS}"),
         *("--env", f"LSDFLOW_SUBMISSION={submission.name}", "--env", "LSDFLOW_JOB=102_3 restart 2"),
-        *("--env", "CUDA_VISIBLE_DEVICES=1", str(tmp_path / "images" / f"watershed_0.1.0_{DIGEST[7:19]}.sif")),
+        *("--env", "CUDA_VISIBLE_DEVICES=1", "--env", "SLURM_CPUS_PER_TASK=4", "--env", "SLURM_NODEID=0"),
+        str(tmp_path / "images" / f"watershed_0.1.0_{DIGEST[7:19]}.sif"),
         *("watershed", "worker", "--experiment", f"{experiment}/experiment.toml"),
         *("--set", "watershed.block_shape=128 vox"),
     ]
     assert not Path(temporary).exists()
+
+
+def _passed_on(call: list[str]) -> set[str]:
+    """NAME=value of all variables that the container gets."""
+    return {call[i + 1] for i, word in enumerate(call) if word == "--env"}
+
+
+@pytest.mark.parametrize("role", ["run", "step"])
+def test_a_training_is_told_the_cores_of_its_job(cluster: Cluster, submission: Path, role: str) -> None:
+    given = {
+        "SLURM_CPUS_PER_TASK": "6",
+        "SLURM_JOB_CPUS_PER_NODE": "6(x2),12",
+        "SLURM_TASKS_PER_NODE": "1(x2),2",
+        "SLURM_NODEID": "2",
+    }
+    done = _run(cluster, submission, "train-lsd", role, **given)
+    assert done.returncode == 0, done.stderr
+    (call,) = _executed(cluster)
+    assert {f"{name}={value}" for name, value in given.items()} <= _passed_on(call)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +349,15 @@ def test_a_training_on_several_nodes_is_one_step_a_node(cluster: Cluster, submis
     assert _executed(cluster) == []
 
 
+def test_each_step_of_a_training_has_the_cores_that_were_asked_for_on_a_node(
+    cluster: Cluster, submission: Path
+) -> None:
+    given = {"SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "8"}
+    assert _run(cluster, submission, "train-lsd", "run", **given).returncode == 0
+    (call,) = cluster.calls("srun")
+    assert call.index("--cpus-per-task=8") < call.index("bash")
+
+
 def test_a_step_tells_the_training_which_of_the_nodes_it_is(
     cluster: Cluster, submission: Path, experiment: Path
 ) -> None:
@@ -331,12 +369,16 @@ def test_a_step_tells_the_training_which_of_the_nodes_it_is(
         "SLURM_LOCALID": "0",
         "SLURM_NNODES": "3",
         "SLURM_RESTART_COUNT": "1",
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_STEP_NUM_NODES": "3",
+        "SLURM_STEP_NODELIST": "gpu[09-10],big",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+        "SLURMD_NODENAME": "big",
     }
     done = _run(cluster, submission, "train-acrlsd", "step", **given)
     assert done.returncode == 0, done.stderr
     (call,) = _executed(cluster)
-    passed = [call[i + 1] for i, word in enumerate(call) if word == "--env"]
-    assert {f"{name}={value}" for name, value in given.items()} <= set(passed)
+    assert {f"{name}={value}" for name, value in {**JOB, **given}.items()} <= _passed_on(call)
     assert call[-4:] == ["train-acrlsd", "run", "--experiment", f"{experiment}/experiment.toml"]
 
 

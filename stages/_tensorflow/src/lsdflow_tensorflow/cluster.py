@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsdflow_contract.errors import ConfigError
+from lsdflow_training.processes.ranks import ranks_of_environment
 
 FIRST_PORT = 12_000
 PORTS_PER_JOB = 10
@@ -39,12 +40,27 @@ class Cluster:
 
 
 def find_cluster(environment: Mapping[str, str]) -> Cluster:
-    """The cluster that the environment describes. ConfigError if it makes no sense."""
+    """The cluster that the environment describes.
+
+    ConfigError if it makes no sense, or if more processes were started than belong to it: those would all be chiefs,
+    and write the same files.
+    """
     if environment.get("TF_CONFIG"):
-        return _from_tf_config(environment["TF_CONFIG"])
-    if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
-        return _from_slurm(environment)
-    return Cluster()
+        found = _from_tf_config(environment["TF_CONFIG"])
+    elif int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
+        found = _from_slurm(environment)
+    else:
+        found = Cluster()
+    started = ranks_of_environment(environment).world
+    if started > found.size:
+        raise ConfigError(
+            "several processes were started that TensorFlow does not know of",
+            where="WORLD_SIZE (torchrun)" if "WORLD_SIZE" in environment else "SLURM_NTASKS, SLURM_STEP_NUM_TASKS",
+            wanted=f"a cluster of {started}",
+            found=f"one of {found.size}",
+            hint="start them by srun, give each a TF_CONFIG, or start one alone: `processes` is for its devices",
+        )
+    return found
 
 
 def _from_tf_config(text: str) -> Cluster:
