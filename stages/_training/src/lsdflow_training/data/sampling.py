@@ -69,6 +69,27 @@ def make_sources(
     ]
 
 
+def source_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+    """What these volumes are too small for, or do not hold out."""
+    return [*size_problems(sources, recipe), *_held_out_problems(sources, recipe)]
+
+
+def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+    """Patience looks at the validation loss, which only a training with something held out has."""
+    if recipe.steering.patience is None or any(source.validation for source in sources):
+        return []
+    return [
+        ConfigError(
+            "without held-out data there is no validation loss to be patient with",
+            where=f"{recipe.stage}.patience_iterations",
+            wanted="validation_fraction above 0",
+            found=f"patience_iterations = {recipe.steering.patience}, "
+            f"validation_fraction = {recipe.validation_fraction:g}",
+            hint="set validation_fraction = 0.05, or leave patience_iterations out",
+        )
+    ]
+
+
 def size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
     """Volumes too small for training: less than half of a patch's targets would ever lie in them."""
     problems: list[StageError] = []
