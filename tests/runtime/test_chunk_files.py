@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_runtime.block_task import _write_checked
 from lsdflow_runtime.blocks import block_plan
+from lsdflow_runtime.chunk_files import _on_all_cores
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 
 SHAPE = (20, 17, 9)
@@ -157,6 +159,21 @@ def test_blocks_of_ours_are_one_file_each(tmp_path: Path) -> None:
     array = zarr.open_array(output.folder, mode="r")
     assert (array.shards, array.chunks) == ((128, 128, 128), (64, 64, 64))
     assert len(_chunk_files(output.folder)) == 2
+
+
+@pytest.mark.parametrize(("given", "threads"), [("", 3), ("2", 2), ("0", 1), ("64", 3), ("2(x2)", 3)])
+def test_chunks_are_coded_on_no_more_cores_than_the_job_was_given(
+    monkeypatch: pytest.MonkeyPatch, given: str, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+    together = threading.Barrier(threads)
+
+    def wait_for_the_others(_: int) -> str:
+        together.wait(10)
+        return threading.current_thread().name
+
+    assert len(set(_on_all_cores(wait_for_the_others, list(range(6))))) == threads
 
 
 def test_a_write_leaves_other_blocks_untouched(tmp_path: Path) -> None:

@@ -155,8 +155,14 @@ def _parts(box: Iterable[slice], edges: tuple[int, ...]) -> Iterator[tuple[slice
 def _on_all_cores(function: Callable[[T], R], of: list[T]) -> list[R]:
     if len(of) < 2:
         return [function(one) for one in of]
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(of))) as pool:
+    with ThreadPoolExecutor(min(_cores(), len(of))) as pool:
         return list(pool.map(function, of))
+
+
+def _cores() -> int:
+    """Cores of this process; of a job that SLURM does not confine to its own, those that it asked for."""
+    usable, asked_for = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return max(1, min(usable, int(asked_for))) if asked_for.isdigit() else usable
 
 
 def _shard_index(file: Path, grid: tuple[int, ...]) -> npt.NDArray[np.uint64]:
