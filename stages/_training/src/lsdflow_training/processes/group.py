@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -122,8 +123,7 @@ def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
         yield Group(ranks)
         return
     sockets_of(ranks)
-    store = connect(ranks, timeout_s)
-    _sign_in(store, ranks, timeout_s)
+    store = _meet(ranks, timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     bound = timedelta(seconds=timeout_s)
     meeting = PrefixStore("group", store)
@@ -137,24 +137,45 @@ def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
         dist.destroy_process_group()
 
 
-def _sign_in(store: Store, ranks: Ranks, timeout_s: float) -> None:
-    """Everyone waits for everyone; who serves the store stays until the others have seen it."""
+def _meet(ranks: Ranks, timeout_s: float) -> Store:
+    """The store, when all are here.
+
+    Where somebody else serves it and leaves before, this was perhaps a process of the attempt before, which met at the
+    same port and was ending: so connect again, while there is time.
+    """
+    until = time.monotonic() + timeout_s
+    store = connect(ranks, timeout_s)
+    while (missing := _sign_in(store, ranks, timeout_s)) != []:
+        names = "0, which has been here and has left" if missing is None else ", ".join(map(str, missing))
+        error = StoreUnreachable(
+            "not all processes of the training came",
+            where=f"{ranks.address}:{ranks.port}",
+            wanted=f"{ranks.world} processes within {timeout_s:g} s",
+            found=f"missing: process {names}",
+            hint="look into the logs of their nodes; can they reach this address (GLOO_SOCKET_IFNAME, a firewall)?",
+        )
+        left_s = until - time.monotonic()
+        if missing or left_s <= 0:
+            raise error
+        try:
+            store = connect(ranks, left_s)
+        except StoreUnreachable:
+            raise error from None
+        store.set_timeout(timedelta(seconds=timeout_s))
+    return store
+
+
+def _sign_in(store: Store, ranks: Ranks, timeout_s: float) -> list[int] | None:
+    """Everyone waits for everyone. Returns who did not come; None if the store itself is gone."""
     keys = [f"here/{rank}" for rank in range(ranks.world)]
     try:
         store.set(keys[ranks.rank], "1")
         store.wait(keys, timedelta(seconds=timeout_s))
-    except GONE as error:
-        found = "missing: process 0, which has been here and has left: look into its log"
+    except GONE:
         with suppress(*GONE):
-            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-            found = f"missing: process {', '.join(missing)}"
-        raise StoreUnreachable(
-            "not all processes of the training came",
-            where=f"{ranks.address}:{ranks.port}",
-            wanted=f"{ranks.world} processes within {timeout_s:g} s",
-            found=found,
-            hint="look into the logs of their nodes; can they reach this address (GLOO_SOCKET_IFNAME, a firewall)?",
-        ) from error
+            return [rank for rank, key in enumerate(keys) if not store.check([key])]
+        return None
+    return []
 
 
 def _is_of_connection(error: RuntimeError) -> bool:

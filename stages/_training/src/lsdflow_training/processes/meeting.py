@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import socket
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -14,15 +17,41 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from lsdflow_contract.errors import StageError, StoreUnreachable
 from lsdflow_training.processes.ranks import Ranks
 
+LOG = logging.getLogger("lsdflow.training")
 GONE = (RuntimeError, dist.DistError, ConnectionError)
 LOOPBACK = "127.0.0.1"
+# A process of the attempt before, which met at the same port, may take as long as SLURM's KillWait (30 s) to end.
+PORT_PATIENCE_S, PORT_PAUSE_S = 60.0, 0.2
 
 
 def serve(address: str, port: int, timeout_s: float) -> tuple[TCPStore, int]:
     """Serve a store at this address alone; port 0: a free one. Returns it and its port.
 
-    Raises StoreUnreachable (69) if the port is taken.
+    Raises StoreUnreachable (69) if the port stays taken for PORT_PATIENCE_S or half of timeout_s: the others wait for
+    longer.
     """
+    listening = _listen(address, port, min(PORT_PATIENCE_S, timeout_s / 2))
+    port = listening.getsockname()[1]
+    bound = timedelta(seconds=timeout_s)
+    store = TCPStore(
+        address, port, is_master=True, wait_for_workers=False, timeout=bound, master_listen_fd=listening.detach()
+    )
+    return store, port
+
+
+def _listen(address: str, port: int, patience_s: float) -> socket.socket:
+    """A socket that listens there; tries again for patience_s while somebody else does."""
+    until = time.monotonic() + patience_s
+    while (found := _try_to_listen(address, port)) is None:
+        if time.monotonic() >= until:
+            raise _not_here(address, port, os.strerror(errno.EADDRINUSE))
+        LOG.debug("%s:%d is in use", address, port)
+        time.sleep(PORT_PAUSE_S)
+    return found
+
+
+def _try_to_listen(address: str, port: int) -> socket.socket | None:
+    """None if the address is in use. Raises StoreUnreachable for what no waiting mends."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -30,18 +59,19 @@ def serve(address: str, port: int, timeout_s: float) -> tuple[TCPStore, int]:
         listening.listen(1024)
     except OSError as error:
         listening.close()
-        raise StoreUnreachable(
-            "the processes cannot meet here",
-            where=f"{address}:{port}",
-            found=error.strerror,
-            hint="set MASTER_ADDR to an address of this machine and MASTER_PORT to a port that nobody uses",
-        ) from error
-    port = listening.getsockname()[1]
-    bound = timedelta(seconds=timeout_s)
-    store = TCPStore(
-        address, port, is_master=True, wait_for_workers=False, timeout=bound, master_listen_fd=listening.detach()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise _not_here(address, port, error.strerror or str(error)) from error
+    return listening
+
+
+def _not_here(address: str, port: int, reason: str) -> StoreUnreachable:
+    return StoreUnreachable(
+        "the processes cannot meet here",
+        where=f"{address}:{port}",
+        found=reason,
+        hint="set MASTER_ADDR to an address of this machine and MASTER_PORT to a port that nobody uses",
     )
-    return store, port
 
 
 def connect(ranks: Ranks, timeout_s: float) -> Store:

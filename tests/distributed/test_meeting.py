@@ -1,0 +1,75 @@
+"""Where processes meet: a port that a process of the attempt before still holds, and one that meets nobody else."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed import PrefixStore  # noqa: E402
+
+from lsdflow_contract.errors import StoreUnreachable  # noqa: E402
+from lsdflow_training.processes.group import _meet  # noqa: E402
+from lsdflow_training.processes.meeting import LOOPBACK, serve  # noqa: E402
+from lsdflow_training.processes.ranks import Ranks  # noqa: E402
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A port at which somebody listens."""
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        yield listening
+
+
+def test_a_port_that_becomes_free_in_time_is_met_at(taken: socket.socket) -> None:
+    port = taken.getsockname()[1]
+    Timer(0.5, taken.close).start()
+    store, found = serve(LOOPBACK, port, 30.0)
+    assert found == port
+    store.set("here", "1")
+    assert store.get("here") == b"1"
+
+
+def test_a_port_that_stays_taken_is_waited_for_half_of_the_time_that_the_others_wait(taken: socket.socket) -> None:
+    begun = time.monotonic()
+    with pytest.raises(StoreUnreachable, match="the processes cannot meet here"):
+        serve(LOOPBACK, taken.getsockname()[1], 2.0)
+    assert 1.0 <= time.monotonic() - begun < 2.0
+
+
+def test_an_address_that_is_not_of_this_machine_is_not_waited_for() -> None:
+    begun = time.monotonic()
+    with pytest.raises(StoreUnreachable, match=r"192\.0\.2\.1:20001"):
+        serve("192.0.2.1", 20_001, 60.0)
+    assert time.monotonic() - begun < 5.0
+
+
+def test_who_met_a_dying_process_of_the_attempt_before_meets_the_new_ones() -> None:
+    store, port = serve(LOOPBACK, 0, 60.0)
+    dying = [store]
+    first, second = (Ranks(rank, 2, rank, 2, LOOPBACK, port, attempt="1") for rank in (0, 1))
+    with ThreadPoolExecutor(2) as pool:
+        late = pool.submit(_meet, second, 30.0)
+        PrefixStore("1", store).wait(["here/1"])
+        del store
+        Timer(0.5, dying.clear).start()
+        early = pool.submit(_meet, first, 30.0)
+        served, found = early.result(60), late.result(60)
+    served.set("word", "new")
+    assert found.get("word") == b"new"
+
+
+def test_who_meets_a_process_that_leaves_and_nobody_after_it_is_told_so() -> None:
+    store, port = serve(LOOPBACK, 0, 60.0)
+    leaving = [store]
+    del store
+    Timer(0.5, leaving.clear).start()
+    with pytest.raises(StoreUnreachable) as caught:
+        _meet(Ranks(1, 2, 1, 2, LOOPBACK, port), 1.5)
+    assert caught.value.found == "missing: process 0, which has been here and has left"
