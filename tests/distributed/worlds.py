@@ -62,12 +62,17 @@ class Training:
         return cls(micro_experiment(folder, mode, {**OPTIONS, **options}))
 
     def start(
-        self, world: int, *overrides: str, stage: str = STAGE, before: Sequence[Callable[[], None] | None] = ()
+        self,
+        world: int,
+        *overrides: str,
+        stage: str = STAGE,
+        before: Sequence[Callable[[], None] | None] = (),
+        nodes: int = 1,
     ) -> Any:
-        """Start the processes; returns the store they meet at."""
+        """Start the processes, as if on so many nodes; returns the store they meet at."""
         store, port = serve(LOOPBACK, 0, 60.0)
-        node = Ranks(address=LOOPBACK, port=port)
-        every = [of_local_process(node, world, rank) for rank in range(world)]
+        of_node = [Ranks(rank, nodes, address=LOOPBACK, port=port) for rank in range(nodes)]
+        every = [of_local_process(node, world // nodes, rank) for node in of_node for rank in range(world // nodes)]
         hooks = [*before, *[None] * (world - len(before))]
         given = [f"{stage}.{text}" for text in overrides]
         self.processes = [

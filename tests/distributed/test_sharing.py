@@ -1,0 +1,48 @@
+"""FSDP in all its forms learns what one process learns, and goes on to the same bits."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from disturbances import be_told_to_stop  # noqa: E402
+from worlds import Training  # noqa: E402
+
+from lsdflow_network.bundle import tensors_equal  # noqa: E402
+
+SHARED = ("strategy=fsdp", "fsdp_min_num_params=100")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """One process with two patches a step, to iteration 2."""
+    one = Training.made(tmp_path_factory.mktemp("alone"), "affinities", max_iteration=2)
+    assert one.live(1, "accumulate=2") == [0], one.errors
+    return one
+
+
+@pytest.mark.parametrize(("reshard", "nodes"), [("hybrid", 2), ("none", 1)])
+def test_what_is_copied_to_each_node_or_to_each_process_learns_what_one_learns(
+    training, alone, reshard: str, nodes: int
+) -> None:
+    two = training("two", "affinities", max_iteration=2, check_weights_every=1)
+    assert two.live(2, *SHARED, f"fsdp_reshard={reshard}", nodes=nodes) == [0, 0], two.errors
+    found, wanted = two.weights(2), alone.weights(2)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-5)
+    assert [float(loss) for loss in two.losses().values()] == pytest.approx(
+        [float(loss) for loss in alone.losses().values()], rel=1e-5
+    )
+
+
+def test_shared_weights_go_on_after_a_signal_to_the_same_bits(training) -> None:
+    whole, cut = (training(name, "affinities", max_iteration=4) for name in ("whole", "cut"))
+    assert whole.live(2, *SHARED) == [0, 0], whole.errors
+    assert cut.live(2, *SHARED, before=[None, be_told_to_stop]) == [75, 75]
+    assert cut.iterations() == [2]
+    assert cut.live(2, *SHARED) == [0, 0], cut.errors
+    assert tensors_equal(cut.weights(4), whole.weights(4))
+    assert list(whole.losses()) == [1, 2, 3, 4]
+    assert cut.losses() == whole.losses()
