@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_command import lease_file
+from lsdflow_command.lease_file import Holder, LeaseFile
 from lsdflow_contract.errors import Interrupted, NotOurs
-from lsdflow_runtime import lease as lease_module
-from lsdflow_runtime.lease import lease
+from lsdflow_runtime.lease import Fence, lease
 
 ELSEWHERE = {"token": "x", "host": "elsewhere", "pid": 1, "job": ""}
 
@@ -24,7 +25,7 @@ ELSEWHERE = {"token": "x", "host": "elsewhere", "pid": 1, "job": ""}
 def _leave_dead(folder: Path) -> None:
     """A lease that nobody has renewed for longer than it lives."""
     (folder / "lease").write_text(json.dumps(ELSEWHERE))
-    old = time.time() - lease_module.EXPIRY_SECONDS - 5
+    old = time.time() - lease_file.EXPIRY_SECONDS - 5
     os.utime(folder / "lease", (old, old))
 
 
@@ -71,10 +72,10 @@ def test_a_lease_that_nobody_renewed_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_lease_that_was_taken_between_look_and_rename_is_put_back(tmp_path: Path) -> None:
-    dead = lease_module.Holder(**ELSEWHERE)
+    dead = Holder(**ELSEWHERE)
     living = {**ELSEWHERE, "token": "y"}
     (tmp_path / "lease").write_text(json.dumps(living))
-    lease_module._take_away(tmp_path, dead)
+    LeaseFile(tmp_path / "lease").take_away(dead)
     assert json.loads((tmp_path / "lease").read_text()) == living
     assert [path.name for path in tmp_path.iterdir()] == ["lease"]
 
@@ -110,7 +111,7 @@ def test_an_earlier_start_of_the_same_job_does_not_make_the_requeued_one_wait(
 def test_a_coordinator_that_lost_its_lease_is_stopped_with_73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lsdflow_command.app import interrupt_on_signals
 
-    monkeypatch.setattr(lease_module, "RENEWAL_SECONDS", 0.2)
+    monkeypatch.setattr(lease_file, "RENEWAL_SECONDS", 0.2)
 
     def hold() -> None:
         with interrupt_on_signals(), lease(tmp_path):
@@ -130,7 +131,7 @@ def test_a_coordinator_whose_commit_sees_the_loss_first_ends_with_73_too(tmp_pat
 
     def commit() -> None:
         with lease(tmp_path):
-            fence = lease_module.Fence.of_holder(tmp_path)
+            fence = Fence.of_holder(tmp_path)
             (tmp_path / "lease").unlink()
             if not left.startswith("nothing"):
                 (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
@@ -146,18 +147,18 @@ def test_commit_and_renewal_that_see_the_loss_at_once_end_with_73(
     """The renewal's signal must not come into the end of the work: it would hide the 73 by its own 75."""
     from lsdflow_command.app import interrupt_on_signals
 
-    read, ending = lease_module._read, threading.Event()
+    read, ending = LeaseFile.holder, threading.Event()
 
-    def slow_read(folder: Path) -> lease_module.Holder | None:
+    def slow_read(file: LeaseFile) -> Holder | None:
         if threading.current_thread() is not threading.main_thread():
             ending.wait(10)
-        elif not (folder / "lease").exists():
+        elif not file.path.exists():
             ending.set()
             time.sleep(0.5)
-        return read(folder)
+        return read(file)
 
-    monkeypatch.setattr(lease_module, "RENEWAL_SECONDS", 0.01)
-    monkeypatch.setattr(lease_module, "_read", slow_read)
+    monkeypatch.setattr(lease_file, "RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr(LeaseFile, "holder", slow_read)
 
     def commit() -> None:
         with interrupt_on_signals(), lease(tmp_path):
@@ -174,7 +175,7 @@ def test_a_signal_while_the_lease_is_held_stays_an_interruption(tmp_path: Path) 
 
 
 def test_the_lease_is_renewed_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr(lease_file, "RENEWAL_SECONDS", 0.1)
     with lease(tmp_path):
         os.utime(tmp_path / "lease", (1, 1))
         time.sleep(1)

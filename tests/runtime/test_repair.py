@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_command.app import RunOptions
+from lsdflow_command.lease_file import Holder
 from lsdflow_contract.errors import BadData, Interrupted, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
@@ -20,7 +21,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime import block_task as block_module
 from lsdflow_runtime import blockwise
 from lsdflow_runtime.block_task import commit_block
-from lsdflow_runtime.lease import Fence, Holder, lease
+from lsdflow_runtime.lease import Fence, lease
 from lsdflow_runtime.volumes import open_volume
 
 Make = Callable[..., Experiment]

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from lsdflow_command.lease_file import Holder
 from lsdflow_contract.errors import Interrupted, UsageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.sweep.claim import AtWorkElsewhere, Claimant, claimant_of, claimed
+from lsdflow_launch.sweep.claim import AtWorkElsewhere, claim_of, claimed
 from lsdflow_launch.sweep.cli import chosen_runs
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
@@ -154,26 +155,26 @@ def test_two_processes_with_the_same_part_make_every_stage_once(sweep: SweepFold
     assert not list(sweep.root.rglob("claim"))
 
 
-def _claim(folder: Path, claimant: Claimant) -> Path:
+def _claim(folder: Path, holder: Holder) -> Path:
     path = folder / "runs" / "sweep" / "claim"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(vars(claimant)))
+    path.write_text(json.dumps(vars(holder)))
     return path
 
 
 def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    here = Claimant.this_process()
-    _claim(tmp_path, Claimant("t", here.host, gone.pid))
-    assert claimant_of(tmp_path) is None
+    here = Holder.this_process()
+    _claim(tmp_path, Holder("t", here.host, gone.pid))
+    assert claim_of(tmp_path).living_holder() is None
     with claimed(tmp_path):
-        assert claimant_of(tmp_path) is not None
-    assert claimant_of(tmp_path) is None
+        assert claim_of(tmp_path).living_holder() is not None
+    assert claim_of(tmp_path).living_holder() is None
 
 
 def test_the_claim_of_another_machine_holds_until_it_is_not_renewed_for_a_minute(tmp_path: Path) -> None:
-    path = _claim(tmp_path, Claimant("t", "elsewhere", 1))
+    path = _claim(tmp_path, Holder("t", "elsewhere", 1))
     with pytest.raises(AtWorkElsewhere, match="elsewhere, process 1"), claimed(tmp_path):
         pass
     old = time.time() - 61
@@ -184,7 +185,7 @@ def test_the_claim_of_another_machine_holds_until_it_is_not_renewed_for_a_minute
 
 
 def test_a_requeued_job_takes_its_own_claim_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _claim(tmp_path, Claimant("t", "elsewhere", 1, job="7", start=0))
+    _claim(tmp_path, Holder("t", "elsewhere", 1, job="7 restart 0"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with pytest.raises(AtWorkElsewhere), claimed(tmp_path):
         pass

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lsdflow_command.lease_file import Holder
 from lsdflow_contract.errors import ContractMismatch
-from lsdflow_launch.sweep.claim import Claimant, claimant_of
+from lsdflow_launch.sweep.claim import claim_of
 from lsdflow_launch.sweep.folder import SweepFolder, SweepPlan
 from lsdflow_launch.sweep.result import RunResult, read_result
 from lsdflow_launch.sweep.tree import PlannedRun
@@ -28,7 +29,7 @@ class Row:
 
     run: PlannedRun
     result: RunResult | None
-    worker: Claimant | None = None
+    worker: Holder | None = None
 
     @property
     def status(self) -> str:
@@ -130,7 +131,9 @@ def merged(folders: Sequence[SweepFolder]) -> Merged:
     for number, run in enumerate(first.plan.runs):
         found = [(folder, folder.plan.runs[number]) for folder in folders]
         results = [result for folder, r in found if (result := read_result(folder.result_path(r))) is not None]
-        workers = [worker for folder, r in found if (worker := claimant_of(folder.run_folder(r))) is not None]
+        workers = [
+            worker for folder, r in found if (worker := claim_of(folder.run_folder(r)).living_holder()) is not None
+        ]
         rows.append(Row(run, _best_of(results), next(iter(workers), None)))
     return Merged(first.plan, tuple(rows))
 
