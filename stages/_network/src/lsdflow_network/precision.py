@@ -6,7 +6,7 @@ Weights, losses and outputs stay float32.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal, cast
 
@@ -24,7 +24,7 @@ def choose_precision(device: torch.device, wanted: str = "auto") -> Precision:
     if wanted != "auto":
         return cast(Precision, wanted)
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "float32"
+        return "bf16" if _gpu_has_bf16(device) else "float32"
     return "bf16" if _cpu_has_bf16() else "float32"
 
 
@@ -36,6 +36,12 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 def memory_format(device: torch.device) -> torch.memory_format:
     """Channels last on GPUs and CPUs alike: what their convolution kernels like best."""
     return torch.channels_last_3d if device.type in ("cuda", "cpu") else torch.contiguous_format
+
+
+def _gpu_has_bf16(device: torch.device) -> bool:
+    """True if this GPU multiplies bf16 natively: left to itself, torch says yes also where it only emulates it."""
+    with nullcontext() if device.index is None else torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _cpu_has_bf16() -> bool:

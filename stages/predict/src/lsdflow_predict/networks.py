@@ -15,6 +15,7 @@ from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_network import shapes
+from lsdflow_network.out_of_memory import first_line, is_out_of_memory
 
 U8 = npt.NDArray[np.uint8]
 # Raw u8, LSDs u8 or none, names of outputs -> their grey levels u8, and whether they are all finite.
@@ -23,7 +24,6 @@ Network = Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, bool]]
 # Of glibc's malloc.h: from which size on memory is mapped, and how much free memory is kept.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGEST_INT = 2**31 - 1
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,11 @@ def choose_device(wanted: str, worker: int = 0) -> str:
 
 
 def _explained(error: Exception, where: Box) -> Exception:
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    if not known and not any(text in str(error).lower() for text in _OUT_OF_MEMORY):
+    if not is_out_of_memory(error):
         return error
     return ConfigError(
         "the network does not fit in memory for one tile",
         where=f"tile {where}, output of the network {list(where.shape_vox)} vox",
-        found=str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
+        found=first_line(error),
         hint="make predict.tile_shape smaller, or give the worker a GPU of its own (compute.workers)",
     )
