@@ -41,7 +41,7 @@ def memory_format(device: torch.device) -> torch.memory_format:
 def _gpu_has_bf16(device: torch.device) -> bool:
     """True if this GPU multiplies bf16 natively: left to itself, torch says yes also where it only emulates it."""
     with nullcontext() if device.index is None else torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _cpu_has_bf16() -> bool:
