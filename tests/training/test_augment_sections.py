@@ -11,6 +11,7 @@ import pytest
 
 gp = pytest.importorskip("gunpowder")
 
+from lsdflow_contract.arrays import RAW  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_contract.experiment import ExperimentTable, load_experiment  # noqa: E402
 from lsdflow_training.config import AffinityTrainingConfig  # noqa: E402
@@ -25,6 +26,7 @@ from lsdflow_training.data.pipeline import (  # noqa: E402
 )
 from lsdflow_training.profiles import PROFILES, SNEMI3D  # noqa: E402
 from lsdflow_training.resolve import resolve_recipe  # noqa: E402
+from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.trainer import Trainer  # noqa: E402
 
 KEYS = make_keys()
@@ -76,6 +78,29 @@ def test_slipped_sections_lie_aside_alone_and_shifted_ones_with_all_that_follow(
     assert steps.max() <= 5.01
     assert np.abs(shifts[-1]).max() > 0.5, "what comes after a shift stays aside"
     assert not field_of(how, 0.0, 0.0, 5, 0).round(3).any()
+
+
+def axis_of_z(batch: gp.Batch) -> int:
+    """Along which axis of the patch raw rises or falls, where it lies within the volume."""
+    raw, trained = batch[KEYS.raw], batch[KEYS.mask].data > 0
+    seen = raw.crop(batch[KEYS.mask].spec.roi).data
+    rises = []
+    for axis in range(3):
+        here, there = (
+            np.take(trained, span, axis) for span in (range(1, seen.shape[axis]), range(seen.shape[axis] - 1))
+        )
+        rises.append(bool((np.abs(np.diff(seen, axis=axis))[here & there] > 1e-4).any()))
+    assert rises.count(True) == 1
+    return rises.index(True)
+
+
+@pytest.mark.parametrize(("voxel_size_nm", "axes"), [(SNEMI, {0}), ((8.0, 8.0, 8.0), {0, 1, 2})])
+def test_thick_sections_are_never_transposed_along_z_and_cubic_voxels_are(prepared, voxel_size_nm, axes) -> None:
+    training = prepared("affinities", voxel_size_nm=voxel_size_nm, elastic_probability=0.0)
+    volume = training.sources[0].volume
+    sections = np.broadcast_to(np.arange(60, 180, 3, dtype=np.uint8)[:, None, None], (40, 40, 40))
+    write_zarr2(volume.path, RAW.dataset, sections, volume.voxel_size_nm, (0.0, 0.0, 0.0))
+    assert {axis_of_z(batch) for batch in batches(training, 24)} == axes
 
 
 def test_shifted_sections_move_raw_labels_and_mask_alike(prepared) -> None:
