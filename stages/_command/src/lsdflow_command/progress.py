@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 LOG = logging.getLogger("lsdflow.progress")
@@ -17,10 +17,13 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 class Progress:
-    """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate."""
+    """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate.
 
-    def __init__(self, label: str, total: int, unit: str, already: int = 0) -> None:
-        self.label, self.total, self.unit, self.already = label, total, unit, already
+    seconds: the work ends after these if it has not ended before.
+    """
+
+    def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:
+        self.label, self.total, self.unit, self.already, self.seconds = label, total, unit, already, seconds
         self.done = already
         self.started = time.monotonic()
         self._last_line = self.started
@@ -47,7 +50,7 @@ class Progress:
         text = " ".join(f"{name} {value:.4g}" for name, value in facts.items())
         now = time.monotonic()
         if self._bar is not None:
-            rate = f"{self.rate():.3g} {self.unit}/s {text}"
+            rate = f"{self.rate():.3g} {self.unit}/s{self._eta()} {text}"
             self._bar.update(self._task, completed=self.done, facts=rate)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
@@ -60,10 +63,16 @@ class Progress:
 
     def line(self) -> str:
         """One line: done, rate, ETA."""
-        rate = self.rate()
-        left = self.total - self.done
-        eta = f", ETA {_duration(left / rate)}" if rate > 0 and left > 0 else ""
-        return f"{self.label}: {self.done}/{self.total} {self.unit}s, {rate:.3g} {self.unit}/s{eta}"
+        return f"{self.label}: {self.done}/{self.total} {self.unit}s, {self.rate():.3g} {self.unit}/s{self._eta()}"
+
+    def _eta(self) -> str:
+        rate, left = self.rate(), self.total - self.done
+        if rate <= 0 or left <= 0:
+            return ""
+        seconds = left / rate
+        if self.seconds is not None:
+            seconds = min(seconds, max(self.seconds - (time.monotonic() - self.started), 0.0))
+        return f", ETA {_duration(seconds)}"
 
 
 def _terminal_bar() -> RichProgress:
@@ -72,8 +81,6 @@ def _terminal_bar() -> RichProgress:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[facts]}"),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
     )
     return RichProgress(*columns, console=Console(stderr=True))
 

@@ -1,0 +1,40 @@
+"""What people read while they wait: done, rate, and when it will be over."""
+
+from __future__ import annotations
+
+import pytest
+
+from lsdflow_command import progress as module
+from lsdflow_command.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands until its value is changed."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(("seconds", "eta"), [(None, "15m00s"), (600.0, "8m20s"), (5000.0, "15m00s"), (50.0, "0m00s")])
+def test_eta_is_that_of_the_units_or_of_the_time_allowed_whichever_is_sooner(
+    clock: list[float], seconds: float | None, eta: str
+) -> None:
+    shown = Progress("train", 1000, "iteration", seconds=seconds)
+    shown.advance(100)
+    clock[0] = 100.0
+    assert shown.line() == f"train: 100/1000 iterations, 1 iteration/s, ETA {eta}"
+
+
+def test_units_of_an_earlier_run_do_not_count_for_the_rate(clock: list[float]) -> None:
+    shown = Progress("predict", 40, "block", already=20)
+    shown.advance(10)
+    clock[0] = 5.0
+    assert shown.line() == "predict: 30/40 blocks, 2 block/s, ETA 0m05s"
+
+
+def test_what_is_over_has_no_eta(clock: list[float]) -> None:
+    shown = Progress("predict", 4, "block")
+    shown.advance(4)
+    clock[0] = 2.0
+    assert shown.line() == "predict: 4/4 blocks, 2 block/s"
