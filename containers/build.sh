@@ -3,6 +3,7 @@
 #
 #   CONTAINER_TOOL  docker (default), or podman
 #   TORCH           cpu or cuda: which lock, for the stages that use torch
+#   BACKEND         torch (default), or tensorflow: train-lsd and train-acrlsd as <version>-tensorflow, TORCH=cpu only
 #   BASE_IMAGE, BASE_DIGEST, SOURCE_URL    the base, its digest (for releases), the address of the source (default: origin's)
 #   BUILD_ARGS      further options, such as --no-cache or --build-arg PIP_EXTRA_INDEX_URL=...
 set -euo pipefail
@@ -11,10 +12,16 @@ cd "$(dirname "$0")/.."
 source containers/facts.sh
 
 stage=$(known_stage "${1:-}")
-version=$(version_of "$stage")
+version=$(image_version "$stage")
 revision=$(revision_of_checkout)
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 image=lsdflow/$stage:$version
+
+if [[ $BACKEND == tensorflow && ! -e stages/_tensorflow/${TORCH:-cuda}.lock ]]; then
+  printf 'error: no image of %s for TORCH=%s: tensorflow is locked for CPUs only\n   to do: %s\n' \
+    "$stage" "${TORCH:-cuda}" "$(order_of "$stage")" >&2
+  exit 78
+fi
 
 # A machine without a registry has a stand-in under the shorter name.
 if [[ -z ${BASE_IMAGE:-} ]]; then
@@ -44,6 +51,7 @@ options=(
   --build-arg "SOURCE_DATE_EPOCH=$epoch"
 )
 if uses_torch "$stage"; then options+=(--build-arg "TORCH=${TORCH:-cuda}"); fi
+if [[ $BACKEND != torch ]]; then options+=(--build-arg "BACKEND=$BACKEND"); fi
 read -ra more <<<"${BUILD_ARGS:-}"
 
 started=$SECONDS

@@ -3,27 +3,28 @@ CONTAINER_TOOL ?= docker
 IMAGE_STAGES := prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate
 SIF_DIR ?= .cache/sif
 
-.PHONY: image images sif sifs pins publish sbom audit lock-containers test-containers
-# What the scripts read; TORCH (cpu, cuda) as the Makefile finds it, or as given.
+.PHONY: image images sif sifs pins publish sbom audit lock-containers test-containers test-containers-tensorflow
+# What the scripts read; TORCH (cpu, cuda) as the Makefile finds it, or as given. BACKEND=tensorflow: a variant of the trainings.
 image images sif sifs pins publish: export CONTAINER_TOOL := $(CONTAINER_TOOL)
 image images sif sifs pins publish: export PYTHON := $(PYTHON)
 image images: export TORCH := $(TORCH)
+image sif pins publish: export BACKEND := $(BACKEND)
 sif sifs: export SIF_DIR := $(SIF_DIR)
 
-image:  ## the image of one stage: STAGE=watershed [TORCH=cpu|cuda] [BASE_DIGEST=sha256:...]
+image:  ## the image of one stage: STAGE=watershed [TORCH=cpu|cuda] [BACKEND=tensorflow] [BASE_DIGEST=sha256:...]
 	containers/build.sh $(STAGE)
 
 images:  ## the images of all stages
 	for s in $(IMAGE_STAGES); do containers/build.sh $$s; done
 
-sif:  ## the SIF of an image: STAGE=watershed [SIF_DIR=folder] [IMAGE=name]
+sif:  ## the SIF of an image: STAGE=watershed [SIF_DIR=folder] [IMAGE=name] [BACKEND=tensorflow]
 	containers/convert.sh $(STAGE)
 
 sifs:  ## the SIFs of all stages
 	for s in $(IMAGE_STAGES); do containers/convert.sh $$s; done
 
 PINS ?= .cache/images.env
-pins:  ## an images.env of the images that are here, with digests: [PINS=experiment/images.env] [STAGE=watershed]
+pins:  ## an images.env of the images that are here, with digests: [PINS=experiment/images.env] [STAGE=watershed] [BACKEND=tensorflow]
 	@$(PYTHON) containers/pins.py $(PINS) $(STAGE)
 
 publish:  ## push an image whose version nobody has yet, and note it in published.tsv: STAGE=watershed REGISTRY=name
@@ -49,3 +50,7 @@ lock-containers: $(UV)  ## resolve containers/*.in anew
 
 test-containers: setup  ## all images and SIFs, at work as any user: read-only, no network (needs docker and apptainer)
 	LSDFLOW_WITH_ENGINE=1 LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s -p no:cacheprovider tests/containers/with_engine
+
+# Not a part of CI, whose time is full: it builds another 2 GB.
+test-containers-tensorflow: setup  ## the image of train-acrlsd with tensorflow at work, and that without it refusing (needs docker)
+	LSDFLOW_WITH_ENGINE=1 LSDFLOW_WITH_TENSORFLOW=1 LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s -p no:cacheprovider tests/containers/with_engine/test_tensorflow_variant.py

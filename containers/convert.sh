@@ -2,6 +2,7 @@
 # convert.sh STAGE: the SIF of an image, <stage>_<version>_<first 12 hex of the digest>.sif in SIF_DIR.
 #
 #   IMAGE     the image (default lsdflow/<stage>:<version> of this checkout)
+#   BACKEND   torch (default), or tensorflow: the image <version>-tensorflow
 #   SIF_DIR   where to (default .cache/sif); an SIF that is there already stays
 #   CONTAINER_TOOL  docker (default), or podman
 # Labels, environment and entry point of the image come along; lsdflow.image.digest says which image it was.
@@ -11,10 +12,10 @@ cd "$(dirname "$0")/.."
 source containers/facts.sh
 
 stage=$(known_stage "${1:-}")
-image=${IMAGE:-lsdflow/$stage:$(version_of "$stage")}
+image=${IMAGE:-lsdflow/$stage:$(image_version "$stage")}
 folder=${SIF_DIR:-.cache/sif}
 apptainer=$(command -v apptainer || command -v singularity) || { echo "error: neither apptainer nor singularity is here" >&2; exit 66; }
-have_image "$image" || { printf 'error: no image %s\n   to do: make image STAGE=%s\n' "$image" "$stage" >&2; exit 66; }
+have_image "$image" || { printf 'error: no image %s\n   to do: %s\n' "$image" "$(order_of "$stage")" >&2; exit 66; }
 
 digest=$(digest_of "$image")
 version=$("$TOOL" image inspect --format '{{index .Config.Labels "org.opencontainers.image.version"}}' "$image")

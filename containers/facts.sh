@@ -2,6 +2,7 @@
 # shellcheck shell=bash
 TOOL=${CONTAINER_TOOL:-docker}
 PYTHON=${PYTHON:-python3.11}
+BACKEND=${BACKEND:-torch}
 STAGES=(prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate)
 
 # known_stage NAME: the name, or the list of names and exit code 2.
@@ -20,6 +21,34 @@ known_stage() {
 # version_of FOLDER: the version in stages/FOLDER/pyproject.toml.
 version_of() {
   sed -n 's/^version = "\(.*\)"$/\1/p' "stages/$1/pyproject.toml" | head -1
+}
+
+# has_backends STAGE: whether its image has a variant for training with tensorflow.
+has_backends() { grep -q '^ARG BACKEND$' "containers/$1/Dockerfile"; }
+
+# image_version STAGE: the version of its image, which tells the variants apart; exit code 2 if there is no such variant.
+image_version() {
+  case $BACKEND in
+    torch) version_of "$1" ;;
+    tensorflow)
+      has_backends "$1" || {
+        printf 'error: the image of %s has no variant with tensorflow\n   those that have: train-lsd train-acrlsd\n' "$1" >&2
+        return 2
+      }
+      printf '%s-%s\n' "$(version_of "$1")" "$BACKEND"
+      ;;
+    *)
+      printf 'error: no such backend: %s\n   one of: torch tensorflow\n' "$BACKEND" >&2
+      return 2
+      ;;
+  esac
+}
+
+# order_of STAGE: how the image is asked of make.
+order_of() {
+  local more=''
+  [[ $BACKEND == torch ]] || more=" BACKEND=$BACKEND TORCH=cpu"
+  printf 'make image STAGE=%s%s' "$1" "$more"
 }
 
 uses_torch() { [[ -e stages/$1/cuda.lock ]]; }

@@ -1,6 +1,6 @@
 """What the locks of the stages hold, and which of it is known to be vulnerable.
 
-inventory.py sbom TOOLS FOLDER [STAGE...]   FOLDER/<stage>[-cpu|-cuda].cdx.json: CycloneDX, from the stage's locks alone
+inventory.py sbom TOOLS FOLDER [STAGE...]   FOLDER/<stage>[-tensorflow][-cpu|-cuda].cdx.json: CycloneDX of each lock
 inventory.py audit TOOLS                    asks a vulnerability service about every package of every lock
 
 TOOLS is the environment of tools.lock. `audit` ends with 0 if nothing is known of any package, 1 if something is, 69 if
@@ -21,18 +21,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ledger import BAD_DATA, ROOT, USAGE, Refusal
+from ledger import BAD_DATA, ROOT, USAGE, Refusal, has_backends
 
 VULNERABLE, NOT_ASKED = 1, 69
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
 def locks_of(stage: str) -> list[Path]:
-    """requirements.lock, or cpu.lock and cuda.lock. Refusal (2) if there is no such stage."""
+    """requirements.lock, or cpu.lock and cuda.lock, and those of tensorflow. Refusal (2) if there is no such stage."""
     found = sorted((ROOT / "stages" / stage).glob("*.lock"))
     if not stage or not found or not (ROOT / "containers" / stage / "Dockerfile").is_file():
         raise Refusal(USAGE, f"no such stage: {stage}")
-    return found
+    return [*found, *(sorted((ROOT / "stages" / "_tensorflow").glob("*.lock")) if has_backends(stage) else [])]
+
+
+def variant_of(lock: Path) -> str:
+    """What tells the images of a stage apart that are made of different locks: -cpu, -tensorflow-cpu, or nothing."""
+    backend = "-tensorflow" if lock.parent.name == "_tensorflow" else ""
+    return backend + ("" if lock.stem == "requirements" else f"-{lock.stem}")
 
 
 def write_sboms(tools: Path, folder: Path, stages: list[str]) -> list[Path]:
@@ -41,8 +47,7 @@ def write_sboms(tools: Path, folder: Path, stages: list[str]) -> list[Path]:
     written = []
     for stage in stages or sorted(p.parent.name for p in (ROOT / "containers").glob("*/Dockerfile")):
         for lock in locks_of(stage):
-            variant = "" if lock.stem == "requirements" else f"-{lock.stem}"
-            target = folder / f"{stage}{variant}.cdx.json"
+            target = folder / f"{stage}{variant_of(lock)}.cdx.json"
             project = ROOT / "stages" / stage / "pyproject.toml"
             words = ["requirements", "--pyproject", project, "--output-reproducible", "--output-file", target, lock]
             done = _call(tools / "bin" / "cyclonedx-py", *words)

@@ -5,6 +5,7 @@ ledger.py publish STAGE REGISTRY       pushes lsdflow/STAGE:VERSION and adds its
 ledger.py check                        is the ledger well formed, and are its lines those of the last commit and more?
 
 Content of a stage = what its Dockerfile copies. It may not change under a version that people pin.
+BACKEND=tensorflow: the same of the variant of a stage, whose version is <version>-tensorflow.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LEDGER = ROOT / "containers" / "published.tsv"
 TOOL = os.environ.get("CONTAINER_TOOL", "docker")
+BACKEND = os.environ.get("BACKEND") or "torch"
+# A folder of stages/ in the Dockerfile of a stage that has variants: the stage's, or that of the backend.
+_FOLDER = re.compile(r"\$\{BACKEND:\+_\}\$\{BACKEND:-[a-z-]+\}")
 REFUSED, BAD_DATA, MISSING, USAGE = 73, 65, 66, 2
 
 
@@ -46,7 +50,7 @@ class Published:
     def problems(self) -> list[str]:
         """What is wrong with the line."""
         forms = {
-            "version": r"\d+\.\d+\.\d+",
+            "version": r"\d+\.\d+\.\d+(-tensorflow)?",
             "digest": r"sha256:[0-9a-f]{64}",
             "contract": r"\d+\.\d+\.\d+",
             "revision": r"[0-9a-f]{40}",
@@ -86,16 +90,49 @@ def version_of(folder: str) -> str:
     return str(project["project"]["version"])
 
 
+def has_backends(stage: str) -> bool:
+    """Whether the image of a stage has a variant for training with tensorflow."""
+    return "\nARG BACKEND\n" in (ROOT / "containers" / stage / "Dockerfile").read_text()
+
+
+def image_version(stage: str, backend: str = BACKEND) -> str:
+    """The version of a stage's image, which tells the variants apart. Refusal (2) if there is no such variant."""
+    if backend == "torch":
+        return version_of(stage)
+    if backend != "tensorflow":
+        raise Refusal(USAGE, f"no such backend: {backend}\n   one of: torch tensorflow")
+    if not has_backends(stage):
+        raise Refusal(USAGE, f"the image of {stage} has no variant with tensorflow")
+    return f"{version_of(stage)}-{backend}"
+
+
+def order_of(stage: str, backend: str = BACKEND) -> str:
+    """How the image is asked of make."""
+    return f"make image STAGE={stage}" + (f" BACKEND={backend} TORCH=cpu" if backend != "torch" else "")
+
+
+def locked_folder(stage: str) -> str:
+    """The folder of stages/ with the locks of the image."""
+    return stage if BACKEND == "torch" else f"_{BACKEND}"
+
+
+def published_torch(stage: str) -> str:
+    """Which lock a published image is made of: cuda, but cpu as long as tensorflow has no other."""
+    has_cuda = (ROOT / "stages" / locked_folder(stage) / "cuda.lock").exists()
+    return "cuda" if BACKEND == "torch" or has_cuda else "cpu"
+
+
 def content_of(stage: str) -> list[str]:
     """Paths that the image of a stage is made from: its Dockerfile and what that copies from the context."""
     dockerfile = f"containers/{stage}/Dockerfile"
     copied = re.findall(r"^COPY ((?:stages|containers)/\S+) ", (ROOT / dockerfile).read_text(), re.MULTILINE)
-    return [dockerfile, *(path.replace("${TORCH}", "cuda") for path in copied)]
+    paths = [_FOLDER.sub(locked_folder(stage), path).replace("${TORCH}", published_torch(stage)) for path in copied]
+    return list(dict.fromkeys([dockerfile, *paths]))
 
 
 def standing(stage: str) -> Published | None:
     """The published line of the version that the checkout has of a stage."""
-    version = version_of(stage)
+    version = image_version(stage)
     return next((e for e in read_ledger(LEDGER.read_text()) if (e.stage, e.version) == (stage, version)), None)
 
 
@@ -126,7 +163,8 @@ def publish(stage: str, registry: str) -> str:
     under that tag, if the image is not of a clean commit, or if it is the CPU variant of a stage that runs on GPUs;
     (66) if there is no image.
     """
-    local, version = f"lsdflow/{stage}:{version_of(stage)}", version_of(stage)
+    version = image_version(stage)
+    local = f"lsdflow/{stage}:{version}"
     name = f"{registry.rstrip('/')}/{stage}"
     labels = _image_labels(local)
     entry = standing(stage)
@@ -166,8 +204,9 @@ def _require_publishable(stage: str, version: str, labels: dict[str, str]) -> No
         faults.append(f"its revision is {revision or 'not told'}: build it from a clean commit")
     if labels.get("org.opencontainers.image.version") != version:
         faults.append(f"its label says version {labels.get('org.opencontainers.image.version')}: build it again")
-    if labels.get("lsdflow.torch", "cuda") != "cuda":
-        faults.append(f"it is the CPU variant: make image STAGE={stage} TORCH=cuda")
+    torch = published_torch(stage)
+    if labels.get("lsdflow.torch", torch) != torch:
+        faults.append(f"it is the CPU variant: make image STAGE={stage} TORCH={torch}")
     if faults:
         raise Refusal(REFUSED, f"the image of {stage} {version} is not one to publish\n   " + "\n   ".join(faults))
 

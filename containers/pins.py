@@ -2,6 +2,7 @@
 
 A pin is name:version@digest: the registry's name and digest where one has the image, else lsdflow/STAGE:VERSION and the
 image's id. In a FILE that is there only the lines of these stages change; comments and other lines stay.
+BACKEND=tensorflow: the variant for training with it, of the stages that have one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ledger import MISSING, USAGE, Refusal, ask_engine, version_of
+from ledger import BACKEND, MISSING, USAGE, Refusal, ask_engine, has_backends, image_version, order_of
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 HEADER = "# Images of an experiment, pinned by digest. Read by lsdflow, compose and the cluster's wrappers."
@@ -22,9 +23,9 @@ def key_of(stage: str) -> str:
     return stage.upper().replace("-", "_") + "_IMAGE"
 
 
-def pin_of(stage: str) -> str:
+def pin_of(stage: str, backend: str = "torch") -> str:
     """The pin of the image that the engine has of a stage's version in this checkout. Refusal (66) if it has none."""
-    name, version = f"lsdflow/{stage}", version_of(stage)
+    name, version = f"lsdflow/{stage}", image_version(stage, backend)
     told = ask_engine(
         "image", "inspect", "--format", "{{.Id}} {{range .RepoDigests}}{{.}} {{end}}", f"{name}:{version}"
     )
@@ -43,24 +44,30 @@ def pinned(text: str, pins: dict[str, str]) -> str:
     return "\n".join([*kept, *lines.values()]) + "\n"
 
 
-def _pins_of(stages: Sequence[str]) -> dict[str, str]:
-    """Refusal (66) naming all images that are missing, not the first alone."""
+def _pins_of(backends: dict[str, str]) -> dict[str, str]:
+    """The pins of these stages by their images' backends. Refusal (66) naming all images that are missing."""
     pins, missing = {}, []
-    for stage in stages:
+    for stage, backend in backends.items():
         try:
-            pins[stage] = pin_of(stage)
+            pins[stage] = pin_of(stage, backend)
         except Refusal as refusal:
-            missing.append(f"{refusal}\n   to do: make image STAGE={stage}")
+            if refusal.code != MISSING:
+                raise
+            missing.append(f"{refusal}\n   to do: {order_of(stage, backend)}")
     if missing:
         raise Refusal(MISSING, "\n".join(missing))
     return pins
 
 
 def write(path: Path, stages: Sequence[str]) -> str:
-    """Write the pins of the stages into the file; returns its text. Refusal (66, 2): nothing is written."""
+    """Write the pins of the stages (none named: all) into the file; returns its text.
+
+    Refusal (66, 2): nothing is written. A stage that was named must have the variant that was asked for.
+    """
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise Refusal(USAGE, f"no such stage: {' '.join(unknown)}\n   one of: {' '.join(STAGES)}")
-    text = pinned(path.read_text(encoding="utf-8") if path.exists() else "", _pins_of(stages))
+    backends = dict.fromkeys(stages, BACKEND) or {s: BACKEND if has_backends(s) else "torch" for s in STAGES}
+    text = pinned(path.read_text(encoding="utf-8") if path.exists() else "", _pins_of(backends))
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
@@ -73,7 +80,7 @@ def main(arguments: list[str]) -> int:
     try:
         if not arguments:
             raise Refusal(USAGE, (__doc__ or "").strip())
-        sys.stdout.write(write(Path(arguments[0]), arguments[1:] or STAGES))
+        sys.stdout.write(write(Path(arguments[0]), arguments[1:]))
     except Refusal as refusal:
         sys.stderr.write(f"error: {refusal}\n")
         return refusal.code

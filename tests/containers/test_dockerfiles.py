@@ -22,14 +22,23 @@ def _text(stage: str) -> str:
     return (REPOSITORY / "containers" / stage / "Dockerfile").read_text()
 
 
-def _instructions(stage: str) -> list[str]:
+def _with_backend(text: str, backend: str) -> str:
+    """What an engine makes of the variable BACKEND; empty for torch."""
+    text = re.sub(r"\$\{BACKEND:\+([^}]*)\}", r"\1" if backend else "", text)
+    return re.sub(r"\$\{BACKEND:-([^}]*)\}", backend or r"\1", text)
+
+
+def _instructions(stage: str, backend: str = "") -> list[str]:
     """Instructions with their continuation lines joined, comments left out."""
     lines = [line for line in _text(stage).splitlines() if line.strip() and not line.startswith("#")]
-    return re.sub(r"\s*\\\n\s*", " ", "\n".join(lines)).splitlines()
+    return _with_backend(re.sub(r"\s*\\\n\s*", " ", "\n".join(lines)), backend).splitlines()
 
 
 def _project(folder: str) -> dict:
     return tomllib.loads((REPOSITORY / "stages" / folder / "pyproject.toml").read_text())
+
+
+IMAGES = [(stage, "") for stage in STAGES] + [(stage, "tensorflow") for stage in ("train-lsd", "train-acrlsd")]
 
 
 def _uses_torch(stage: str) -> bool:
@@ -46,9 +55,9 @@ def test_dockerfiles_differ_only_in_stage_packages_and_torch(stage: str) -> None
     def shape(name: str) -> list[str]:
         kept = []
         for line in _instructions(name):
-            if re.match(r"COPY stages/\S+ /source/|ARG TORCH", line):
+            if re.match(r"COPY stages/\S+ /source/|ARG TORCH|ARG BACKEND", line):
                 continue
-            plain = re.sub(r" NVIDIA_\w+=\S+| lsdflow\.torch=\S+", "", line)
+            plain = re.sub(r" NVIDIA_\w+=\S+| lsdflow\.(torch|backend)=\S+", "", line)
             plain = re.sub(r"(?:\$\{TORCH\}|requirements)\.lock", "LOCK", plain)
             kept.append(re.sub(rf"(?<![\w-]){name}(?![\w-])", "STAGE", plain))
         return kept
@@ -56,10 +65,11 @@ def test_dockerfiles_differ_only_in_stage_packages_and_torch(stage: str) -> None
     assert shape(stage) == shape("watershed")
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_image_gets_the_packages_that_the_stage_needs_and_no_other(stage: str) -> None:
-    copied = re.findall(r"^COPY stages/(\S+) /source/\1$", _text(stage), re.MULTILINE)
-    needed, waiting = set(), [stage]
+@pytest.mark.parametrize(("stage", "backend"), IMAGES)
+def test_the_image_gets_the_packages_that_the_stage_needs_and_no_other(stage: str, backend: str) -> None:
+    text = "\n".join(_instructions(stage, backend))
+    copied = re.findall(r"^COPY stages/(\S+) /source/\1$", text, re.MULTILINE)
+    needed, waiting = set(), [stage, *([f"_{backend}"] if backend else [])]
     while waiting:
         folder = waiting.pop()
         if folder not in needed:
@@ -69,9 +79,9 @@ def test_the_image_gets_the_packages_that_the_stage_needs_and_no_other(stage: st
     assert set(copied) == needed
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_lock_is_installed_with_hashes_before_any_source_is_copied(stage: str) -> None:
-    lines = _instructions(stage)
+@pytest.mark.parametrize(("stage", "backend"), IMAGES)
+def test_the_lock_is_installed_with_hashes_before_any_source_is_copied(stage: str, backend: str) -> None:
+    lines = _instructions(stage, backend)
     lock = next(i for i, line in enumerate(lines) if line.startswith("COPY stages/") and ".lock" in line)
     install = next(i for i, line in enumerate(lines) if "-r /tmp/locked.txt" in line)
     source = next(i for i, line in enumerate(lines) if "/source/" in line)
@@ -80,7 +90,8 @@ def test_the_lock_is_installed_with_hashes_before_any_source_is_copied(stage: st
         for call in re.findall(r"pip (?:--python \S+ )?(?:install|wheel)[^&]*", line):
             assert "--no-deps" in call, call
             assert "--no-index" in call or ("--require-hashes" in call and "--only-binary=:all:" in call), call
-    assert ("${TORCH}.lock" in lines[lock]) == _uses_torch(stage)
+    name = "${TORCH}.lock" if _uses_torch(stage) else "requirements.lock"
+    assert lines[lock] == f"COPY stages/{'_' + backend if backend else stage}/{name} /tmp/locked.txt"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -89,6 +100,8 @@ def test_labels_come_last_and_are_complete(stage: str) -> None:
     assert lines[-1].startswith("LABEL ")
     assert sum(line.startswith("LABEL") for line in lines) == 1
     wanted = {*LABELS, *(["lsdflow.torch"] if _uses_torch(stage) else [])}
+    if (stage, "tensorflow") in IMAGES:
+        wanted.add("lsdflow.backend")
     assert set(re.findall(r" ([a-z.]+)=", lines[-1])) == wanted
     changing = next(i for i, line in enumerate(lines) if line.startswith("ARG VERSION"))
     after = {line.split()[0] for line in lines[changing:]}

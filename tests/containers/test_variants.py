@@ -1,0 +1,212 @@
+"""train-lsd and train-acrlsd with tensorflow: a variant of their own by version, lock, pin, SIF and bill of materials.
+
+Engine, Apptainer and the tool for bills of materials are stand-ins; at work: with_engine/test_tensorflow_variant.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lsdflow_launch.pins import read_pins
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONTAINERS = REPOSITORY / "containers"
+ID = "sha256:" + "a" * 64
+# Notes how it was called; labels and ids of every image but those named in $MISSING.
+ENGINE = r"""#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+case "$*" in
+  build*) cat >/dev/null ;;
+  *inspect*lsdflow/*) if [[ -n ${MISSING:-} && $* == *$MISSING* ]]; then echo "No such image" >&2; exit 1; fi ;;&
+  *'lsdflow.stage'*) stage=${*: -1}; stage=${stage#*/}; echo "${stage%:*} ${stage#*:}" ;;
+  *'image.version'*) stage=${*: -1}; echo "${stage#*:}" ;;
+  *.Size*) echo 1000000 ;;
+  *.Id*) echo "$IMAGE_ID " ;;
+esac
+"""
+
+
+class Bench:
+    """The programs of containers/, with stand-ins for what they call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name, text in (("engine", ENGINE), ("apptainer", "#!/usr/bin/env bash\nexit 70\n")):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+
+    def call(self, name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A program of containers/; BACKEND and TORCH are those given, not the caller's."""
+        kept = {key: value for key, value in os.environ.items() if key not in ("BACKEND", "TORCH", "IMAGE")}
+        tools = {"CONTAINER_TOOL": str(self.folder / "engine"), "CALLS": str(self.folder / "calls"), "IMAGE_ID": ID}
+        path = {"PATH": f"{self.folder}:{os.environ['PATH']}", "PYTHON": sys.executable}
+        program = [str(CONTAINERS / name)] if name.endswith(".sh") else [sys.executable, str(CONTAINERS / name)]
+        env = {**kept, **tools, **path, **environment}
+        return subprocess.run([*program, *words], env=env, check=False, capture_output=True, text=True)
+
+    @property
+    def builds(self) -> list[str]:
+        """The builds that were asked of the engine."""
+        calls = self.folder / "calls"
+        return [c for c in calls.read_text().splitlines() if c.startswith("build")] if calls.exists() else []
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Stand-ins in a folder of their own."""
+    return Bench(tmp_path)
+
+
+def _version(stage: str) -> str:
+    text = (REPOSITORY / "stages" / stage / "pyproject.toml").read_text()
+    return str(tomllib.loads(text)["project"]["version"])
+
+
+@pytest.mark.parametrize("stage", ["train-lsd", "train-acrlsd"])
+def test_the_variant_is_built_from_the_same_dockerfile_under_a_version_of_its_own(stage: str, bench: Bench) -> None:
+    done = bench.call("build.sh", stage, BACKEND="tensorflow", TORCH="cpu")
+    assert done.returncode == 0, done.stderr
+    (build,) = bench.builds
+    assert f"--tag lsdflow/{stage}:{_version(stage)}-tensorflow " in build
+    assert f"--build-arg VERSION={_version(stage)}-tensorflow " in build
+    assert "--build-arg TORCH=cpu --build-arg BACKEND=tensorflow" in build
+
+
+def test_a_build_with_torch_alone_names_no_backend_at_all(bench: Bench) -> None:
+    """An argument that is given, even an empty one, would be another key of the layer's cache."""
+    for backend in ("", "torch"):
+        assert bench.call("build.sh", "train-lsd", BACKEND=backend, TORCH="cpu").returncode == 0
+    assert len(bench.builds) == 2
+    for build in bench.builds:
+        assert "BACKEND" not in build
+        assert f"--tag lsdflow/train-lsd:{_version('train-lsd')} " in build
+
+
+@pytest.mark.parametrize("torch", [{"TORCH": "cuda"}, {}], ids=["cuda", "default"])
+def test_without_a_lock_for_cuda_nothing_is_built_and_one_message_says_so(torch: dict[str, str], bench: Bench) -> None:
+    assert not (REPOSITORY / "stages" / "_tensorflow" / "cuda.lock").exists()
+    done = bench.call("build.sh", "train-lsd", BACKEND="tensorflow", **torch)
+    assert done.returncode == 78
+    assert done.stderr.count("error:") == 1
+    assert "for TORCH=cuda: tensorflow is locked for CPUs only" in done.stderr
+    assert "make image STAGE=train-lsd BACKEND=tensorflow TORCH=cpu" in done.stderr
+    assert bench.builds == []
+
+
+@pytest.mark.parametrize(
+    ("program", "stage", "backend"),
+    [
+        ("build.sh", "watershed", "tensorflow"),
+        ("build.sh", "train-lsd", "jax"),
+        ("convert.sh", "predict", "tensorflow"),
+        ("pins.py", "predict", "tensorflow"),
+        ("pins.py", "train-lsd", "jax"),
+    ],
+)
+def test_what_is_no_variant_is_a_usage_error(program: str, stage: str, backend: str, bench: Bench) -> None:
+    words = [str(bench.folder / "images.env")] if program == "pins.py" else []
+    done = bench.call(program, *words, stage, BACKEND=backend, TORCH="cpu")
+    assert done.returncode == 2
+    assert ("no variant with tensorflow" if backend == "tensorflow" else "no such backend: jax") in done.stderr
+    assert bench.builds == []
+    assert not (bench.folder / "images.env").exists()
+
+
+def test_tensorflows_lock_holds_every_package_that_the_stage_has_without_it() -> None:
+    pins = {
+        folder: set(
+            re.findall(r"^([^ =]+==[^ ]+)", (REPOSITORY / "stages" / folder / "cpu.lock").read_text(), re.MULTILINE)
+        )
+        for folder in ("train-lsd", "train-acrlsd", "_tensorflow")
+    }
+    assert pins["train-lsd"] | pins["train-acrlsd"] < pins["_tensorflow"]
+    assert not any(pin.startswith("tensorflow") for pin in pins["train-lsd"] | pins["train-acrlsd"])
+
+
+def test_the_pin_of_a_variant_is_one_that_lsdflow_reads(bench: Bench) -> None:
+    path = bench.folder / "images.env"
+    done = bench.call("pins.py", str(path), "train-lsd", BACKEND="tensorflow")
+    assert done.returncode == 0, done.stderr
+    (pin,) = read_pins(path).values()
+    assert str(pin) == f"lsdflow/train-lsd:{_version('train-lsd')}-tensorflow@{ID}"
+    assert pin.make_option == " BACKEND=tensorflow"
+
+
+def test_pins_of_all_stages_take_the_variant_where_there_is_one(bench: Bench) -> None:
+    path = bench.folder / "images.env"
+    assert bench.call("pins.py", str(path), BACKEND="tensorflow").returncode == 0
+    versions = {key: pin.version for key, pin in read_pins(path).items()}
+    assert {key for key, version in versions.items() if version.endswith("-tensorflow")} == {
+        "TRAIN_LSD_IMAGE",
+        "TRAIN_ACRLSD_IMAGE",
+    }
+    assert len(versions) == 8
+
+
+def test_a_variant_that_is_not_here_says_how_to_build_it(bench: Bench) -> None:
+    order = "make image STAGE=train-lsd BACKEND=tensorflow TORCH=cpu"
+    for program, words in (("pins.py", [str(bench.folder / "images.env")]), ("convert.sh", [])):
+        done = bench.call(program, *words, "train-lsd", BACKEND="tensorflow", MISSING="-tensorflow")
+        assert done.returncode == 66, program
+        assert order in done.stderr, program
+
+
+def test_the_sif_of_a_variant_is_named_by_its_version(bench: Bench) -> None:
+    name = f"train-lsd_{_version('train-lsd')}-tensorflow_{'a' * 12}.sif"
+    (bench.folder / name).write_text("x")
+    done = bench.call("convert.sh", "train-lsd", BACKEND="tensorflow", SIF_DIR=str(bench.folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{bench.folder / name} is there"
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.1.0-tensorflow"])
+def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(version: str, tmp_path: Path) -> None:
+    for name in ("0.1.0_aaaaaaaaaaaa", "0.1.0-tensorflow_bbbbbbbbbbbb"):
+        (tmp_path / f"train-lsd_{name}.sif").write_text("x")
+    (tmp_path / "images.env").write_text(f"TRAIN_LSD_IMAGE=lsdflow/train-lsd:{version}\n")
+    script = 'source "$1"; SETTING[IMAGES]=$2; read_pin train-lsd "$2/images.env"; find_sif train-lsd; '
+    script += 'echo "$SIF"; sif_order train-lsd'
+    words = ["bash", "-euc", script, "bash", str(REPOSITORY / "slurm_wrappers" / "_common.sh"), str(tmp_path)]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sif, order = done.stdout.splitlines()
+    assert Path(sif).name == f"train-lsd_{version}_{'bbbbbbbbbbbb' if '-' in version else 'aaaaaaaaaaaa'}.sif"
+    assert order == "make sif STAGE=train-lsd" + (" BACKEND=tensorflow" if "-" in version else "")
+
+
+def test_the_ledger_knows_what_a_variant_is_made_of() -> None:
+    """A change of tensorflow's package spoils no published image without it, and one of its lock spoils the variant."""
+    contents = {}
+    for backend in ("torch", "tensorflow"):
+        code = "import ledger; print(*ledger.content_of('train-acrlsd'), ledger.image_version('train-acrlsd'))"
+        words = [sys.executable, "-c", code]
+        env = {**os.environ, "BACKEND": backend, "PYTHONPATH": str(CONTAINERS)}
+        done = subprocess.run(words, check=True, capture_output=True, text=True, env=env)
+        *contents[backend], version = done.stdout.split()
+        assert version == _version("train-acrlsd") + ("-tensorflow" if backend == "tensorflow" else "")
+        assert not any("$" in path for path in contents[backend])
+    assert set(contents["tensorflow"]) - set(contents["torch"]) == {"stages/_tensorflow/cpu.lock", "stages/_tensorflow"}
+    assert set(contents["torch"]) - set(contents["tensorflow"]) == {"stages/train-acrlsd/cuda.lock"}
+
+
+def test_the_bills_of_materials_of_a_training_include_its_variant(tmp_path: Path, bench: Bench) -> None:
+    tool = tmp_path / "bin" / "cyclonedx-py"
+    tool.parent.mkdir()
+    tool.write_text('#!/usr/bin/env bash\nwhile [[ $1 != --output-file ]]; do shift; done\necho "$3" >"$2"\n')
+    tool.chmod(0o755)
+    done = bench.call("inventory.py", "sbom", str(tmp_path), str(tmp_path / "out"), "train-lsd", "watershed")
+    assert done.returncode == 0, done.stderr
+    found = {path.name: path.read_text().strip() for path in (tmp_path / "out").iterdir()}
+    assert found == {
+        "train-lsd-cpu.cdx.json": str(REPOSITORY / "stages/train-lsd/cpu.lock"),
+        "train-lsd-cuda.cdx.json": str(REPOSITORY / "stages/train-lsd/cuda.lock"),
+        "train-lsd-tensorflow-cpu.cdx.json": str(REPOSITORY / "stages/_tensorflow/cpu.lock"),
+        "watershed.cdx.json": str(REPOSITORY / "stages/watershed/requirements.lock"),
+    }
