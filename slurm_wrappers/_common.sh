@@ -90,6 +90,13 @@ read_pin() {
   [[ $PIN_VERSION != latest ]] || fail "$BAD_CONFIG" "$key is latest" "a fixed version"
 }
 
+# sif_order STAGE: how the SIF of the pin is asked of make; an image for training with tensorflow says so in its version.
+sif_order() {
+  local more=''
+  if [[ $PIN_VERSION == *-tensorflow ]]; then more=' BACKEND=tensorflow'; fi
+  printf 'make sif STAGE=%s%s' "$1" "$more"
+}
+
 # find_sif STAGE: sets SIF, the file of the pin in the folder IMAGES.
 find_sif() {
   local folder stem hex=${PIN_DIGEST#sha256:}
@@ -109,7 +116,7 @@ find_sif() {
     fi
   fi
   [[ -r $SIF ]] || fail "$MISSING" "no SIF of $1" "$SIF" "$(cd "$folder" 2>/dev/null && echo "${1}"_*.sif)" \
-    "make sif STAGE=$1 SIF_DIR=$folder, or mend $(stage_key "$1")_IMAGE in images.env"
+    "$(sif_order "$1") SIF_DIR=$folder, or mend $(stage_key "$1")_IMAGE in images.env"
 }
 
 # label NAME LABELS: the value of a label in what `singularity inspect --labels` printed.
@@ -127,7 +134,7 @@ check_sif() {
     found+=" $SIF_DIGEST"
   fi
   [[ $wanted == "$found" ]] || fail "$MISMATCH" "$SIF is another image than the pinned one" "$wanted" "$found" \
-    "convert the pinned image again (make sif STAGE=$1), or mend $(stage_key "$1")_IMAGE in images.env"
+    "convert the pinned image again ($(sif_order "$1")), or mend $(stage_key "$1")_IMAGE in images.env"
 }
 
 # use_image STAGE PINS

@@ -27,6 +27,17 @@ def test_this_environment_has_no_tensorflow_and_says_so(prepared, tmp_path) -> N
     assert not training.folder.exists()
 
 
+@pytest.mark.parametrize(("revision", "way"), [("", "make setup-tensorflow"), ("c0ffee", "BACKEND=tensorflow")])
+def test_the_way_to_tensorflow_is_an_environment_in_a_clone_and_a_variant_of_the_image_in_an_image(
+    revision: str, way: str, monkeypatch
+) -> None:
+    """Images tell their revision to what runs in them."""
+    monkeypatch.setenv("LSDFLOW_REVISION", revision)
+    (problem,) = tensorflow_problems("tensorflow")
+    ways = {"make setup-tensorflow", "BACKEND=tensorflow"}
+    assert [w for w in ways if w in problem.hint] == [way]
+
+
 def test_torch_is_always_there() -> None:
     assert tensorflow_problems("torch") == []
 

@@ -75,11 +75,12 @@ class DockerLike:
         for name in (*by_digest, pin.tagged):
             if (facts := self._inspect(name)) is not None:
                 return _docker_image(facts)
+        order = f"make image STAGE={stage}{pin.make_option}"
         raise MissingInput(
             f"the image of {stage} is not on this machine",
             where=f"{self.program}, {pin.key} of images.env",
             wanted=pin,
-            hint=f"{self.program} pull {pin}   or, in a clone of that version: make image STAGE={stage}",
+            hint=f"{self.program} pull {pin}   or, in a clone of that version: {order}",
         )
 
     def command(self, stage: str, image: Image, call: Call) -> list[str]:
@@ -159,7 +160,7 @@ class Apptainer:
             raise ConfigError(
                 f"several SIFs of {pin}", where=self.folder, found=names, hint=f"pin the digest: {pin.key}"
             )
-        hint = f"make sif STAGE={stage} SIF_DIR={self.folder}"
+        hint = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={self.folder}"
         raise MissingInput(f"the SIF of {stage} is not there", where=self.folder, wanted=wanted.name, hint=hint)
 
 

@@ -41,6 +41,11 @@ class Pin:
         """registry/name:version."""
         return f"{self.name}:{self.version}"
 
+    @property
+    def make_option(self) -> str:
+        """What `make image` and `make sif` want to be told beside the stage: the backend of a variant."""
+        return " BACKEND=tensorflow" if self.version.endswith("-tensorflow") else ""
+
     def __str__(self) -> str:
         return self.tagged + (f"@{self.digest}" if self.digest else "")
 

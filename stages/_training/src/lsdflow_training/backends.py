@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from types import ModuleType
 
 from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.manifest import REVISION_VARIABLE
 
 
 def tensorflow_problems(backend: str) -> list[ConfigError]:
@@ -24,9 +26,17 @@ def tensorflow_problems(backend: str) -> list[ConfigError]:
             f"this environment has no tensorflow: {' and '.join(missing)} not installed",
             where="backend",
             found='"tensorflow"',
-            hint='backend = "torch" (same networks, same bundle), or `make setup-tensorflow` and .venv/tensorflow/bin',
+            hint=f'{where_tensorflow_is()}; or backend = "torch" (same networks, same bundle)',
         )
     ]
+
+
+def where_tensorflow_is() -> str:
+    """What somebody without tensorflow is to do: in an image (those tell their revision) use its variant."""
+    if os.environ.get(REVISION_VARIABLE):
+        order = "make image STAGE=... BACKEND=tensorflow TORCH=cpu"
+        return f"run the image variant <version>-tensorflow of this stage ({order}), pinned in images.env"
+    return "make setup-tensorflow, then call .venv/tensorflow/bin/train-lsd or train-acrlsd"
 
 
 def tensorflow_backend() -> ModuleType:

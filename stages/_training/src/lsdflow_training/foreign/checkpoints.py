@@ -20,6 +20,7 @@ from torch import Tensor
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.hashing import hash_of, hash_of_file
+from lsdflow_training.backends import where_tensorflow_is
 from lsdflow_training.foreign import funlib_names, tf1_names
 from lsdflow_training.foreign.tf1_graph import require_our_graph
 from lsdflow_training.foreign.unet import ReadNetwork, as_bundled
@@ -89,7 +90,7 @@ def _tensorflow_reader() -> ModuleType:
             "a checkpoint of TensorFlow can be read only where TensorFlow is installed",
             where=_TENSORFLOW_READER,
             found=error,
-            hint="make setup-tensorflow, then call .venv/tensorflow/bin/train-lsd (or train-acrlsd) import-checkpoint",
+            hint=where_tensorflow_is(),
         ) from error
 
 
