@@ -36,7 +36,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-tensorflow demo test test-blocks test-training test-tensorflow test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
+.PHONY: help setup setup-mlflow setup-tensorflow demo test test-blocks test-training test-tensorflow test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +68,13 @@ $(UV):
 	$(UV) pip install --quiet --python .venv/training/bin/python --no-deps --no-build-isolation $(foreach p,$(TRAINING_PACKAGES),-e stages/$(p))
 	@touch $@
 
+# Only those who log to MLflow need it; an environment that is made anew has lost it, and its marker.
+setup-mlflow: setup .venv/training/.mlflow  ## adds MLflow's client to .venv/training, for the option `mlflow`
+
+.venv/training/.mlflow: stages/_training/mlflow.lock .venv/training/.installed
+	$(UV) pip install --quiet --python .venv/training/bin/python --no-deps --require-hashes --requirement $<
+	@touch $@
+
 # Only those who train with backend = "tensorflow" need this one.
 setup-tensorflow: .venv/tensorflow/.installed  ## the optional environment for backend = "tensorflow": .venv/tensorflow
 
@@ -93,7 +100,7 @@ test: setup test-blocks test-training test-tensorflow  ## all tests that need no
 test-blocks: setup
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=15 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 
-test-training: setup
+test-training: setup-mlflow
 	.venv/training/bin/pytest -n 2 --dist loadfile $(TRAINING_TESTS)
 
 test-tensorflow: setup-tensorflow
@@ -167,6 +174,7 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	$(COMPILE) -c .cache/blocks.constraints tests/blocks.in -o tests/blocks.lock
 	$(COMPILE) -c .cache/training.constraints tests/training.in --find-links "$(WHEELS)" -o tests/training.lock
 	$(COMPILE) -c .cache/training.constraints --override stages/_tensorflow/overrides.in --find-links "$(WHEELS)" stages/_tensorflow/pyproject.toml -o stages/_tensorflow/cpu.lock
+	sed -nE 's/^mlflow = \["(.*)"\]$$/\1/p' stages/_training/pyproject.toml | $(COMPILE) -c .cache/training.constraints --override stages/_training/mlflow_overrides.in - -o stages/_training/mlflow.lock
 	for s in $(TORCH_STAGES); do \
 	  env=$$([[ $$s == train-* ]] && echo training || echo blocks); \
 	  $(COMPILE) -c .cache/$$env.constraints --find-links "$(WHEELS)" stages/$$s/pyproject.toml -o stages/$$s/cpu.lock; \

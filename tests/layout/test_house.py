@@ -110,7 +110,9 @@ def test_engines_of_storage_and_scheduling_are_imported_in_runtime_only() -> Non
 def test_every_dependency_is_pinned_exactly_or_ours() -> None:
     loose = []
     for folder in (*SHARED, *STAGES):
-        for requirement in _project(folder)["project"]["dependencies"]:
+        project = _project(folder)["project"]
+        optional = [name for names in project.get("optional-dependencies", {}).values() for name in names]
+        for requirement in [*project["dependencies"], *optional]:
             if not re.match(r"^(lsdflow-[a-z-]+|[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^,;*]+)$", requirement):
                 loose.append(f"{folder}: {requirement}")
     assert loose == []
@@ -131,7 +133,7 @@ def test_locks_pin_with_hashes_and_name_no_address() -> None:
 def test_locks_of_one_environment_agree_on_every_version() -> None:
     for locks in (
         ("_launch", "prepare", "predict", "watershed", "agglomerate", "segment", "evaluate"),
-        ("train-lsd", "train-acrlsd", "_tensorflow"),
+        ("train-lsd", "train-acrlsd", "_training", "_tensorflow"),
     ):
         versions: dict[str, set[str]] = {}
         for stage in locks:
