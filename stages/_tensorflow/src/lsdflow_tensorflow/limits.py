@@ -22,6 +22,8 @@ def require_possible(recipe: Recipe, cluster: Cluster) -> None:
         "strategy": (how.strategy, how.strategy == "ddp"),
         "average_decay": (recipe.steering.average_decay, recipe.steering.average_decay is None),
         "patience_iterations": (recipe.steering.patience, recipe.steering.patience is None),
+        "profile_steps": (recipe.records.profile_steps, recipe.records.profile_steps == 0),
+        "mlflow": (recipe.records.mlflow, recipe.records.mlflow is None),
     }
     for name, (value, possible) in only_torch.items():
         if not possible:

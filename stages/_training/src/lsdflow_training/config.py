@@ -13,12 +13,13 @@ from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.geometry import LengthsField, Vox3
 from lsdflow_training.data.patch_maker import DataPath
 from lsdflow_training.distributed_config import DistributedConfig
+from lsdflow_training.records import RecordsConfig
 from lsdflow_training.steering import SteeringConfig
 
 Probability = Annotated[float, Field(ge=0, le=1)] | None
 
 
-class TrainingConfig(DistributedConfig, SteeringConfig):
+class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
     """What is learnt from which volumes, how long, how fast, and what is kept."""
 
     backend: Literal["torch", "tensorflow"] = Field(
@@ -122,6 +123,10 @@ class TrainingConfig(DistributedConfig, SteeringConfig):
         "the same patches, up to rounding",
     )
     threads: int | None = Field(default=None, ge=1, description="torch threads; none = all cores")
+
+    def at_default(self) -> set[str]:
+        """Also what is left for people alone."""
+        return super().at_default() | self.unused_records()
 
     @field_validator("ignore_ids")
     @classmethod

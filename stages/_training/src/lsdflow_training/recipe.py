@@ -12,6 +12,7 @@ from lsdflow_contract.checkpoint import Kind, UNetSpec
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_training.data.patch_maker import DataPath
 from lsdflow_training.processes.distribution import Distribution, StepOptions
+from lsdflow_training.records import Records
 from lsdflow_training.steering import Steering
 
 Schedule = Literal["constant", "one_cycle"]
@@ -130,3 +131,4 @@ class Recipe:
     distribution: Distribution = field(default_factory=Distribution)
     steering: Steering = field(default_factory=Steering)
     pipeline: DataPath = "gunpowder"
+    records: Records = field(default_factory=Records)

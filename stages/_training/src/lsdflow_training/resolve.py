@@ -20,6 +20,7 @@ from lsdflow_training.processes.distribution import resolve_distribution, resolv
 from lsdflow_training.processes.ranks import ranks_of_environment
 from lsdflow_training.profiles import PROFILES, Profile
 from lsdflow_training.recipe import Augmentation, Recipe, Schedules, Shapes, Targets
+from lsdflow_training.records import resolve_records
 from lsdflow_training.steering import resolve_steering
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ def resolve_recipe(
         step=resolve_step(config, ranks.world * distribution.processes),
         distribution=distribution,
         steering=resolve_steering(config),
+        records=resolve_records(config, experiment.common.name),
         pipeline=checked_data_path(
             config.pipeline,
             config.lsd_engine,
@@ -100,7 +102,7 @@ def training_parameters(recipe: Recipe) -> dict[str, Any]:
     everything["targets"] = _without_defaults(recipe.targets)
     for key in ("num_workers", "cache_size", "threads", "device", "precision", "predict_input_vox"):
         del everything[key]
-    del everything["distribution"], everything["step"], everything["steering"]
+    del everything["distribution"], everything["step"], everything["steering"], everything["records"]
     if recipe.step.parameters():
         everything["step"] = recipe.step.parameters()
     if everything["pipeline"] == "gunpowder":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import gunpowder as gp
 import torch
 
+from lsdflow_contract.errors import InternalError
 from lsdflow_training.data.batches import batch_stream
 from lsdflow_training.data.pipeline import Keys, batch_request, training_pipeline
 from lsdflow_training.data.profiling import NodeTimes
@@ -45,3 +46,13 @@ def make_stream(
         stride=numbers.stride,
         times=times,
     )
+
+
+def next_batches(batches: Iterator[gp.Batch], count: int, stop: bool) -> list[gp.Batch]:
+    """The batches of the next step; none if a signal that reached us also ended the workers."""
+    try:
+        return [next(batches) for _ in range(count)]
+    except InternalError:
+        if stop:
+            return []
+        raise

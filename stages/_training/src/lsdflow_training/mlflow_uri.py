@@ -1,0 +1,69 @@
+"""Where MLflow is to be found, and whether it can be: checked before a training begins, without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lsdflow_contract.errors import ConfigError
+
+LOCAL = "local"
+
+
+def checked_uri(uri: str | None) -> str | None:
+    """The option as it is. ConfigError, which never shows the URI, if it holds a password or is of no use."""
+    if uri is None or uri == LOCAL:
+        return uri
+    try:
+        parts = urlsplit(uri)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # a port that is no number, brackets that do not close
+        raise _unusable() from None
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        raise ConfigError(
+            "the address of MLflow is no place for a user, a password or a query: it is logged and kept",
+            where="mlflow",
+            hint="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) in the "
+            "environment, or write ~/.mlflow/credentials (mode 0600)",
+        )
+    if not (_is_server(parts.scheme, host) or _is_folder(parts.scheme, parts.netloc, parts.path)):
+        raise _unusable()
+    return uri
+
+
+def mlflow_problems(uri: str | None) -> list[ConfigError]:
+    """What speaks against logging there: nothing, or that MLflow is not installed."""
+    if uri is None or importlib.util.find_spec("mlflow") is not None:
+        return []
+    return [
+        ConfigError(
+            "this environment has no MLflow",
+            where="mlflow",
+            wanted="the package mlflow-skinny",
+            hint="`make setup-mlflow`, or leave mlflow out: loss.csv and log/ (TensorBoard) are written anyway",
+        )
+    ]
+
+
+def tracking_uri(uri: str, training_folder: Path) -> str:
+    """As MLflow takes it; "local" is a folder that the trainings of an experiment share."""
+    return (training_folder.parent / "mlruns").resolve().as_uri() if uri == LOCAL else uri
+
+
+def _is_server(scheme: str, host: str | None) -> bool:
+    return scheme in ("http", "https") and bool(host)
+
+
+def _is_folder(scheme: str, netloc: str, path: str) -> bool:
+    """An absolute path on this machine: a relative one would depend on where the command was started."""
+    return scheme == "file" and netloc in ("", "localhost") and path.startswith("/")
+
+
+def _unusable() -> ConfigError:
+    return ConfigError(
+        "MLflow cannot be reached this way",
+        where="mlflow",
+        wanted='"local", http(s)://host:port, or file:///folder',
+        hint='"local" needs no server: the runs lie in train/mlruns',
+    )
