@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import torch
+
 from lsdflow_contract.errors import BadData
 from lsdflow_training import trainer
 
@@ -56,4 +58,11 @@ def find_no_patch() -> None:
     def failing(*_):
         raise BadData("no patch", where="this volume")
 
-    trainer._next_batches = failing
+    trainer.next_batches = failing
+
+
+def run_out_of_memory() -> None:
+    def failing(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    trainer.train_step = failing

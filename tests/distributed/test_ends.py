@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from disturbances import be_killed, be_told_to_stop, drift, find_no_patch, see_nan  # noqa: E402
+from disturbances import be_killed, be_told_to_stop, drift, find_no_patch, run_out_of_memory, see_nan  # noqa: E402
 from worlds import Training  # noqa: E402
 
 from lsdflow_contract.errors import Interrupted, StoreUnreachable  # noqa: E402
@@ -51,6 +51,7 @@ def test_one_loss_that_is_not_finite_ends_all_naming_process_and_batch(training)
     for error in spoilt.errors.values():
         assert error.what == "the loss is not finite"
         assert error.where == "iteration 1, process 1, batch 2"
+        assert error.hint.endswith("there is no checkpoint yet")
     assert spoilt.iterations() == []
 
 
@@ -65,6 +66,14 @@ def test_what_one_process_meets_is_the_error_of_all(training) -> None:
     one = training("one")
     assert one.live(2, before=[None, find_no_patch]) == [65, 65]
     assert one.errors[0].what == one.errors[1].what == "no patch"
+
+
+def test_a_process_that_does_not_fit_in_memory_ends_all_with_what_to_change(training) -> None:
+    large = training("large")
+    assert large.live(2, before=[None, run_out_of_memory]) == [78, 78]
+    for error in large.errors.values():
+        assert error.what == "the training does not fit in memory"
+        assert "num_fmaps" in error.hint
 
 
 def test_processes_that_do_not_come_are_named() -> None:
@@ -87,5 +96,5 @@ def test_a_first_process_that_does_not_come_is_named() -> None:
 def test_a_port_that_is_taken_is_named() -> None:
     store, port = serve(LOOPBACK, 0, 60.0)
     with pytest.raises(StoreUnreachable, match=f"{LOOPBACK}:{port}"):
-        serve(LOOPBACK, port, 60.0)
+        serve(LOOPBACK, port, 0.5)
     del store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import logging
 import os
 import signal
 
@@ -13,6 +14,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="make setup-tensorflow installs it")
 
 import torch  # noqa: E402
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_best  # noqa: E402
@@ -27,6 +29,7 @@ from lsdflow_tensorflow.engine import Engine  # noqa: E402
 from lsdflow_tensorflow.limits import require_possible, shared_among  # noqa: E402
 from lsdflow_tensorflow.trainer import train  # noqa: E402
 from lsdflow_train_acrlsd.cli import app  # noqa: E402
+from lsdflow_training import loss_bands  # noqa: E402
 from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
 from lsdflow_training.testing import micro_experiment  # noqa: E402
 from lsdflow_training.trainer import train as train_with_torch  # noqa: E402
@@ -104,6 +107,23 @@ def test_the_bundle_is_read_by_torch_and_says_what_tensorflow_said(trained, tmp_
         torch.testing.assert_close(found, theirs[name], rtol=0, atol=1e-5)
 
 
+def test_tensorboard_has_the_pictures_that_torch_has(trained, tmp_path) -> None:
+    run(trained, tmp_path / "torch", train_with_torch, max_iteration=1)
+    ours, theirs = (EventAccumulator(str(tmp_path / name / "log")).Reload() for name in ("whole", "torch"))
+    assert set(ours.Tags()["images"]) == set(theirs.Tags()["images"]) != set()
+    assert [event.step for event in ours.Images("affs/prediction")] == [1, 2, 4]
+    for name in ("raw", "lsds/target", "affs/weight"):
+        assert ours.Images(name)[0].encoded_image_string == theirs.Images(name)[0].encoded_image_string
+
+
+def test_a_loss_no_better_than_a_constant_answer_is_told(prepared, tmp_path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(loss_bands, "SETTLED_ITERATIONS", 1)
+    training = prepared("affinities", validation_fraction=0.3)
+    with caplog.at_level(logging.WARNING):
+        run(training, tmp_path / "t", max_iteration=1, learning_rate=1e-9)
+    assert "ignores the image" in caplog.text
+
+
 def test_a_signal_leaves_a_checkpoint_and_is_resumable(prepared, tmp_path, monkeypatch) -> None:
     training = prepared("affinities")
     step = Engine.step
@@ -151,8 +171,26 @@ def test_a_loss_that_is_not_finite_ends_the_training_naming_the_iteration(prepar
     monkeypatch.setattr(trainer_module, "to_patch", with_one_nan)
     with pytest.raises(BadData, match="not finite") as caught:
         run(training, tmp_path / "t", max_iteration=2)
-    assert caught.value.where == "iteration 1"
+    assert caught.value.where == "iteration 1, batch 1"
+    assert "there is no checkpoint yet" in caught.value.hint
     assert not bundle_iterations(tmp_path / "t" / "checkpoints")
+
+
+def test_weights_that_are_not_finite_are_never_saved(prepared, tmp_path, monkeypatch) -> None:
+    step = Engine.step
+
+    def overflowing(engine, patches, number, *args, **kwargs):
+        made = step(engine, patches, number, *args, **kwargs)
+        if number == 2:
+            engine.variables[0].assign(engine.variables[0] * float("inf"))
+        return made
+
+    monkeypatch.setattr(Engine, "step", overflowing)
+    with pytest.raises(BadData, match="weights are not finite") as caught:
+        run(prepared("affinities"), tmp_path / "t", max_iteration=3, checkpoint_every=1)
+    assert caught.value.where == "iteration 2, batch 2"
+    assert caught.value.hint.endswith("the last checkpoint is that of iteration 1")
+    assert bundle_iterations(tmp_path / "t" / "checkpoints") == [1]
 
 
 def test_another_training_here_is_refused(prepared, tmp_path) -> None:
@@ -162,7 +200,10 @@ def test_another_training_here_is_refused(prepared, tmp_path) -> None:
         train(training.recipe, training.sources, tmp_path / "t", "another key")
 
 
-@pytest.mark.parametrize("option", [{"precision": "bf16"}, {"optimizer": "adamw"}, {"clip_gradient": 1.0}])
+@pytest.mark.parametrize(
+    "option",
+    [{"precision": "bf16"}, {"optimizer": "adamw"}, {"clip_gradient": 1.0}, {"profile_steps": 1}, {"mlflow": "local"}],
+)
 def test_what_only_torch_has_is_refused_by_name(prepared, option) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
         require_possible(prepared("affinities", **option).recipe, Cluster())

@@ -248,17 +248,6 @@ def test_worker_processes_end_with_the_training(prepared, tmp_path) -> None:
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [2]
 
 
-def test_a_loss_that_is_not_finite_ends_the_training_naming_the_iteration(prepared, tmp_path) -> None:
-    training = prepared("affinities")
-    made = Trainer(training.recipe, training.sources, tmp_path / "t", training.key, None)
-    with torch.no_grad():
-        made.trained.heads["affs"].bias.fill_(float("nan"))
-    with pytest.raises(BadData, match="not finite") as caught:
-        made.run()
-    assert caught.value.where == "iteration 1"
-    assert not bundle_iterations(tmp_path / "t" / "checkpoints")
-
-
 def test_a_time_budget_ends_the_training_in_order(prepared, tmp_path) -> None:
     outcome = run(prepared("affinities"), tmp_path / "t", max_iteration=1000, max_minutes=1e-6)
     assert outcome.iteration == 1

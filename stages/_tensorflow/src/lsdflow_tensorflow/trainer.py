@@ -22,7 +22,7 @@ import torch
 
 from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint
-from lsdflow_contract.errors import BadData, Interrupted
+from lsdflow_contract.errors import Interrupted
 from lsdflow_network.unet import UNet
 from lsdflow_tensorflow.cluster import Cluster, find_cluster
 from lsdflow_tensorflow.limits import require_possible
@@ -35,6 +35,9 @@ from lsdflow_training.data.profiling import NodeTimes
 from lsdflow_training.data.streams import BatchNumbers, make_stream
 from lsdflow_training.interruption import StopRequest, stop_on_signals
 from lsdflow_training.network_step import Patch, to_patch
+from lsdflow_training.not_finite import TOO_LARGE, all_finite, batches_of, not_finite
+from lsdflow_training.pictures import pictures
+from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
@@ -42,6 +45,7 @@ from lsdflow_training.trainer import Outcome
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches
 from lsdflow_training.warm_up import compile_everything
+from lsdflow_training.watch import Watch
 
 if TYPE_CHECKING:
     from lsdflow_tensorflow.engine import Engine, Step
@@ -82,6 +86,7 @@ class TensorflowTrainer:
         how = recipe.schedules
         self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=how.learning_rate, betas=how.betas)
         self.rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)
+        self.watch = Watch(folder, recipe.steering, Group())  # the chief alone validates
         self.iteration = self.saved = 0
         self.minutes_before = self.minutes = 0.0
         self.started = time.monotonic()
@@ -95,6 +100,7 @@ class TensorflowTrainer:
         if not self._finished():
             compile_everything()
             self.patches = read_patches(self.keys, self.recipe, self.sources) if self.cluster.is_chief else []
+            self.watch.begin(self.patches)
             self.started = time.monotonic()
             with stop_on_signals() as stop, self._curves() as curves:
                 stopped = self._loop(curves, stop)
@@ -119,7 +125,7 @@ class TensorflowTrainer:
             taken = self._take(batches)
             engine = self._start()
             while True:
-                step = self._step(engine, taken, stop)
+                step = self._step(engine, taken, stop, curves)
                 if curves is not None and progress is not None:
                     progress.advance(1, loss=sum(step.losses.values()))
                     self._log(engine, curves, step, progress.rate())
@@ -149,25 +155,20 @@ class TensorflowTrainer:
         LOG.info("%s, %d replicas", type(strategy).__name__, strategy.num_replicas_in_sync)
         return Engine(self.recipe, strategy, self.trained, self.optimizer, self.lsd)
 
-    def _step(self, engine: Engine, batches: Sequence[gp.Batch], stop: StopRequest) -> Step:
+    def _step(self, engine: Engine, batches: Sequence[gp.Batch], stop: StopRequest, curves: Curves | None) -> Step:
         how, number = self.recipe.schedules, self.iteration + 1
         minutes = self._own_minutes()
         rate = learning_rate(how, number, minutes) * self.rate_factor
         patches = [to_patch(batch, self.keys, torch.device("cpu")) for batch in batches]
-        if self.cluster.is_chief and (number % how.snapshot_every == 0 or number == 1):
+        if curves is not None and (number % how.snapshot_every == 0 or number == 1):
             path, size = snapshot_path(self.folder / "snapshots", number), self.recipe.targets.voxel_size_nm
             shown = engine.look(patches[-1])
+            curves.add_pictures(number, pictures(patches[-1], shown))
             write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=shown, voxel_size_nm=size)
         step = engine.step(patches, number, rate, minutes=minutes, stop=bool(stop))
         loss = sum(step.losses.values())
         if not math.isfinite(loss):
-            raise BadData(
-                "the loss is not finite",
-                where=f"iteration {number}",
-                found=f"loss {loss}",
-                hint="lower learning_rate, or look for NaN in the volumes (prepare validate); "
-                f"the last checkpoint is that of iteration {self.saved}",
-            )
+            raise not_finite("loss is", f"loss {loss}", number=number, saved=self.saved, batches=self._batches(number))
         self.iteration, self.minutes = number, step.minutes
         for group in self.optimizer.param_groups:
             group["lr"] = step.learning_rate
@@ -188,20 +189,27 @@ class TensorflowTrainer:
         value = sum(engine.loss(patch) for patch in self.patches) / len(self.patches)
         curves.add_validation(self.iteration, value)
         LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
+        self.watch.look(self.iteration, value)
         return value
 
     def _checkpoint(self, engine: Engine, curves: Curves) -> None:
         if self.iteration == self.saved:
             return
+        engine.export(self.trained, self.optimizer)
+        if not all_finite(self.trained):
+            batches = self._batches(self.iteration)
+            raise not_finite("weights are", TOO_LARGE, number=self.iteration, saved=self.saved, batches=batches)
         value = self._validate(engine, curves)
         curves.flush()
-        engine.export(self.trained, self.optimizer)
         sha256 = None if self.lsd is None else self.lsd.bundle.weights_sha256
         bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, sha256)
         state = TrainingState(self.optimizer.state_dict(), torch.get_rng_state(), self._own_minutes())
         ckpt.save_checkpoint(self.checkpoints, bundle, self.trained.state_dict(), state)
         self.saved = self.iteration
         self._choose()
+
+    def _batches(self, number: int) -> range:
+        return batches_of(number, self.recipe.step.effective_batch)
 
     def _choose(self) -> BestCheckpoint:
         return ckpt.keep_best(self.folder, self.training_key, self.recipe.schedules.keep_checkpoints)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +10,14 @@ from torch import nn
 
 from lsdflow_contract.checkpoint import Bundle
 from lsdflow_network.composition import AcrLsd
-from lsdflow_network.precision import memory_format
+from lsdflow_network.precision import choose_precision, memory_format
 from lsdflow_network.unet import UNet
-from lsdflow_training.network_step import Gradients
+from lsdflow_training.network_step import Gradients, TrainingPrecision
 from lsdflow_training.processes.group import Group
 from lsdflow_training.processes.sharding import compute_again, set_exchange, share
 from lsdflow_training.recipe import Recipe
+
+LOG = logging.getLogger("lsdflow.training")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,12 @@ class FrozenLsd:
 
 
 def build_network(
-    recipe: Recipe, trained: UNet, lsd: FrozenLsd | None, group: Group, device: torch.device
+    recipe: Recipe,
+    trained: UNet,
+    lsd: FrozenLsd | None,
+    group: Group,
+    device: torch.device,
+    precision: TrainingPrecision,
 ) -> tuple[nn.Module, Gradients]:
     """From raw to the outputs, on the device, and how its gradients become a step.
 
@@ -39,12 +47,28 @@ def build_network(
     memory = torch.contiguous_format if sharded else memory_format(device)
     trained.to(device).to(memory_format=memory)  # type: ignore[call-overload]
     network = share(trained, group, recipe.distribution, device)
-    scaler = torch.amp.GradScaler(device.type) if recipe.precision == "fp16" else None
+    scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
     gradients = Gradients(clip=recipe.step.clip_gradient, exchange=set_exchange(network), scaler=scaler)
     if lsd is not None:
         before = lsd.network.to(device).to(memory_format=memory_format(device))  # type: ignore[call-overload]
         network = AcrLsd(before, lsd.bundle.unet, network, recipe.unet)
     return network.train(), gradients
+
+
+def training_precision(recipe: Recipe, group: Group, device: torch.device) -> TrainingPrecision:
+    """The precision to train with, the same in all processes: scaled gradients cannot be averaged with others.
+
+    auto: bf16 where all devices have it; else fp16 with scaled losses on GPUs (strategy ddp), float32 elsewhere.
+    """
+    if recipe.precision == "fp16":
+        return "fp16"
+    chosen = choose_precision(device, recipe.precision)
+    if recipe.precision != "auto" or all(row[0] for row in group.gather([float(chosen == "bf16")])):
+        return chosen
+    if device.type != "cuda" or recipe.distribution.strategy != "ddp":
+        return "float32"
+    LOG.info("no bf16 on GPUs before Ampere: training at fp16 with scaled losses")
+    return "fp16"
 
 
 def device_of(name: str, group: Group) -> torch.device:

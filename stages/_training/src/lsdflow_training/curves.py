@@ -1,4 +1,4 @@
-"""What a training leaves for people: loss.csv (iteration, loss, it/s, ...) and TensorBoard scalars in log/."""
+"""What a training leaves for people: loss.csv (iteration, loss, it/s, ...), TensorBoard scalars in log/, MLflow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from lsdflow_contract.files import storage_errors, write_atomically
+from lsdflow_training.mlflow_log import MlflowLog
 
 COLUMNS = ("iteration", "loss", "it_per_s", "learning_rate", "validation_loss")
 
 
 class Curves:
-    """Appends to loss.csv and log/; rows beyond `from_iteration` (of a run that was cut) are dropped first."""
+    """Appends to loss.csv and log/; rows beyond `from_iteration` (of a run that was cut) are dropped first.
 
-    def __init__(self, folder: Path, from_iteration: int) -> None:
+    mlflow: where the same scalars go too.
+    """
+
+    def __init__(self, folder: Path, from_iteration: int, mlflow: MlflowLog | None = None) -> None:
+        self._mlflow = mlflow
         self.path = folder / "loss.csv"
         _truncate(self.path, from_iteration)
         with storage_errors(self.path):
@@ -36,6 +41,8 @@ class Curves:
     ) -> None:
         self._file.close()
         self._board.close()
+        if self._mlflow is not None:
+            self._mlflow.close(error)
 
     def add(self, iteration: int, losses: Mapping[str, float], it_per_s: float, learning_rate: float) -> None:
         """One row; losses by output ("lsds", "affs"), their sum is the loss."""
@@ -44,19 +51,28 @@ class Curves:
             self._rows.writerow([iteration, f"{total:.6g}", f"{it_per_s:.4g}", f"{learning_rate:.4g}", ""])
         scalars = {"loss": total, "it_per_s": it_per_s, "learning_rate": learning_rate}
         scalars |= {f"loss_{name}": value for name, value in losses.items()}
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, iteration)
+        self._add_scalars(iteration, scalars)
 
     def add_validation(self, iteration: int, value: float) -> None:
         """A row with only a validation loss."""
         with storage_errors(self.path):
             self._rows.writerow([iteration, "", "", "", f"{value:.6g}"])
-        self._board.add_scalar("validation_loss", value, iteration)
+        self._add_scalars(iteration, {"validation_loss": value})
+
+    def add_data_wait(self, iteration: int, share: float) -> None:
+        """The share of time that goes by waiting for batches; no column of loss.csv, whose readers know theirs."""
+        self._add_scalars(iteration, {"data_wait": share})
 
     def add_pictures(self, iteration: int, pictures: Mapping[str, np.ndarray]) -> None:
         """Pictures (y, x, 3) uint8 by name, for TensorBoard alone."""
         for name, picture in pictures.items():
             self._board.add_image(name, picture, iteration, dataformats="HWC")
+
+    def _add_scalars(self, iteration: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, iteration)
+        if self._mlflow is not None:
+            self._mlflow.add(iteration, scalars)
 
     def flush(self) -> None:
         """Make what was added so far durable."""

@@ -13,7 +13,8 @@ class DistributedConfig(StrictModel):
     """Optimizer, effective batch, processes. A training that leaves them at their defaults is one process."""
 
     precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
-        default="auto", description="auto = bf16 where the device has it; fp16 (with loss scaling) on GPUs only"
+        default="auto",
+        description="auto = bf16 where the device has it, else fp16 (scaled losses; GPUs only) or float32",
     )
     accumulate: int = Field(default=1, ge=1, description="patches per process and step; gradients are their mean")
     optimizer: Literal["adam", "adamw"] = Field(default="adam", description="adamw: weight decay beside the gradient")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lsdflow_network.precision import autocast, choose_precision, memory_format
+from lsdflow_network.precision import autocast, memory_format
 from lsdflow_network.unet import crop_centre
 from lsdflow_training.data.pipeline import Keys
 from lsdflow_training.losses import total_loss
@@ -51,11 +51,6 @@ class Gradients:
     scaler: torch.amp.GradScaler | None = None
     exchange: Callable[[bool], None] = lambda _on: None
     agree: Callable[[StepResult], StepResult] | None = None
-
-
-def training_precision(device: torch.device, wanted: str) -> TrainingPrecision:
-    """auto | float32 | bf16 | fp16 -> the precision to train with on this device."""
-    return "fp16" if wanted == "fp16" else choose_precision(device, wanted)
 
 
 def to_patch(batch: gp.Batch, keys: Keys, device: torch.device) -> Patch:
@@ -110,6 +105,9 @@ def train_step(
         if how.agree is None and not torch.isfinite(result.loss):
             return result
         _backward(result.loss if len(patches) == 1 else result.loss / len(patches), how.scaler)
+        if keep_gradients and last and how.scaler is not None:
+            for name in patch.targets:
+                _unscale(result.predictions[name].grad, how.scaler)
         results.append(replace(result, loss=result.loss.detach()))
     mean = _mean(results)
     if how.agree is not None:
@@ -129,6 +127,12 @@ def _mean(results: Sequence[StepResult]) -> StepResult:
 def _backward(loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
     scaled = loss if scaler is None else scaler.scale(loss)
     scaled.backward()  # type: ignore[no-untyped-call]
+
+
+def _unscale(gradient: Tensor | None, scaler: torch.amp.GradScaler) -> None:
+    """What is kept is the gradient of the loss itself; that of weights is divided by the optimizer's step."""
+    if gradient is not None:
+        gradient.div_(scaler.get_scale())
 
 
 def _optimize(network: nn.Module, optimizer: torch.optim.Optimizer, how: Gradients) -> None:

@@ -23,9 +23,10 @@ from lsdflow_training.data.sampling import (
     common_voxel_size,
     make_sources,
     prepared_probabilities,
-    size_problems,
+    source_problems,
 )
 from lsdflow_training.data.volumes import Source, TrainingVolume
+from lsdflow_training.mlflow_uri import mlflow_problems
 from lsdflow_training.processes.ranks import ranks_of_environment
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.resolve import resolve_recipe, training_parameters
@@ -81,13 +82,13 @@ def training_problems(
         recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
     except StageError as error:
         return [error]
-    problems = size_problems(make_sources(volumes, config, recipe, probabilities), recipe)
-    return [*tensorflow_problems(config.backend), *problems]
+    problems = source_problems(make_sources(volumes, config, recipe, probabilities), recipe)
+    return [*tensorflow_problems(config.backend), *mlflow_problems(config.mlflow), *problems]
 
 
 def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
     """Train and leave a manifest. Raises what trainer.train raises; NotOurs for results of another training."""
-    problems = size_problems(prepared.sources, prepared.recipe)
+    problems = [*mlflow_problems(prepared.config.mlflow), *source_problems(prepared.sources, prepared.recipe)]
     if problems:
         raise problems[0]
     if prepared.config.backend == "tensorflow":
@@ -135,6 +136,8 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
     if prepared.recipe.step.effective_batch > 1:
         facts["patches_per_step"] = prepared.recipe.step.effective_batch
         facts["samples_per_s"] = round(outcome.it_per_s * prepared.recipe.step.effective_batch, 4)
+    if outcome.data_wait_share is not None:
+        facts["data_wait_share"] = round(outcome.data_wait_share, 4)
     stage = prepared.recipe.stage
     Manifest(
         writer=Writer.of(stage),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,25 +24,21 @@ import torch
 
 from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint
-from lsdflow_contract.errors import InternalError, Interrupted
+from lsdflow_contract.errors import Interrupted
 from lsdflow_network.unet import UNet
 from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.averaged_weights import AveragedWeights
-from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer
+from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer, training_precision
 from lsdflow_training.bundle_facts import make_bundle
 from lsdflow_training.curves import Curves
 from lsdflow_training.data.pipeline import Keys, Source, make_keys
 from lsdflow_training.data.profiling import NodeTimes
-from lsdflow_training.data.streams import BatchNumbers, make_stream
+from lsdflow_training.data.streams import BatchNumbers, make_stream, next_batches
+from lsdflow_training.data_wait import DataWait
 from lsdflow_training.interruption import StopRequest, stop_on_signals
-from lsdflow_training.network_step import (
-    Patch,
-    StepResult,
-    TrainingPrecision,
-    to_patch,
-    train_step,
-    training_precision,
-)
+from lsdflow_training.mlflow_log import open_mlflow
+from lsdflow_training.network_step import Patch, StepResult, to_patch, train_step
+from lsdflow_training.out_of_memory import memory_errors
 from lsdflow_training.pictures import pictures
 from lsdflow_training.processes.agreement import Agreement
 from lsdflow_training.processes.group import Group
@@ -50,6 +46,7 @@ from lsdflow_training.processes.sharding import require_same_weights, whole_opti
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
+from lsdflow_training.step_profile import step_profile
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches, shared_validation_loss
 from lsdflow_training.warm_up import compile_everything
@@ -63,6 +60,7 @@ class Outcome:
     """What a training left: its last iteration, the bundle to use (None: another process knows), minutes, speed.
 
     ended_by: max_iteration, max_minutes, or what its validation loss showed (plateau, overfit).
+    data_wait_share: how much of its time it waited for batches.
     """
 
     iteration: int
@@ -70,6 +68,7 @@ class Outcome:
     minutes: float
     it_per_s: float
     ended_by: str
+    data_wait_share: float | None = None
 
 
 def train(
@@ -82,10 +81,11 @@ def train(
 ) -> Outcome:
     """Train to recipe.schedules.max_iteration, resuming what is in `folder`; group: with these other processes.
 
-    Raises Interrupted (75) after a signal, BadData if the loss is not finite, NotOurs if the folder holds another
-    training.
+    Raises Interrupted (75) after a signal, BadData if the loss or the weights are not finite, ConfigError if it does
+    not fit in memory, NotOurs if the folder holds another training.
     """
-    return Trainer(recipe, sources, folder, training_key, lsd, group or Group()).run()
+    with memory_errors(recipe):
+        return Trainer(recipe, sources, folder, training_key, lsd, group or Group()).run()
 
 
 class Trainer:
@@ -107,9 +107,9 @@ class Trainer:
         self.checkpoints = folder / "checkpoints"
         self.keys: Keys = make_keys()
         self.device = device_of(recipe.device, self.group)
-        self.precision: TrainingPrecision = training_precision(self.device, recipe.precision)
+        self.precision = training_precision(recipe, self.group, self.device)
         self.trained = UNet(recipe.unet, recipe.outputs)
-        self.network, self.gradients = build_network(recipe, self.trained, lsd, self.group, self.device)
+        self.network, self.gradients = build_network(recipe, self.trained, lsd, self.group, self.device, self.precision)
         self.optimizer = make_optimizer(recipe, self.trained)
         self.learning_rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)
         self.agreed = Agreement(self.group, recipe)
@@ -120,7 +120,7 @@ class Trainer:
         self.saved = 0
         self.minutes_before = 0.0
         self.started = time.monotonic()
-        self.times = NodeTimes()
+        self.times, self.data_wait = NodeTimes(), DataWait(warn=self.group.writes)
         self.patches: list[Patch] = []
         self.validated: tuple[int, float | None] = (0, None)
 
@@ -137,7 +137,7 @@ class Trainer:
             self._log_step_options()
             self.started = time.monotonic()
             with stop_on_signals() as stop, self._curves() as curves:
-                agree = self.agreed.on_step(lambda: self.iteration + 1, stop, self._own_minutes)
+                agree = self.agreed.on_step(lambda: (self.iteration, self.saved), stop, self._own_minutes)
                 self.gradients = replace(self.gradients, agree=agree)
                 self._loop(curves, stop)
                 self._checkpoint(curves)
@@ -153,15 +153,17 @@ class Trainer:
         rate = (self.iteration - begun_at) / seconds
         samples = rate * self.recipe.step.effective_batch
         LOG.info("%.3g it/s, %.3g samples/s with %d processes", rate, samples, self.group.ranks.world)
-        return Outcome(self.iteration, best, self._minutes(), rate, self._ended_by() or "")
+        return Outcome(self.iteration, best, self._minutes(), rate, self._ended_by() or "", self.data_wait.share)
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> None:
         how, ranks, step = self.recipe.schedules, self.group.ranks, self.recipe.step
         numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world + ranks.rank + 1, ranks.world)
         stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
-        with stream as batches, self._progress() as progress:
+        profile = step_profile(self.recipe.records.profile_steps, self.folder, self.recipe.device, ranks.rank)
+        with stream as batches, self._progress() as progress, profile as profiled:
             while not self._finished() and not self.agreed.stops(stop):
-                taken = _next_batches(batches, step.accumulate, self.agreed.stops(stop))
+                with self.data_wait:
+                    taken = next_batches(batches, step.accumulate, self.agreed.stops(stop))
                 if not taken:
                     break
                 result = self._step(taken, curves)
@@ -170,6 +172,7 @@ class Trainer:
                 self._look_around(curves)
                 if self.iteration % how.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
+                profiled(self.iteration)
 
     def _step(self, batches: Sequence[gp.Batch], curves: Curves | None) -> StepResult:
         how = self.recipe.schedules
@@ -182,7 +185,7 @@ class Trainer:
             self.network, self.optimizer, patches, self.precision, keep_gradients=snapshot, how=self.gradients
         )
         if not torch.isfinite(result.loss):
-            raise self.agreed.not_finite(number, float(result.loss.detach()))
+            raise self.agreed.loss_not_finite(self.iteration, self.saved, float(result.loss.detach()))
         self.iteration = number
         if self.average is not None:
             self.average.update(number)
@@ -200,6 +203,7 @@ class Trainer:
             curves.add(self.iteration, result.losses, progress.rate(), self.optimizer.param_groups[0]["lr"])
         if self.iteration % how.profile_every == 0:
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
+            self.data_wait.log(curves, self.iteration)
             LOG.info("%.3g samples/s", progress.rate() * self.recipe.step.effective_batch)
 
     def _look_around(self, curves: Curves | None) -> None:
@@ -234,6 +238,7 @@ class Trainer:
     def _checkpoint(self, curves: Curves | None) -> None:
         if self.iteration == self.saved:
             return
+        self.agreed.require_finite(self.trained, self.iteration, self.saved)
         value = self._validate(curves)
         with self._handed_on():
             weights = {name: value.clone() for name, value in whole_weights(self.trained).items()}
@@ -272,7 +277,10 @@ class Trainer:
             self.agreed.minutes = self.group.of_first(self.minutes_before)
 
     def _curves(self) -> Curves | nullcontext[None]:
-        return Curves(self.folder, self.iteration) if self.group.writes else nullcontext()
+        if not self.group.writes:
+            return nullcontext()
+        mlflow = open_mlflow(self.recipe, self.folder, self.training_key, lambda: (self._ended_by(), self.iteration))
+        return Curves(self.folder, self.iteration, mlflow)
 
     def _progress(self) -> Progress | nullcontext[None]:
         how = self.recipe
@@ -307,13 +315,3 @@ class Trainer:
         if self.watch.verdict != "go on":
             return self.watch.verdict
         return used_up(self.recipe.schedules, self.iteration, self._minutes())
-
-
-def _next_batches(batches: Iterator[gp.Batch], count: int, stop: bool) -> list[gp.Batch]:
-    """The batches of the next step; none if a signal that reached us also ended the workers."""
-    try:
-        return [next(batches) for _ in range(count)]
-    except InternalError:
-        if stop:
-            return []
-        raise

@@ -16,8 +16,10 @@ import numpy as np
 from gunpowder.profiling import Timing
 
 from lsdflow_contract.errors import InternalError, StageError
+from lsdflow_network.out_of_memory import is_out_of_memory
 from lsdflow_training.data.profiling import NodeTimes
 from lsdflow_training.data.workers_ahead import BatchWorker
+from lsdflow_training.out_of_memory import does_not_fit
 
 
 def batch_seed(seed: int, number: int) -> int:
@@ -82,6 +84,8 @@ def plain_errors(number: int) -> Iterator[None]:
             cause = cause.__context__
         if isinstance(cause, StageError):
             raise cause from None
+        if is_out_of_memory(cause):
+            raise does_not_fit(cause, f"making batch {number}") from error
         raise InternalError(
             "a patch could not be made", where=f"batch {number}", found=f"{type(cause).__name__}: {cause}"
         ) from error

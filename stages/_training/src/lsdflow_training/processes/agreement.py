@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from torch import nn
+
 from lsdflow_contract.errors import BadData
 from lsdflow_training.interruption import StopRequest
 from lsdflow_training.network_step import StepResult
+from lsdflow_training.not_finite import TOO_LARGE, all_finite, batches_of, not_finite
 from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
 
@@ -22,18 +25,19 @@ class Agreement:
         self.minutes: float | None = None
 
     def on_step(
-        self, number: Callable[[], int], stop: StopRequest, minutes: Callable[[], float]
+        self, done: Callable[[], tuple[int, int]], stop: StopRequest, minutes: Callable[[], float]
     ) -> Callable[[StepResult], StepResult] | None:
         """What turns the result of this process into that of all; none where there is nobody else.
 
-        It raises BadData in all processes if the loss of one is not finite.
+        done: iterations so far, and that of the newest checkpoint.  It raises BadData in all processes if the loss of
+        one is not finite.
         """
 
         def agree(mine: StepResult) -> StepResult:
             rows = self.group.gather([float(bool(stop)), minutes(), *mine.losses.values()])
             for rank, row in enumerate(rows):
                 if not all(map(math.isfinite, row[2:])):
-                    raise self.not_finite(number(), sum(row[2:]), rank)
+                    raise self.loss_not_finite(*done(), sum(row[2:]), rank)
             self.stopping, self.minutes = any(row[0] for row in rows), rows[0][1]
             means = [sum(row[i] for row in rows) / len(rows) for i in range(2, len(rows[0]))]
             return replace(mine, losses=dict(zip(mine.losses, means, strict=True)))
@@ -44,16 +48,16 @@ class Agreement:
         """Whether to stop: alone at once, among several when all have agreed."""
         return bool(stop) if self.group.alone else self.stopping
 
-    def not_finite(self, number: int, loss: float, rank: int = 0) -> BadData:
-        """The error of a step, naming the process and its batches if there are several."""
-        step, world = self.recipe.step, self.group.ranks.world
-        first = (number - 1) * step.effective_batch + rank + 1
-        batches = ", ".join(map(str, range(first, first + step.effective_batch, world)))
-        every = self.recipe.schedules.checkpoint_every
-        return BadData(
-            "the loss is not finite",
-            where=f"iteration {number}" + ("" if step.effective_batch == 1 else f", process {rank}, batch {batches}"),
-            found=f"loss {loss}",
-            hint="lower learning_rate, or look for NaN in the volumes (prepare validate); "
-            f"the last checkpoint is that of iteration {(number - 1) // every * every}",
-        )
+    def loss_not_finite(self, done: int, saved: int, loss: float, rank: int = 0) -> BadData:
+        """The error of the step after `done` iterations, naming the process if there are several, and its batches."""
+        batches = self._batches(done + 1)[rank :: self.group.ranks.world]
+        process = None if self.group.alone else rank
+        return not_finite("loss is", f"loss {loss}", number=done + 1, saved=saved, batches=batches, process=process)
+
+    def require_finite(self, network: nn.Module, done: int, saved: int) -> None:
+        """BadData in all processes if the last step, of a finite loss, made a weight of one NaN or infinite."""
+        if not all(row[0] for row in self.group.gather([float(all_finite(network))])):
+            raise not_finite("weights are", TOO_LARGE, number=done, saved=saved, batches=self._batches(done))
+
+    def _batches(self, number: int) -> range:
+        return batches_of(number, self.recipe.step.effective_batch)

@@ -66,6 +66,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def share_here(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
     """state_dict of the network as if it were not shared."""
     return {name: whole(value) for name, value in network.state_dict().items()}
@@ -101,8 +106,7 @@ def require_same_weights(network: nn.Module, group: Group, how: Distribution) ->
         return
     total = hashlib.sha256()
     for value in network.state_dict().values():
-        local = value.to_local() if isinstance(value, DTensor) else value
-        total.update(local.detach().cpu().contiguous().numpy().tobytes())
+        total.update(share_here(value).detach().cpu().contiguous().numpy().tobytes())
     group.require_same(total.digest(), "weights", group.ranks.local_world if how.sharded else None)
 
 

@@ -1,0 +1,85 @@
+"""precision = "auto" in a training, and what scaled losses leave in the pictures of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("gunpowder")
+
+from lsdflow_contract.checkpoint import UNetSpec  # noqa: E402
+from lsdflow_network.unet import UNet  # noqa: E402
+from lsdflow_training import build  # noqa: E402
+from lsdflow_training.build import build_network, training_precision  # noqa: E402
+from lsdflow_training.network_step import Gradients, Patch, train_step  # noqa: E402
+from lsdflow_training.processes.group import Group  # noqa: E402
+from lsdflow_training.processes.ranks import Ranks  # noqa: E402
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
+
+
+class OneWithoutBf16(Group):
+    """This process and another one, whose GPU has no bf16."""
+
+    def gather(self, values):
+        return [list(values), [0.0]]
+
+
+@pytest.fixture
+def recipe(prepared):
+    """recipe("fsdp") -> a training that leaves its precision open."""
+
+    def make(strategy="ddp", precision="auto"):
+        found = prepared("affinities").recipe
+        distribution = dataclasses.replace(found.distribution, strategy=strategy)
+        return dataclasses.replace(found, precision=precision, distribution=distribution)
+
+    return make
+
+
+@pytest.mark.parametrize(("strategy", "expected"), [("ddp", "fp16"), ("fsdp", "float32")])
+def test_auto_without_bf16_is_fp16_where_losses_can_be_scaled(recipe, monkeypatch, strategy, expected) -> None:
+    monkeypatch.setattr(build, "choose_precision", lambda *_: "float32")
+    assert training_precision(recipe(strategy), Group(), GPU) == expected
+    assert training_precision(recipe(strategy), Group(), CPU) == "float32"
+
+
+def test_all_processes_train_at_the_precision_that_all_devices_have(recipe, monkeypatch) -> None:
+    monkeypatch.setattr(build, "choose_precision", lambda *_: "bf16")
+    assert training_precision(recipe(), Group(), GPU) == "bf16"
+    mixed = OneWithoutBf16(Ranks(world=2, local_world=2))
+    assert training_precision(recipe(), mixed, GPU) == "fp16"
+    assert training_precision(recipe("fsdp"), mixed, GPU) == "float32"
+
+
+def test_a_precision_that_is_asked_for_is_used(recipe, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    for wanted in ("float32", "bf16", "fp16"):
+        assert training_precision(recipe(precision=wanted), Group(), GPU) == wanted
+
+
+@pytest.mark.parametrize(("precision", "scaled"), [("fp16", True), ("float32", False), ("bf16", False)])
+def test_losses_are_scaled_by_the_precision_that_was_found_not_by_the_one_asked_for(recipe, precision, scaled) -> None:
+    how = recipe()
+    _, gradients = build_network(how, UNet(how.unet, how.outputs), None, Group(), CPU, precision)
+    assert (gradients.scaler is not None) == scaled
+
+
+def test_gradients_that_a_snapshot_keeps_are_those_of_the_loss_not_of_the_scaled_loss() -> None:
+    draw = torch.Generator().manual_seed(0)
+    target = torch.rand((1, 3, 4, 4, 4), generator=draw)
+    patch = Patch(torch.rand((1, 1, 20, 20, 20), generator=draw), {"affs": target}, {"affs": torch.ones_like(target)})
+    kept = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**10)):
+        torch.manual_seed(0)
+        network = UNet(SPEC, {"affs": 3})
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+        how = Gradients(scaler=scaler)
+        kept.append(
+            train_step(network, optimizer, [patch], "float32", keep_gradients=True, how=how).predictions["affs"]
+        )
+    assert kept[0].grad.abs().max() > 0
+    torch.testing.assert_close(kept[1].grad, kept[0].grad)
