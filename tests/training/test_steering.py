@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("gunpowder")
@@ -13,12 +14,14 @@ torch = pytest.importorskip("torch")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
+from lsdflow_contract.arrays import MASK  # noqa: E402
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle  # noqa: E402
-from lsdflow_contract.errors import NotOurs  # noqa: E402
+from lsdflow_contract.errors import BadData, ConfigError, NotOurs  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_training import loss_bands  # noqa: E402
-from lsdflow_training.stage import Prepared  # noqa: E402
+from lsdflow_training.stage import Prepared, run_training, training_problems  # noqa: E402
 from lsdflow_training.steering import Steering  # noqa: E402
+from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.trainer import Outcome, train  # noqa: E402
 from lsdflow_training.training_state import read_state  # noqa: E402
 
@@ -70,10 +73,25 @@ def test_an_average_makes_another_training(prepared, tmp_path) -> None:
 
 
 def test_without_an_average_the_state_has_no_weights_and_the_key_is_that_of_before(prepared, tmp_path) -> None:
-    made, patient = prepared("affinities"), prepared("affinities", patience_iterations=5, min_improvement=0.5)
+    held_out = {"validation_fraction": 0.4}
+    made = prepared("affinities", **held_out)
+    patient = prepared("affinities", patience_iterations=5, min_improvement=0.5, **held_out)
     run(made, tmp_path / "t", max_iteration=1)
     assert read_state(bundle_folder(tmp_path / "t" / "checkpoints", 1) / "resume.pt").weights == {}
-    assert made.key == patient.key != prepared("affinities", average_decay=DECAY).key
+    assert made.key == patient.key != prepared("affinities", average_decay=DECAY, **held_out).key
+
+
+def test_patience_without_held_out_data_is_refused_by_validate_and_run(prepared) -> None:
+    made = prepared("affinities", patience_iterations=5)
+    (found,) = training_problems(made.experiment, made.config, "train-acrlsd", "affinities")
+    assert isinstance(found, ConfigError)
+    assert found.where == "train-acrlsd.patience_iterations"
+    assert found.hint.startswith("set validation_fraction = 0.05")
+    with pytest.raises(ConfigError, match="held-out"):
+        run_training(made, replace=False)
+    assert not made.folder.exists()
+    holds_out = prepared("affinities", patience_iterations=5, validation_fraction=0.05)
+    assert training_problems(holds_out.experiment, holds_out.config, "train-acrlsd", "affinities") == []
 
 
 def test_a_training_that_stands_still_ends_in_order_and_goes_on_with_more_patience(prepared, tmp_path) -> None:
@@ -87,6 +105,16 @@ def test_a_training_that_stands_still_ends_in_order_and_goes_on_with_more_patien
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [6]
     ended = run(made, tmp_path / "t", Steering(patience=8), max_iteration=8, **how)
     assert (ended.iteration, ended.ended_by) == (8, "max_iteration")
+
+
+def test_patience_with_held_out_sections_that_nobody_labelled_is_refused(prepared, tmp_path) -> None:
+    made = prepared("affinities", patience_iterations=5, validation_fraction=0.1)
+    volume, states = made.sources[0].volume, np.ones((40, 40, 40), np.uint8)
+    states[-4:] = 0
+    write_zarr2(volume.path, MASK.dataset, states, volume.voxel_size_nm, (0.0, 0.0, 0.0))
+    with pytest.raises(BadData, match="nothing in the held-out sections is trained"):
+        run(made, tmp_path / "t", max_iteration=1)
+    assert run(made, tmp_path / "t", Steering(), max_iteration=1).iteration == 1
 
 
 def test_each_iteration_is_validated_once(prepared, tmp_path) -> None:

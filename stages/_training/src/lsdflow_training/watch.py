@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from lsdflow_contract.errors import BadData
 from lsdflow_training.curves import read_curves
 from lsdflow_training.loss_bands import constant_answer_loss, doubt
 from lsdflow_training.network_step import Patch
@@ -25,8 +26,15 @@ class Watch:
         self.verdict: Verdict = "go on"
 
     def begin(self, patches: Sequence[Patch]) -> None:
-        """Look at what there is to validate with."""
+        """Look at what there is to validate with; all processes together. BadData if patience has nothing to go by."""
         self._constant = constant_answer_loss(patches)
+        if self._rules.patience is not None and not any(row[0] for row in self._group.gather([len(patches)])):
+            raise BadData(
+                "nothing in the held-out sections is trained, so there is no validation loss to be patient with",
+                where="the end in z of the training volumes",
+                wanted="voxels there that the mask trains",
+                hint="raise validation_fraction, mend the mask, or leave patience_iterations out",
+            )
 
     def look(self, iteration: int, validation_loss: float) -> None:
         """A new validation loss, which is in the curves by now."""
