@@ -71,7 +71,7 @@ def make_sources(
 
 def source_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
     """What these volumes are too small for, or do not hold out."""
-    return [*size_problems(sources, recipe), *_held_out_problems(sources, recipe)]
+    return [*_size_problems(sources, recipe), *_held_out_problems(sources, recipe)]
 
 
 def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
@@ -90,7 +90,7 @@ def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageE
     ]
 
 
-def size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+def _size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
     """Volumes too small for training: less than half of a patch's targets would ever lie in them."""
     problems: list[StageError] = []
     for source in sources:
