@@ -213,6 +213,17 @@ def reference(bench: Bench, workspace: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def with_lsds(engine: None, bench: Bench, workspace: Path) -> Path:
+    """Another experiment, up to its LSD network, made by the commands of the clone, open to any user."""
+    folder = workspace / "with-lsds"
+    subprocess.run([sys.executable, "-c", DEMO, str(folder)], check=True, env={**os.environ, "LSDFLOW_BIN": str(BIN)})
+    for stage in ("prepare", "train-lsd"):
+        done = bench.call(BIN / stage, "run", *bench.options(folder))
+        assert done.returncode == 0, f"{stage}: {done.stderr}"
+    return open_to_all(folder)
+
+
 @pytest.fixture
 def fresh(reference: Path, workspace: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The experiment before its first stage, open to any user, for one test."""

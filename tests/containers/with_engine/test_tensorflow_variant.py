@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import BIN, DEMO, REPOSITORY, open_to_all
 
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
@@ -22,6 +20,7 @@ from lsdflow_contract.manifest import read_manifest
 if TYPE_CHECKING:
     from conftest import Bench, Finished
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 STAGE = "train-acrlsd"
 DIGEST = "sha256:" + "3" * 64
 HARD = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none", "--tmpfs=/tmp")
@@ -60,17 +59,6 @@ def images(engine: None, bench: Bench) -> Images:
     return Images(bench, **names)
 
 
-@pytest.fixture(scope="module")
-def prepared(engine: None, bench: Bench, workspace: Path) -> Path:
-    """The small experiment up to its LSD network, made by the commands of the clone, open to any user."""
-    folder = workspace / "prepared"
-    subprocess.run([sys.executable, "-c", DEMO, str(folder)], check=True)
-    for stage in ("prepare", "train-lsd"):
-        done = bench.call(BIN / stage, "run", *bench.options(folder))
-        assert done.returncode == 0, f"{stage}: {done.stderr}"
-    return open_to_all(folder)
-
-
 def test_labels_tell_the_variants_apart_and_the_stage_is_the_same(images: Images, bench: Bench) -> None:
     ours, other = images.labels(images.tensorflow), images.labels(images.torch)
     assert (ours["lsdflow.backend"], other["lsdflow.backend"]) == ("tensorflow", "torch")
@@ -90,29 +78,29 @@ def test_the_variant_holds_tensorflow_and_the_other_image_nothing_of_it(images: 
     assert {"tensorflow", "lsdflow_tensorflow"} <= set(found[images.tensorflow])
 
 
-def test_the_image_without_tensorflow_refuses_and_names_the_variant(images: Images, prepared: Path) -> None:
+def test_the_image_without_tensorflow_refuses_and_names_the_variant(images: Images, with_lsds: Path) -> None:
     for verb in ("validate", "run"):
-        done = images.run(images.torch, prepared, verb)
+        done = images.run(images.torch, with_lsds, verb)
         assert done.returncode == 78
         told = done.stdout + done.stderr
         assert told.count("no tensorflow") == 1
         assert "make image STAGE=... BACKEND=tensorflow" in told
-    assert not (prepared / "train" / STAGE).exists()
+    assert not (with_lsds / "train" / STAGE).exists()
 
 
 def test_a_training_in_the_variant_is_one_that_the_clone_finds_whole(
-    images: Images, prepared: Path, bench: Bench
+    images: Images, with_lsds: Path, bench: Bench
 ) -> None:
     for verb in ("validate", "run"):
-        done = images.run(images.tensorflow, prepared, verb)
+        done = images.run(images.tensorflow, with_lsds, verb)
         assert done.returncode == 0, f"{verb}: {done.stdout}{done.stderr}"
-    layout = ExperimentLayout(prepared)
+    layout = ExperimentLayout(with_lsds)
     manifest = read_manifest(layout, STAGE)
     revision = images.labels(images.tensorflow)["org.opencontainers.image.revision"]
     assert (manifest.writer.image_digest, manifest.writer.revision) == (DIGEST, revision)
-    losses = prepared / "train" / STAGE / "loss.csv"
+    losses = with_lsds / "train" / STAGE / "loss.csv"
     assert losses.stat().st_uid == 23456
     with losses.open() as file:
         assert all(float(row["loss"]) > 0 for row in csv.DictReader(file))
-    done = bench.call(BIN / STAGE, "verify", *bench.options(prepared))
+    done = bench.call(bench.commands / STAGE, "verify", *bench.options(with_lsds))
     assert done.returncode == 0, done.stdout + done.stderr
