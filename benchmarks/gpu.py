@@ -182,7 +182,8 @@ def data_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
 
 def training_step(device: str, sizes: Sizes, edge: int, precision: Precision, *, chain: bool) -> Callable[[], Any]:
     """Forward, backward and optimiser on one patch."""
-    from lsdflow_training.network_step import Patch, train_step
+    from lsdflow_training.network_step import train_step
+    from lsdflow_training.patch import Patch
 
     where, shape = torch.device(device), sizes.cube(edge)
     name, channels = ("affs", 3) if chain else ("lsds", 10)

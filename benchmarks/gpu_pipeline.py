@@ -85,7 +85,8 @@ def measured(training: Prepared, folder: Path, lsd: Any, rounds: int, train: boo
     """(Patches or iterations per second, share of the time spent waiting for patches), after some to warm up."""
     from lsdflow_training.data.profiling import NodeTimes
     from lsdflow_training.data.streams import BatchNumbers, make_stream
-    from lsdflow_training.network_step import to_patch, train_step
+    from lsdflow_training.network_step import train_step
+    from lsdflow_training.patch import to_patch
     from lsdflow_training.trainer import Trainer
     from lsdflow_training.warm_up import compile_everything
 

@@ -11,7 +11,8 @@ from lsdflow_contract.checkpoint import UNetSpec  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_network.unet import UNet  # noqa: E402
 from lsdflow_training.config import TrainingConfig  # noqa: E402
-from lsdflow_training.network_step import Gradients, Patch, train_step  # noqa: E402
+from lsdflow_training.network_step import Gradients, train_step  # noqa: E402
+from lsdflow_training.patch import Patch  # noqa: E402
 from lsdflow_training.processes.distribution import StepOptions, resolve_distribution  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
 from lsdflow_training.processes.sharding import compute_again  # noqa: E402

@@ -21,7 +21,8 @@ from lsdflow_training.data.label_states import states_of_labels  # noqa: E402
 from lsdflow_training.data.location import box_sum, integral_image, random_place  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
 from lsdflow_training.data.volumes import Source, open_training_volume  # noqa: E402
-from lsdflow_training.network_step import forward_loss, to_patch  # noqa: E402
+from lsdflow_training.network_step import forward_loss  # noqa: E402
+from lsdflow_training.patch import to_patch  # noqa: E402
 from lsdflow_training.resolve import training_parameters  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 

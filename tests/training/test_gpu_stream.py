@@ -15,9 +15,9 @@ from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
 from lsdflow_training.data.batches import batch_stream  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
 from lsdflow_training.gpu.crops import CropReader  # noqa: E402
-from lsdflow_training.gpu.patches import DevicePatch  # noqa: E402
 from lsdflow_training.gpu.slots import SharedSlots  # noqa: E402
 from lsdflow_training.gpu.stream import gpu_stream  # noqa: E402
+from lsdflow_training.patch import DevicePatch  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 
 CPU = torch.device("cpu")

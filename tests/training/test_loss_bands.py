@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 from lsdflow_training.loss_bands import constant_answer_loss, doubt  # noqa: E402
 from lsdflow_training.losses import total_loss  # noqa: E402
-from lsdflow_training.network_step import Patch, StepResult  # noqa: E402
+from lsdflow_training.network_step import StepResult  # noqa: E402
+from lsdflow_training.patch import Patch  # noqa: E402
 from lsdflow_training.pictures import pictures  # noqa: E402
 
 

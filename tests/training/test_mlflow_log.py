@@ -23,7 +23,7 @@ from lsdflow_training import mlflow_uri
 from lsdflow_training.mlflow_log import MlflowLog, import_mlflow
 from lsdflow_training.mlflow_run import RunFacts, parameters
 from lsdflow_training.mlflow_uri import checked_uri, tracking_uri
-from lsdflow_training.stage import Prepared
+from lsdflow_training.prepared import Prepared
 from lsdflow_training.testing import micro_experiment
 from lsdflow_training.trainer import train
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("gunpowder")
 
 from lsdflow_training.recipe import Schedule, Schedules
-from lsdflow_training.schedule import learning_rate, progress, used_up
+from lsdflow_training.schedule import learning_rate, progress, seconds_left, used_up
 
 RATE = 1e-3
 
@@ -95,3 +95,9 @@ def test_iterations_end_a_training_or_minutes_after_at_least_one_of_them(
     iteration: int, minutes: float, budget: float | None, wanted: str | None
 ) -> None:
     assert used_up(schedules(max_minutes=budget), iteration, minutes) == wanted
+
+
+def test_seconds_left_are_those_of_the_minutes_that_no_run_has_used_yet() -> None:
+    assert seconds_left(schedules(max_minutes=10), 4.0) == 360.0
+    assert seconds_left(schedules(max_minutes=10), 11.0) == 0.0
+    assert seconds_left(schedules(), 4.0) is None

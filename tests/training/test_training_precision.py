@@ -13,7 +13,8 @@ from lsdflow_contract.checkpoint import UNetSpec  # noqa: E402
 from lsdflow_network.unet import UNet  # noqa: E402
 from lsdflow_training import build  # noqa: E402
 from lsdflow_training.build import build_network, training_precision  # noqa: E402
-from lsdflow_training.network_step import Gradients, Patch, train_step  # noqa: E402
+from lsdflow_training.network_step import Gradients, train_step  # noqa: E402
+from lsdflow_training.patch import Patch  # noqa: E402
 from lsdflow_training.processes.group import Group  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
 

@@ -9,7 +9,7 @@ from lsdflow_contract.errors import UsageError
 from lsdflow_tensorflow.cluster import find_cluster
 from lsdflow_tensorflow.limits import require_possible, shared_among
 from lsdflow_tensorflow.trainer import train
-from lsdflow_training.stage import Prepared
+from lsdflow_training.prepared import Prepared
 
 __all__ = ["prepare", "train"]
 

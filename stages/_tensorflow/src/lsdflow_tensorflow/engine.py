@@ -27,7 +27,8 @@ from lsdflow_tensorflow.losses import losses_by_output
 from lsdflow_tensorflow.unet import UNet, crop_centre
 from lsdflow_tensorflow.weights import to_torch
 from lsdflow_training.build import FrozenLsd
-from lsdflow_training.network_step import Patch, StepResult
+from lsdflow_training.network_step import StepResult
+from lsdflow_training.patch import Patch
 from lsdflow_training.recipe import Recipe
 
 Arrays = dict[str, npt.NDArray[np.float32]]

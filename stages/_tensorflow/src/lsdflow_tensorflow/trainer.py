@@ -34,12 +34,12 @@ from lsdflow_training.data.pipeline import Source, make_keys
 from lsdflow_training.data.profiling import NodeTimes
 from lsdflow_training.data.streams import BatchNumbers, make_stream
 from lsdflow_training.interruption import StopRequest, stop_on_signals
-from lsdflow_training.network_step import Patch, to_patch
 from lsdflow_training.not_finite import TOO_LARGE, all_finite, batches_of, not_finite
+from lsdflow_training.patch import Patch, to_patch
 from lsdflow_training.pictures import pictures
 from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.schedule import learning_rate, scaled, used_up
+from lsdflow_training.schedule import learning_rate, scaled, seconds_left, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.trainer import Outcome
 from lsdflow_training.training_state import TrainingState
@@ -232,7 +232,8 @@ class TensorflowTrainer:
         how = self.recipe
         if not self.cluster.is_chief:
             return nullcontext()
-        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration)
+        seconds = seconds_left(how.schedules, self.minutes_before)
+        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration, seconds)
 
     def _own_minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.started) / 60

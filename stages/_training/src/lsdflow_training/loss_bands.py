@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lsdflow_training.network_step import Patch
+from lsdflow_training.patch import Patch
 
 SETTLED_ITERATIONS = 500
 CLOSE_TO_CONSTANT = 0.95

@@ -7,26 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import gunpowder as gp
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lsdflow_network.precision import autocast, memory_format
+from lsdflow_network.precision import autocast
 from lsdflow_network.unet import crop_centre
-from lsdflow_training.data.pipeline import Keys
 from lsdflow_training.losses import total_loss
+from lsdflow_training.patch import Patch
 
 TrainingPrecision = Literal["float32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True)
-class Patch:
-    """One batch on the device: raw (1,1,z,y,x) in [-1,1]; targets and weights by output, (1,c,z,y,x) float32."""
-
-    raw: Tensor
-    targets: dict[str, Tensor]
-    weights: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,22 +40,6 @@ class Gradients:
     scaler: torch.amp.GradScaler | None = None
     exchange: Callable[[bool], None] = lambda _on: None
     agree: Callable[[StepResult], StepResult] | None = None
-
-
-def to_patch(batch: gp.Batch, keys: Keys, device: torch.device) -> Patch:
-    """Move a batch of the pipeline to the device; one that was made there is there."""
-    from lsdflow_training.gpu.patches import DevicePatch  # which needs Patch
-
-    if isinstance(batch, DevicePatch):
-        return batch.patch
-    pairs = {"lsds": (keys.lsds, keys.lsds_weight), "affs": (keys.affs, keys.affs_weight)}
-    present = {name: pair for name, pair in pairs.items() if pair[0] in batch.arrays}
-    raw = _tensor(batch[keys.raw].data, device)[None, None].contiguous(memory_format=memory_format(device))
-    return Patch(
-        raw=raw,
-        targets={name: _tensor(batch[target].data, device)[None] for name, (target, _) in present.items()},
-        weights={name: _tensor(batch[weight].data, device)[None] for name, (_, weight) in present.items()},
-    )
 
 
 def forward_loss(network: nn.Module, patch: Patch, precision: TrainingPrecision) -> StepResult:
@@ -151,7 +124,3 @@ def _numbers(device: torch.device, precision: TrainingPrecision) -> AbstractCont
     if precision == "fp16":
         return torch.autocast(device.type, dtype=torch.float16)
     return autocast(device, precision)
-
-
-def _tensor(data: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32)).to(device, non_blocking=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from lsdflow_training.network_step import Patch, StepResult
+from lsdflow_training.network_step import StepResult
+from lsdflow_training.patch import Patch
 
 
 def pictures(patch: Patch, result: StepResult) -> dict[str, np.ndarray]:

@@ -32,6 +32,11 @@ def used_up(how: Schedules, iteration: int, minutes: float) -> Literal["max_iter
     return "max_minutes" if how.max_minutes is not None and minutes >= how.max_minutes and iteration > 0 else None
 
 
+def seconds_left(how: Schedules, minutes: float) -> float | None:
+    """What is left of max_minutes, `minutes` into the training; None without such a limit."""
+    return None if how.max_minutes is None else max(0.0, 60 * (how.max_minutes - minutes))
+
+
 def progress(how: Schedules, iteration: int, minutes: float) -> float:
     """Share of the training that is done, 0 to 1: of its iterations or of its time, whichever is larger."""
     share = iteration / max(how.max_iteration, 1)

@@ -17,8 +17,8 @@ from lsdflow_contract.checkpoint import Kind
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
 from lsdflow_contract.geometry import Nm3
 from lsdflow_training.data.pipeline import Keys
-from lsdflow_training.gpu.patches import DevicePatch
 from lsdflow_training.network_step import StepResult
+from lsdflow_training.patch import DevicePatch
 
 _NAMES: dict[str, dict[str, str]] = {
     "lsd": {

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_fol
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import JOB_VARIABLE, Manifest, Writer, read_manifest, work_key
+from lsdflow_contract.manifest import JOB_VARIABLE, Manifest, Writer, read_manifest
 from lsdflow_training.backends import tensorflow_backend, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.sampling import (
@@ -27,35 +25,14 @@ from lsdflow_training.data.sampling import (
 )
 from lsdflow_training.data.volumes import Source, TrainingVolume
 from lsdflow_training.mlflow_uri import mlflow_problems
+from lsdflow_training.prepared import Prepared
 from lsdflow_training.processes.ranks import ranks_of_environment
-from lsdflow_training.recipe import Recipe
-from lsdflow_training.resolve import resolve_recipe, training_parameters
+from lsdflow_training.resolve import resolve_recipe
 
 if TYPE_CHECKING:
     from lsdflow_training.trainer import Outcome
 
 LOG = logging.getLogger("lsdflow.training")
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A training that is ready to start: everything is resolved and checked, nothing is written."""
-
-    experiment: Experiment
-    config: TrainingConfig
-    recipe: Recipe
-    sources: list[Source]
-    inputs: dict[str, str]
-
-    @property
-    def key(self) -> str:
-        """Names the training: parameters and inputs."""
-        return work_key(self.recipe.stage, json.loads(json.dumps(training_parameters(self.recipe))), self.inputs)
-
-    @property
-    def folder(self) -> Path:
-        """train/<stage> of the experiment."""
-        return self.experiment.layout.train_dir(self.recipe.stage)
 
 
 def prepare_training(

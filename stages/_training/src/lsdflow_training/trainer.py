@@ -37,14 +37,15 @@ from lsdflow_training.data.streams import BatchNumbers, make_stream, next_batche
 from lsdflow_training.data_wait import DataWait
 from lsdflow_training.interruption import StopRequest, stop_on_signals
 from lsdflow_training.mlflow_log import open_mlflow
-from lsdflow_training.network_step import Patch, StepResult, to_patch, train_step
+from lsdflow_training.network_step import StepResult, train_step
 from lsdflow_training.out_of_memory import memory_errors
+from lsdflow_training.patch import Patch, to_patch
 from lsdflow_training.pictures import pictures
 from lsdflow_training.processes.agreement import Agreement
 from lsdflow_training.processes.group import Group
 from lsdflow_training.processes.sharding import require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.schedule import learning_rate, scaled, used_up
+from lsdflow_training.schedule import learning_rate, scaled, seconds_left, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.step_profile import step_profile
 from lsdflow_training.training_state import TrainingState
@@ -286,7 +287,8 @@ class Trainer:
         how = self.recipe
         if not self.group.writes:
             return nullcontext()
-        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration)
+        seconds = seconds_left(how.schedules, self.minutes_before)
+        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration, seconds)
 
     def _log_step_options(self) -> None:
         step, world = self.recipe.step, self.group.ranks.world

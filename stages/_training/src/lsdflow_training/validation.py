@@ -13,7 +13,8 @@ from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_training.data.batches import batch_seed, seeded
 from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipeline
 from lsdflow_training.data.volumes import Source
-from lsdflow_training.network_step import Patch, TrainingPrecision, forward_loss, to_patch
+from lsdflow_training.network_step import TrainingPrecision, forward_loss
+from lsdflow_training.patch import Patch, to_patch
 from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
 

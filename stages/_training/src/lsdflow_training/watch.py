@@ -9,7 +9,7 @@ from pathlib import Path
 from lsdflow_contract.errors import BadData
 from lsdflow_training.curves import read_curves
 from lsdflow_training.loss_bands import constant_answer_loss, doubt
-from lsdflow_training.network_step import Patch
+from lsdflow_training.patch import Patch
 from lsdflow_training.processes.group import Group
 from lsdflow_training.steering import Steering
 from lsdflow_training.stop_rules import VERDICTS, Verdict, verdict

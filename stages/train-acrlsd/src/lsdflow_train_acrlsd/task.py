@@ -17,8 +17,8 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
 from lsdflow_training.foreign.imported import imported
+from lsdflow_training.prepared import Prepared
 from lsdflow_training.stage import (
-    Prepared,
     lsd_bundle_folder,
     prepare_training,
     run_training,

@@ -5,10 +5,8 @@ In the order of the gunpowder pipeline, and with its values; on a GPU some sixty
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import gunpowder as gp
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -17,47 +15,13 @@ from torch import Tensor
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import memory_format
-from lsdflow_training.data.pipeline import Keys
 from lsdflow_training.gpu.crops import Crops
 from lsdflow_training.gpu.deformation import apply_step
 from lsdflow_training.gpu.targets import make_targets
-from lsdflow_training.network_step import Patch
+from lsdflow_training.patch import DevicePatch, Patch
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.targets.boundaries import compact_ids
 
 GREATEST = {"uint8": 255, "uint16": 256 * 256 - 1, "float32": 1}
-
-
-@dataclass(frozen=True)
-class DevicePatch:
-    """A patch on the device, and what only a snapshot needs: labels and mask (z, y, x) of the output."""
-
-    patch: Patch
-    labels: Tensor
-    mask: Tensor
-
-    def as_batch(self, keys: Keys) -> gp.Batch:
-        """The arrays of a snapshot, in main memory, as the gunpowder pipeline names them."""
-        labels = self.labels.cpu().numpy()
-        arrays = {
-            keys.raw: self.patch.raw[0, 0].cpu().numpy(),
-            keys.labels: compact_ids(labels.astype(np.uint64)),
-            keys.mask: self.mask.cpu().numpy(),
-        }
-        for key, weight, name in ((keys.lsds, keys.lsds_weight, "lsds"), (keys.affs, keys.affs_weight, "affs")):
-            if name in self.patch.targets:
-                arrays[key] = self.patch.targets[name][0].cpu().numpy()
-                arrays[weight] = self.patch.weights[name][0].cpu().numpy()
-        batch = gp.Batch()
-        for key, data in arrays.items():
-            batch[key] = gp.Array(
-                data, gp.ArraySpec(roi=gp.Roi((0,) * data.ndim, data.shape), voxel_size=(1,) * data.ndim)
-            )
-        return batch
-
-    def tensors(self) -> list[Tensor]:
-        """All that lies on the device."""
-        return [self.patch.raw, *self.patch.targets.values(), *self.patch.weights.values(), self.labels, self.mask]
 
 
 @torch.no_grad()

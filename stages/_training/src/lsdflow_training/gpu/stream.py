@@ -31,8 +31,9 @@ from lsdflow_training.data.profiling import NodeTimes
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.data.workers_ahead import BatchWorker
 from lsdflow_training.gpu.crops import CropReader, Crops
-from lsdflow_training.gpu.patches import DevicePatch, make_patch
+from lsdflow_training.gpu.patches import make_patch
 from lsdflow_training.gpu.slots import Placed, SharedSlots
+from lsdflow_training.patch import DevicePatch
 from lsdflow_training.recipe import Recipe
 
 PATCHES_AHEAD = 2
