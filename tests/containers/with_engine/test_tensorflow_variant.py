@@ -44,7 +44,7 @@ class Images:
         place = ("--user=23456:34567", "--env=HOME=/nonexistent", f"--env=LSDFLOW_IMAGE_DIGEST={DIGEST}")
         options = self.bench.options("/experiment", f"{STAGE}.backend=tensorflow", *more)
         words = ("docker", "run", "--rm", *HARD, *place, f"--volume={folder}:/experiment", image, verb, *options)
-        return self.bench.call(*words)
+        return self.bench.call(*words, timeout_s=600)
 
 
 @pytest.fixture(scope="module")
