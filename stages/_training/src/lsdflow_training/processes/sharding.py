@@ -30,7 +30,7 @@ def share(network: UNet, group: Group, how: Distribution, device: torch.device) 
         return network
     if not how.sharded:
         devices = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(network, device_ids=devices, broadcast_buffers=False)
+        return DistributedDataParallel(network, device_ids=devices, forward_sync_buffers=False)
     mesh = _mesh(group, how, device)
     offload = CPUOffloadPolicy() if how.cpu_offload else OffloadPolicy()
     after = how.reshard != "grad_op"
