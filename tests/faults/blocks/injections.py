@@ -30,8 +30,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command import lease_file
 from lsdflow_contract import manifest
-from lsdflow_runtime import blockwise, lease
+from lsdflow_runtime import blockwise
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.done_marks import DoneMarks
@@ -111,7 +112,7 @@ def _disk_flaky(seed: int) -> None:
 
 
 def _lease(seconds: float) -> None:
-    lease.EXPIRY_SECONDS, lease.RENEWAL_SECONDS = seconds, seconds / 10
+    lease_file.EXPIRY_SECONDS, lease_file.RENEWAL_SECONDS = seconds, seconds / 10
 
 
 def _clock(ahead_s: float) -> None:
