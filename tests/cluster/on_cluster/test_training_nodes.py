@@ -17,8 +17,8 @@ from lsdflow_contract.checkpoint import WEIGHTS, bundle_folder, bundle_iteration
 from lsdflow_contract.layout import ExperimentLayout
 
 STAGE = "train-lsd"
-ITERATIONS = 120
-TRAINED = {**NETWORK, "max_iteration": ITERATIONS, "checkpoint_every": 20, "snapshot_every": ITERATIONS}
+ITERATIONS = 60
+TRAINED = {**NETWORK, "max_iteration": ITERATIONS, "checkpoint_every": 10, "snapshot_every": ITERATIONS}
 
 
 def _checkpoints(folder: Path) -> Path:
