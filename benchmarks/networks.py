@@ -31,31 +31,12 @@ VOLUME = HERE.parents[1] / "shared" / "data" / "fib25" / "trvol-250-2.zarr"
 LSDFLOW = Path(os.environ.get("LSDFLOW_BIN", HERE.parent / "bin")) / "lsdflow"
 SCORED_FROM_SECTION = 160
 SHARE_OF_LSD = 0.4
-BASE = """
-[experiment]
-name = "networks"
-mode = "mtlsd"
-profile = "tiny"
-[[prepare.training]]
-name = "trvol"
-raw = "{volume}"
-roi = {{ offset = "0, 0, 0 vox", shape = "150, 250, 250 vox" }}
-[prepare.target]
-raw = "{volume}"
-truth = "{volume}"
+# Minutes end the trainings, iterations do not.
+BY_MINUTES = """
 [train-lsd]
 max_iteration = 1_000_000
 [train-acrlsd]
 max_iteration = 1_000_000
-[segment.truth_roi]
-begin = "0, 0, 0 vox"
-shape = "150, 250, 250 vox"
-[evaluate.threshold_roi]
-begin = "0, 0, 0 vox"
-shape = "150, 250, 250 vox"
-[evaluate.roi]
-begin = "160, 0, 0 vox"
-shape = "90, 250, 250 vox"
 """
 POINT = (
     '{mode} = {{ "experiment.mode" = "{mode}", "train-lsd.max_minutes" = {lsd}, "train-acrlsd.max_minutes" = {rest} }}'
@@ -99,7 +80,9 @@ def make_runs(volume: Path, folder: Path, minutes: float) -> list[Path]:
     grid = folder / "runs"
     if not grid.exists():
         (folder / "base").mkdir(parents=True)
-        (folder / "base" / "experiment.toml").write_text(BASE.format(volume=volume))
+        (folder / "base" / "experiment.toml").write_text(
+            (HERE / "fib25.toml").read_text().replace("VOLUME", str(volume))
+        )
         (folder / "networks.toml").write_text(sweep_of(minutes))
     for words in (["prepare", folder / "networks.toml", grid], ["run", grid], ["merge", grid]):
         subprocess.run([LSDFLOW, "sweep", *words], check=True)

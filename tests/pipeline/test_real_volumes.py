@@ -29,28 +29,6 @@ ACRLSD_SHARE = float(os.environ.get("LSDFLOW_ACRLSD_SHARE", "1"))
 GOAL_VOI_BITS = 2.4
 PEAK_RSS_MIB = 4096
 
-EXPERIMENT = """
-[experiment]
-name = "fib25-{mode}"
-mode = "{mode}"
-profile = "tiny"
-[[prepare.training]]
-name = "trvol"
-raw = "{volume}"
-roi = {{ offset = "0, 0, 0 vox", shape = "150, 250, 250 vox" }}
-[prepare.target]
-raw = "{volume}"
-truth = "{volume}"
-[segment.truth_roi]
-begin = "0, 0, 0 vox"
-shape = "150, 250, 250 vox"
-[evaluate.threshold_roi]
-begin = "0, 0, 0 vox"
-shape = "150, 250, 250 vox"
-[evaluate.roi]
-begin = "160, 0, 0 vox"
-shape = "90, 250, 250 vox"
-"""
 UNLABELLED = """
 [experiment]
 name = "tstvol-520"
@@ -75,9 +53,11 @@ def _lsdflow(folder: Path, *arguments: str) -> None:
 
 def _segmented(folder: Path, mode: str, volume: Path) -> dict:
     folder.mkdir()
-    (folder / "experiment.toml").write_text(EXPERIMENT.format(mode=mode, volume=volume))
+    text = (REPOSITORY / "benchmarks" / "fib25.toml").read_text()
+    (folder / "experiment.toml").write_text(text.replace("VOLUME", str(volume)))
     share = ACRLSD_SHARE if mode == "acrlsd" else 1.0
-    limits = [part for s, m in MINUTES[mode].items() for part in ("--set", f"{s}.max_minutes={m * share}")]
+    limits = ["--set", f"experiment.mode={mode}"]
+    limits += [part for s, m in MINUTES[mode].items() for part in ("--set", f"{s}.max_minutes={m * share}")]
     if mode == "mtlsd":
         limits += ["--set", f"train-acrlsd.max_iteration={MTLSD_ITERATIONS}"]
     _lsdflow(folder, *limits)

@@ -11,7 +11,7 @@ from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.sweep.estimate import estimate, own_bytes
 from lsdflow_launch.sweep.file import load_sweep
-from lsdflow_launch.sweep.folder import SweepFolder, write_folders
+from lsdflow_launch.sweep.folder import SweepFolder, planned, write_folders
 from lsdflow_launch.sweep.run import SweepRunner
 
 from .conftest import FakeStages
@@ -41,6 +41,14 @@ def test_before_any_run_stages_are_counted_and_nothing_is_guessed(sweep: SweepFo
         "not_known": list(ALL),
         "bytes_left": None,
     }
+
+
+def test_before_it_is_prepared_each_run_counts_the_stages_of_its_own_mode(sweep_file: Callable[[str], Path]) -> None:
+    found = load_sweep(sweep_file("[axes]\n'experiment.mode' = ['affinities', 'acrlsd']\n"))
+    unprepared = SweepFolder(found.default_folder, planned(found, found.default_folder))
+    assert not unprepared.root.exists()
+    times = estimate(unprepared, 1)["times_made"]
+    assert (times["prepare"], times["train-lsd"], times["train-acrlsd"]) == (1, 1, 2)
 
 
 def test_what_the_base_has_taken_stands_for_the_runs_before_any_has_finished(sweep: SweepFolder, base: Path) -> None:

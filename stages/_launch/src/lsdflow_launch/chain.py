@@ -64,7 +64,7 @@ class Chain:
 def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) -> tuple[str, ...]:
     """Stages from `first` to `last` that the experiment's mode needs.
 
-    train-lsd is needed for mode acrlsd alone. Raises UsageError (2) for a word that is no stage, or the wrong order.
+    Raises UsageError (2) for a word that is no stage, or the wrong order.
     """
     for name in (first, last):
         if name not in STAGES:
@@ -72,8 +72,12 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     begin, end = STAGES.index(first), STAGES.index(last)
     if begin > end:
         raise UsageError(f"{first} comes after {last}", wanted=" -> ".join(STAGES))
-    needs_lsd = experiment.common.mode == "acrlsd"
-    return tuple(s for s in STAGES[begin : end + 1] if s != "train-lsd" or needs_lsd)
+    return of_mode(STAGES[begin : end + 1], experiment.common.mode)
+
+
+def of_mode(stages: Sequence[str], mode: str) -> tuple[str, ...]:
+    """Those of `stages` that a mode needs: train-lsd is needed for acrlsd alone."""
+    return tuple(stage for stage in stages if stage != "train-lsd" or mode == "acrlsd")
 
 
 def finished_mendable_stages(experiment: Experiment) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import psutil
 
+from lsdflow_command.cores import available_cores
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import STAGES
@@ -20,7 +20,7 @@ GIB = 2**30
 def findings(folder: Path) -> list[tuple[bool, str]]:
     """(fine, text) lines: commands and their contract, cores, memory, disk of `folder`, GPU driver."""
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(folder)
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     driver = shutil.which("nvidia-smi")
     return [
         *(_command(stage) for stage in STAGES),

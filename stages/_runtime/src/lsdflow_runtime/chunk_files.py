@@ -26,6 +26,7 @@ import numpy.typing as npt
 import zarr
 from numcodecs import Zstd
 
+from lsdflow_command.cores import available_cores
 from lsdflow_contract.files import TEMPORARY_SUFFIX, fsync_folder
 
 ABSENT = 2**64 - 1
@@ -155,14 +156,8 @@ def _parts(box: Iterable[slice], edges: tuple[int, ...]) -> Iterator[tuple[slice
 def _on_all_cores(function: Callable[[T], R], of: list[T]) -> list[R]:
     if len(of) < 2:
         return [function(one) for one in of]
-    with ThreadPoolExecutor(min(_cores(), len(of))) as pool:
+    with ThreadPoolExecutor(min(available_cores(), len(of))) as pool:
         return list(pool.map(function, of))
-
-
-def _cores() -> int:
-    """Cores of this process; of a job that SLURM does not confine to its own, those that it asked for."""
-    usable, asked_for = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return max(1, min(usable, int(asked_for))) if asked_for.isdigit() else usable
 
 
 def _shard_index(file: Path, grid: tuple[int, ...]) -> npt.NDArray[np.uint64]:

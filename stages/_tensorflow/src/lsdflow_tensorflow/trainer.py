@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import gunpowder as gp
 import torch
 
-from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import Interrupted
 from lsdflow_network.unet import UNet
@@ -39,9 +38,10 @@ from lsdflow_training.patch import Patch, to_patch
 from lsdflow_training.pictures import pictures
 from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.schedule import learning_rate, scaled, seconds_left, used_up
+from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.trainer import Outcome
+from lsdflow_training.training_progress import training_progress
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches
 from lsdflow_training.warm_up import compile_everything
@@ -121,7 +121,8 @@ class TensorflowTrainer:
         how, count = self.recipe.schedules, self.recipe.step.effective_batch
         numbers = BatchNumbers(self.iteration * count + self.cluster.rank + 1, self.cluster.size)
         stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
-        with stream as batches, self._progress() as progress:
+        shown = training_progress(self.recipe, self.iteration, self.minutes_before, self.cluster.is_chief)
+        with stream as batches, shown as progress:
             taken = self._take(batches)
             engine = self._start()
             while True:
@@ -227,13 +228,6 @@ class TensorflowTrainer:
 
     def _curves(self) -> Curves | nullcontext[None]:
         return Curves(self.folder, self.iteration) if self.cluster.is_chief else nullcontext()
-
-    def _progress(self) -> Progress | nullcontext[None]:
-        how = self.recipe
-        if not self.cluster.is_chief:
-            return nullcontext()
-        seconds = seconds_left(how.schedules, self.minutes_before)
-        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration, seconds)
 
     def _own_minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.started) / 60

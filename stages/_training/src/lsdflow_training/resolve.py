@@ -7,6 +7,7 @@ import math
 import os
 from typing import Any, TypeVar
 
+from lsdflow_command.cores import available_cores
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
 from lsdflow_contract.checkpoint import Bundle, Kind, UNetSpec
 from lsdflow_contract.errors import ConfigError
@@ -14,7 +15,6 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
 from lsdflow_training.config import AffinityTrainingConfig, TrainingConfig
-from lsdflow_training.data.cores import available_cores
 from lsdflow_training.data.patch_maker import checked_data_path
 from lsdflow_training.processes.distribution import resolve_distribution, resolve_step
 from lsdflow_training.processes.ranks import ranks_of_environment

@@ -45,9 +45,10 @@ from lsdflow_training.processes.agreement import Agreement
 from lsdflow_training.processes.group import Group
 from lsdflow_training.processes.sharding import require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.recipe import Recipe
-from lsdflow_training.schedule import learning_rate, scaled, seconds_left, used_up
+from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.step_profile import step_profile
+from lsdflow_training.training_progress import training_progress
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches, shared_validation_loss
 from lsdflow_training.warm_up import compile_everything
@@ -161,7 +162,8 @@ class Trainer:
         numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world + ranks.rank + 1, ranks.world)
         stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
         profile = step_profile(self.recipe.records.profile_steps, self.folder, self.recipe.device, ranks.rank)
-        with stream as batches, self._progress() as progress, profile as profiled:
+        shown = training_progress(self.recipe, self.iteration, self.minutes_before, self.group.writes)
+        with stream as batches, shown as progress, profile as profiled:
             while not self._finished() and not self.agreed.stops(stop):
                 with self.data_wait:
                     taken = next_batches(batches, step.accumulate, self.agreed.stops(stop))
@@ -282,13 +284,6 @@ class Trainer:
             return nullcontext()
         mlflow = open_mlflow(self.recipe, self.folder, self.training_key, lambda: (self._ended_by(), self.iteration))
         return Curves(self.folder, self.iteration, mlflow)
-
-    def _progress(self) -> Progress | nullcontext[None]:
-        how = self.recipe
-        if not self.group.writes:
-            return nullcontext()
-        seconds = seconds_left(how.schedules, self.minutes_before)
-        return Progress(how.stage, how.schedules.max_iteration, "iteration", self.iteration, seconds)
 
     def _log_step_options(self) -> None:
         step, world = self.recipe.step, self.group.ranks.world

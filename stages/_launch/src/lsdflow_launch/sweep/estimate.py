@@ -68,9 +68,8 @@ def own_bytes(folder: Path) -> int:
 
 
 def _open_stages(sweep: SweepFolder, node: PlannedNode) -> list[str]:
-    """As a run will see them: its own experiment, or before it is prepared the base, tells which stages there are."""
-    own = sweep.folder(node) / "experiment.toml"
-    return list(open_stages(load_experiment(own if own.is_file() else sweep.base_folder), node, sweep.folder(node)))
+    folder = sweep.folder(node)
+    return list(open_stages(node.mode or load_experiment(folder).common.mode, node, folder))
 
 
 def _seconds_of_stages(sweep: SweepFolder) -> dict[str, float]:

@@ -81,7 +81,7 @@ class SweepRunner:
         for node, after in zip(run.nodes, run.nodes[1:], strict=False):
             folder = self.sweep.folder(node)
             experiment = load_experiment(folder)
-            if folder not in self._failed and open_stages(experiment, node, folder):
+            if folder not in self._failed and open_stages(experiment.common.mode, node, folder):
                 try:
                     with claimed(folder):
                         ended = self._make(experiment, node)
@@ -106,7 +106,10 @@ class SweepRunner:
             return code
 
         code = Chain(
-            experiment, open_stages(experiment, node, experiment.layout.root), replace=False, caller=recorded
+            experiment,
+            open_stages(experiment.common.mode, node, experiment.layout.root),
+            replace=False,
+            caller=recorded,
         ).run()
         if code in STOPPED:
             raise Interrupted("the sweep was stopped", where=experiment.path.parent, hint="run it again to go on")
@@ -122,7 +125,7 @@ def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
     for node in nodes.values():
         experiment = load_experiment(sweep.folder(node))
         # An experiment of predictions that were brought along may have no volumes.
-        if STAGES[0] in experiment.tables or STAGES[0] in open_stages(experiment, node, sweep.folder(node)):
+        if STAGES[0] in experiment.tables or STAGES[0] in open_stages(experiment.common.mode, node, sweep.folder(node)):
             with claimed(sweep.folder(node)):
                 code = caller(STAGES[0], ["run", "--experiment", str(experiment.path)])
             if code:

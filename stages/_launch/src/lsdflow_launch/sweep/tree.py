@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import Field
 
-from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
-from lsdflow_launch.chain import stages_of
+from lsdflow_launch.chain import of_mode
 from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.grid import Axis, Run, unique_names
 
@@ -34,6 +34,7 @@ class PlannedNode(StrictModel):
 
     folder: str = Field(description="relative to the sweep's folder")
     stages: tuple[str, ...]
+    mode: str = Field("", description="mode of the run; empty in what sweeps of before have written")
 
     @property
     def is_base(self) -> bool:
@@ -67,13 +68,13 @@ def settings_at(sweep: Sweep, run: Run, node: PlannedNode) -> dict[str, Any]:
     return {key: value for key, value in run.settings.items() if key in counted}
 
 
-def open_stages(experiment: Experiment, node: PlannedNode, folder: Path) -> tuple[str, ...]:
-    """Stages of a node that have still to run in `folder`; the experiment tells which its mode has.
+def open_stages(mode: str, node: PlannedNode, folder: Path) -> tuple[str, ...]:
+    """Stages of a node that have still to run in `folder` for a mode.
 
     In the base, one before a finished stage was not needed: its results were brought along.
     """
     layout = ExperimentLayout(folder)
-    stages = [stage for stage in stages_of(experiment) if stage in node.stages]
+    stages = of_mode(node.stages, mode)
     finished = [layout.manifest(stage).exists() for stage in stages]
     if node.is_base:
         return tuple(stages[len(stages) - finished[::-1].index(True) :] if any(finished) else stages)
@@ -84,6 +85,7 @@ class _Levels:
     """The cuts of the chain: a level ends where an axis begins."""
 
     def __init__(self, sweep: Sweep, root: Path) -> None:
+        self._mode_of_base = sweep.base.common.mode
         self._base = os.path.relpath(sweep.base.path.parent, root.resolve())
         first = {axis.name: _first_index(axis, sweep) for axis in sweep.axes}
         self._cuts = sorted(set(first.values()))
@@ -92,12 +94,13 @@ class _Levels:
 
     def nodes(self, run: Run) -> Iterator[PlannedNode]:
         """The base (unless an axis begins at the first stage), shared folders, the run."""
+        mode = str(run.settings.get("experiment.mode", self._mode_of_base))
         if self._cuts[0] > 0:
-            yield PlannedNode(folder=self._base, stages=STAGES[: self._cuts[0]])
+            yield PlannedNode(folder=self._base, stages=STAGES[: self._cuts[0]], mode=mode)
         for cut, after in itertools.pairwise(self._cuts):
             name = self._names[cut][tuple(run.at[axis.name] for axis in self._axes[cut])]
-            yield PlannedNode(folder=f"{SHARED}{name}", stages=STAGES[cut:after])
-        yield PlannedNode(folder=f"{RUNS}{run.name}", stages=STAGES[self._cuts[-1] :])
+            yield PlannedNode(folder=f"{SHARED}{name}", stages=STAGES[cut:after], mode=mode)
+        yield PlannedNode(folder=f"{RUNS}{run.name}", stages=STAGES[self._cuts[-1] :], mode=mode)
 
 
 def _names(axes: list[Axis]) -> dict[tuple[str, ...], str]:

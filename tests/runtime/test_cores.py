@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_training.data.cores import available_cores, cgroup_quota, slurm_cores
+from lsdflow_command.cores import available_cores, cgroup_quota, slurm_cores
 
 
 def written(root: Path, files: dict[str, str]) -> Path:
@@ -69,33 +69,3 @@ def test_a_slurm_job_says_how_many_cores_a_task_has(environment: dict[str, str],
 def test_a_task_of_one_core_uses_one() -> None:
     assert available_cores({"SLURM_CPUS_PER_TASK": "1"}) == 1
     assert available_cores({}) >= 1
-
-
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-SRUN = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NODELIST": "n1"}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("environment", "options", "workers", "threads"),
-    [
-        ({}, {}, 6, 12),
-        ({}, {"processes": 4}, 1, 3),
-        (TORCHRUN, {}, 1, 3),
-        (SRUN, {}, 6, 12),  # SLURM gives each task cores of its own
-        (TORCHRUN, {"num_workers": 7, "threads": 5}, 7, 5),
-        ({}, {"processes": 40}, 1, 1),
-    ],
-)
-def test_workers_and_threads_are_shared_among_the_processes_that_have_the_same_cores(
-    prepared, monkeypatch: pytest.MonkeyPatch, environment, options, workers: int, threads: int
-) -> None:
-    from lsdflow_training import resolve, testing
-
-    monkeypatch.setattr(resolve, "available_cores", lambda: 12)
-    for name in ("num_workers", "threads"):
-        monkeypatch.delitem(testing.MICRO_OPTIONS, name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    recipe = prepared("affinities", **options).recipe
-    assert (recipe.num_workers, recipe.threads) == (workers, threads)
