@@ -8,4 +8,4 @@ compose-demo: setup  ## the demo by docker compose (wants the images: make image
 	docker compose -f compose/compose.yaml --env-file=$(COMPOSE_DEMO)/images.env --env-file=$(COMPOSE_DEMO)/compose.env up
 
 test-compose: setup  ## compose and `lsdflow run --on container`, for real: wants dockerd and the images
-	LSDFLOW_BIN=$(CURDIR)/bin LSDFLOW_TEST_COMPOSE=1 .venv/blocks/bin/pytest -s tests/compose
+	LSDFLOW_BIN=$(CURDIR)/bin LSDFLOW_TEST_COMPOSE=1 .venv/blocks/bin/pytest -s --durations=8 tests/compose

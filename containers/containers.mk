@@ -49,7 +49,7 @@ lock-containers: $(UV)  ## resolve containers/*.in anew
 	for f in build tools installer; do $(COMPILE) containers/$$f.in -o containers/$$f.lock; done
 
 test-containers: setup  ## all images and SIFs, at work as any user: read-only, no network (needs docker and apptainer)
-	LSDFLOW_WITH_ENGINE=1 LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s -p no:cacheprovider tests/containers/with_engine
+	LSDFLOW_WITH_ENGINE=1 LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s -p no:cacheprovider --durations=15 tests/containers/with_engine
 
 # Not a part of CI, whose time is full: it builds another 2 GB.
 test-containers-tensorflow: setup  ## the image of train-acrlsd with tensorflow at work, and that without it refusing (needs docker)

@@ -32,4 +32,4 @@ fi
 
 cd "$clone"
 export LSDFLOW_ON_CLUSTER=1 LSDFLOW_BIN=$clone/bin
-.venv/blocks/bin/pytest -p no:cacheprovider "${@:-tests/cluster/on_cluster}"
+.venv/blocks/bin/pytest -p no:cacheprovider --durations=12 "${@:-tests/cluster/on_cluster}"
