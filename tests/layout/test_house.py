@@ -14,7 +14,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
-SHARED = ("_contract", "_command", "_runtime", "_network", "_metrics", "_training", "_tensorflow", "_launch")
+SHARED = ("_contract", "_command", "_runtime", "_network", "_metrics", "_training", "_tensorflow", "_launch", "_view")
 TORCH_STAGES = {"train-lsd", "train-acrlsd", "predict"}
 
 # Who may import whom inside the house; a stage may import every package but _launch (and training never _runtime).
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "_training": {"_contract", "_command", "_network"},
     "_tensorflow": {"_contract", "_command", "_network", "_training"},
     "_launch": {"_contract", "_command"},
+    "_view": {"_contract", "_command", "_runtime"},
     **{s: {"_contract", "_command", "_runtime", "_network", "_metrics"} for s in STAGES if not s.startswith("train-")},
     **{s: {"_contract", "_command", "_network", "_training"} for s in STAGES if s.startswith("train-")},
 }
@@ -132,7 +133,7 @@ def test_locks_pin_with_hashes_and_name_no_address() -> None:
 
 def test_locks_of_one_environment_agree_on_every_version() -> None:
     for locks in (
-        ("_launch", "prepare", "predict", "watershed", "agglomerate", "segment", "evaluate"),
+        ("_launch", "prepare", "predict", "watershed", "agglomerate", "segment", "evaluate", "_view"),
         ("train-lsd", "train-acrlsd", "_training", "_tensorflow"),
     ):
         versions: dict[str, set[str]] = {}

@@ -1,0 +1,34 @@
+"""The command `lsdflow-view`: `show` opens a viewer on an experiment; `export` writes the field's formats."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from lsdflow_command.app import start_logging
+from lsdflow_contract import CONTRACT_VERSION
+
+app = typer.Typer(name="lsdflow-view", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lsdflow-view {version('lsdflow-view')} (contract {CONTRACT_VERSION})")
+        raise typer.Exit
+
+
+@app.callback(help="See an experiment, and export its volumes. Example: lsdflow-view show DIR")
+def _front(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="version")
+    ] = False,
+) -> None:
+    del show_version
+    start_logging()
