@@ -11,12 +11,14 @@ UV := .venv/tools/bin/uv
 BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _launch prepare predict watershed agglomerate segment evaluate
 TRAINING_PACKAGES := _contract _command _network _training train-lsd train-acrlsd
 TENSORFLOW_PACKAGES := $(TRAINING_PACKAGES) _tensorflow
+VIEW_PACKAGES := _contract _command _runtime _view
 BLOCKS_COMMANDS := lsdflow prepare predict watershed agglomerate segment evaluate
 TRAINING_COMMANDS := train-lsd train-acrlsd
 LONGEST_TESTS := tests/pipeline tests/faults tests/runtime
 TRAINING_TESTS := tests/distributed tests/faults/training tests/training tests/stages/train-lsd tests/stages/train-acrlsd
 TENSORFLOW_TESTS := tests/tensorflow
 BROWSER_TESTS := tests/browser
+VIEW_TESTS := tests/view
 
 # Which torch: cuda where a driver is present, else cpu. Override with TORCH=cpu or TORCH=cuda.
 TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
@@ -32,12 +34,13 @@ BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),sta
 TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
 # tensorflow's lock is that of the training stages and what tensorflow adds; with CPUs only, so far
 TENSORFLOW_LOCKS := stages/_tensorflow/cpu.lock tests/training.lock
+VIEW_LOCKS := stages/_view/requirements.lock tests/blocks.lock
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow demo test test-blocks test-training test-tensorflow test-browser test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-blocks test-training test-tensorflow test-view test-browser test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -86,6 +89,18 @@ setup-tensorflow: .venv/tensorflow/.installed  ## the optional environment for b
 	$(UV) pip install --quiet --python .venv/tensorflow/bin/python --no-deps --no-build-isolation $(foreach p,$(TENSORFLOW_PACKAGES),-e stages/$(p))
 	@touch $@
 
+# Only those who look at volumes (lsdflow view) or export them need this one.
+setup-view: .venv/view/.installed  ## the optional environment for `lsdflow view` and exports: .venv/view
+	@mkdir -p bin
+	@$(call LINK,../.venv/view/bin/lsdflow-view,bin/lsdflow-view)
+
+.venv/view/.installed: $(UV) $(VIEW_LOCKS) $(foreach p,$(VIEW_PACKAGES),stages/$(p)/pyproject.toml)
+	@echo "environment for viewers and exports"
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv/view
+	$(UV) pip sync --quiet --python .venv/view/bin/python --require-hashes $(VIEW_LOCKS)
+	$(UV) pip install --quiet --python .venv/view/bin/python --no-deps --no-build-isolation $(foreach p,$(VIEW_PACKAGES),-e stages/$(p))
+	@touch $@
+
 # A browser that people use (Debian's chromium) looks at reports and viewers; no lsdflow package is in this environment.
 .venv/browser/.installed: $(UV) tests/browser/requirements.lock
 	@echo "environment for tests in a browser"
@@ -102,17 +117,20 @@ else
 endif
 	bin/lsdflow run $(DEMO)
 
-test: setup test-blocks test-training test-tensorflow test-browser  ## all tests that need no container engine and no cluster
+test: setup test-blocks test-training test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
 
 # The longest files come first: with one file per process at a time, the last ones must be short.
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(BROWSER_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 
 test-training: setup-mlflow
 	.venv/training/bin/pytest -n 2 --dist loadfile --durations=15 $(TRAINING_TESTS)
 
 test-tensorflow: setup-tensorflow
 	.venv/tensorflow/bin/pytest -n 2 --dist loadfile $(TENSORFLOW_TESTS)
+
+test-view: setup setup-view
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/view/bin/pytest -n 2 --dist loadfile $(VIEW_TESTS)
 
 test-browser: setup .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test`)
 	tests/browser/install_chromium.sh
@@ -150,7 +168,7 @@ faults-baselines: setup  ## the same faults for daisy alone and volara, side by 
 check: setup  ## lint, format, types: what CI runs first
 	.venv/blocks/bin/ruff check .
 	.venv/blocks/bin/ruff format --check .
-	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _launch prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
+	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
 	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
 
 format:  ## format and mend what lint can mend
@@ -187,6 +205,7 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	$(COMPILE) -c .cache/training.constraints tests/training.in --find-links "$(WHEELS)" -o tests/training.lock
 	$(COMPILE) tests/browser/requirements.in -o tests/browser/requirements.lock
 	$(COMPILE) -c .cache/training.constraints --override stages/_tensorflow/overrides.in --find-links "$(WHEELS)" stages/_tensorflow/pyproject.toml -o stages/_tensorflow/cpu.lock
+	$(COMPILE) -c .cache/blocks.constraints stages/_view/pyproject.toml -o stages/_view/requirements.lock
 	sed -nE 's/^mlflow = \["(.*)"\]$$/\1/p' stages/_training/pyproject.toml | $(COMPILE) -c .cache/training.constraints --override stages/_training/mlflow_overrides.in - -o stages/_training/mlflow.lock
 	for s in $(TORCH_STAGES); do \
 	  env=$$([[ $$s == train-* ]] && echo training || echo blocks); \
