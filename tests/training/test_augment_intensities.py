@@ -10,7 +10,15 @@ import pytest
 gp = pytest.importorskip("gunpowder")
 
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
-from lsdflow_training.data.intensities import Damage, artifact, blurred, changed_gamma, damaged  # noqa: E402
+from lsdflow_training.data.intensities import (  # noqa: E402
+    Damage,
+    Damages,
+    blurred,
+    changed_gamma,
+    covering,
+    damaged,
+    draw_artifact,
+)
 from lsdflow_training.data.intensity_nodes import after_intensity, before_intensity  # noqa: E402
 from lsdflow_training.recipe import Augmentation  # noqa: E402
 
@@ -169,7 +177,7 @@ def test_damage_comes_as_often_as_it_is_said_and_one_kind_at_a_time() -> None:
 
 def test_low_contrast_keeps_the_mean_and_is_what_gunpowder_does() -> None:
     raw = a_patch()
-    result = damaged(raw, np.full(len(raw), Damage.LOW_CONTRAST), 0.25, generator())
+    result = damaged(raw, Damages(np.full(len(raw), Damage.LOW_CONTRAST), 0.25, {}))
     np.testing.assert_allclose(result.mean(axis=(1, 2)), raw.mean(axis=(1, 2)), atol=1e-5)
     key = gp.ArrayKey("RAW")
     node = gp.DefectAugment(key, prob_missing=0, prob_low_contrast=1, contrast_scale=0.25)
@@ -187,13 +195,13 @@ def test_an_artefact_covers_a_part_of_a_section_with_grey_levels_of_the_volume()
     raw[:6] = 0.0
     raw[6:] = 1.0
     for seed in range(20):
-        alpha, content = artifact(raw, generator(seed))
+        alpha, content = covering(raw, draw_artifact(SHAPE, generator(seed)))
         assert 0 <= alpha.min() < alpha.max() <= 1
         assert 0 < (alpha > 0).mean() < 0.9
         assert set(np.unique(content)) <= {0.0, 1.0}
     what = np.zeros(len(raw), int)
     what[3] = Damage.ARTIFACT
-    results = [damaged(raw, what, 1.0, generator(seed)) for seed in range(8)]
+    results = [damaged(raw, Damages(what, 1.0, {3: draw_artifact(SHAPE, generator(seed))})) for seed in range(8)]
     for result in results:
         np.testing.assert_array_equal(np.delete(result, 3, axis=0), np.delete(raw, 3, axis=0))
     assert any(result[3].any() for result in results)
@@ -201,8 +209,8 @@ def test_an_artefact_covers_a_part_of_a_section_with_grey_levels_of_the_volume()
 
 def test_a_repeated_section_is_its_neighbour_before_any_damage() -> None:
     raw = a_patch()
-    result = damaged(raw, np.array([4, 1, 4, 4] + [0] * 8), 1.0, generator())
+    result = damaged(raw, Damages(np.array([4, 1, 4, 4] + [0] * 8), 1.0, {}))
     np.testing.assert_array_equal(result[[0, 2, 3]], raw[[1, 1, 2]])
     assert not result[1].any()
     one = raw[:1]
-    np.testing.assert_array_equal(damaged(one, np.array([Damage.REPEATED]), 1.0, generator()), one)
+    np.testing.assert_array_equal(damaged(one, Damages(np.array([Damage.REPEATED]), 1.0, {})), one)

@@ -127,11 +127,39 @@ class Unknown(gp.BatchFilter):
 def test_a_node_without_a_counterpart_on_the_device_is_refused_not_left_out(prepared) -> None:
     training, keys = prepared("affinities"), make_keys()
     pipeline = training_pipeline(keys, training.recipe, training.sources)
-    slab = gp.IntensityAugment(keys.raw, 0.9, 1.1, -0.1, 0.1, slab=(1, -1, -1))
+    slab = gp.IntensityAugment(keys.raw, 0.9, 1.1, -0.1, 0.1, slab=(2, -1, -1))
     for node in (Unknown(), slab):
         with pytest.raises(ConfigError) as caught:
             CropReader(pipeline + node, keys, batch_request(keys, training.recipe))
         assert caught.value.found == type(node).__name__
+
+
+@pytest.mark.parametrize("anisotropic", [True, False])
+def test_changed_intensities_are_those_of_the_gunpowder_pipeline(prepared, anisotropic: bool) -> None:
+    voxel_size_nm = (30.0, 6.0, 6.0) if anisotropic else (8.0, 8.0, 8.0)
+    thin = {"downsample_factors": [[1, 2, 2]], "input_shape_vox": [20, 28, 28], "predict_input_shape_vox": [20, 32, 32]}
+    often = dict.fromkeys(("missing_section", "low_contrast", "artifact", "repeated_section"), 0.15)
+    training = prepared(
+        "affinities", None, voxel_size_nm, elastic_probability=0.0, intensity_per_section=anisotropic, gamma=[0.5, 2.0],
+        blur_probability=0.5, **{f"{name}_probability": share for name, share in often.items()},
+        **(thin if anisotropic else {}),
+    )  # fmt: skip
+    keys = make_keys()
+    for wanted, found in zip(gunpowder_batches(training, keys, 3), device_patches(training, keys, 3), strict=True):
+        np.testing.assert_allclose(found.patch.raw[0, 0], wanted[keys.raw].data, atol=1e-5)
+        np.testing.assert_array_equal(found.patch.targets["affs"][0], wanted[keys.affs].data)
+
+
+def test_noise_has_gunpowders_deviation_and_the_same_bits_from_any_worker(prepared) -> None:
+    quiet = prepared("affinities", elastic_probability=0.0, noise_probability=1e-12)
+    noisy = prepared("affinities", elastic_probability=0.0, noise_probability=1.0, noise_std=0.05)
+    keys = make_keys()
+    here, plain = device_patches(noisy, keys, 2), device_patches(quiet, keys, 2)
+    there = device_patches(noisy, keys, 2, num_workers=1)
+    for patch, same, without in zip(here, there, plain, strict=True):
+        assert torch.equal(patch.patch.raw, same.patch.raw)
+        middle = without.patch.raw.abs() < 0.5
+        assert (patch.patch.raw - without.patch.raw)[middle].std().item() == pytest.approx(2 * 0.05, rel=0.1)
 
 
 def test_the_worker_works_on_no_voxel_of_the_patch(prepared, monkeypatch) -> None:

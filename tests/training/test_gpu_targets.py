@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from gunpowder.nodes.add_affinities import seg_to_affgraph  # noqa: E402
 
 from lsdflow_contract.geometry import Box  # noqa: E402
-from lsdflow_training.gpu.patches import to_device, with_intensity  # noqa: E402
+from lsdflow_training.gpu.patches import to_device  # noqa: E402
 from lsdflow_training.gpu.targets import affinities, balanced, grow_boundary  # noqa: E402
 from lsdflow_training.targets import boundaries  # noqa: E402
 
@@ -69,13 +69,6 @@ def test_balanced_weights_are_those_of_gunpowder_to_the_bit(channels: int) -> No
             found = balanced(torch.from_numpy(affs.astype(np.float32)), torch.from_numpy(counted))
             with np.errstate(divide="ignore", invalid="ignore"):
                 assert np.array_equal(found.numpy(), gunpowder_weights(affs, counted))
-
-
-def test_intensities_change_as_in_gunpowder() -> None:
-    raw = np.random.default_rng(4).random((4, 5, 6)).astype(np.float32)
-    for scale, shift in ((1.1, 0.1), (0.9, -0.1), (1.0, 0.0)):
-        wanted = np.clip(raw.mean() + (raw - raw.mean()) * scale + shift, 0, 1)
-        np.testing.assert_allclose(with_intensity(torch.from_numpy(raw), scale, shift), wanted, atol=1e-6)
 
 
 def test_what_is_on_the_device_stays_when_its_source_is_overwritten() -> None:

@@ -7,17 +7,30 @@ gunpowder's NoiseAugment; its DefectAugment is not used, because it asks for art
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
 
 import gunpowder as gp
 import numpy as np
 
-from lsdflow_training.data.intensities import Damage, blurred, changed_gamma, damaged
+from lsdflow_training.data.intensities import (
+    Blurring,
+    Damage,
+    Damages,
+    Exponents,
+    Raw,
+    blurred,
+    changed_gamma,
+    damaged,
+    draw_artifact,
+)
 from lsdflow_training.data.nodes import InPlaceFilter
 from lsdflow_training.recipe import Augmentation
 
+Drawn = TypeVar("Drawn", Exponents, Blurring, Damages)
 
-class IntensityNode(InPlaceFilter):
+
+class IntensityNode(InPlaceFilter, Generic[Drawn]):
     """A node that changes raw (float32, 0 to 1) with random numbers of its own."""
 
     salt: ClassVar[int]
@@ -29,59 +42,80 @@ class IntensityNode(InPlaceFilter):
     def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
         """Change raw."""
         array = batch[self.keys[0]]
-        generator = np.random.default_rng((request.random_seed, self.salt))
-        array.data = self.changed(array.data.astype(np.float32, copy=False), generator)
+        raw = array.data.astype(np.float32, copy=False)
+        array.data = self.changed(raw, self.drawn(raw.shape, request))
 
-    def changed(self, raw: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    def drawn(self, shape: Sequence[int], request: gp.BatchRequest) -> Drawn:
+        """What happens to a patch of this shape (z, y, x) that is asked for by this request."""
+        return self.draw(shape, np.random.default_rng((request.random_seed, self.salt)))
+
+    def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Drawn:
+        """As `drawn`."""
+        raise NotImplementedError
+
+    def changed(self, raw: Raw, how: Drawn) -> Raw:
         """Raw (float32 (z, y, x), 0 to 1) after the change; the same array if nothing happens to this patch."""
         raise NotImplementedError
 
 
-class Gamma(IntensityNode):
+class Gamma(IntensityNode[Exponents]):
     """Exponents drawn evenly in their logarithm, one per patch or (intensity_per_section) per section."""
 
     salt = 1
 
-    def changed(self, raw: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Every voxel to the power of its exponent."""
+    def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Exponents:
+        """Exponents within `gamma`."""
         low, high = (math.log(exponent) for exponent in self.how.gamma)
-        count = len(raw) if self.how.intensity_per_section else 1
-        return changed_gamma(raw, np.exp(generator.uniform(low, high, count)))
+        count = shape[0] if self.how.intensity_per_section else 1
+        return Exponents(np.exp(generator.uniform(low, high, count)))
+
+    def changed(self, raw: Raw, how: Exponents) -> Raw:
+        """Every voxel to the power of its exponent."""
+        return changed_gamma(raw, how.values)
 
 
-class Blur(IntensityNode):
+class Blur(IntensityNode[Blurring]):
     """Out of focus: some patches, blurred alike in all directions; of anisotropic volumes some sections, in y and x."""
 
     salt = 2
 
-    def changed(self, raw: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Raw, blurred by up to blur_sigma_vox."""
-        count = len(raw) if self.how.anisotropic else 1
+    def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Blurring:
+        """Up to blur_sigma_vox where there is blur."""
+        count = shape[0] if self.how.anisotropic else 1
         hit = generator.random(count) < self.how.blur_probability
         sigmas = generator.uniform(0, self.how.blur_sigma_vox, count)
-        if not self.how.anisotropic:
-            return blurred(raw, float(sigmas[0])) if hit[0] else raw
+        return Blurring(np.where(hit, sigmas, 0.0), by_section=self.how.anisotropic)
+
+    def changed(self, raw: Raw, how: Blurring) -> Raw:
+        """Raw, blurred where there is blur."""
+        if not how.by_section:
+            return blurred(raw, float(how.sigmas_vox[0])) if how.sigmas_vox[0] else raw
         result = raw.copy()
-        for z in np.flatnonzero(hit):
-            result[z] = blurred(raw[z], float(sigmas[z]))
+        for z in np.flatnonzero(how.sigmas_vox):
+            result[z] = blurred(raw[z], float(how.sigmas_vox[z]))
         return result
 
 
-class DamagedSections(IntensityNode):
+class DamagedSections(IntensityNode[Damages]):
     """Sections (planes of z) that are black, pale, partly covered, or dropped and replaced by their neighbour."""
 
     salt = 3
 
-    def changed(self, raw: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Raw with at most one kind of damage in each section."""
-        kinds = np.searchsorted(np.cumsum(damage_probabilities(self.how)), generator.random(len(raw)), side="right")
+    def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Damages:
+        """At most one kind of damage for each section."""
+        kinds = np.searchsorted(np.cumsum(damage_probabilities(self.how)), generator.random(shape[0]), side="right")
         what = np.array([*list(Damage)[1:], Damage.NONE])[kinds]
-        return damaged(raw, what, self.how.low_contrast_scale, generator)
+        covered = np.flatnonzero(what == Damage.ARTIFACT)
+        return Damages(what, self.how.low_contrast_scale, {int(z): draw_artifact(shape, generator) for z in covered})
+
+    def changed(self, raw: Raw, how: Damages) -> Raw:
+        """Raw with its sections damaged."""
+        return damaged(raw, how)
 
 
-def before_intensity(raw: gp.ArrayKey, how: Augmentation) -> list[IntensityNode]:
+def before_intensity(raw: gp.ArrayKey, how: Augmentation) -> list[gp.BatchFilter]:
     """Nodes before IntensityAugment: what the microscope does. None of those that are off."""
-    nodes: list[IntensityNode] = [Blur(raw, how)] if how.blur_probability > 0 else []
+    nodes: list[gp.BatchFilter] = [Blur(raw, how)] if how.blur_probability > 0 else []
     return nodes + ([Gamma(raw, how)] if how.gamma != (1.0, 1.0) else [])
 
 

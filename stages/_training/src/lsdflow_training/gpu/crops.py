@@ -7,6 +7,7 @@ and hand on arrays that hold nothing.  What was read is kept at the node that ch
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from lsdflow_contract.errors import ConfigError, InternalError
 from lsdflow_contract.geometry import Box
 from lsdflow_training.data.augmentation import ElasticAugment
+from lsdflow_training.data.intensities import Change, Contrast, Noise
+from lsdflow_training.data.intensity_nodes import Blur, DamagedSections, Gamma
 from lsdflow_training.data.nodes import ApplyBackground, CompactIds, GrowBoundary, TrainedVoxels
 from lsdflow_training.data.pipeline import Keys
 from lsdflow_training.gpu.deformation import Region, Step, Turn, Warp, source_box
@@ -39,7 +42,7 @@ class Crops:
     labels: npt.NDArray[np.signedinteger[Any]]
     mask: npt.NDArray[np.uint8]
     steps: tuple[Step, ...]
-    intensity: tuple[float, float]
+    changes: tuple[Change, ...]
     labels_box: Box
     times: gp.ProfilingStats
 
@@ -50,7 +53,7 @@ class Notes:
 
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    intensity: tuple[float, float] = (1.0, 0.0)
+    changes: list[Change] = field(default_factory=list)
     labels_box: Box = field(default_factory=lambda: Box((0, 0, 0), (0, 0, 0)))
 
 
@@ -74,7 +77,7 @@ class CropReader:
             labels=labels.astype(np.int16 if small else np.int32),
             mask=notes.arrays["mask"].astype(np.uint8, copy=False),
             steps=tuple(notes.steps),
-            intensity=notes.intensity,
+            changes=tuple(notes.changes),
             labels_box=notes.labels_box,
             times=batch.profiling_stats,
         )
@@ -98,8 +101,12 @@ class CropReader:
             self._defer_warp(node)
         elif kind is gp.SimpleAugment:
             self._defer_turn(node)
-        elif kind is gp.IntensityAugment and node.slab is None:
-            node.process = lambda _batch, _request: self._note_intensity(node)
+        elif kind is gp.IntensityAugment and node.slab in (None, (1, -1, -1)):
+            node.process = lambda batch, _request: self._note(draw_contrast(node, len(batch[self.keys.raw].data)))
+        elif kind in (Blur, Gamma, DamagedSections):
+            node.process = lambda batch, request: self._note(node.drawn(batch[self.keys.raw].data.shape, request))
+        elif kind is gp.NoiseAugment:
+            node.process = lambda _batch, request: self._note(Noise(math.sqrt(node.kwargs["var"]), request.random_seed))
         elif kind is CompactIds:
             node.process = lambda _batch, request: self._note_labels_box(request)
         elif kind in ADDING:
@@ -155,11 +162,18 @@ class CropReader:
     def _note_labels_box(self, request: gp.BatchRequest) -> None:
         self.notes.labels_box = _box(request[self.keys.labels].roi)
 
-    def _note_intensity(self, node: gp.IntensityAugment) -> None:
-        """Drawn as IntensityAugment draws them."""
-        scale = np.random.uniform(low=node.scale_min, high=node.scale_max)
-        shift = np.random.uniform(low=node.shift_min, high=node.shift_max)
-        self.notes.intensity = (scale, shift)
+    def _note(self, change: Change) -> None:
+        self.notes.changes.append(change)
+
+
+def draw_contrast(node: gp.IntensityAugment, sections: int) -> Contrast:
+    """Drawn as IntensityAugment draws them: for the patch, or section by section."""
+    drawn = [
+        (np.random.uniform(node.scale_min, node.scale_max), np.random.uniform(node.shift_min, node.shift_max))
+        for _ in range(1 if node.slab is None else sections)
+    ]
+    scales, shifts = np.array(drawn).T
+    return Contrast(scales, shifts)
 
 
 def _draw_warp(node: ElasticAugment, request: gp.BatchRequest, keys: Keys) -> tuple[gp.BatchRequest, Warp]:

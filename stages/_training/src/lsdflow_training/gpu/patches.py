@@ -17,6 +17,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import memory_format
 from lsdflow_training.gpu.crops import Crops
 from lsdflow_training.gpu.deformation import apply_step
+from lsdflow_training.gpu.intensities import changed
 from lsdflow_training.gpu.targets import make_targets
 from lsdflow_training.patch import DevicePatch, Patch
 from lsdflow_training.recipe import Recipe
@@ -34,7 +35,7 @@ def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatc
     }
     for step in crops.steps:
         volumes = apply_step(step, volumes)
-    raw = with_intensity(volumes["raw"], *crops.intensity) * 2 - 1
+    raw = changed(volumes["raw"], crops.changes) * 2 - 1
     begin = crops.labels_box.begin_vox
     output = Box((0, 0, 0), recipe.shapes.output_vox).translate((-begin[0], -begin[1], -begin[2]))
     made = make_targets(volumes["labels"], volumes["mask"], output, recipe.targets, recipe.augmentation.anisotropic)
@@ -44,12 +45,6 @@ def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatc
         weights={name: value[None] for name, value in made.weights.items()},
     )
     return DevicePatch(patch, made.labels[output.slices()], volumes["mask"][output.slices()])
-
-
-def with_intensity(raw: Tensor, scale: float, shift: float) -> Tensor:
-    """Raw (0 to 1) with its contrast times `scale`, shifted, cut at 0 and 1; a new tensor."""
-    mean = raw.mean()
-    return ((raw - mean) * scale + mean + shift).clamp_(0, 1)
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:

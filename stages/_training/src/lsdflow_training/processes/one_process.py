@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lsdflow_command.app import RunOptions, interrupt_on_signals, start_logging
+from lsdflow_command.app import RunOptions, interrupt_on_signals
+from lsdflow_command.loudness import start_logging
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
