@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import write_if_changed, write_json
+from lsdflow_contract.files import read_json, write_if_changed, write_json
 from lsdflow_contract.graph import SCORE_CONVENTION, edges_collection
 
 LUT_KEY = "fragment_segment_lut"
@@ -35,6 +35,24 @@ class Lut:
     def segment_count(self) -> int:
         """Number of different segments."""
         return len(np.unique(self.segments))
+
+
+@dataclass(frozen=True)
+class KnownLut:
+    """A lookup table on disk and its side-car: merge function, threshold, segments, stability."""
+
+    path: Path
+    facts: dict[str, Any]
+
+    @property
+    def merge_function(self) -> str:
+        """The merge function whose edges made it."""
+        return str(self.facts["merge_function"])
+
+    @property
+    def threshold(self) -> float:
+        """Its threshold."""
+        return float(self.facts["threshold"])
 
 
 def lut_name(merge_function: str, threshold: float) -> str:
@@ -69,3 +87,15 @@ def read_lut(path: Path) -> Lut:
     if table.ndim != 2 or table.shape[0] != 2 or table.dtype.kind not in "ui":
         raise BadData("not a LUT", where=path, wanted="integers (2, N)", found=f"{table.dtype} {table.shape}")
     return Lut(table[0].astype(np.uint64), table[1].astype(np.uint64))
+
+
+def find_luts(folder: Path, fragments_fingerprint: str) -> tuple[KnownLut, ...]:
+    """Tables whose side-car names these fragments, by merge function and threshold; each pair once (the first path)."""
+    found: dict[tuple[str, float], KnownLut] = {}
+    for path in sorted(folder.rglob("lut_*.json")) if folder.is_dir() else ():
+        facts = read_json(path)
+        if not isinstance(facts, dict) or facts.get("fragments_fingerprint") != fragments_fingerprint:
+            continue
+        known = KnownLut(path.with_suffix(".npz"), facts)
+        found.setdefault((known.merge_function, known.threshold), known)
+    return tuple(found[key] for key in sorted(found))

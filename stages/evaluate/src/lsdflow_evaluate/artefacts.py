@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +10,8 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import FRAGMENTS, MASK, RAW, MaskState
 from lsdflow_contract.errors import ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.lut import KnownLut, find_luts
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_runtime.volumes import Volume, open_volume
@@ -32,24 +30,6 @@ class Truth:
         if self.mask is not None:
             labels[self.mask.read(box) == MaskState.IGNORE] = 0
         return labels
-
-
-@dataclass(frozen=True)
-class KnownLut:
-    """A lookup table on disk and its side-car: merge function, threshold, segments, stability."""
-
-    path: Path
-    facts: dict[str, Any]
-
-    @property
-    def merge_function(self) -> str:
-        """The merge function whose edges made it."""
-        return str(self.facts["merge_function"])
-
-    @property
-    def threshold(self) -> float:
-        """Its threshold."""
-        return float(self.facts["threshold"])
 
 
 @dataclass(frozen=True)
@@ -102,15 +82,3 @@ def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:
     if not luts:
         raise MissingInput("no lookup table of these fragments", where=experiment.layout.luts, hint="run segment again")
     return Segmented(manifest, fragments, luts)
-
-
-def find_luts(folder: Path, fragments_fingerprint: str) -> tuple[KnownLut, ...]:
-    """Tables whose side-car names these fragments, by merge function and threshold; each pair once (the first path)."""
-    found: dict[tuple[str, float], KnownLut] = {}
-    for path in sorted(folder.rglob("lut_*.json")) if folder.is_dir() else ():
-        facts = read_json(path)
-        if not isinstance(facts, dict) or facts.get("fragments_fingerprint") != fragments_fingerprint:
-            continue
-        known = KnownLut(path.with_suffix(".npz"), facts)
-        found.setdefault((known.merge_function, known.threshold), known)
-    return tuple(found[key] for key in sorted(found))

@@ -9,12 +9,13 @@ from typing import Any
 
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.shown_volumes import viewer_layers
+from lsdflow_contract.viewer_state import neuroglancer_state
 from lsdflow_evaluate import history
 from lsdflow_evaluate.artefacts import Segmented, Truth
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.layers import layers, open_layers, pictures, shown_box, viewer_layers
+from lsdflow_evaluate.layers import layers, open_layers, pictures, places_in, shown_box
 from lsdflow_evaluate.report.data import Picture, ReportData
-from lsdflow_evaluate.report.neuroglancer import neuroglancer_state
 from lsdflow_evaluate.scores_file import verdict
 from lsdflow_evaluate.seams import Seams
 from lsdflow_evaluate.truth_scores import TruthScores
@@ -93,7 +94,7 @@ def _volumes(
     for name, volume in opened.items():
         look = partial(pictures, volume, name, box, grid, config.picture_edge_vox)
         made.extend(collector.collect(_writer(name), look, ()))
-    state = neuroglancer_state(viewer_layers(experiment.layout.root, shown, opened), config.viewer_url)
+    state = neuroglancer_state(viewer_layers(places_in(experiment.layout.root, shown, opened)), config.viewer_url)
     return tuple(made), state
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsdflow_evaluate.report.neuroglancer import ViewerLayer, neuroglancer_state
+from lsdflow_contract.viewer_state import ViewerLayer, neuroglancer_state
 
 VOXEL_SIZE_NM = (32.5, 6.47, 6.47)
 OFFSET_NM = (65.0, 100.0, 0.0)

@@ -1,0 +1,74 @@
+"""The volumes of an experiment that a person can look at: those that exist, as reports and viewers name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSDS, RAW, SEGMENTATION
+from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest
+from lsdflow_contract.viewer_state import Kind, ViewerLayer
+
+KINDS: dict[str, Kind] = {"raw": "image", "lsds": "lsds", "affinities": "affinities"}
+VISIBLE_AT_FIRST = ("raw", "segmentation")
+
+
+@dataclass(frozen=True)
+class ShownVolume:
+    """One volume: its name in reports and viewers, its container and dataset."""
+
+    name: str
+    container: Path
+    dataset: str
+
+    @property
+    def folder(self) -> Path:
+        """The array's own folder."""
+        return self.container / self.dataset
+
+    @property
+    def exists(self) -> bool:
+        """True if the dataset is there."""
+        return self.folder.exists()
+
+
+def shown_volumes(
+    layout: ExperimentLayout, predict: Manifest | None, truth_dataset: str = LABELS.dataset
+) -> tuple[ShownVolume, ...]:
+    """All volumes that exist, in the order in which they are made. `predict`: its manifest, if it has finished."""
+    predicted = _prediction_container(layout, predict)
+    known = [
+        ShownVolume("raw", layout.target_volume, RAW.dataset),
+        *([ShownVolume("lsds", predicted, LSDS.dataset)] if predicted else []),
+        *([ShownVolume("affinities", predicted, AFFS.dataset)] if predicted else []),
+        ShownVolume("fragments", layout.fragments, FRAGMENTS.dataset),
+        ShownVolume("segmentation", layout.segmentation, SEGMENTATION.dataset),
+        ShownVolume("truth", layout.target_volume, truth_dataset),
+    ]
+    return tuple(volume for volume in known if volume.exists)
+
+
+def viewer_layers(places: Mapping[str, tuple[str, Geometry]]) -> tuple[ViewerLayer, ...]:
+    """A layer of the viewer for each volume: its name, and the path below the served address and its place."""
+    return tuple(
+        ViewerLayer(
+            name=name,
+            kind=KINDS.get(name, "labels"),
+            path=path,
+            voxel_size_nm=geometry.voxel_size_nm,
+            offset_nm=geometry.offset_nm,
+            shape_vox=geometry.shape_vox,
+            visible=name in VISIBLE_AT_FIRST,
+        )
+        for name, (path, geometry) in places.items()
+    )
+
+
+def _prediction_container(layout: ExperimentLayout, predict: Manifest | None) -> Path | None:
+    """The container that predict wrote, from its manifest: the folder above volumes/<name>."""
+    for path in predict.outputs.values() if predict else ():
+        return (layout.root / path).parents[len(Path(AFFS.dataset).parts) - 1]
+    return None
