@@ -90,6 +90,22 @@ class ComputeTable(StrictModel):
         default=1.0, gt=0, le=1, description="part of the blocks that `verify` reads back, spread evenly; 1 = all"
     )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    metrics_every_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="how often the metrics of a running stage are written for Prometheus, to "
+        "metrics/<stage>-<host>-<pid>.prom; 0 = never",
+    )
+    metrics_address: str | None = Field(
+        default=None,
+        pattern=r"^([^\s:/]+:)?\d{1,5}$",
+        description="PORT on this machine's loopback, or INTERFACE:PORT, where a running stage serves its metrics by "
+        "HTTP (port 0: any that is free, told in the log); none = $LSDFLOW_METRICS_ADDRESS, or no server",
+    )
+    log_format: Literal["text", "json"] | None = Field(
+        default=None,
+        description="lines of the log for people (text) or one JSON object a line (json); none = $LSDFLOW_LOG, or text",
+    )
 
 
 @dataclass(frozen=True)
