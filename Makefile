@@ -45,7 +45,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk
+include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk docs/docs.mk
 
 # A link that is right is left alone: somebody may be using it.
 LINK = [[ $$(readlink $(2)) == $(1) ]] || ln -sfn $(1) $(2)
@@ -117,11 +117,11 @@ else
 endif
 	bin/lsdflow run $(DEMO)
 
-test: setup test-blocks test-training test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
+test: setup test-docs test-blocks test-training test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
 
 # The longest files come first: with one file per process at a time, the last ones must be short.
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 
 test-training: setup-mlflow
 	.venv/training/bin/pytest -n 2 --dist loadfile --durations=15 $(TRAINING_TESTS)

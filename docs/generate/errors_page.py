@@ -1,0 +1,124 @@
+"""Every error a user can meet, read from the sources: exit codes, classes, and the messages raised with each.
+
+A message is the first argument of an error class where it is raised; what the program fills in is shown as an ellipsis.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tables import plain, table
+
+FILLED_IN = "…"
+CLASSES = "stages/_contract/src/lsdflow_contract/errors.py"
+NOT_A_STAGE = {"_contract": "all", "_command": "all", "_runtime": "stages of blocks", "_training": "trainings"}
+INTRODUCTION = f"""\
+# Errors and exit codes
+
+Made from the sources (`docs/generate/errors_page.py`): the codes are those of
+`{CLASSES}`, the messages those that the code raises; `{FILLED_IN}` is
+filled in when it happens. An error says what is wrong, **where**, what was **wanted**, what was **found**, what
+**to do**; with `--json` the same as fields (`error`, `exit_code`, `what`, `where`, `wanted`, `found`, `hint`), with
+`--debug` also the traceback.
+How messages look in full, for {{cases}} mistakes made on purpose: [what lsdflow says to bad input](bad_input.md).
+0 means: done, and verified.
+
+"""
+
+
+@dataclass(frozen=True)
+class ErrorClass:
+    """A class of errors: its exit code and what it means."""
+
+    name: str
+    code: int
+    meaning: str
+
+    @property
+    def anchor(self) -> str:
+        """Of its section: what a message can point to."""
+        return f"exit-{self.code}"
+
+
+@dataclass(frozen=True, order=True)
+class Raised:
+    """A message that is raised somewhere."""
+
+    what: str
+    error: str
+    package: str
+    hint: str
+
+
+def text(repository: Path) -> str:
+    """The page."""
+    classes = error_classes(repository)
+    messages = sorted(set(raised_messages(repository, {c.name for c in classes})))
+    cases = len(re.findall(r"\| \d+ \| ", (repository / "docs" / "bad_input.md").read_text(encoding="utf-8")))
+    overview = table(
+        ("exit code", "class", "means", "messages"),
+        [
+            (f"[{c.code}](#{c.anchor})", f"`{c.name}`", plain(c.meaning), str(sum(m.error == c.name for m in messages)))
+            for c in classes
+        ],
+    )
+    sections = [_section(c, [m for m in messages if m.error == c.name]) for c in classes]
+    return INTRODUCTION.format(cases=cases) + overview + "".join(sections)
+
+
+def error_classes(repository: Path) -> list[ErrorClass]:
+    """The classes of the contract, by exit code."""
+    tree = ast.parse((repository / CLASSES).read_text(encoding="utf-8"))
+    found = [_error_class(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "StageError"]
+    return sorted(found, key=lambda c: c.code)
+
+
+def raised_messages(repository: Path, names: set[str]) -> Iterator[Raised]:
+    """Every call of an error class whose first argument is written there."""
+    for path in sorted((repository / "stages").glob("*/src/**/*.py")):
+        package = path.relative_to(repository / "stages").parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names and node.args:
+                what = _written(node.args[0])
+                hints = [_written(k.value) for k in node.keywords if k.arg == "hint"]
+                if what.strip(FILLED_IN + " :"):
+                    yield Raised(what, getattr(node.func, "id", ""), package, hints[0] if hints else "")
+
+
+def _error_class(node: ast.ClassDef) -> ErrorClass:
+    code = next(
+        s.value.value
+        for s in node.body
+        if isinstance(s, ast.Assign) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, int)
+    )
+    return ErrorClass(node.name, code, ast.get_docstring(node) or "")
+
+
+def _written(node: ast.expr) -> str:
+    """A text as it stands in the source, an ellipsis for what is filled in; "" for what is no text."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_written(part) if isinstance(part, ast.Constant) else FILLED_IN for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return (_written(node.left) or FILLED_IN) + (_written(node.right) or FILLED_IN)
+    if isinstance(node, ast.IfExp):
+        return " / ".join(filter(None, (_written(node.body), _written(node.orelse))))
+    return ""
+
+
+def _section(error: ErrorClass, messages: list[Raised]) -> str:
+    head = f"\n## {error.code}: {error.name} {{#{error.anchor}}}\n\n{plain(error.meaning)}\n\n"
+    if not messages:
+        return head + "No message of its own in the sources.\n"
+    rows = [(_anchored(m), plain(NOT_A_STAGE.get(m.package, m.package.lstrip("_"))), plain(m.hint)) for m in messages]
+    return head + table(("message", "told by", "to do"), rows)
+
+
+def _anchored(message: Raised) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", message.what.lower()).strip("-")[:60]
+    return f'<span id="{message.error.lower()}-{name}"></span>{plain(message.what)}'
