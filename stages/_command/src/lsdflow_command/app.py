@@ -29,10 +29,15 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.code_cache import use_own_code_cache
+from lsdflow_command.colour import error_text
+from lsdflow_command.completion import experiment_folders, settings
+from lsdflow_command.loudness import start_logging
 from lsdflow_command.runfolder import run_folder
+from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
@@ -42,8 +47,11 @@ _REPORTS = (
     ("verify", "Read back what the finished stage made; exit code 0 only if all of it is there and right."),
 )
 
-ExperimentOption = Annotated[Path, typer.Option("--experiment", "-e", help="experiment.toml, or its folder")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the experiment file")]
+EXPERIMENT, SETTING = "experiment.toml, or its folder", "table.key=value, over the experiment file"
+ExperimentOption = Annotated[
+    Path, typer.Option("--experiment", "-e", help=EXPERIMENT, autocompletion=experiment_folders)
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings)]
 JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 ReplaceOption = Annotated[bool, typer.Option("--replace", help="replace results made with other parameters or inputs")]
@@ -69,9 +77,9 @@ class RunOptions:
     replace: bool = False
 
 
-def stage_app(stage: StageCommand) -> typer.Typer:
+def stage_app(stage: StageCommand) -> Verbs:
     """The application of a stage."""
-    app = typer.Typer(name=stage.name, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = Verbs(name=stage.name)
     app.callback(help=f"lsdflow stage {stage.name}. Example: {stage.name} run --experiment DIR/experiment.toml")(
         _version_callback(stage)
     )
@@ -92,7 +100,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         yield
     except StageError as error:
         _show_traceback(debug)
-        text = json.dumps(error.as_dict()) if as_json else f"error: {error.message()}"
+        text = json.dumps(error.as_dict()) if as_json else error_text(error.message(), sys.stderr)
         typer.echo(text, err=not as_json)
         raise typer.Exit(error.exit_code) from error
     except typer.Exit:
@@ -103,7 +111,10 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
     except Exception as error:
         _show_traceback(debug)
         typer.echo(
-            f"error: internal: {type(error).__name__}: {error}\n   to do: run with --debug and report it", err=True
+            error_text(
+                f"internal: {type(error).__name__}: {error}\n   to do: run with --debug and report it", sys.stderr
+            ),
+            err=True,
         )
         raise typer.Exit(70) from error
 
@@ -127,11 +138,6 @@ def _name_file(error: StageError, experiment: Experiment) -> None:
     path = str(experiment.path)
     if isinstance(error, ConfigError) and path not in error.where:
         error.where = f"{path}: {error.where}" if error.where else path
-
-
-def start_logging() -> None:
-    """Log lines to stderr, the same form everywhere."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
 @contextmanager
@@ -192,14 +198,25 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         experiment: ExperimentOption,
         override: SetOption = None,
         replace: ReplaceOption = False,
+        json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
-        with exit_codes(debug), interrupt_on_signals():
+        with exit_codes(debug, as_json=json_), interrupt_on_signals():
             loaded = _load(experiment, override)
             config = loaded.table(stage.name, stage.config)
             folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
             with naming_file(loaded), folder, unwrapped_interrupts():
                 stage.module().run(loaded, RunOptions(replace=replace))
+            if json_:
+                typer.echo(json.dumps(_made(loaded, stage.name)))
+
+
+def _made(experiment: Experiment, name: str) -> dict[str, Any]:
+    """What a finished stage left, as its manifest tells it; {} where it leaves none (one process of many)."""
+    if not experiment.layout.manifest(name).exists():
+        return {}
+    manifest = read_manifest(experiment.layout, name)
+    return {"stage": name, "identity": manifest.identity, "outputs": manifest.outputs, "facts": manifest.facts}
 
 
 def _add_repair(app: typer.Typer, stage: StageCommand) -> None:
@@ -242,7 +259,7 @@ def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None
     elif not problems:
         typer.echo(f"{name}: no problems found")
     for problem in () if as_json else problems:
-        typer.echo(f"error: {problem.message()}", err=True)
+        typer.echo(error_text(problem.message(), sys.stderr), err=True)
     if problems:
         raise typer.Exit(problems[0].exit_code)
 

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from lsdflow_command.loudness import is_quiet
+
 LOG = logging.getLogger("lsdflow.progress")
 SECONDS_BETWEEN_LINES = 60.0
 
@@ -27,7 +29,7 @@ class Progress:
         self.done = already
         self.started = time.monotonic()
         self._last_line = self.started
-        self._bar = _terminal_bar() if sys.stderr.isatty() else None
+        self._bar = _terminal_bar() if sys.stderr.isatty() and not is_quiet() else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:

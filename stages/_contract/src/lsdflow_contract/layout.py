@@ -18,6 +18,11 @@ class ExperimentLayout:
         return self.root / "experiment.toml"
 
     @property
+    def schema_json(self) -> Path:
+        """What the experiment file may hold, for editors."""
+        return self.root / "experiment.schema.json"
+
+    @property
     def images_env(self) -> Path:
         """The pinned images."""
         return self.root / "images.env"

@@ -9,7 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lsdflow_command.app import exit_codes, start_logging
+from lsdflow_command.app import exit_codes
+from lsdflow_command.completion import one_of
+from lsdflow_command.loudness import start_logging
+from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.files import read_json
@@ -20,17 +23,14 @@ from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
-from lsdflow_launch.place import Containing, run_on
+from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
+from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.start import Start, init_experiment
 from lsdflow_launch.state import plans_of, problems_of
 from lsdflow_launch.sweep.cli import app as sweep_app
 from lsdflow_launch.whole import Ask
 
-app = typer.Typer(name="lsdflow", no_args_is_help=True, pretty_exceptions_enable=False)
-Folder = Annotated[Path, typer.Argument(help="folder of the experiment")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="table.key=value, over the experiment file")]
-Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
-Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+app = Verbs(name="lsdflow")
 
 
 def main() -> None:
@@ -90,11 +90,11 @@ def plan(folder: Folder, override: Set = None, as_json: Json = False, debug: Deb
 @app.command()
 def run(
     folder: Folder,
-    on: Annotated[str, typer.Option(help="where: local, container or slurm")] = "local",
-    first: Annotated[str, typer.Option("--from", help="first stage")] = STAGES[0],
-    last: Annotated[str, typer.Option("--to", help="last stage")] = STAGES[-1],
+    on: Annotated[str, typer.Option(help="where: local, container or slurm", autocompletion=one_of(PLACES))] = "local",
+    first: First = STAGES[0],
+    last: Last = STAGES[-1],
     override: Set = None,
-    replace: Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")] = False,
+    replace: Replace = False,
     engine: Annotated[str | None, typer.Option(help="container: docker, podman or singularity")] = None,
     images: Annotated[Path | None, typer.Option(help="container: folder of the SIFs, for singularity")] = None,
     network: Annotated[str | None, typer.Option(help="container: network to the mongo store (default: host)")] = None,

@@ -7,7 +7,6 @@ import logging
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +20,7 @@ from lsdflow_launch.cluster import BLOCK_STAGES, cluster_of, require_block_stage
 from lsdflow_launch.commands import ask_stage, stage_command
 from lsdflow_launch.container import Containers
 from lsdflow_launch.follow import refuse_if_queued, run_on_slurm
+from lsdflow_launch.options import Debug, First, Folder, Last, Replace, Set
 from lsdflow_launch.slurm_state import cancel_submission, job_facts, newest_submission, submitted_overrides
 from lsdflow_launch.state import status_of
 from lsdflow_launch.submit import add_workers
@@ -35,17 +35,17 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
 
     @app.command()
     def submit(
-        folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
-        first: Annotated[str, typer.Option("--from", help="first stage")] = STAGES[0],
-        last: Annotated[str, typer.Option("--to", help="last stage")] = STAGES[-1],
-        override: Annotated[list[str] | None, typer.Option("--set", help="table.key=value")] = None,
+        folder: Folder,
+        first: First = STAGES[0],
+        last: Last = STAGES[-1],
+        override: Set = None,
         workers: Annotated[list[str] | None, typer.Option(help="stage=N: workers of a stage (repeat)")] = None,
         only_workers: Annotated[
             bool, typer.Option("--only-workers", help="add --workers to stages that are running")
         ] = False,
-        replace: Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")] = False,
+        replace: Replace = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="show the commands; submit and write nothing")] = False,
-        debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+        debug: Debug = False,
     ) -> None:
         """Submit the chain of stages to SLURM; every command is shown."""
         with exit_codes(debug):
@@ -65,10 +65,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
         raise typer.Exit(code)
 
     @app.command()
-    def cancel(
-        folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
-        debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
-    ) -> None:
+    def cancel(folder: Folder, debug: Debug = False) -> None:
         """Cancel all jobs of the newest submission; what is done stays done."""
         with exit_codes(debug):
             for line in cancel_submission(load_experiment(folder)):

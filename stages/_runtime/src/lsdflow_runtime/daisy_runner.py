@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lsdflow_command.app import start_logging
+from lsdflow_command.loudness import start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_runtime.gate import LOOPBACK, keep_gate, make_key, read_key, remove_key

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from lsdflow_command.app import start_logging
+from lsdflow_command.loudness import start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_runtime.daisy_runner import CONTEXT_VARIABLE, ROUND_VARIABLE, joined_context

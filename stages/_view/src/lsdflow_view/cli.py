@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lsdflow_command.app import start_logging
+from lsdflow_command.loudness import start_logging
+from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_view.export.cli import app as export_app
 
-app = typer.Typer(name="lsdflow-view", no_args_is_help=True, pretty_exceptions_enable=False)
+app = Verbs(name="lsdflow-view")
 
 
 def main() -> None:
@@ -32,3 +34,6 @@ def _front(
 ) -> None:
     del show_version
     start_logging()
+
+
+app.add_typer(export_app)

@@ -1,0 +1,59 @@
+"""Verbs: a typer application whose every verb also takes --quiet and --verbose, as all commands of lsdflow do."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from lsdflow_command.loudness import set_loudness
+from lsdflow_contract.errors import UsageError
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only errors and the result")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also what helps to find a fault")]
+
+
+class Verbs(typer.Typer):
+    """A typer application; a function that is registered as verb need not know the options that all verbs have."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"no_args_is_help": True, "pretty_exceptions_enable": False, **settings})
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Verb], Verb]:
+        """As in typer."""
+        register = super().command(name, **settings)
+
+        def add(verb: Verb) -> Verb:
+            register(_as_loud_as_told(verb))
+            return verb
+
+        return add
+
+
+def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb with two more options."""
+
+    @functools.wraps(verb)
+    def told(*, quiet: bool, verbose: bool, **values: Any) -> Any:
+        if quiet and verbose:
+            error = UsageError("--quiet and --verbose are opposites", hint="leave one out")
+            typer.echo(f"error: {error.message()}", err=True)
+            raise typer.Exit(error.exit_code)
+        if quiet or verbose:
+            set_loudness("quiet" if quiet else "verbose")
+        return verb(**values)
+
+    signature = inspect.signature(verb, eval_str=True)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+    parameters = [*signature.parameters.values(), *more]
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    told.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
+    told.__annotations__ = {p.name: p.annotation for p in keyword_only}
+    return told
