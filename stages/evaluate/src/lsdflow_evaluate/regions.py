@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Box, Geometry, Vox3
@@ -26,3 +30,18 @@ def region_box(region: RegionConfig | None, grid: Geometry, whole: Box, field: s
 def pieces(box: Box, shape_vox: Vox3) -> Iterator[Box]:
     """The box cut into pieces of at most `shape_vox`, row-major; nothing for an empty box."""
     return iter(()) if box.is_empty else (block.write for block in BlockPlan(box, shape_vox).blocks())
+
+
+def strided(read: Callable[[Box], NDArray[Any]], chunk_shape_vox: Vox3, box: Box, step: Vox3) -> NDArray[np.uint64]:
+    """Every step-th voxel of what `read` gives inside the box, read piece by piece."""
+    begin = np.array(box.begin_vox)
+    lattice = np.zeros([-(-n // s) for n, s in zip(box.shape_vox, step, strict=True)], np.uint64)
+    for piece in pieces(box, chunk_shape_vox):
+        first = [-(-int(b) // s) for b, s in zip(np.array(piece.begin_vox) - begin, step, strict=True)]
+        last = [-(-int(e) // s) for e, s in zip(np.array(piece.end_vox) - begin, step, strict=True)]
+        if any(f >= e for f, e in zip(first, last, strict=True)):
+            continue
+        local = [f * s + int(o) - b for f, s, o, b in zip(first, step, begin, piece.begin_vox, strict=True)]
+        taken = read(piece)[tuple(slice(a, None, s) for a, s in zip(local, step, strict=True))]
+        lattice[tuple(slice(f, e) for f, e in zip(first, last, strict=True))] = taken
+    return lattice

@@ -1,0 +1,167 @@
+"""A picture of neurites in 3-D: labels on a lattice, seen from a corner, shaded by depth. Arrays in, arrays out.
+
+1. The largest labels of the lattice are kept; of each, the points at its surface.
+2. Points are turned into the view (orthographic; z up, x to the right) and fall on pixels about as large as a lattice
+   cell; the nearest one stays: a map of labels and a map of depths.
+3. Both maps are enlarged smoothly, label by label, so that outlines are curves and not steps.
+4. Light from the upper left on the slope of the depth, haze with the distance, a dark line where one neurite ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from lsdflow_contract.geometry import Nm3
+
+AZIMUTH_DEG, ELEVATION_DEG = 32.0, 24.0
+LIGHT = np.array([-0.45, 0.6, 0.66])  # right, up, towards the eye
+WIDTH_PX = 720
+HAZE = 0.45
+SMOOTHING_PX = 0.6
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Directions of the picture in z, y, x: `right`, `up` and `away` from the eye, unit lengths."""
+
+    right: Floats
+    up: Floats
+    away: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Neurites:
+    """A picture (rows, columns, 4) u8, clear where nothing is; its labels, largest first, with their lattice points;
+    corners (8, 2) of the lattice's box: row, column; the last is the one farthest away."""
+
+    pixels: NDArray[np.uint8]
+    ids: tuple[int, ...]
+    points: tuple[int, ...]
+    corners: Floats
+    pixel_nm: float
+
+
+def largest_labels(labels: Labels, most: int) -> tuple[tuple[int, int], ...]:
+    """(label, points) of the `most` largest labels, largest first, of equal ones the smaller; 0 is no label."""
+    ids, counts = np.unique(labels, return_counts=True)
+    ids, counts = ids[ids > 0], counts[ids > 0]
+    order = np.lexsort((ids, -counts))[:most]
+    return tuple((int(ids[i]), int(counts[i])) for i in order)
+
+
+def view_from(azimuth_deg: float = AZIMUTH_DEG, elevation_deg: float = ELEVATION_DEG) -> View:
+    """The view from `azimuth_deg` around z, `elevation_deg` above the xy plane; 0, 0: y goes into the picture."""
+    a, e = np.radians(azimuth_deg), np.radians(elevation_deg)
+    right = np.array([0.0, np.sin(a), np.cos(a)])
+    away = np.array([-np.sin(e), np.cos(e) * np.cos(a), -np.cos(e) * np.sin(a)])
+    up = np.array([np.cos(e), np.sin(e) * np.cos(a), -np.sin(e) * np.sin(a)])
+    return View(right, up, away)
+
+
+def surface_points(labels: Labels, label: int) -> NDArray[np.int64]:
+    """Indices (n, 3) of the points of a label that have a neighbour of another one, or the end of the lattice."""
+    mask = labels == label
+    box = ndimage.find_objects(mask.astype(np.uint8))
+    if not box:
+        return np.zeros((0, 3), np.int64)
+    cut = mask[box[0]]
+    inner = ndimage.binary_erosion(cut, border_value=0)
+    first = np.array([s.start for s in box[0]])
+    return np.argwhere(cut & ~inner) + first
+
+
+def picture_of_neurites(
+    labels: Labels, spacing_nm: Nm3, colours: NDArray[np.uint8], ids: tuple[tuple[int, int], ...], view: View
+) -> Neurites:
+    """The picture of the labels `ids` (label, points) in their `colours` (n, 3), lattice points `spacing_nm` apart."""
+    shape_nm = np.array(labels.shape) * np.array(spacing_nm)
+    pixel_nm = max(spacing_nm)
+    corners_nm = np.array([[z, y, x] for z in (0, 1) for y in (0, 1) for x in (0, 1)]) * shape_nm
+    corners_nm = corners_nm[np.argsort(corners_nm @ view.away)]
+    flat = np.stack([-(corners_nm @ view.up), corners_nm @ view.right], axis=1) / pixel_nm
+    first = flat.min(axis=0) - 2
+    shape = np.ceil(flat.max(axis=0) - first + 3).astype(int)
+    nearest, depth = np.full(shape, -1), np.full(shape, np.inf)
+    for number, (label, _) in enumerate(ids):
+        points = (surface_points(labels, label) + 0.5) * np.array(spacing_nm)
+        _fall(points, number, view, pixel_nm, first, nearest, depth)
+    enlarge = max(1, round(WIDTH_PX / shape[1]))
+    pixels = _shaded(nearest, depth / pixel_nm, colours, enlarge)
+    return Neurites(
+        pixels, tuple(i for i, _ in ids), tuple(n for _, n in ids), (flat - first) * enlarge, pixel_nm / enlarge
+    )
+
+
+def _fall(
+    points_nm: Floats,
+    number: int,
+    view: View,
+    pixel_nm: float,
+    first: Floats,
+    nearest: NDArray[np.int64],
+    depth: Floats,
+) -> None:
+    """Points fall on the pixels around them; each pixel keeps the nearest one's depth and number."""
+    rows = -(points_nm @ view.up) / pixel_nm - first[0]
+    columns = points_nm @ view.right / pixel_nm - first[1]
+    away = points_nm @ view.away
+    for down, across in ((-0.35, -0.35), (-0.35, 0.35), (0.35, -0.35), (0.35, 0.35)):
+        r, c = np.floor(rows + down).astype(int), np.floor(columns + across).astype(int)
+        seen = np.full(depth.shape, np.inf)
+        np.minimum.at(seen, (r, c), away)
+        nearer = seen < depth
+        depth[nearer], nearest[nearer] = seen[nearer], number
+
+
+def _shaded(nearest: NDArray[np.int64], depth: Floats, colours: NDArray[np.uint8], enlarge: int) -> NDArray[np.uint8]:
+    """RGBA of the maps, each pixel `enlarge` times as large; depth in pixels of the maps."""
+    if not (nearest >= 0).any():
+        return np.zeros((nearest.shape[0] * enlarge, nearest.shape[1] * enlarge, 4), np.uint8)
+    shares, depths = _enlarged(nearest, depth, len(colours), enlarge)
+    best = shares.argmax(axis=0)
+    cover = np.clip((shares.sum(axis=0) - 0.5) * enlarge + 0.5, 0, 1)
+    seen = np.take_along_axis(depths, best[None], axis=0)[0]
+    down, across = np.gradient(seen)
+    slope = np.stack([across, -down, np.ones_like(seen)], axis=-1)
+    light = np.clip((slope / np.linalg.norm(slope, axis=-1, keepdims=True)) @ (LIGHT / np.linalg.norm(LIGHT)), 0, 1)
+    inside = seen[cover > 0.5]
+    near, far = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
+    haze = HAZE * np.clip((seen - near) / max(far - near, 1e-6), 0, 1)
+    bright = (0.34 + 0.72 * light) * np.where(_ends(best, seen, enlarge), 0.45, 1.0)
+    rgb = colours[best].astype(np.float64) * bright[..., None]
+    rgb = rgb * (1 - haze[..., None]) + 128.0 * haze[..., None]
+    return np.dstack([np.clip(rgb, 0, 255), 255 * cover]).round().astype(np.uint8)
+
+
+def _enlarged(nearest: NDArray[np.int64], depth: Floats, labels: int, enlarge: int) -> tuple[Floats, Floats]:
+    """(labels, rows, columns) share of each label, and its depth carried on smoothly beyond its edge."""
+    shares, depths = [], []
+    for number in range(labels):
+        mask = (nearest == number).astype(np.float64)
+        known = np.where(mask > 0, depth, 0.0)
+        weight = ndimage.gaussian_filter(mask, 1.2)
+        carried = ndimage.gaussian_filter(known, 1.2) / np.maximum(weight, 1e-9)
+        far = float(known.max())
+        smooth = ndimage.gaussian_filter(mask, SMOOTHING_PX)
+        shares.append(ndimage.zoom(smooth, enlarge, order=1, grid_mode=True, mode="nearest"))
+        told = np.where(weight > 1e-4, carried, far)
+        depths.append(ndimage.zoom(told, enlarge, order=3, grid_mode=True, mode="nearest") * enlarge)
+    return np.array(shares), np.array(depths)
+
+
+def _ends(best: NDArray[np.int64], seen: Floats, enlarge: int) -> NDArray[np.bool_]:
+    """Where a neurite ends in front of another one, or of a far part of itself: the pixel that lies in front."""
+    lines = np.zeros(best.shape, bool)
+    step = 2.5 * enlarge
+    for axis in (0, 1):
+        for shift in (1, -1):
+            behind = np.roll(seen, shift, axis) - seen
+            lines |= (behind > step) | ((np.roll(best, shift, axis) != best) & (behind > 0))
+    return lines
