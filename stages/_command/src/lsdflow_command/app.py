@@ -8,6 +8,7 @@ verify    read back what a finished stage made
 repair    make again what is lost or damaged, and nothing else (prepare, and stages that work on blocks)
 schema    JSON schema of the stage's table
 worker    take blocks from a coordinator that runs in another job (stages that work on blocks)
+measure, doctor   asked by lsdflow plan and lsdflow doctor (asked.py)
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ def stage_app(stage: StageCommand) -> Verbs:
         _add_report_verb(app, stage, verb, text)
     _add_schema(app, stage)
     _add_worker(app, stage)
+    from lsdflow_command.asked import add_asked_verbs  # it needs this module whole
+
+    add_asked_verbs(app, stage)
     return app
 
 

@@ -22,6 +22,7 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_runtime.block_records import taken_by_blocks
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.daisy_runner import current_fence, current_round, lead_with_daisy, run_with_daisy, take_blocks
@@ -73,7 +74,7 @@ def run_blocks(task: BlockTask, options: RunOptions) -> int:
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
     limit_s = task.experiment.compute.block_timeout_s
-    with _block_runner(task, current_fence(task)) as do_block, overdue_noted(task.marks, limit_s) as under_way:
+    with block_runner(task, current_fence(task)) as do_block, overdue_noted(task.marks, limit_s) as under_way:
         round_ = current_round()
         take_blocks(lambda number: _attempt_in_turn(task, do_block, number, round_, under_way))
 
@@ -92,6 +93,7 @@ def plan_task(task: BlockTask) -> dict[str, Any]:
         "voxels_read_with_context": read,
         "bytes_out_uncompressed": bytes_out,
         "blocks_done": len(task.marks.done()),
+        "taken": taken_by_blocks(task),
     }
 
 
@@ -112,7 +114,7 @@ def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
     total = len(task.plan)
     with Progress(task.stage, total=total, unit=task.unit, already=total - len(pending)) as progress:
         if task.experiment.compute.runner == "serial":
-            with _block_runner(task, fence) as do_block:
+            with block_runner(task, fence) as do_block:
                 for count, number in enumerate(pending, 1):
                     _attempt(task, do_block, number, attempts=ATTEMPTS)
                     progress.advance()
@@ -125,7 +127,7 @@ def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
 
 
 @contextmanager
-def _block_runner(task: BlockTask, fence: Fence) -> Iterator[Callable[[int], None]]:
+def block_runner(task: BlockTask, fence: Fence) -> Iterator[Callable[[int], None]]:
     """Open the task once; yields a function that does and commits the block of a number."""
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
     with task.open() as function:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lsdflow_agglomerate.block_edges import edges_of_block
@@ -24,6 +25,7 @@ from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.daisy_runner import current_work
 from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
@@ -74,8 +76,16 @@ def worker(experiment: Experiment) -> None:
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
-    """What a run would do: the pass that reads voxels."""
-    return plan_task(passes(experiment)[0])
+    """What a run would do: the pass that reads voxels; where there are others, each of them."""
+    plans = {_name_of(task): plan_task(task) for task in passes(experiment)}
+    first = next(iter(plans.values()))
+    return {**first, "passes": plans} if len(plans) > 1 else first
+
+
+def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What one block of the pass that reads voxels takes; done into a throw-away folder."""
+    first, *others = passes(experiment)
+    return {**measure_block(first, folder), **({"pass": _name_of(first)} if others else {})}
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

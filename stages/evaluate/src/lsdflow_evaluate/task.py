@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
@@ -34,8 +35,9 @@ from lsdflow_evaluate.seams import Seams, seams_of
 from lsdflow_evaluate.truth_scores import TruthScores, score_against_truth
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.blockwise import run_blocks, status_task, worker_task
+from lsdflow_runtime.blockwise import plan_task, run_blocks, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
@@ -112,7 +114,17 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     grid = target_grid(experiment)
     truth = open_truth(experiment, config, grid)
     voxels = region_box(config.roi, grid, truth.labels.box, "evaluate.roi").size if truth else 0
-    return {"truth": truth is not None, "voxels_compared": voxels, "bytes_read": 16 * voxels, "outputs": OUTPUTS}
+    facts = {"truth": truth is not None, "voxels_compared": voxels, "bytes_read": 16 * voxels, "outputs": OUTPUTS}
+    try:
+        counting = counting_task(experiment)
+    except StageError:
+        return facts  # the fragments are not there yet
+    return {**(plan_task(counting) if counting else {}), **facts}
+
+
+def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What one block of the counting takes; done into a throw-away folder. MissingInput (66) without truth."""
+    return measure_block(_require_counting(experiment), folder)
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

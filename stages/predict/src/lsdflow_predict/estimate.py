@@ -34,6 +34,7 @@ def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[st
         "device_memory_per_worker_bytes": tile_bytes(scheme, networks),
         "largest_tile_shape_that_fits_vox": _largest_tile_edge(job),
         "workers": job.experiment.compute.workers,
+        "device": choose_device(job.experiment.compute.device),
         "accepted": list(networks.accepted),
     }
     if first_pass is not None:
@@ -111,6 +112,16 @@ def seconds_of_finished(task: BlockTask) -> float | None:
     records = [task.marks.record(number) for number in sorted(task.marks.done())[:1000]]
     worked = [r["seconds"] for r in records if not r["facts"].get("blocks_outside_mask")]
     return float(np.mean(worked)) if worked else None
+
+
+def device_taken(wanted: str) -> dict[str, Any]:
+    """The device that this process works on and, of a GPU, the most of its memory that was taken so far."""
+    device = choose_device(wanted)
+    if device == "cpu":
+        return {"device": device}
+    name = torch.cuda.get_device_name(torch.device(device))
+    peak = torch.cuda.max_memory_reserved(torch.device(device))
+    return {"device": device, "device_name": name, "device_peak_mib": peak / 2**20}
 
 
 def measured_tiles(job: Job) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
@@ -15,7 +16,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_predict.checkpoints import check_weights
 from lsdflow_predict.config import PredictConfig
-from lsdflow_predict.estimate import estimate
+from lsdflow_predict.estimate import device_taken, estimate
 from lsdflow_predict.job import STAGE, Job, gather, open_mask
 from lsdflow_predict.opened import open_affinities, open_lsds, predictions_of
 from lsdflow_predict.problems import find_problems
@@ -24,6 +25,7 @@ from lsdflow_runtime.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
@@ -83,8 +85,17 @@ def validate(experiment: Experiment) -> list[StageError]:
 def plan(experiment: Experiment) -> dict[str, Any]:
     """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
     job = gather(experiment)
-    task = affinity_task(job)
-    return {**plan_task(task), **estimate(job, task, lsd_task(job) if job.stores_lsds_first else None)}
+    task, first = affinity_task(job), lsd_task(job) if job.stores_lsds_first else None
+    passes = {"passes": {"lsds": plan_task(first), "affs": plan_task(task)}} if first is not None else {}
+    return {**plan_task(task), **passes, **estimate(job, task, first)}
+
+
+def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What one block takes, also of the memory of a GPU; done into a throw-away folder. With two passes: the first."""
+    job = gather(experiment)
+    first = lsd_task(job) if job.stores_lsds_first else affinity_task(job)
+    facts = {**measure_block(first, folder), **device_taken(experiment.compute.device)}
+    return {**facts, "pass": "lsds"} if job.stores_lsds_first else facts
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

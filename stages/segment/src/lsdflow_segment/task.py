@@ -24,6 +24,7 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rag_store import RagStore
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
@@ -223,6 +224,11 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     chosen = thresholds[0] if config.threshold == "auto" else config.threshold
     tables = {"tables": len(thresholds), "lowest_threshold": thresholds[0], "highest_threshold": thresholds[-1]}
     return {**tables, **plan_task(relabelling_task(experiment, config, source, merge_function, chosen))}
+
+
+def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What one block of the relabelling takes, once the tables are there; done into a throw-away folder."""
+    return measure_block(block_task(experiment), folder)
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

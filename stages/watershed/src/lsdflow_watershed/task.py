@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
@@ -17,6 +18,7 @@ from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
@@ -65,6 +67,11 @@ def worker(experiment: Experiment) -> None:
 def plan(experiment: Experiment) -> dict[str, Any]:
     """What a run would do."""
     return plan_task(block_task(experiment))
+
+
+def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What one block takes; done into a throw-away folder."""
+    return measure_block(block_task(experiment), folder)
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""Verbs of a stage that `lsdflow plan --measure` and `lsdflow doctor` ask: what a block takes, what is here.
+
+measure   do a block into a throw-away folder and tell what it took (stages that work on blocks)
+doctor    what this command finds on this machine: devices of its network library, the store of the experiment
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsdflow_command.app import (
+    DebugOption,
+    ExperimentOption,
+    JsonOption,
+    SetOption,
+    StageCommand,
+    exit_codes,
+    interrupt_on_signals,
+    naming_file,
+)
+from lsdflow_contract.errors import UsageError
+from lsdflow_contract.experiment import load_experiment
+
+Into = Annotated[Path, typer.Option(help="folder that does not exist yet; delete it afterwards")]
+Maybe = Annotated[Path | None, typer.Option("--experiment", "-e", help="experiment.toml, or its folder")]
+
+
+def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
+    """Register measure and doctor."""
+
+    @app.command(help="Do a block into a throw-away folder, and tell what it took.")
+    def measure(
+        experiment: ExperimentOption,
+        into: Into,
+        override: SetOption = None,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        with exit_codes(debug, as_json=json_), interrupt_on_signals():
+            loaded = load_experiment(experiment, override or [])
+            take = getattr(stage.module(), "measure", None)
+            if take is None:
+                raise UsageError(f"{stage.name} does not work on blocks: there is none to measure")
+            with naming_file(loaded):
+                _show(take(loaded, into.absolute()), json_)
+
+    @app.command(help="What this command finds on this machine: devices, and with an experiment its store.")
+    def doctor(
+        experiment: Maybe = None, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
+    ) -> None:
+        with exit_codes(debug, as_json=json_):
+            loaded = load_experiment(experiment, override or []) if experiment is not None else None
+            look = getattr(stage.module(), "doctor", None)
+            _show({} if look is None else look(loaded), json_)
+
+
+def _show(facts: Mapping[str, Any], as_json: bool) -> None:
+    typer.echo(json.dumps(facts) if as_json else "\n".join(f"{k}: {v}" for k, v in facts.items()))
