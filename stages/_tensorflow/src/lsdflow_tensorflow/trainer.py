@@ -22,11 +22,10 @@ import torch
 
 from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import Interrupted
-from lsdflow_network.unet import UNet
 from lsdflow_tensorflow.cluster import Cluster, find_cluster
 from lsdflow_tensorflow.limits import require_possible
 from lsdflow_training import checkpoints as ckpt
-from lsdflow_training.build import FrozenLsd
+from lsdflow_training.build import FrozenLsd, new_network
 from lsdflow_training.bundle_facts import make_bundle
 from lsdflow_training.curves import Curves
 from lsdflow_training.data.pipeline import Source, make_keys
@@ -82,7 +81,7 @@ class TensorflowTrainer:
         self.cluster, self.replicas = cluster, recipe.distribution.processes
         self.checkpoints = folder / "checkpoints"
         self.keys = make_keys()
-        self.trained = UNet(recipe.unet, recipe.outputs)
+        self.trained = new_network(recipe)
         how = recipe.schedules
         self.optimizer = torch.optim.Adam(self.trained.parameters(), lr=how.learning_rate, betas=how.betas)
         self.rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)

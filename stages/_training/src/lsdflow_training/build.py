@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from lsdflow_contract.checkpoint import Bundle
+from lsdflow_contract.errors import NotOurs
+from lsdflow_network.bundle import load_bundle
 from lsdflow_network.composition import AcrLsd
 from lsdflow_network.precision import choose_precision, memory_format
 from lsdflow_network.unet import UNet
@@ -26,6 +28,18 @@ class FrozenLsd:
 
     bundle: Bundle
     network: nn.Module
+
+
+def new_network(recipe: Recipe) -> UNet:
+    """The network that is trained, with random weights, or with those to begin with."""
+    network = UNet(recipe.unet, recipe.outputs)
+    if recipe.initial is not None:
+        bundle, weights = load_bundle(recipe.initial.folder)
+        if bundle.weights_sha256 != recipe.initial.sha256:
+            raise NotOurs("the weights to begin with were changed meanwhile", where=recipe.initial.folder)
+        network.load_state_dict(weights)
+        LOG.info("begins with the weights of %s", recipe.initial.folder)
+    return network
 
 
 def build_network(

@@ -59,6 +59,11 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         default="context",
         description="labels of ignored voxels: context for the shape of their neighbours (as published), or not used",
     )
+    initial_weights: str | None = Field(
+        default=None,
+        description="begin with the weights of this checkpoint of the same network (its folder, or train/<stage> of an "
+        "experiment: its best); none = random",
+    )
     num_fmaps: int | None = Field(default=None, ge=1, description="feature maps of the top level; none = profile")
     fmap_inc_factor: int | None = Field(default=None, ge=1, description="growth from level to level; none = profile")
     downsample_factors: tuple[Vox3, ...] | None = Field(default=None, description="pooling z,y,x; none = profile")
@@ -126,7 +131,8 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
 
     def at_default(self) -> set[str]:
         """Also what is left for people alone."""
-        return super().at_default() | self.unused_records()
+        drawn = {"initial_weights"} if self.initial_weights is None else set()
+        return super().at_default() | self.unused_records() | drawn
 
     @field_validator("ignore_ids")
     @classmethod

@@ -11,6 +11,7 @@ from typing import Literal
 from lsdflow_contract.checkpoint import Kind, UNetSpec
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_training.data.patch_maker import DataPath
+from lsdflow_training.initial_weights import InitialWeights
 from lsdflow_training.processes.distribution import Distribution, StepOptions
 from lsdflow_training.records import Records
 from lsdflow_training.steering import Steering
@@ -132,3 +133,4 @@ class Recipe:
     steering: Steering = field(default_factory=Steering)
     pipeline: DataPath = "gunpowder"
     records: Records = field(default_factory=Records)
+    initial: InitialWeights | None = None

@@ -16,6 +16,7 @@ from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
 from lsdflow_training.config import AffinityTrainingConfig, TrainingConfig
 from lsdflow_training.data.patch_maker import checked_data_path
+from lsdflow_training.initial_weights import InitialWeights, find_initial_weights
 from lsdflow_training.processes.distribution import resolve_distribution, resolve_step
 from lsdflow_training.processes.ranks import ranks_of_environment
 from lsdflow_training.profiles import PROFILES, Profile
@@ -61,11 +62,12 @@ def resolve_recipe(
     # tasks of SLURM have cores of their own; processes of torchrun share those of the task they are in
     sharing = distribution.processes * (ranks.local_world if "RANK" in os.environ else 1)
     workers, threads = _workers_and_threads(config, sharing)
+    outputs = _outputs(kind, _neighborhood(config))
     return Recipe(
         stage=stage,
         kind=kind,
         unet=unet,
-        outputs=_outputs(kind, _neighborhood(config)),
+        outputs=outputs,
         shapes=_shapes(config, profile, unet, lsd),
         predict_input_vox=_predict_input(config, profile, unet),
         targets=_targets(config, profile, kind, voxel_size_nm, lsd),
@@ -86,9 +88,9 @@ def resolve_recipe(
         pipeline=checked_data_path(
             config.pipeline,
             config.lsd_engine,
-            _augmentation(config, profile, anisotropic),
             _targets(config, profile, kind, voxel_size_nm, lsd),
         ),
+        initial=_initial(experiment, config, unet, outputs),
     )
 
 
@@ -102,17 +104,33 @@ def training_parameters(recipe: Recipe) -> dict[str, Any]:
     everything["targets"] = _without_defaults(recipe.targets)
     for key in ("num_workers", "cache_size", "threads", "device", "precision", "predict_input_vox"):
         del everything[key]
-    del everything["distribution"], everything["step"], everything["steering"], everything["records"]
+    del (
+        everything["distribution"],
+        everything["step"],
+        everything["steering"],
+        everything["records"],
+        everything["initial"],
+    )
     if recipe.step.parameters():
         everything["step"] = recipe.step.parameters()
     if everything["pipeline"] == "gunpowder":
         del everything["pipeline"]
     if recipe.steering.average_decay is not None:
         everything["average_decay"] = recipe.steering.average_decay
+    if recipe.initial is not None:
+        everything["initial_weights"] = recipe.initial.sha256
     how = everything.pop("schedules")
     everything["schedules"] = {key: how[key] for key in ("learning_rate", "schedule", "betas")}
     everything["unet"] = recipe.unet.model_dump()
     return everything
+
+
+def _initial(
+    experiment: Experiment, config: TrainingConfig, unet: UNetSpec, outputs: dict[str, int]
+) -> InitialWeights | None:
+    if config.initial_weights is None:
+        return None
+    return find_initial_weights(experiment.resolve(config.initial_weights), unet, outputs)
 
 
 def _without_defaults(part: Augmentation | Targets) -> dict[str, Any]:

@@ -25,10 +25,9 @@ import torch
 from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import Interrupted
-from lsdflow_network.unet import UNet
 from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.averaged_weights import AveragedWeights
-from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer, training_precision
+from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer, new_network, training_precision
 from lsdflow_training.bundle_facts import make_bundle
 from lsdflow_training.curves import Curves
 from lsdflow_training.data.pipeline import Keys, Source, make_keys
@@ -110,7 +109,7 @@ class Trainer:
         self.keys: Keys = make_keys()
         self.device = device_of(recipe.device, self.group)
         self.precision = training_precision(recipe, self.group, self.device)
-        self.trained = UNet(recipe.unet, recipe.outputs)
+        self.trained = new_network(recipe)
         self.network, self.gradients = build_network(recipe, self.trained, lsd, self.group, self.device, self.precision)
         self.optimizer = make_optimizer(recipe, self.trained)
         self.learning_rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)

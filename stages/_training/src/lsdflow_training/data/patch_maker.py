@@ -11,14 +11,14 @@ DataPath = Literal["gunpowder", "gpu"]
 BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # work on what is read, whoever makes the patches
 
 
-def checked_data_path(pipeline: DataPath, lsd_engine: str, *parts: Any) -> DataPath:
+def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> DataPath:
     """The data path. ConfigError for options of gunpowder's that the device does not do.
 
-    parts: augmentation and targets of the recipe; the device knows their published options, which have no default.
+    targets: of the recipe; the device knows their published options, which have no default.
     """
     if pipeline == "gunpowder":
         return pipeline
-    asked = [f.name for part in parts for f in dataclasses.fields(part) if _is_asked_for(part, f)]
+    asked = [f.name for f in dataclasses.fields(targets) if _is_asked_for(targets, f)]
     asked += ["lsd_engine"] if lsd_engine != "lsdflow" else []
     if asked:
         raise ConfigError(
@@ -31,6 +31,6 @@ def checked_data_path(pipeline: DataPath, lsd_engine: str, *parts: Any) -> DataP
     return pipeline
 
 
-def _is_asked_for(part: Any, field: dataclasses.Field[Any]) -> bool:
+def _is_asked_for(targets: Any, field: dataclasses.Field[Any]) -> bool:
     later = field.default is not dataclasses.MISSING and field.name not in BEFORE_THE_DEVICE
-    return bool(later and getattr(part, field.name) != field.default)
+    return bool(later and getattr(targets, field.name) != field.default)
