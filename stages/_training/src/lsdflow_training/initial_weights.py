@@ -38,9 +38,8 @@ def find_initial_weights(place: Path, unet: UNetSpec, outputs: dict[str, int]) -
 
 
 def _require_same_network(bundle: Bundle, unet: UNetSpec, outputs: dict[str, int], folder: Path) -> None:
-    theirs, ours = (
-        {**spec.model_dump(), "outputs": of} for spec, of in ((bundle.unet, bundle.outputs), (unet, outputs))
-    )
+    theirs = {**bundle.unet.model_dump(), "outputs": bundle.outputs}
+    ours = {**unet.model_dump(), "outputs": outputs}
     differ = [name for name in ours if ours[name] != theirs[name]]
     if differ:
         raise ContractMismatch(
