@@ -1,0 +1,116 @@
+"""The folder of an export: whose it is, what of it is finished, and what remains to be done after an interruption.
+
+OUT/.export/        while it is made: the lease of the one process that writes, keys of the layers, done marks
+What is finished is recorded by the format, in the metadata that it writes last; then .export is removed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsdflow_command.app import interrupt_on_signals
+from lsdflow_command.progress import Progress
+from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.files import read_json, storage_errors, write_json
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.lease import Fence, lease
+from lsdflow_runtime.packed_marks import PACK_BLOCKS
+
+UNDER_WAY = ".export"
+NOTED = "keys.json"
+
+
+@dataclass(frozen=True)
+class BlockWork:
+    """Blocks to be written, each by itself and whole.
+
+    name, key: what their done marks stand for. begin: makes what the blocks are written into; True if it was not
+    there before, so that no mark of it can be right. write: writes one block, to last a loss of power.
+    """
+
+    name: str
+    key: str
+    plan: BlockPlan
+    begin: Callable[[], bool]
+    write: Callable[[Block], None]
+
+
+@contextmanager
+def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[str, str]) -> Iterator[Path]:
+    """Hold `out` for this process; yields the folder of what is under way.
+
+    finished: key of each layer that stands in `out` already; None if no export was ever finished there.
+    Raises NotOurs (73) if something else is there, other data was exported there, or another process exports to it.
+    """
+    under_way = out / UNDER_WAY
+    _require_same(under_way, finished or {}, keys)
+    with storage_errors(out):
+        if finished is None and not under_way.is_dir() and out.exists() and (out.is_file() or any(out.iterdir())):
+            raise NotOurs(
+                "the folder to export to exists and is no export of lsdflow",
+                where=out,
+                wanted="a new or empty folder, or one of an earlier export",
+                hint="name another folder",
+            )
+        under_way.mkdir(parents=True, exist_ok=True)
+    with interrupt_on_signals(), lease(under_way):
+        _claim(under_way, finished or {}, keys)
+        yield under_way
+
+
+def close_folder(out: Path) -> None:
+    """Nothing is under way any more."""
+    with storage_errors(out):
+        shutil.rmtree(out / UNDER_WAY)
+
+
+def run_works(label: str, under_way: Path, works: list[BlockWork]) -> int:
+    """Write all blocks that have no done mark, in order; returns how many that were."""
+    open_marks = [(work, DoneMarks.of(under_way, work.name, work.key)) for work in works]
+    for work, marks in open_marks:
+        if work.begin():
+            marks.forget()
+    total, already = sum(len(work.plan) for work in works), sum(marks.count_done() for _, marks in open_marks)
+    with Progress(label, total=total, unit="block", already=already) as progress:
+        for work, marks in open_marks:
+            _run(work, marks, Fence.of_holder(under_way), progress)
+    return total - already
+
+
+def _run(work: BlockWork, marks: DoneMarks, fence: Fence, progress: Progress) -> None:
+    done = marks.done()
+    for number in range(len(work.plan)):
+        if number in done:
+            continue
+        work.write(work.plan.block(number))
+        fence.require()
+        marks.mark_done(number, {"block": number})
+        progress.advance()
+        if number % PACK_BLOCKS == PACK_BLOCKS - 1:
+            marks.pack(len(work.plan), fence)
+
+
+def _claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:
+    """Note the key of each layer before anything of it is written."""
+    write_json(under_way / NOTED, {**_require_same(under_way, finished, keys), **keys})
+
+
+def _require_same(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
+    """The keys that are known of the folder. NotOurs (73) if a layer of `keys` has another."""
+    noted = under_way / NOTED
+    found = {**(read_json(noted) if noted.exists() else {}), **finished}
+    other = [name for name, key in keys.items() if found.get(name, key) != key]
+    if other:
+        raise NotOurs(
+            f"{', '.join(other)}: another volume, or other levels of it, were exported to this folder",
+            where=under_way.parent,
+            wanted=f"key {keys[other[0]][:12]}",
+            found=f"key {str(found[other[0]])[:12]}",
+            hint="name another folder, or remove this one",
+        )
+    return found

@@ -1,0 +1,84 @@
+"""The volumes of an experiment that can be exported: those that finished stages left, as their manifests name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lsdflow_contract.arrays import LABELS, RAW
+from lsdflow_contract.errors import MissingInput, UsageError
+from lsdflow_contract.experiment import Experiment, did_you_mean
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_view.export.downsample import Reduction, mean_of_bins, mode_of_bins
+
+Kind = Literal["image", "labels"]
+
+# layer: stage, its output, dataset below it (the output is the array itself where there is none), kind
+_KNOWN: dict[str, tuple[str, str, str, Kind]] = {
+    "raw": ("prepare", "target", RAW.dataset, "image"),
+    "lsds": ("predict", "lsds", "", "image"),
+    "affinities": ("predict", "affs", "", "image"),
+    "fragments": ("watershed", "fragments", "", "labels"),
+    "segmentation": ("segment", "segmentation", "", "labels"),
+    "truth": ("prepare", "target", LABELS.dataset, "labels"),
+}
+LAYERS = tuple(_KNOWN)
+# What an export holds if nothing is named: networks' outputs are ten times the raw data, and few viewers show them.
+USUAL = ("raw", "fragments", "segmentation", "truth")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An open volume to export. `identity` names the result that it holds."""
+
+    name: str
+    kind: Kind
+    volume: Volume
+    identity: str
+
+    @property
+    def reduction(self) -> Reduction:
+        """How a coarser level is made."""
+        return mean_of_bins if self.kind == "image" else mode_of_bins
+
+
+def open_layers(experiment: Experiment, named: tuple[str, ...]) -> tuple[Layer, ...]:
+    """The named layers; if none is named, the usual ones that are there.
+
+    Raises UsageError (2) for an unknown name, MissingInput (66) for a layer that no finished stage left.
+    """
+    unknown = [name for name in named if name not in _KNOWN]
+    if unknown:
+        raise UsageError("unknown layer", where="--layer", found=unknown[0], hint=did_you_mean(unknown[0], LAYERS))
+    if named:
+        return tuple(open_layer(experiment, name) for name in LAYERS if name in named)
+    return tuple(open_layer(experiment, name) for name in USUAL if _is_there(experiment, name))
+
+
+def open_layer(experiment: Experiment, name: str) -> Layer:
+    """One layer. Raises MissingInput (66) if no finished stage left it."""
+    stage, output, dataset, kind = _KNOWN[name]
+    manifest = read_manifest(experiment.layout, stage)
+    if output not in manifest.outputs:
+        raise MissingInput(
+            f"the stage {stage} left no {name}", where=experiment.layout.manifest(stage), found=list(manifest.outputs)
+        )
+    path = experiment.layout.root / manifest.outputs[output]
+    container, inside = (path, dataset) if dataset else _split(path)
+    return Layer(name, kind, open_volume(container, inside), manifest.identity)
+
+
+def _split(array: Path) -> tuple[Path, str]:
+    """Container and dataset of an array that a manifest names by its whole path."""
+    container = next(parent for parent in (array, *array.parents) if parent.suffix == ".zarr")
+    return container, str(array.relative_to(container))
+
+
+def _is_there(experiment: Experiment, name: str) -> bool:
+    try:
+        open_layer(experiment, name)
+    except MissingInput:
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""Export to OME-NGFF 0.5 (zarr 3): the raw data as the image, labels beside it, networks' outputs as channel images.
+
+OUT/zarr.json                  group: multiscales of raw
+OUT/0, 1, 2 ...                raw, level by level
+OUT/labels/<name>/0, 1 ...     fragments, segmentation, truth: as many levels
+OUT/images/<name>/0, 1 ...     lsds, affinities (c, z, y, x)
+
+Each block is a whole chunk file (shard) of the target, written once. Metadata come last: what is not finished is no
+image yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.arrays import ArraySpec
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Writer
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.volumes import OutputArray, Volume
+from lsdflow_view.export.coarser import coarser_values
+from lsdflow_view.export.folder import BlockWork, close_folder, export_folder, run_works
+from lsdflow_view.export.layers import USUAL, Layer, open_layer, open_layers
+from lsdflow_view.export.ngff_metadata import (
+    PROVENANCE,
+    finished_layers,
+    image_metadata,
+    labels_metadata,
+    write_group,
+)
+from lsdflow_view.export.pyramid import Level, level_count, level_geometry, pyramid
+
+
+class _NgffArray(ArraySpec):
+    """An array whose dimensions have the names of its OME axes."""
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The channel axis is plain `c`."""
+        return ("c", "z", "y", "x") if self.channels else ("z", "y", "x")
+
+
+@dataclass(frozen=True)
+class _Image:
+    """One layer on its way into one multiscale image."""
+
+    layer: Layer
+    folder: Path
+    levels: tuple[Level, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """Names what is exported: the data, and how it is cut into levels."""
+        source = self.layer.volume
+        return hash_of(
+            {
+                "format": "ome 0.5",
+                "layer": self.layer.name,
+                "identity": self.layer.identity,
+                "offset_nm": source.geometry.offset_nm,
+                "levels": [[level.step, level.voxel_size_nm, level.box.shape_vox] for level in self.levels],
+                "write_shape_vox": source.chunk_shape_vox,
+            }
+        )
+
+    def array(self, level: Level) -> OutputArray:
+        """The array of a level, with the write unit of the source."""
+        source = self.layer.volume
+        spec = _NgffArray(str(level.number), source.dtype.name, source.channels, self.layer.kind)
+        grid = level_geometry(source.geometry, level)
+        return OutputArray(self.folder, spec, grid, grid.box, source.chunk_shape_vox)
+
+    def work(self, level: Level) -> BlockWork:
+        """The blocks of a level."""
+        return BlockWork(
+            name=f"{self.layer.name}-{level.number}",
+            key=self.key,
+            plan=BlockPlan(level.box, self.layer.volume.chunk_shape_vox),
+            begin=lambda: self.array(level).create(self.provenance()),
+            write=lambda block: self._write(level, block),
+        )
+
+    def provenance(self) -> dict[str, Any]:
+        """The lsdflow block of each array."""
+        return {
+            "contract": CONTRACT_VERSION,
+            "written_by": Writer.of("view").model_dump(),
+            "key": self.key,
+            "inputs": {self.layer.name: self.layer.identity},
+        }
+
+    def _write(self, level: Level, block: Block) -> None:
+        target = self._opened(level.number)
+        if level.number == 0:
+            values = self.layer.volume.read(block.write)
+        else:
+            finer = self.levels[level.number - 1]
+            read = self._opened(finer.number).read
+            values = coarser_values(read, block.write, level, finer, self.layer.reduction)
+        target.write(block.write, values)
+        target.make_durable(block.write)
+
+    def _opened(self, number: int) -> Volume:
+        if number not in self._volumes:
+            self._volumes[number] = self.array(self.levels[number]).open()
+        return self._volumes[number]
+
+    @cached_property
+    def _volumes(self) -> dict[int, Volume]:
+        return {}
+
+
+def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count: int | None) -> int:
+    """Write the named layers (none: the usual ones) to `out`; returns how many blocks were written.
+
+    count: levels of each image; None: until it fits on a screen. Labels belong to raw, which is always written.
+    """
+    layers = open_layers(experiment, named)
+    if all(layer.name != "raw" for layer in layers):
+        layers = (open_layer(experiment, "raw"), *layers)
+    raw = layers[0].volume.geometry
+    count = count or level_count(raw.voxel_size_nm, raw.box)
+    images = [_Image(layer, _place(out, layer), _levels(layer, count)) for layer in layers]
+    finished, keys = finished_layers(out), {image.layer.name: image.key for image in images}
+    with export_folder(out, finished, keys) as under_way:
+        left = [image for image in images if image.layer.name not in (finished or {})]
+        written = run_works("export ome", under_way, [i.work(level) for i in left for level in i.levels])
+        _write_metadata(out, images, {**(finished or {}), **keys})
+    close_folder(out)
+    return written
+
+
+def _levels(layer: Layer, count: int) -> tuple[Level, ...]:
+    geometry = layer.volume.geometry
+    return pyramid(geometry.voxel_size_nm, geometry.box, count)
+
+
+def _place(out: Path, layer: Layer) -> Path:
+    if layer.name == "raw":
+        return out
+    return out / ("labels" if layer.kind == "labels" else "images") / layer.name
+
+
+def _write_metadata(out: Path, images: list[_Image], keys: dict[str, str]) -> None:
+    """The groups; that of the whole comes last."""
+    attributes = {image.layer.name: {"ome": _metadata(image)} for image in images}
+    for image in images:
+        if image.folder != out:
+            write_group(image.folder, attributes[image.layer.name])
+    labels = [name for name in USUAL if name in keys and name != "raw"]
+    if labels:
+        write_group(out / "labels", {"ome": labels_metadata(labels)})
+    if set(keys) - set(USUAL):
+        write_group(out / "images", {})
+    write_group(out, {**attributes["raw"], PROVENANCE: {"written_by": Writer.of("view").model_dump(), "layers": keys}})
+
+
+def _metadata(image: _Image) -> dict[str, Any]:
+    source = image.layer.volume
+    return image_metadata(image.layer.name, image.layer.kind, source.geometry, image.levels, source.channels)
