@@ -1,0 +1,106 @@
+"""What processes use, as the kernel and torch tell it: memory, processor time, bytes read and written, memory of the GPU.
+
+Measured here because a scheduler may not: SLURM's accounting is switched off on many clusters. What cannot be read is 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# The fields of /proc/PID/stat that follow the name: user and system time of the process and of its children that ended.
+_TIMES = slice(11, 15)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Processor seconds, and bytes through read and write calls (rchar, wchar): also those of children that ended."""
+
+    cpu_s: float = 0.0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.cpu_s + other.cpu_s,
+            self.read_bytes + other.read_bytes,
+            self.written_bytes + other.written_bytes,
+        )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return self + Usage(-other.cpu_s, -other.read_bytes, -other.written_bytes)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of memory of a process: now, and at most since it began (resident, and of all its addresses)."""
+
+    resident: int = 0
+    peak_resident: int = 0
+    peak_virtual: int = 0
+
+
+def usage(pid: int | str = "self") -> Usage:
+    """What a process has used so far."""
+    with suppress(OSError, ValueError, IndexError):
+        times = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[_TIMES]
+        counted = _numbers(_PROC / str(pid) / "io")
+        cpu_s = sum(map(int, times)) / _TICKS_PER_SECOND
+        return Usage(cpu_s, counted.get("rchar", 0), counted.get("wchar", 0))
+    return Usage()
+
+
+def memory(pid: int | str = "self") -> Memory:
+    """The memory of a process."""
+    kib = _numbers(_PROC / str(pid) / "status")
+    return Memory(kib.get("VmRSS", 0) << 10, kib.get("VmHWM", 0) << 10, kib.get("VmPeak", 0) << 10)
+
+
+def workers_of(pid: int | str = "self") -> list[int]:
+    """The processes below a process: children, theirs, and so on."""
+    found: list[int] = []
+    for child in _children(pid):
+        found += [child, *workers_of(child)]
+    return found
+
+
+def gpu_in_use() -> tuple[str, int]:
+    """Name of the GPU that this process uses, and the bytes that torch has reserved there; "" and 0 without one.
+
+    It only asks where torch and CUDA are at work already: neither is loaded for it.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+        return "", 0
+    device = cuda.current_device()
+    return f"{device}: {cuda.get_device_name(device)}", int(cuda.memory_reserved(device))
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Lines `name: number ...` of a file of the kernel."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    words = (line.replace(":", " ", 1).split() for line in lines)
+    return {found[0]: int(found[1]) for found in words if len(found) > 1 and found[1].isdigit()}
+
+
+def _children(pid: int | str) -> Sequence[int]:
+    return [int(word) for text in _lists_of_children(pid) for word in text.split()]
+
+
+def _lists_of_children(pid: int | str) -> Iterator[str]:
+    try:
+        threads = list((_PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return
+    for thread in threads:
+        with suppress(OSError):
+            yield (thread / "children").read_text()
