@@ -32,7 +32,8 @@ import typer
 from lsdflow_command.code_cache import use_own_code_cache
 from lsdflow_command.colour import error_text
 from lsdflow_command.completion import experiment_folders, settings
-from lsdflow_command.loudness import start_logging
+from lsdflow_command.loudness import form_log_lines, start_logging
+from lsdflow_command.monitoring import monitored
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
@@ -88,7 +89,7 @@ def stage_app(stage: StageCommand) -> Verbs:
     _add_repair(app, stage)
     _add_validate(app, stage)
     for verb, text in _REPORTS:
-        _add_report_verb(app, stage, verb, text)
+        add_report_verb(app, stage, verb, text)
     _add_schema(app, stage)
     _add_worker(app, stage)
     from lsdflow_command.asked import add_asked_verbs  # it needs this module whole
@@ -196,6 +197,13 @@ def _load(path: Path, overrides: list[str] | None) -> Experiment:
     return load_experiment(path, overrides or [])
 
 
+def _begin(stage: StageCommand, path: Path, overrides: list[str] | None) -> Experiment:
+    """The experiment of work that begins, which says in what form its log lines are."""
+    loaded = _load(path, overrides)
+    form_log_lines(loaded.compute.log_format, stage.name)
+    return loaded
+
+
 def _add_run(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(help="Do the work; goes on where an earlier run stopped.")
     def run(
@@ -206,10 +214,10 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         debug: DebugOption = False,
     ) -> None:
         with exit_codes(debug, as_json=json_), interrupt_on_signals():
-            loaded = _load(experiment, override)
+            loaded = _begin(stage, experiment, override)
             config = loaded.table(stage.name, stage.config)
             folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
-            with naming_file(loaded), folder, unwrapped_interrupts():
+            with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
                 stage.module().run(loaded, RunOptions(replace=replace))
             if json_:
                 typer.echo(json.dumps(_made(loaded, stage.name)))
@@ -229,12 +237,13 @@ def _add_repair(app: typer.Typer, stage: StageCommand) -> None:
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
         with exit_codes(debug, as_json=json_), interrupt_on_signals():
-            loaded = _load(experiment, override)
+            loaded = _begin(stage, experiment, override)
             config = loaded.table(stage.name, stage.config)
             mend = getattr(stage.module(), "repair", None)
             if mend is None:
                 raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run --replace")
-            with run_folder(stage.name, loaded, config.model_dump(mode="json")), unwrapped_interrupts():
+            folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
+            with folder, monitored(stage.name, loaded), unwrapped_interrupts():
                 _show_facts(mend(loaded), json_)
 
 
@@ -268,7 +277,9 @@ def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None
         raise typer.Exit(problems[0].exit_code)
 
 
-def _add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str) -> None:
+def add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str) -> None:
+    """Give the application a verb that tells facts: the function of that name in the task module."""
+
     @app.command(name=verb, help=text)
     def report(
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
@@ -289,8 +300,9 @@ def _add_worker(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(help="Take blocks from a coordinator that runs in another job (run --set compute.runner=cluster).")
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
         with exit_codes(debug), interrupt_on_signals():
-            loaded = _load(experiment, override)
+            loaded = _begin(stage, experiment, override)
             join = getattr(stage.module(), "join", None)
             if join is None:
                 raise UsageError(f"{stage.name} does not work on blocks: it has no workers", hint=f"{stage.name} run")
-            join(loaded)
+            with naming_file(loaded), monitored(stage.name, loaded, is_worker=True):
+                join(loaded)

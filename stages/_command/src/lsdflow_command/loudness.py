@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 
+from lsdflow_command.log_lines import log_formatter
+
 VARIABLE = "LSDFLOW_LOUDNESS"
 NORMAL = "normal"
 LEVELS = {"quiet": logging.ERROR, NORMAL: logging.INFO, "verbose": logging.DEBUG}
@@ -38,11 +40,18 @@ def start_logging() -> None:
     root = logging.getLogger()
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        handler.setFormatter(log_formatter())
         handler.set_name(_HANDLER)
         root.addHandler(handler)
         root.setLevel(logging.INFO)
     _apply()
+
+
+def form_log_lines(wanted: str | None, stage: str) -> None:
+    """Lines of a stage on stderr in the form that its experiment wants; see log_lines."""
+    for handler in logging.getLogger().handlers:
+        if handler.get_name() == _HANDLER:
+            handler.setFormatter(log_formatter(wanted, stage))
 
 
 def _apply() -> None:

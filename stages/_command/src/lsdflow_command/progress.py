@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from lsdflow_command.loudness import is_quiet
+from lsdflow_command.monitoring import MONITOR
 
 LOG = logging.getLogger("lsdflow.progress")
 SECONDS_BETWEEN_LINES = 60.0
@@ -27,11 +29,16 @@ class Progress:
     def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:
         self.label, self.total, self.unit, self.already, self.seconds = label, total, unit, already, seconds
         self.done = already
+        self.facts: Mapping[str, float] = {}
+        self.parts: Mapping[str, float] = {}
         self.started = time.monotonic()
+        self._ended: float | None = None
         self._last_line = self.started
         self._bar = _terminal_bar() if sys.stderr.isatty() and not is_quiet() else None
 
     def __enter__(self) -> Self:
+        if (monitor := MONITOR.get()) is not None:
+            monitor.progress = self
         if self._bar is not None:
             self._bar.start()
             self._task = self._bar.add_task(self.label, total=self.total, completed=self.already, facts="")
@@ -42,13 +49,15 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended = time.monotonic()
         if self._bar is not None:
             self._bar.stop()
         LOG.info("%s", self.line())
 
-    def advance(self, count: int = 1, **facts: float) -> None:
-        """Add `count` units done; `facts` (loss=...) are shown beside them."""
+    def advance(self, count: int = 1, parts: Mapping[str, float] | None = None, **facts: float) -> None:
+        """Add `count` units done; `facts` (loss=...) are shown beside them, their `parts` are for the metrics alone."""
         self.done += count
+        self.facts, self.parts = facts, parts or {}
         text = " ".join(f"{name} {value:.4g}" for name, value in facts.items())
         now = time.monotonic()
         if self._bar is not None:
@@ -60,21 +69,25 @@ class Progress:
 
     def rate(self) -> float:
         """Units per second of this run."""
-        seconds = max(time.monotonic() - self.started, 1e-9)
-        return (self.done - self.already) / seconds
+        now = time.monotonic() if self._ended is None else self._ended
+        return (self.done - self.already) / max(now - self.started, 1e-9)
 
     def line(self) -> str:
         """One line: done, rate, ETA."""
         return f"{self.label}: {self.done}/{self.total} {self.unit}s, {self.rate():.3g} {self.unit}/s{self._eta()}"
 
-    def _eta(self) -> str:
+    def eta_s(self) -> float | None:
+        """Seconds until it is done, or its time is over; None if nothing is left or nothing is known yet."""
         rate, left = self.rate(), self.total - self.done
         if rate <= 0 or left <= 0:
-            return ""
-        seconds = left / rate
-        if self.seconds is not None:
-            seconds = min(seconds, max(self.seconds - (time.monotonic() - self.started), 0.0))
-        return f", ETA {_duration(seconds)}"
+            return None
+        if self.seconds is None:
+            return left / rate
+        return min(left / rate, max(self.seconds - (time.monotonic() - self.started), 0.0))
+
+    def _eta(self) -> str:
+        seconds = self.eta_s()
+        return "" if seconds is None else f", ETA {_duration(seconds)}"
 
 
 def _terminal_bar() -> RichProgress:

@@ -1,6 +1,7 @@
-"""What processes use, as the kernel and torch tell it: memory, processor time, bytes read and written, memory of the GPU.
+"""What processes use, as the kernel and torch tell it: memory, processor time, bytes read and written, the GPU.
 
-Measured here because a scheduler may not: SLURM's accounting is switched off on many clusters. What cannot be read is 0.
+Measured here because a scheduler may not: SLURM's accounting is switched off on many clusters. What cannot be read
+is 0.
 """
 
 from __future__ import annotations

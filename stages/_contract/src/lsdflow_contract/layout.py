@@ -81,6 +81,11 @@ class ExperimentLayout:
         """What a finished stage left: identity, inputs, outputs."""
         return self.root / "manifests" / f"{stage}.json"
 
+    @property
+    def metrics(self) -> Path:
+        """What running stages tell Prometheus, one file a process."""
+        return self.root / "metrics"
+
     def stage_runs(self, stage: str) -> Path:
         """All runs of a stage: resolved config, logs."""
         return self.root / "runs" / stage

@@ -40,7 +40,7 @@ from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.trainer import Outcome
-from lsdflow_training.training_progress import training_progress
+from lsdflow_training.training_progress import count_iteration, training_progress
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches
 from lsdflow_training.warm_up import compile_everything
@@ -127,7 +127,7 @@ class TensorflowTrainer:
             while True:
                 step = self._step(engine, taken, stop, curves)
                 if curves is not None and progress is not None:
-                    progress.advance(1, loss=sum(step.losses.values()))
+                    count_iteration(progress, step.losses)
                     self._log(engine, curves, step, progress.rate())
                 # alone, at once; among several, in the step in which all hear of it
                 stopped = step.stop or (self.cluster.size == 1 and bool(stop))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lsdflow_command.monitoring import hand_over
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_folder, bundle_iterations, read_best
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
@@ -75,6 +76,7 @@ def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
     if how.processes > 1:
         from lsdflow_training.processes.local_processes import run_local_processes
 
+        hand_over()
         run_local_processes(prepared.experiment, prepared.recipe.stage, how, ranks, replace)
         return
     from lsdflow_training.processes.group import open_group

@@ -47,7 +47,7 @@ from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.step_profile import step_profile
-from lsdflow_training.training_progress import training_progress
+from lsdflow_training.training_progress import count_iteration, training_progress
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches, shared_validation_loss
 from lsdflow_training.warm_up import compile_everything
@@ -199,7 +199,7 @@ class Trainer:
         return result
 
     def _log(self, curves: Curves, result: StepResult, progress: Progress) -> None:
-        progress.advance(1, loss=sum(result.losses.values()))
+        count_iteration(progress, result.losses)
         how = self.recipe.schedules
         if self.iteration % max(1, how.max_iteration // 20_000) == 0:
             curves.add(self.iteration, result.losses, progress.rate(), self.optimizer.param_groups[0]["lr"])

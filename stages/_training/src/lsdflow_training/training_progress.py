@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 from lsdflow_command.progress import Progress
@@ -15,3 +16,8 @@ def training_progress(recipe: Recipe, iteration: int, minutes: float, shown: boo
         return nullcontext()
     how = recipe.schedules
     return Progress(recipe.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))
+
+
+def count_iteration(progress: Progress, losses: Mapping[str, float]) -> None:
+    """One more iteration is done; `losses` are the parts of its loss."""
+    progress.advance(1, losses, loss=sum(losses.values()))

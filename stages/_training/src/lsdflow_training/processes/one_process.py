@@ -13,10 +13,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from lsdflow_command.app import RunOptions, interrupt_on_signals
 from lsdflow_command.loudness import start_logging
+from lsdflow_command.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         logging.getLogger().setLevel(logging.WARNING)
     try:
         with interrupt_on_signals():
-            _run(arguments)
+            _run(arguments, counts=ranks.rank == 0)
     except StageError as error:
         _leave(error, ranks)
         return error.exit_code
@@ -45,11 +47,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run(arguments: Sequence[str]) -> None:
+def _run(arguments: Sequence[str], counts: bool) -> None:
+    """Run the stage. counts: this is the process that counts iterations, so it tells the metrics."""
     replace = arguments[0] == "--replace"
     stage, path, *overrides = arguments[1:] if replace else arguments
     task = importlib.import_module(f"lsdflow_{stage.replace('-', '_')}.task")
-    task.run(load_experiment(Path(path), overrides), RunOptions(replace=replace))
+    experiment = load_experiment(Path(path), overrides)
+    with monitored(stage, experiment) if counts else nullcontext():
+        task.run(experiment, RunOptions(replace=replace))
 
 
 def _leave(error: StageError, ranks: Ranks) -> None:
