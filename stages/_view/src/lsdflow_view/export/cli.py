@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_command.verbs import Verbs
+from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_view.export.layers import LAYERS, USUAL
 
@@ -27,6 +29,14 @@ Named = Annotated[
 Levels = Annotated[
     int | None, typer.Option(min=1, max=16, help="levels of each volume (default: until one fits on a screen)")
 ]
+Meshes = Annotated[str, typer.Option(help="meshes of so many of the largest segments, or all")]
+Skeletons = Annotated[str, typer.Option(help="skeletons of so many of the largest segments, or all")]
+MeshError = Annotated[
+    float | None,
+    typer.Option(
+        "--mesh-error-nm", min=0, help="how far a vertex may be moved to save triangles (default: one edge of a voxel)"
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
 
@@ -42,10 +52,40 @@ def ome(folder: Folder, out: Out, named: Named = None, levels: Levels = None, de
 
 
 @app.command()
-def precomputed(folder: Folder, out: Out, named: Named = None, levels: Levels = None, debug: Debug = False) -> None:
+def precomputed(
+    folder: Folder,
+    out: Out,
+    named: Named = None,
+    levels: Levels = None,
+    meshes: Meshes = "0",
+    skeletons: Skeletons = "0",
+    of: Annotated[str, typer.Option("--shapes-of", help="layer of these segments")] = "segmentation",
+    level: Annotated[
+        int, typer.Option("--shape-level", min=0, help="level that they are made from; 0: the finest")
+    ] = 0,
+    error_nm: MeshError = None,
+    memory_gib: Annotated[
+        float, typer.Option("--shape-memory-gib", min=0.1, help="most memory that one of these segments may need")
+    ] = 4.0,
+    debug: Debug = False,
+) -> None:
     """Neuroglancer precomputed: one folder a layer, in several levels; meshes and skeletons of chosen segments."""
     with exit_codes(debug):
+        wanted = (_count(meshes, "--meshes"), _count(skeletons, "--skeletons"))
+        # cloud-volume and what makes shapes take seconds to start
         from lsdflow_view.export.precomputed import export_precomputed
+        from lsdflow_view.export.shape_works import ShapeOptions
 
-        written = export_precomputed(load_experiment(folder), out, tuple(named or ()), levels)
-        typer.echo(f"{out}: precomputed, {written} blocks written" if written else f"{out}: all there already")
+        shapes = ShapeOptions(*wanted, of, level, error_nm, memory_gib)
+        written = export_precomputed(load_experiment(folder), out, tuple(named or ()), levels, shapes)
+        told = ", ".join(f"{count} {what}" for what, count in written.items() if count)
+        typer.echo(f"{out}: precomputed, {told} written" if told else f"{out}: all there already")
+
+
+def _count(text: str, option: str) -> int:
+    """A number of segments, or all."""
+    if text == "all":
+        return sys.maxsize
+    if not text.isdecimal():
+        raise UsageError("not a number of segments", where=option, wanted="a number, or all", found=text)
+    return int(text)

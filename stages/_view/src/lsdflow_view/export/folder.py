@@ -16,7 +16,6 @@ from lsdflow_command.app import interrupt_on_signals
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import read_json, storage_errors, write_json
-from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.lease import Fence, lease
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
@@ -26,18 +25,18 @@ NOTED = "keys.json"
 
 
 @dataclass(frozen=True)
-class BlockWork:
-    """Blocks to be written, each by itself and whole.
+class Work:
+    """Pieces numbered 0 to `count` - 1 (blocks, segments) to be written, each by itself and whole.
 
-    name, key: what their done marks stand for. begin: makes what the blocks are written into; True if it was not
-    there before, so that no mark of it can be right. write: writes one block, to last a loss of power.
+    name, key: what their done marks stand for. begin: makes what the pieces are written into; True if it was not
+    there before, so that no mark of it can be right. write: writes one piece, to last a loss of power.
     """
 
     name: str
     key: str
-    plan: BlockPlan
+    count: int
     begin: Callable[[], bool]
-    write: Callable[[Block], None]
+    write: Callable[[int], None]
 
 
 @contextmanager
@@ -69,30 +68,32 @@ def close_folder(out: Path) -> None:
         shutil.rmtree(out / UNDER_WAY)
 
 
-def run_works(label: str, under_way: Path, works: list[BlockWork]) -> int:
-    """Write all blocks that have no done mark, in order; returns how many that were."""
+def run_works(label: str, unit: str, under_way: Path, works: list[Work]) -> int:
+    """Write all pieces that have no done mark, in order; returns how many that were."""
     open_marks = [(work, DoneMarks.of(under_way, work.name, work.key)) for work in works]
     for work, marks in open_marks:
         if work.begin():
             marks.forget()
-    total, already = sum(len(work.plan) for work in works), sum(marks.count_done() for _, marks in open_marks)
-    with Progress(label, total=total, unit="block", already=already) as progress:
+    if not works:
+        return 0
+    total, already = sum(work.count for work in works), sum(marks.count_done() for _, marks in open_marks)
+    with Progress(label, total=total, unit=unit, already=already) as progress:
         for work, marks in open_marks:
             _run(work, marks, Fence.of_holder(under_way), progress)
     return total - already
 
 
-def _run(work: BlockWork, marks: DoneMarks, fence: Fence, progress: Progress) -> None:
+def _run(work: Work, marks: DoneMarks, fence: Fence, progress: Progress) -> None:
     done = marks.done()
-    for number in range(len(work.plan)):
+    for number in range(work.count):
         if number in done:
             continue
-        work.write(work.plan.block(number))
+        work.write(number)
         fence.require()
-        marks.mark_done(number, {"block": number})
+        marks.mark_done(number, {"piece": number})
         progress.advance()
         if number % PACK_BLOCKS == PACK_BLOCKS - 1:
-            marks.pack(len(work.plan), fence)
+            marks.pack(work.count, fence)
 
 
 def _claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:

@@ -24,7 +24,7 @@ from lsdflow_contract.manifest import Writer
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.volumes import OutputArray, Volume
 from lsdflow_view.export.coarser import coarser_values
-from lsdflow_view.export.folder import BlockWork, close_folder, export_folder, run_works
+from lsdflow_view.export.folder import Work, close_folder, export_folder, run_works
 from lsdflow_view.export.layers import USUAL, Layer, open_layer, open_layers
 from lsdflow_view.export.ngff_metadata import (
     PROVENANCE,
@@ -75,14 +75,15 @@ class _Image:
         grid = level_geometry(source.geometry, level)
         return OutputArray(self.folder, spec, grid, grid.box, source.chunk_shape_vox)
 
-    def work(self, level: Level) -> BlockWork:
+    def work(self, level: Level) -> Work:
         """The blocks of a level."""
-        return BlockWork(
+        plan = BlockPlan(level.box, self.layer.volume.chunk_shape_vox)
+        return Work(
             name=f"{self.layer.name}-{level.number}",
             key=self.key,
-            plan=BlockPlan(level.box, self.layer.volume.chunk_shape_vox),
+            count=len(plan),
             begin=lambda: self.array(level).create(self.provenance()),
-            write=lambda block: self._write(level, block),
+            write=lambda number: self._write(level, plan.block(number)),
         )
 
     def provenance(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count:
     finished, keys = finished_layers(out), {image.layer.name: image.key for image in images}
     with export_folder(out, finished, keys) as under_way:
         left = [image for image in images if image.layer.name not in (finished or {})]
-        written = run_works("export ome", under_way, [i.work(level) for i in left for level in i.levels])
+        written = run_works("export ome", "block", under_way, [i.work(level) for i in left for level in i.levels])
         _write_metadata(out, images, {**(finished or {}), **keys})
     close_folder(out)
     return written

@@ -1,0 +1,66 @@
+"""Mesh and skeleton of one segment, from its mask: zmesh and kimimaro (both GPL, of the optional environment).
+
+Both in nanometers, x, y, z, as precomputed has them: voxel i of an axis lies between i and i + 1 times its size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kimimaro
+import numpy as np
+import numpy.typing as npt
+import zmesh
+from cloudvolume import Mesh, Skeleton
+
+from lsdflow_contract.geometry import Nm3, Vox3
+
+# As much as the libraries took at most for masks of neurites in full (measured, rounded up): bytes for each voxel.
+MESH_BYTES_PER_VOXEL = 8
+SKELETON_BYTES_PER_VOXEL = 32
+# The one attribute of a skeleton's nodes, as precomputed describes it: distance to the surface, nm.
+RADIUS = {"id": "radius", "data_type": "float32", "num_components": 1}
+
+
+def mesh_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, error_nm: float, segment: int) -> Mesh:
+    """The surface of a mask (z, y, x) whose first voxel is `begin_vox`; closed, also where the mask ends.
+
+    error_nm: how far a vertex may be moved to save triangles; 0: not at all.
+    """
+    size = np.array(voxel_size_nm[::-1])
+    mesher = zmesh.Mesher(tuple(size))
+    # One voxel of background all around closes it. (`close` of zmesh would, too, but moves the mesh by a voxel.)
+    mesher.mesh(np.pad(mask.astype(np.uint8), 1).T, close=False)
+    simplifying: dict[str, Any] = {"reduction_factor": 100, "max_error": error_nm} if error_nm > 0 else {}
+    found = mesher.get(1, normals=False, voxel_centered=True, **simplifying)
+    corner = (np.array(begin_vox[::-1]) - 1) * size
+    vertices = (found.vertices.astype(np.float64) + corner).astype(np.float32)
+    return Mesh(vertices, found.faces, segid=segment)
+
+
+def skeleton_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, segment: int) -> Skeleton:
+    """Centre lines of a mask, each node in the centre of one of its voxels, with the distance to the surface (radius).
+
+    Without any node where the mask is too small for a line.
+    """
+    size = np.array(voxel_size_nm[::-1])
+    found = kimimaro.skeletonize(
+        np.asfortranarray(mask.astype(np.uint8).T),
+        anisotropy=tuple(size),
+        dust_threshold=0,
+        fix_borders=False,
+        progress=False,
+        parallel=1,
+    )
+    line = found.get(1, Skeleton())
+    corner = (np.array(begin_vox[::-1]) + 0.5) * size
+    vertices = (line.vertices.astype(np.float64) + corner).astype(np.float32)
+    return Skeleton(
+        vertices,
+        line.edges,
+        radii=line.radii,
+        segid=segment,
+        space="physical",
+        extra_attributes=[RADIUS],
+        default_attributes=False,
+    )
