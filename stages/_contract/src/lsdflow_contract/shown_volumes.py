@@ -51,19 +51,29 @@ def shown_volumes(
     return tuple(volume for volume in known if volume.exists)
 
 
-def viewer_layers(places: Mapping[str, tuple[str, Geometry]]) -> tuple[ViewerLayer, ...]:
-    """A layer of the viewer for each volume: its name, and the path below the served address and its place."""
+@dataclass(frozen=True)
+class Placed:
+    """A volume as a viewer finds it: the path below the served address, its place, the names of the array's axes."""
+
+    path: str
+    geometry: Geometry
+    array_axes: tuple[str, ...]
+
+
+def viewer_layers(places: Mapping[str, Placed]) -> tuple[ViewerLayer, ...]:
+    """A layer of the viewer for each volume, by name."""
     return tuple(
         ViewerLayer(
             name=name,
             kind=KINDS.get(name, "labels"),
-            path=path,
-            voxel_size_nm=geometry.voxel_size_nm,
-            offset_nm=geometry.offset_nm,
-            shape_vox=geometry.shape_vox,
+            path=placed.path,
+            voxel_size_nm=placed.geometry.voxel_size_nm,
+            offset_nm=placed.geometry.offset_nm,
+            shape_vox=placed.geometry.shape_vox,
             visible=name in VISIBLE_AT_FIRST,
+            array_axes=placed.array_axes,
         )
-        for name, (path, geometry) in places.items()
+        for name, placed in places.items()
     )
 
 

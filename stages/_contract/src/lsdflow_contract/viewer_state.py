@@ -1,12 +1,14 @@
 """The state of a neuroglancer viewer that shows all volumes of an experiment in their right places.
 
 neuroglancer reads zarr arrays over HTTP. A bare array has axes d0, d1, ... and no unit, so every source carries a
-transform that names the axes, gives them their voxel size in metres, and moves the array to its offset::
+transform that names the axes, gives them their voxel size in metres, and moves the array to its offset. It speaks of
+the array's axes by the names that the viewer gives them; under other names it would be ignored, in silence::
 
     position along an axis (in voxels of this array) = index + offset_nm / voxel_size_nm
 
 Offsets need not be whole voxels, voxel sizes need not be integers and may differ from layer to layer. Axes of the
-arrays are z, y, x; the viewer counts x, y, z.
+arrays are z, y, x; the viewer counts x, y, z. An array may have one axis before them: channels that a shader mixes, or
+steps (the thresholds of a segmentation) that a slider of the viewer goes through.
 """
 
 from __future__ import annotations
@@ -26,6 +28,15 @@ RGB_SHADER = (
 
 
 @dataclass(frozen=True)
+class Steps:
+    """A leading axis that a slider goes through: its name, what each step is called, which one is shown first."""
+
+    axis: str
+    names: tuple[str, ...]
+    first: int
+
+
+@dataclass(frozen=True)
 class ViewerLayer:
     """One array to show: `path` below the prefix (container and dataset), its place in nm, its shape (z,y,x)."""
 
@@ -36,10 +47,14 @@ class ViewerLayer:
     offset_nm: Nm3
     shape_vox: tuple[int, int, int]
     visible: bool = True
+    array_axes: tuple[str, ...] = ()  # as the array names its axes; none = d0, d1, ...
+    steps: Steps | None = None
 
 
-def neuroglancer_state(layers: tuple[ViewerLayer, ...], url_prefix: str) -> dict[str, Any]:
-    """The viewer state (plain values, ready for JSON); the view starts in the middle of the first layer.
+def neuroglancer_state(
+    layers: tuple[ViewerLayer, ...], url_prefix: str, position_nm: Nm3 | None = None
+) -> dict[str, Any]:
+    """The viewer state (plain values, ready for JSON); it opens at `position_nm` or in the middle of the first layer.
 
     `url_prefix` is where the experiment folder is served, for example http://127.0.0.1:9000.
     Raises ValueError for no layers, an empty prefix, or a voxel size that is not positive.
@@ -49,9 +64,15 @@ def neuroglancer_state(layers: tuple[ViewerLayer, ...], url_prefix: str) -> dict
     if not url_prefix:
         raise ValueError("neuroglancer: found no address prefix, wanted for example http://127.0.0.1:9000")
     first = layers[0]
+    middle = [_middle_vox(first, axis) for axis in range(3)]
+    place = [p / v for p, v in zip(position_nm, first.voxel_size_nm, strict=True)] if position_nm else middle
+    steps = {layer.steps.axis: layer.steps for layer in layers if layer.steps}
     return {
-        "dimensions": {name: _length(first.voxel_size_nm[axis]) for name, axis in (("x", 2), ("y", 1), ("z", 0))},
-        "position": [_middle_vox(first, axis) for axis in (2, 1, 0)],
+        "dimensions": {
+            **{name: _length(first.voxel_size_nm[axis]) for name, axis in (("x", 2), ("y", 1), ("z", 0))},
+            **{axis: {"coordinates": list(range(len(s.names))), "labels": list(s.names)} for axis, s in steps.items()},
+        },
+        "position": [*place[::-1], *(s.first + 0.5 for s in steps.values())],
         "crossSectionScale": 1,
         "projectionScale": 2 * max(first.shape_vox),
         "layers": [_layer(layer, url_prefix) for layer in layers],
@@ -93,14 +114,15 @@ def _address(path: str, url_prefix: str) -> str:
 
 def _transform(layer: ViewerLayer) -> dict[str, Any]:
     """Array axes to space: one matrix row per axis, the last column is the shift in voxels of this array."""
-    channels = 0 if layer.kind in {"image", "labels"} else 1
     space = {name: _length(size) for name, size in zip("zyx", layer.voxel_size_nm, strict=True)}
     # "c^": an axis of channels that the shader reads, not an axis of space.
-    output = {**({"c^": [1, ""]} if channels else {}), **space}
-    shift = [0.0] * channels + [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]
+    leading = [layer.steps.axis] if layer.steps else [] if layer.kind in {"image", "labels"} else ["c^"]
+    output = {**{axis: [1, ""] for axis in leading}, **space}
+    shift = [0.0] * len(leading) + [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]
     rank = len(output)
+    names = layer.array_axes or tuple(f"d{i}" for i in range(rank))
     return {
-        "inputDimensions": {f"d{i}": scale for i, scale in enumerate(output.values())},
+        "inputDimensions": dict(zip(names, output.values(), strict=True)),
         "outputDimensions": output,
         "matrix": [[float(i == j) for j in range(rank)] + [shift[i]] for i in range(rank)],
     }

@@ -54,6 +54,14 @@ class Volume:
         return np.dtype(self.array.dtype)
 
     @property
+    def array_axes(self) -> tuple[str, ...]:
+        """The names of the array's own axes, as readers of zarr call those that have none."""
+        names = getattr(self.array.metadata, "dimension_names", None) or self.array.attrs.get("_ARRAY_DIMENSIONS")
+        unnamed = "d" if self.array.metadata.zarr_format == 2 else "dim_"
+        given: list[str | None] = list(cast(Any, names)) if names else [None] * self.array.ndim
+        return tuple(name or f"{unnamed}{i}" for i, name in enumerate(given))
+
+    @property
     def provenance(self) -> dict[str, Any]:
         """The lsdflow block of the attributes; empty for foreign arrays."""
         return cast(dict[str, Any], dict(self.array.attrs).get(PROVENANCE, {}))
@@ -77,6 +85,10 @@ class Volume:
         padded[(..., *inside.slices(box.begin_vox))] = values
         return padded
 
+    def holds(self, box: Box) -> bool:
+        """True if all files of `box` are there: not so where its blocks are still to be made, or are lost."""
+        return all(file.exists() for file in self._chunk_files(box))
+
     def write(self, box: Box, values: npt.NDArray[Any]) -> None:
         """Write `values` to `box`, which must cover whole chunks (or end at the array's end)."""
         self._require_whole_chunks(box)
@@ -90,6 +102,12 @@ class Volume:
         """Let what was written to `box` outlive a loss of power."""
         with storage_errors(Path(self.where)):
             make_durable(Path(self.where), self._chunk_files(box))
+
+    @property
+    def read_shape_vox(self) -> Vox3:
+        """The smallest part that is decoded alone, z, y, x: the chunk, also where there are shards."""
+        z, y, x = self.array.chunks[-3:]
+        return int(z), int(y), int(x)
 
     @property
     def chunk_shape_vox(self) -> Vox3:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lsdflow_command.app import exit_codes
 from lsdflow_command.loudness import start_logging
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.experiment import load_experiment
 from lsdflow_view.export.cli import app as export_app
+from lsdflow_view.show import Listening, show_experiment
 
 app = Verbs(name="lsdflow-view")
 
@@ -34,6 +38,22 @@ def _front(
 ) -> None:
     del show_version
     start_logging()
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
+    at: Annotated[str | None, typer.Option(help='open there: z,y,x in nm, or with a unit, "48, 80, 80 vox"')] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port of the server; 0 = one that is free")] = 0,
+    host: Annotated[str, typer.Option(help="name or address of one interface")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser on it")] = True,
+    napari: Annotated[bool, typer.Option("--napari", help="napari instead of neuroglancer")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+) -> None:
+    """All volumes and every threshold in neuroglancer (or napari), straight from disk; Ctrl-C ends it."""
+    with exit_codes(debug):
+        listening = None if napari else Listening(host, port, browser)
+        show_experiment(load_experiment(folder), listening, at)
 
 
 app.add_typer(export_app)

@@ -8,7 +8,7 @@ from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.manifest import Manifest
-from lsdflow_contract.shown_volumes import ShownVolume, shown_volumes
+from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.pictures import central_planes, picture_of
 from lsdflow_evaluate.report.data import Picture
@@ -39,9 +39,12 @@ def pictures(volume: Volume, name: str, box: Box, grid: Geometry, edge_vox: int)
     return tuple(picture_of(name, volume.read(p.box, outside="zero"), p, grid.voxel_size_nm) for p in planes)
 
 
-def places_in(
-    root: Path, shown: tuple[ShownVolume, ...], volumes: dict[str, Volume]
-) -> dict[str, tuple[str, Geometry]]:
+def places_in(root: Path, shown: tuple[ShownVolume, ...], volumes: dict[str, Volume]) -> dict[str, Placed]:
     """For neuroglancer: by name, the path inside the experiment folder and the place of those that were opened."""
-    opened = (layer for layer in shown if layer.name in volumes)
-    return {layer.name: (str(layer.folder.relative_to(root)), volumes[layer.name].geometry) for layer in opened}
+    return {
+        layer.name: Placed(
+            str(layer.folder.relative_to(root)), volumes[layer.name].geometry, volumes[layer.name].array_axes
+        )
+        for layer in shown
+        if layer.name in volumes
+    }

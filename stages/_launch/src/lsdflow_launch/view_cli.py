@@ -1,0 +1,51 @@
+"""The verb view of `lsdflow`: the command of the optional environment of viewers, called as stages are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_launch.commands import run_command, stage_command
+from lsdflow_launch.options import Debug, Folder
+
+VIEWER = "lsdflow-view"
+
+
+def add_view_verb(app: typer.Typer) -> None:
+    """Register view."""
+
+    @app.command()
+    def view(
+        folder: Folder,
+        at: Annotated[
+            str | None, typer.Option(help='open there: z,y,x in nm, or with a unit: "48, 80, 80 vox"')
+        ] = None,
+        port: Annotated[int, typer.Option(min=0, max=65535, help="port of its server; 0 = one that is free")] = 0,
+        host: Annotated[str, typer.Option(help="it listens on this machine alone, or on one named interface")] = "",
+        browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser on it")] = True,
+        napari: Annotated[bool, typer.Option("--napari", help="napari instead of neuroglancer")] = False,
+        debug: Debug = False,
+    ) -> None:
+        """All volumes and the segmentation of every threshold in neuroglancer, straight from disk; Ctrl-C ends it."""
+        with exit_codes(debug):
+            load_experiment(folder)  # a wrong folder is told without the viewer as well
+            told = [f"--port={port}", *([f"--at={at}"] if at else []), *([f"--host={host}"] if host else [])]
+            flags = {"--no-browser": not browser, "--napari": napari, "--debug": debug}
+            options = [*told, *(flag for flag, wanted in flags.items() if wanted)]
+            code = run_command([str(viewer_command()), "show", str(folder), *options])
+        raise typer.Exit(code)
+
+
+def viewer_command() -> Path:
+    """Where the command of viewers is. MissingInput, with what to do, if their environment was not made."""
+    try:
+        return stage_command(VIEWER)
+    except MissingInput as error:
+        error.what = "the viewers are not installed"
+        error.hint = "make setup-view, once, in the clone of lsdflow: they have an environment of their own"
+        raise

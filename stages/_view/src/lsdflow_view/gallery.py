@@ -1,0 +1,103 @@
+"""What of an experiment is shown: its volumes as they lie on disk, and the segmentation at every threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.arrays import LABELS
+from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.lut import KnownLut, find_luts
+from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes, viewer_layers
+from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
+from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_view.relabelled import AXIS, LutShelf, RelabelledVolume
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Open volumes by name, and by merge function the segmentations of all its thresholds."""
+
+    volumes: Mapping[str, Volume]
+    relabelled: Mapping[str, RelabelledVolume]
+    chosen: tuple[str, float] | None
+
+    @cached_property
+    def folders(self) -> dict[str, Path]:
+        """The folder of each volume: all that is served of the disk."""
+        return {name: Path(volume.where) for name, volume in self.volumes.items()}
+
+    def layers(self) -> tuple[ViewerLayer, ...]:
+        """The layers of a viewer, their paths below the served address."""
+        plain = viewer_layers(
+            {name: Placed(f"volumes/{name}", v.geometry, v.array_axes) for name, v in self.volumes.items()}
+        )
+        return (*plain, *(self._stepped(merge_function) for merge_function in self.relabelled))
+
+    def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
+        """The state of neuroglancer, everything served at `address`."""
+        return neuroglancer_state(self.layers(), address, position_nm)
+
+    def _stepped(self, merge_function: str) -> ViewerLayer:
+        """One layer for all thresholds of a merge function, opened at the chosen one or in their middle."""
+        volume = self.relabelled[merge_function]
+        thresholds = [lut.threshold for lut in volume.luts]
+        is_chosen = self.chosen is not None and self.chosen[0] == merge_function
+        wanted = self.chosen[1] if self.chosen and is_chosen else thresholds[len(thresholds) // 2]
+        first = min(range(len(thresholds)), key=lambda i: abs(thresholds[i] - wanted))
+        axis = AXIS if is_chosen or len(self.relabelled) == 1 else f"{AXIS}_{merge_function}"
+        placed = Placed(f"thresholds/{merge_function}", volume.fragments.geometry, (AXIS, "z", "y", "x"))
+        (layer,) = viewer_layers({f"thresholds {merge_function}": placed})
+        return replace(layer, steps=Steps(axis, tuple(f"{t:.4g}" for t in thresholds), first))
+
+
+def open_gallery(experiment: Experiment) -> Gallery:
+    """Open what is there, finished or not. MissingInput if there is nothing yet."""
+    shown = shown_volumes(experiment.layout, _manifest(experiment, "predict"), _truth_dataset(experiment))
+    if not shown:
+        raise MissingInput(
+            "there is no volume to show", where=experiment.layout.root, hint="run prepare first: lsdflow run DIR"
+        )
+    volumes = {volume.name: _opened(volume) for volume in shown}
+    return Gallery(volumes, _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment")))
+
+
+def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[str, RelabelledVolume]:
+    """By merge function; only tables that were made of these very fragments."""
+    watershed = _manifest(experiment, "watershed")
+    if watershed is None or "fragments" not in volumes:
+        return {}
+    tables: dict[str, list[KnownLut]] = {}
+    for lut in find_luts(experiment.layout.luts, watershed.identity):
+        tables.setdefault(lut.merge_function, []).append(lut)
+    shelf = LutShelf()
+    return {name: RelabelledVolume(volumes["fragments"], tuple(luts), shelf) for name, luts in tables.items()}
+
+
+def _opened(volume: ShownVolume) -> Volume:
+    return open_volume(volume.container, volume.dataset)
+
+
+def _manifest(experiment: Experiment, stage: str) -> Manifest | None:
+    """None if the stage has not finished."""
+    try:
+        return read_manifest(experiment.layout, stage)
+    except MissingInput:
+        return None
+
+
+def _chosen(segment: Manifest | None) -> tuple[str, float] | None:
+    if segment is None or not {"merge_function", "threshold"} <= segment.facts.keys():
+        return None
+    return str(segment.facts["merge_function"]), float(segment.facts["threshold"])
+
+
+def _truth_dataset(experiment: Experiment) -> str:
+    named = experiment.tables.get("evaluate", {}).get("truth_dataset", LABELS.dataset)
+    return str(named)

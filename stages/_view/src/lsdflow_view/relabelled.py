@@ -1,0 +1,144 @@
+"""Segmentations of all thresholds without writing one: the fragments, looked up in a table when a chunk is asked for.
+
+    chunk (threshold, z, y, x)  ->  fragments of that chunk, from disk  ->  lookup table of that threshold  ->  zstd
+
+To a reader this is one zarr 3 array (threshold, z, y, x) of uint64 with the chunks of the fragments. In memory: a few
+lookup tables and the chunks that are asked for at this moment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from numcodecs import Zstd
+from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_contract.lut import KnownLut, Lut, read_lut
+from lsdflow_runtime.volumes import Volume
+
+UInt64s = NDArray[np.uint64]
+
+AXIS = "threshold"
+KEPT_BYTES = 1 << 30
+FASTEST = 1
+
+
+class LutShelf:
+    """Lookup tables as they were used last, until `kept_bytes` are full; the newest always stays."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._kept_bytes = kept_bytes
+        self._tables: OrderedDict[Path, Lut] = OrderedDict()
+        self._lock = Lock()
+
+    def table(self, path: Path) -> Lut:
+        """The table of a file, read at most once while it is kept. BadData if its fragments do not ascend."""
+        with self._lock:
+            if path not in self._tables:
+                self._tables[path] = _ascending(path)
+            self._tables.move_to_end(path)
+            while len(self._tables) > 1 and self._held_bytes() > self._kept_bytes:
+                self._tables.popitem(last=False)
+            return self._tables[path]
+
+    def _held_bytes(self) -> int:
+        return sum(lut.fragments.nbytes + lut.segments.nbytes for lut in self._tables.values())
+
+
+@dataclass(frozen=True)
+class RelabelledVolume:
+    """The fragments under each of `luts`, as one array (threshold, z, y, x)."""
+
+    fragments: Volume
+    luts: tuple[KnownLut, ...]
+    shelf: LutShelf = field(default_factory=LutShelf)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Thresholds, z, y, x."""
+        return (len(self.luts), *self.fragments.box.shape_vox)
+
+    def metadata(self) -> bytes:
+        """The zarr.json of the array."""
+        codecs = [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "zstd", "configuration": {"level": FASTEST, "checksum": False}},
+        ]
+        chunk = {"chunk_shape": [1, *self.fragments.read_shape_vox]}
+        described = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(self.shape),
+            "data_type": "uint64",
+            "chunk_grid": {"name": "regular", "configuration": chunk},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": 0,
+            "codecs": codecs,
+            "attributes": {AXIS: [lut.threshold for lut in self.luts]},
+            "dimension_names": [AXIS, "z", "y", "x"],
+        }
+        return json.dumps(described).encode()
+
+    def file(self, parts: Sequence[str]) -> bytes | None:
+        """The content of a file of the array, `zarr.json` or `c/<threshold>/<z>/<y>/<x>`; None if there is none."""
+        if list(parts) == ["zarr.json"]:
+            return self.metadata()
+        if len(parts) != 5 or parts[0] != "c" or not all(p.isascii() and p.isdecimal() for p in parts[1:]):
+            return None
+        threshold, *place = (int(p) for p in parts[1:])
+        chunk = self._chunk(threshold, place)
+        return None if chunk is None else bytes(Zstd(FASTEST).encode(chunk))
+
+    def read(self, threshold: int, box: Box) -> UInt64s:
+        """Segment ids of `box` (z, y, x) under the table with this number."""
+        lut = self.shelf.table(self.luts[threshold].path)
+        return relabel(self.fragments.read(box), lut, str(box))
+
+    def _chunk(self, threshold: int, place: Sequence[int]) -> UInt64s | None:
+        """A whole chunk, 0 beyond the end of the volume; None outside of it and where no fragments were made."""
+        edges, whole = self.fragments.read_shape_vox, self.fragments.box
+        box = Box(_times(place, edges), edges).intersect(whole)
+        if box.is_empty or threshold >= len(self.luts) or not self.fragments.holds(box):
+            return None
+        chunk = np.zeros(edges, np.uint64)
+        chunk[tuple(map(slice, box.shape_vox))] = self.read(threshold, box)
+        return chunk
+
+
+def relabel(fragments: UInt64s, lut: Lut, where: str) -> UInt64s:
+    """The segment of each voxel; 0 stays 0. BadData, naming `where`, for a fragment that the table does not know."""
+    found, which = np.unique(fragments, return_inverse=True)
+    place = np.minimum(np.searchsorted(lut.fragments, found), max(0, len(lut) - 1))
+    known = (lut.fragments[place] == found) if len(lut) else np.zeros(len(found), bool)
+    unknown = found[~known & (found != 0)]
+    if unknown.size:
+        raise BadData(
+            f"fragment {int(unknown[0])} is not in the lookup table",
+            where=where,
+            hint="the fragments changed after segment read the graph: run segment again",
+        )
+    segments = np.zeros(len(found), np.uint64)
+    segments[known] = lut.segments[place[known]]
+    segments[found == 0] = 0
+    relabelled: UInt64s = segments[which].reshape(fragments.shape)
+    return relabelled
+
+
+def _ascending(path: Path) -> Lut:
+    lut = read_lut(path)
+    if not bool((lut.fragments[1:] > lut.fragments[:-1]).all()):
+        raise BadData("the lookup table is not ascending", where=path, hint="run segment again")
+    return lut
+
+
+def _times(place: Sequence[int], edges: Vox3) -> Vox3:
+    z, y, x = (p * e for p, e in zip(place, edges, strict=True))
+    return z, y, x

@@ -1,0 +1,114 @@
+"""`lsdflow-view show`: serve an experiment, tell the address, open a browser, go on until somebody ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import typer
+
+from lsdflow_contract.errors import UsageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Lengths, Nm3
+from lsdflow_view.gallery import Gallery, open_gallery
+from lsdflow_view.napari_window import open_napari
+from lsdflow_view.server import Site, ViewServer, client_folder
+
+ENDS = (signal.SIGINT, signal.SIGTERM)
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the server listens, and whether a browser is opened on it."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    browser: bool = True
+
+
+def show_experiment(experiment: Experiment, listening: Listening | None, at: str | None = None) -> None:
+    """In neuroglancer, served until it is ended; in a window of napari where nothing listens.
+
+    Raises MissingInput (66) for an experiment without volumes, UsageError (2) for a wrong position or address.
+    """
+    gallery = open_gallery(experiment)
+    position_nm = position_of(gallery, at)
+    if listening is None:
+        open_napari(gallery, position_nm)
+    else:
+        serve(Site(gallery, client_folder(), position_nm), listening)
+
+
+def serve(site: Site, listening: Listening) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    with ViewServer(site, listening.host, listening.port) as server, _until_ended() as wait:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        typer.echo(server.url)
+        typer.echo(_words(site.gallery, server), err=True)
+        with _browser(server.url if listening.browser else None):
+            wait()
+        server.shutdown()
+        thread.join()
+    typer.echo("the viewer has ended", err=True)
+
+
+def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
+    """`z,y,x` in nm, or with a unit: "480, 800, 800 nm", or "48, 80, 80 vox" of the first volume, as the viewer counts.
+
+    UsageError for anything else.
+    """
+    if at is None:
+        return None
+    plain = not any(letter.isalpha() and letter not in "eE" for letter in at)
+    try:
+        lengths = Lengths.parse(f"{at} nm" if plain else at)
+    except ValueError as error:
+        raise UsageError("that is no position", where="--at", wanted="z,y,x", found=error) from error
+    first = gallery.layers()[0]
+    return lengths.to_nm(first.voxel_size_nm)
+
+
+def _words(gallery: Gallery, server: ViewServer) -> str:
+    names = ", ".join(layer.name for layer in gallery.layers())
+    port = server.server_address[1]
+    return (
+        f"layers: {names}\n"
+        f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, then the same address\n"
+        "whoever knows the address can read these volumes; Ctrl-C ends it"
+    )
+
+
+@contextmanager
+def _until_ended() -> Iterator[Callable[[], object]]:
+    """Gives a function that waits for SIGINT or SIGTERM, one or several; handlers are put back after."""
+    ended = threading.Event()
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in ENDS}
+    try:
+        yield ended.wait
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _browser(url: str | None) -> Iterator[None]:
+    """Open a browser where there is a screen. The address goes by a file that only its user can read: arguments of
+    programs can be read by everybody on the machine."""
+    if url is None or not any(os.environ.get(name) for name in DISPLAYS):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="lsdflow-view-") as folder:
+        page = Path(folder) / "open.html"
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(url, quote=True)}">')
+        webbrowser.open(page.as_uri())
+        yield
