@@ -1,0 +1,84 @@
+"""The verb plan."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_contract.errors import StageError, StorageFailure, UsageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_launch.cluster_cli import asker
+from lsdflow_launch.planning.evidence import made_in
+from lsdflow_launch.planning.plan import Asked, Plan, make_plan, plans_of
+from lsdflow_launch.planning.stored import compare, store_plan
+
+LOG = logging.getLogger("lsdflow.plan")
+WHOLE = "experiment"
+PLACES = {"": None, "local": False, "slurm": True}
+
+
+def add_plan_verb(app: typer.Typer) -> None:
+    """Register plan."""
+
+    @app.command()
+    def plan(
+        folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
+        measure: Annotated[bool, typer.Option("--measure", help="do a block of each stage that can run now")] = False,
+        like: Annotated[Path | None, typer.Option(help="a finished experiment to learn from")] = None,
+        prices: Annotated[Path | None, typer.Option(help="prices (default: prices.toml of the experiment)")] = None,
+        on: Annotated[str, typer.Option(help="local or slurm (default: slurm if the file has [cluster])")] = "",
+        compared: Annotated[bool, typer.Option("--compare", help="what was planned, and what it was")] = False,
+        override: Annotated[list[str] | None, typer.Option("--set", help="table.key=value")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    ) -> None:
+        """What a run will take: bytes, files, memory, hours, cost; from measured blocks. Writes DIR/plan.json."""
+        with exit_codes(debug, as_json):
+            experiment = load_experiment(folder, override or [])
+            if on not in PLACES:
+                raise UsageError(f"no place {on!r}", wanted="local or slurm")
+            if compared:
+                _compare(experiment, as_json)
+                return
+            made = make_plan(experiment, Asked(measure, like, prices, PLACES[on]), asker(experiment))
+            _show(experiment, made, as_json)
+            certain = [warn for warn in made.warnings if warn.certain]
+        if certain:
+            raise typer.Exit(StorageFailure.exit_code)
+
+
+def _show(experiment: Experiment, plan: Plan, as_json: bool) -> None:
+    if as_json:
+        told: dict[str, Any] = plan.as_dict()
+        stages = told.pop("stages")
+        typer.echo(json.dumps({**{s: {**f, "estimate": stages[s]} for s, f in plan.facts.items()}, WHOLE: told}))
+    else:
+        from lsdflow_launch.planning.table import plain_console, show_plan
+
+        show_plan(plan, plain_console())
+    try:
+        path = store_plan(experiment, plan)
+    except StageError as error:
+        LOG.warning("the plan is not kept: %s", error.message())
+        return
+    if not as_json:
+        typer.echo(f"wrote {path}; after the run: lsdflow plan {experiment.path.parent} --compare")
+
+
+def _compare(experiment: Experiment, as_json: bool) -> None:
+    facts = plans_of(experiment, asker(experiment))
+    found = compare(experiment, {stage: made_in(experiment, stage, told) for stage, told in facts.items()})
+    if as_json:
+        told: dict[str, Any] = {}
+        for line in found:
+            told.setdefault(line.stage, {})[line.name] = line.as_dict()
+        typer.echo(json.dumps(told))
+        return
+    from lsdflow_launch.planning.table import plain_console, show_comparison
+
+    show_comparison(found, plain_console())

@@ -1,0 +1,137 @@
+"""What is known of a stage's work, and from where: finished blocks of this experiment, a measured block, another one.
+
+1. here      blocks that are done already (`<stage> plan`: taken), bytes on the disk
+2. measured  a block done into a throw-away folder (`<stage> measure`)
+3. like      a finished experiment that the user names, scaled by voxels
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, storage_errors
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.planning.disk_use import DiskUse, disk_use, made_by
+from lsdflow_launch.whole import Ask
+
+LOG = logging.getLogger("lsdflow.plan")
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an experiment has of a stage: what the stage plans (and finished blocks took), and what lies on the disk."""
+
+    facts: Facts
+    disk: DiskUse
+    manifest: Facts = field(default_factory=dict)
+    seconds: float | None = None
+    where: str = "here"
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of one stage. `measured` and `like` are empty where nothing was.
+
+    target_voxels: of the volume to segment, as prepare tells it. has_gpu: those who will do the work have GPUs.
+    """
+
+    here: Made
+    measured: Facts = field(default_factory=dict)
+    like: Made | None = None
+    target_voxels: int | None = None
+    has_gpu: bool = False
+
+
+def made_in(experiment: Experiment, stage: str, facts: Facts, where: str = "here") -> Made:
+    """What is there of a stage in an experiment."""
+    finished = True
+    try:
+        manifest = read_manifest(experiment.layout, stage).facts
+    except StageError:
+        manifest, finished = _speed_so_far(experiment.layout.train_dir(stage) / "loss.csv"), False
+    disk, seconds = disk_use(made_by(experiment.layout, stage)), seconds_of_runs(experiment, stage)
+    return Made(facts, disk, manifest, seconds, where, finished)
+
+
+def seconds_of_runs(experiment: Experiment, stage: str) -> float | None:
+    """Seconds of all runs of a stage that have ended, from their outcomes; None if there is none."""
+    found = [read_json(path) for path in experiment.layout.stage_runs(stage).glob("*/outcome.json")]
+    seconds = [float(outcome.get("seconds", 0.0)) for outcome in found]
+    return sum(seconds) if seconds else None
+
+
+def _speed_so_far(losses: Path) -> Facts:
+    """Iterations and their speed of a training that has not finished; empty if there is none."""
+    try:
+        with losses.open(newline="") as file:
+            last = deque(csv.DictReader(file), maxlen=1)
+        return {"iteration": int(last[0]["iteration"]), "it_per_s": float(last[0]["it_per_s"])} if last else {}
+    except (OSError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def taken_as_a_whole(made: Made) -> Facts:
+    """What the blocks of a finished stage took, from its manifest, if that tells of all of them (one pass)."""
+    told = made.manifest
+    if not made.finished or "seconds_in_blocks" not in told or "passes" in made.facts:
+        return {}
+    blocks = int(told["blocks"])
+    per_block = told["seconds_in_blocks"] / blocks
+    return {"records": blocks, "seconds_per_block": per_block, "peak_rss_mib": told["peak_rss_mib"]}
+
+
+def passes_of(facts: Mapping[str, Any]) -> dict[str, Facts]:
+    """The passes of a stage's plan by name; a stage with one pass has one, without name."""
+    passes: dict[str, Facts] = facts.get("passes") or {"": dict(facts)}
+    return passes
+
+
+def measure(experiment: Experiment, stages: Sequence[str], ask: Ask) -> dict[str, Facts]:
+    """One block of each stage, one stage after another, into a folder beside the results that is removed again.
+
+    A stage that cannot run yet says so: {"not known": why}.
+    """
+    with storage_errors(experiment.layout.root):
+        folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=experiment.layout.root))
+    try:
+        return {stage: _measured(experiment, stage, folder, ask) for stage in stages}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measured(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Facts:
+    LOG.info("%s: a block is measured", stage)
+    started = time.monotonic()
+    try:
+        told = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder / stage)])
+    except StageError as error:
+        told = error.as_dict()
+    seconds = time.monotonic() - started
+    shutil.rmtree(folder / stage, ignore_errors=True)
+    if "exit_code" in told:
+        return {"not known": f"no block can be measured yet: {told['what']}"}
+    # Starting the command, opening inputs, loading networks: paid once, whatever the number of blocks.
+    to_start = seconds - told["seconds"] - told.get("seconds_of_first_block", 0.0)
+    return {**told, "seconds_to_start": max(to_start, 0.0)}
+
+
+def require_finished_something(like: Experiment, made: Mapping[str, Made]) -> None:
+    """MissingInput (66) for an experiment that nothing can be learnt from."""
+    if not any(m.finished for m in made.values()):
+        raise MissingInput(
+            "no stage of that experiment has finished", where=like.layout.root, hint="name one that was run with --like"
+        )

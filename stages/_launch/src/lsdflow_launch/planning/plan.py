@@ -1,0 +1,155 @@
+"""A plan of the whole chain: estimates of all stages, hours by partition, room on the disk, warnings, cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.cluster import BLOCK_STAGES
+from lsdflow_launch.planning.allotment import Allotment, allotment_of, has_cluster
+from lsdflow_launch.planning.disk_use import Room, room_in
+from lsdflow_launch.planning.estimate import StageEstimate, estimate
+from lsdflow_launch.planning.evidence import Evidence, Facts, Made, made_in, measure, require_finished_something
+from lsdflow_launch.planning.limits import Warn, warnings_of
+from lsdflow_launch.planning.prices import cost_of, read_prices
+from lsdflow_launch.planning.quantity import Quantity, total
+from lsdflow_launch.whole import Ask
+
+HOURS = ("cpu_hours", "gpu_hours")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    measure: bool = False
+    like: Path | None = None
+    prices: Path | None = None
+    on_slurm: bool | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that `lsdflow plan` tells. `facts`: what the stages themselves plan."""
+
+    facts: dict[str, Facts]
+    estimates: dict[str, StageEstimate]
+    allotments: dict[str, Allotment]
+    room: Room
+    on_slurm: bool
+    warnings: list[Warn]
+    costs: dict[str, Quantity] = field(default_factory=dict)
+    currency: str = ""
+    written: float = field(default_factory=time.time)
+
+    def left(self, name: str) -> Quantity:
+        """A number of all stages, of the share that is left to do."""
+        return total(e[name].times(e.share_left) for e in self.estimates.values() if e.share_left > 0)
+
+    def by_partition(self) -> dict[str, dict[str, Quantity]]:
+        """Hours that are left, by the partition that the workers of a stage run in."""
+        found: dict[str, dict[str, Quantity]] = {}
+        for partition in dict.fromkeys(a.workers.partition for a in self.allotments.values()):
+            stages = [s for s, a in self.allotments.items() if a.workers.partition == partition]
+            left = [self.estimates[s] for s in stages if self.estimates[s].share_left > 0]
+            found[partition] = {
+                name: total(e[name].times(e.share_left) for e in left) if left else Quantity(0, "all is done")
+                for name in (*HOURS, "walltime_s")
+            }
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in plan.json."""
+        return {
+            "written": self.written,
+            "workers": "slurm" if self.on_slurm else "local",
+            "stages": {stage: e.as_dict() for stage, e in self.estimates.items()},
+            "left_by_partition": {
+                p: {name: q.as_dict() for name, q in numbers.items()} for p, numbers in self.by_partition().items()
+            },
+            "bytes_to_come": self.left("bytes_written").as_dict(),
+            "files_to_come": self.left("files").as_dict(),
+            "free_bytes": self.room.free_bytes,
+            "free_files": self.room.free_files,
+            "warnings": [warn.as_dict() for warn in self.warnings],
+            "cost": {offer: q.as_dict() for offer, q in self.costs.items()},
+            "currency": self.currency,
+        }
+
+
+def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
+    """Ask the stages, measure if that is asked for, and estimate every stage.
+
+    Raises what experiment and prices file raise, MissingInput (66) for a --like of which nothing has finished.
+    """
+    prices = read_prices(experiment, asked.prices)
+    on_slurm = has_cluster(experiment) if asked.on_slurm is None else asked.on_slurm
+    evidence = _gather(experiment, asked, ask)
+    allotments = {s: allotment_of(experiment, s, e.here.facts, on_slurm=on_slurm) for s, e in evidence.items()}
+    evidence = {s: replace(e, has_gpu=allotments[s].workers.gpus > 0) for s, e in evidence.items()}
+    estimates = {s: estimate(s, evidence[s], allotments[s], _has_roi(experiment, s)) for s in evidence}
+    facts = {stage: e.here.facts for stage, e in evidence.items()}
+    plan = Plan(facts, estimates, allotments, room_in(experiment.layout.root), on_slurm, [])
+    plan.warnings.extend(warnings_of(experiment, plan))
+    if prices is not None:
+        hours = {name: plan.left(name) for name in HOURS}
+        size = total(e["bytes_written"] for e in estimates.values())
+        plan.costs.update(cost_of(prices, hours, size))
+    currency = prices.currency if prices is not None else ""
+    return Plan(facts, estimates, allotments, plan.room, on_slurm, plan.warnings, plan.costs, currency)
+
+
+def plans_of(experiment: Experiment, ask: Ask) -> dict[str, Facts]:
+    """What each stage would do; a stage whose inputs are not made yet says so."""
+    stages = stages_of(experiment)
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda stage: _plan_of_stage(experiment, stage, ask), stages)
+        return dict(zip(stages, answers, strict=True))
+
+
+def _plan_of_stage(experiment: Experiment, stage: str, ask: Ask) -> Facts:
+    try:
+        told: Facts = ask(stage, stage_arguments("plan", experiment))
+    except StageError as error:
+        told = error.as_dict()
+    return {"not known yet": told["what"]} if "exit_code" in told else told
+
+
+def _gather(experiment: Experiment, asked: Asked, ask: Ask) -> dict[str, Evidence]:
+    here = {stage: made_in(experiment, stage, facts) for stage, facts in plans_of(experiment, ask).items()}
+    like = _like(asked.like, ask)
+    measured = measure(experiment, _stages_to_measure(here), ask) if asked.measure else {}
+    voxels = _target_voxels(here[STAGES[0]].facts)
+    return {stage: Evidence(made, measured.get(stage, {}), like.get(stage), voxels) for stage, made in here.items()}
+
+
+def _has_roi(experiment: Experiment, stage: str) -> bool:
+    return bool(experiment.tables.get(stage, {}).get("roi"))
+
+
+def _target_voxels(prepared: Facts) -> int | None:
+    target = prepared.get("target")
+    return math.prod(target["shape_vox"]) if isinstance(target, dict) else None
+
+
+def _stages_to_measure(here: Mapping[str, Made]) -> list[str]:
+    return [
+        s for s, made in here.items() if s in BLOCK_STAGES and "not known yet" not in made.facts and not made.finished
+    ]
+
+
+def _like(folder: Path | None, ask: Ask) -> dict[str, Made]:
+    if folder is None:
+        return {}
+    other = load_experiment(folder)
+    made = {stage: made_in(other, stage, facts, str(folder)) for stage, facts in plans_of(other, ask).items()}
+    require_finished_something(other, made)
+    return made

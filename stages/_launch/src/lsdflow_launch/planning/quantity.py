@@ -1,0 +1,56 @@
+"""A number of a plan: its value, where it is known from, or why it is not known. Nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """value: None if it is not known. source: where from, or why not. at_least: a part of it is not known."""
+
+    value: float | None
+    source: str
+    at_least: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in plan.json."""
+        return {"value": self.value, "from": self.source, **({"at_least": True} if self.at_least else {})}
+
+    @classmethod
+    def of_dict(cls, told: dict[str, Any]) -> Self:
+        """As read from plan.json."""
+        return cls(told.get("value"), str(told.get("from", "")), bool(told.get("at_least", False)))
+
+    def times(self, factor: float, why: str = "") -> Quantity:
+        """The value times a factor; `why` is added to the source."""
+        if self.value is None:
+            return self
+        return replace(self, value=self.value * factor, source=f"{self.source}{why}")
+
+
+def unknown(why: str) -> Quantity:
+    """A number that nobody knows yet."""
+    return Quantity(None, why)
+
+
+def first_known(found: Iterable[Quantity], why_not: str) -> Quantity:
+    """The first that is known; else unknown, with the reasons."""
+    listed = list(found)
+    for quantity in listed:
+        if quantity.value is not None:
+            return quantity
+    reasons = dict.fromkeys(q.source for q in listed if q.source)
+    return unknown("; ".join(reasons) or why_not)
+
+
+def total(parts: Iterable[Quantity]) -> Quantity:
+    """The sum; `at_least` if a part is not known, unknown if none is."""
+    listed = list(parts)
+    values = [q.value for q in listed if q.value is not None]
+    sources = "; ".join(dict.fromkeys(q.source for q in listed))
+    if not values:
+        return unknown(sources)
+    return Quantity(sum(values), sources, len(values) < len(listed) or any(q.at_least for q in listed))

@@ -1,0 +1,96 @@
+"""What prepare and the trainings will take: they do not work on blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lsdflow_launch.planning.evidence import Evidence, Made
+from lsdflow_launch.planning.quantity import Quantity, first_known, unknown
+
+NOT_MEASURED = "not known before it has run, here or in another experiment (--like)"
+SAME_TRAINING = ("kind", "raw_shape_vox", "output_shape_vox", "patches_per_step", "device")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Numbers of such a stage, and the share of it that is left."""
+
+    numbers: dict[str, Quantity]
+    share_left: float
+
+
+def preparation(evidence: Evidence) -> Alone:
+    """Copying the volumes: bytes as prepare expects them, seconds as others took for theirs."""
+    here = evidence.here
+    volumes = _volumes(here.facts)
+    expected = sum(volume["bytes_expected"] for volume in volumes.values())
+    left = sum(v["bytes_expected"] for v in volumes.values() if not v.get("done"))
+    found = [_of_bytes(made, expected) for made in (here, evidence.like) if made is not None]
+    seconds = first_known(found, NOT_MEASURED)
+    numbers = {
+        "seconds": seconds,
+        "walltime_s": seconds,
+        "voxels": Quantity(_voxels(volumes.values()), "prepare plan"),
+        "bytes_written": _counted(here, "size_bytes") or Quantity(expected, "computed by prepare"),
+        "files": _counted(here, "files") or unknown(NOT_MEASURED),
+    }
+    return Alone(numbers, 0.0 if here.finished else left / expected if expected else 1.0)
+
+
+def training(evidence: Evidence) -> Alone:
+    """Iterations at the speed of this training so far, or of the same training elsewhere."""
+    here = evidence.here
+    wanted, minutes = here.facts.get("max_iteration"), here.facts.get("max_minutes")
+    found = [_of_iterations(here, wanted)]
+    if evidence.like is not None:
+        same = all(evidence.like.facts.get(key) == here.facts.get(key) for key in SAME_TRAINING)
+        other = unknown(f"the training of {evidence.like.where} is another one (patches, network or device)")
+        found.append(_of_iterations(evidence.like, wanted) if same else other)
+    seconds = first_known(found, NOT_MEASURED)
+    if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
+        seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
+    done = int(here.facts.get("done_iterations") or 0)
+    like = evidence.like
+    size = _counted(here, "size_bytes") or (like and _counted(like, "size_bytes")) or unknown(NOT_MEASURED)
+    numbers = {
+        "iterations": Quantity(wanted, "train plan") if wanted else unknown("no max_iteration"),
+        "seconds": seconds,
+        "walltime_s": seconds,
+        "bytes_written": size,
+        "files": _counted(here, "files") or (like and _counted(like, "files")) or unknown(NOT_MEASURED),
+    }
+    return Alone(numbers, 0.0 if here.finished else max(0.0, 1 - done / wanted) if wanted else 1.0)
+
+
+def _of_iterations(made: Made, wanted: Any) -> Quantity:
+    speed = made.manifest.get("it_per_s")
+    if not speed or not wanted:
+        return unknown("")
+    return Quantity(wanted / speed, f"{made.where}: {made.manifest.get('iteration')} iterations, {speed} a second")
+
+
+def _of_bytes(made: Made, expected: float) -> Quantity:
+    theirs = sum(volume["bytes_expected"] for volume in _volumes(made.facts).values())
+    if not made.finished or made.seconds is None or not theirs:
+        return unknown("")
+    return Quantity(made.seconds * expected / theirs, f"{made.where}: {theirs / 1e6:.0f} MB in {made.seconds:.0f} s")
+
+
+def _counted(made: Made, what: str) -> Quantity | None:
+    if made.finished and made.disk.complete:
+        return Quantity(getattr(made.disk, what), f"on the disk ({made.where})")
+    return None
+
+
+def _volumes(facts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: v for name, v in facts.items() if isinstance(v, dict) and "bytes_expected" in v}
+
+
+def _voxels(volumes: Any) -> int:
+    found = 0
+    for volume in volumes:
+        z, y, x = volume["shape_vox"]
+        found += z * y * x
+    return found

@@ -1,0 +1,125 @@
+"""DIR/plan.json: what was predicted, kept for the comparison with what really happened.
+
+A stage that has finished keeps the prediction that was made before: what is told of it afterwards is no prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.planning.evidence import Made, passes_of, taken_as_a_whole
+from lsdflow_launch.planning.plan import Plan
+from lsdflow_launch.planning.quantity import Quantity
+
+NAME = "plan.json"
+COMPARED = ("walltime_s", "seconds", "rss_per_worker_bytes", "bytes_written", "files")
+MIB = 2**20
+
+
+def plan_path(experiment: Experiment) -> Path:
+    """Where the plan lies."""
+    return experiment.path.parent / NAME
+
+
+def store_plan(experiment: Experiment, plan: Plan) -> Path:
+    """Write the plan. Raises PermissionDenied (77) or StorageFailure (74)."""
+    told, before = plan.as_dict(), predicted_stages(experiment)
+    for stage, estimate in told["stages"].items():
+        earlier = before.get(stage)
+        if plan.estimates[stage].share_left == 0:
+            kept = earlier if earlier and earlier["share_left"] > 0 else {**estimate, "share_left": 0.0}
+            told["stages"][stage] = kept
+    write_json(plan_path(experiment), told)
+    return plan_path(experiment)
+
+
+def predicted_stages(experiment: Experiment) -> dict[str, Any]:
+    """Estimates of the stages in plan.json; empty if there is none that can be read."""
+    try:
+        found = read_json(plan_path(experiment))
+    except StageError:
+        return {}
+    stages = found.get("stages", {}) if isinstance(found, dict) else {}
+    return {name: stage for name, stage in stages.items() if isinstance(stage, dict) and "share_left" in stage}
+
+
+def predicted(stage: Mapping[str, Any], name: str) -> float | None:
+    """A predicted number of a stage; None if there is none, or if it was told after the stage had finished."""
+    told = stage.get(name)
+    if stage.get("share_left", 0.0) == 0 or not isinstance(told, dict):
+        return None
+    return Quantity.of_dict(told).value
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One number of a stage: as predicted, and as it was."""
+
+    stage: str
+    name: str
+    predicted: float | None
+    actual: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """actual / predicted."""
+        return self.actual / self.predicted if self.actual is not None and self.predicted else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {"predicted": self.predicted, "actual": self.actual, "ratio": self.ratio}
+
+
+def compare(experiment: Experiment, made: Mapping[str, Made]) -> list[Comparison]:
+    """Predicted and actual numbers of every stage that has finished.
+
+    Raises MissingInput (66) without a plan.
+    """
+    before = predicted_stages(experiment)
+    if not before:
+        hint = "make one before the run: lsdflow plan DIR --measure"
+        raise MissingInput("there is no plan to compare with", where=plan_path(experiment), hint=hint)
+    found = []
+    for stage, what in made.items():
+        actual = _actual(what) if what.finished else {}
+        for name in COMPARED:
+            guess, was = predicted(before.get(stage, {}), name), actual.get(name)
+            if what.finished and (guess is not None or was is not None):
+                found.append(Comparison(stage, name, guess, was))
+    return found
+
+
+def planned_seconds(experiment: Experiment, stage: str) -> float | None:
+    """The walltime that was predicted for a stage; None if none was."""
+    return predicted(predicted_stages(experiment).get(stage, {}), "walltime_s")
+
+
+def finished_in(experiment: Experiment, stage: str) -> bool:
+    """True if the stage has left its manifest."""
+    try:
+        read_manifest(experiment.layout, stage)
+    except StageError:
+        return False
+    return True
+
+
+def _actual(made: Made) -> dict[str, float | None]:
+    passes = [*passes_of(made.facts).values()]
+    if not any(p.get("taken") for p in passes):
+        passes = [{"taken": taken_as_a_whole(made), "blocks": made.manifest.get("blocks", 0)}]
+    taken = [p["taken"]["seconds_per_block"] * p["blocks"] for p in passes if p.get("taken")]
+    peaks = [p["taken"]["peak_rss_mib"] for p in passes if p.get("taken")]
+    return {
+        "walltime_s": made.seconds,
+        "seconds": sum(taken) if taken else None,
+        "rss_per_worker_bytes": max(peaks) * MIB if peaks else None,
+        "bytes_written": made.disk.size_bytes if made.disk.complete else None,
+        "files": made.disk.files if made.disk.complete else None,
+    }

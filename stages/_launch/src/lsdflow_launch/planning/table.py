@@ -1,0 +1,99 @@
+"""A plan and its comparison as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lsdflow_launch.planning.plan import HOURS, Plan
+from lsdflow_launch.planning.quantity import Quantity
+from lsdflow_launch.planning.stored import Comparison
+from lsdflow_launch.planning.wording import count, duration, hours, money, size
+
+COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("blocks", "blocks", count),
+    ("a block", "seconds_per_block", duration),
+    ("read", "bytes_read", size),
+    ("written", "bytes_written", size),
+    ("files", "files", count),
+    ("RAM", "rss_per_worker_bytes", size),
+    ("VRAM", "vram_per_worker_bytes", size),
+    ("CPU", "cpu_hours", hours),
+    ("GPU", "gpu_hours", hours),
+    ("walltime", "walltime_s", duration),
+)
+WORDS = {"walltime_s": ("walltime", duration), "seconds": ("work", duration), "files": ("files", count)}
+WORDS |= {"rss_per_worker_bytes": ("RAM", size), "bytes_written": ("written", size)}
+
+
+def shown(quantity: Quantity, text: Callable[[float], str]) -> str:
+    """'?' for what is not known, '>' before a sum of which a part is not known."""
+    if quantity.value is None or (quantity.value == 0 and quantity.at_least):
+        return "?"
+    return f"{'> ' if quantity.at_least else ''}{text(quantity.value)}"
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """The table of stages, where its numbers are from, what is left in all, warnings and cost."""
+    table = _table(("stage", "left", *(head for head, _, _ in COLUMNS), "workers"))
+    for stage, estimate in plan.estimates.items():
+        job = plan.allotments[stage].workers
+        cells = [shown(estimate[name], text) if name in estimate.numbers else "" for _, name, text in COLUMNS]
+        table.add_row(
+            stage, f"{100 * estimate.share_left:.0f} %", *cells, f"{job.count} x {job.cores} on {job.partition}"
+        )
+    console.print(table)
+    for line in (*_sources(plan), *_totals(plan), *_warnings(plan)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_comparison(found: Sequence[Comparison], console: Console) -> None:
+    """Predicted and actual, a line each."""
+    table = _table(("stage", "what", "predicted", "actual", "actual / predicted"))
+    for line in found:
+        word, text = WORDS[line.name]
+        cells = ["?" if value is None else text(value) for value in (line.predicted, line.actual)]
+        table.add_row(line.stage, word, *cells, "" if line.ratio is None else f"{line.ratio:.2f}")
+    console.print(table)
+
+
+def _table(heads: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number == 0 else "right", no_wrap=True)
+    return table
+
+
+def _sources(plan: Plan) -> Iterator[str]:
+    yield "where from:"
+    for stage, estimate in plan.estimates.items():
+        yield f"  {stage}: {estimate['walltime_s'].source or estimate['seconds'].source}"
+        other = estimate["rss_per_worker_bytes"]
+        if other.value is not None:
+            yield f"    RAM: {other.source}"
+        if estimate["bytes_written"].value is not None:
+            yield f"    written: {estimate['bytes_written'].source}"
+
+
+def _totals(plan: Plan) -> Iterator[str]:
+    for partition, numbers in plan.by_partition().items():
+        cpu, gpu = (shown(numbers[name], hours) for name in HOURS)
+        walltime = shown(numbers["walltime_s"], duration)
+        yield f"left on {partition}: {cpu} of cores, {gpu} of GPUs, {walltime} of walltime"
+    yield f"left to write: {shown(plan.left('bytes_written'), size)} of {size(plan.room.free_bytes)} that are free"
+    for offer, cost in plan.costs.items():
+        yield f"cost of what is left, {offer}: {shown(cost, money)} {plan.currency}".rstrip()
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    for warn in plan.warnings:
+        yield f"warning: {warn.stage}: {warn.what}; {warn.to_do}"
+
+
+def plain_console(**settings: Any) -> Console:
+    """Lines of a file or pipe are not cut at 80 characters."""
+    console = Console(**settings)
+    return console if console.is_terminal else Console(width=240, **settings)
