@@ -1,0 +1,61 @@
+"""Ten blocks without arrays. Block 1 fails at its first attempt; block 9 waits until there is a file `go`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blockwise import run_task, worker_task
+from lsdflow_runtime.rendezvous import coordinating
+
+BLOCKS, FAILING, WAITING = 10, 1, 9
+
+
+def block_task(experiment: Experiment) -> BlockTask:
+    """The work."""
+    return BlockTask(
+        stage="watched",
+        experiment=experiment,
+        key=work_key("watched", {"blocks": BLOCKS}, {}),
+        config={"blocks": BLOCKS},
+        inputs={},
+        plan=BlockPlan(Box((0, 0, 0), (1, 1, BLOCKS)), (1, 1, 1)),
+        outputs={},
+        open=partial(_open, experiment),
+    )
+
+
+def run(experiment: Experiment, options: RunOptions) -> None:
+    """Do it."""
+    with coordinating("watched", experiment):
+        run_task(block_task(experiment), options)
+
+
+def worker(experiment: Experiment) -> None:
+    """Body of a worker process."""
+    worker_task(block_task(experiment))
+
+
+@contextmanager
+def _open(experiment: Experiment) -> Iterator[BlockFunction]:
+    folder = experiment.layout.root
+
+    def work(block: Block) -> BlockOutput:
+        failed = folder / "failed-once"
+        if block.number == FAILING and not failed.exists():
+            failed.touch()
+            msg = "told to fail once"
+            raise ValueError(msg)
+        while block.number == WAITING and not (folder / "go").exists():
+            time.sleep(0.05)
+        return BlockOutput(facts={"number": block.number})
+
+    yield work

@@ -1,0 +1,112 @@
+"""Metrics never disturb the work; what they cost a run that nobody watches is nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lsdflow_command.metrics_address import Address, address_of
+from lsdflow_command.monitoring import FORGOTTEN_SECONDS, MONITOR, monitored
+from lsdflow_command.progress import Progress
+from lsdflow_contract.errors import BadData, ConfigError
+from lsdflow_contract.experiment import Experiment, load_experiment
+
+from .conftest import eventually, make_experiment
+
+
+def _files(experiment: Experiment) -> list[str]:
+    return sorted(path.name for path in experiment.layout.metrics.glob("*"))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = make_experiment(tmp_path / "a", every_s=0.02)
+    experiment.layout.metrics.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING), monitored("watched", experiment):
+        eventually("it is told", lambda: caplog.records)
+        time.sleep(0.1)
+    assert [r.message for r in caplog.records if "metrics cannot be written, the work goes on" in r.message] == [
+        caplog.records[0].message
+    ]
+    assert len(caplog.records) == 1
+
+
+def test_a_port_that_is_taken_is_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        make_experiment(tmp_path / "a", every_s=0)
+        address = f"compute.metrics_address={taken.getsockname()[1]}"
+        with monitored("watched", load_experiment(tmp_path / "a", [address])):
+            pass
+    assert [r.message for r in caplog.records if "are not served at 127.0.0.1" in r.message]
+
+
+def test_a_short_run_and_one_without_metrics_leave_no_file(tmp_path: Path) -> None:
+    for name, every_s in (("short", 10.0), ("off", 0.0)):
+        experiment = make_experiment(tmp_path / name, every_s=every_s)
+        with monitored("watched", experiment), Progress("watched", 1, "block") as progress:
+            progress.advance()
+        assert _files(experiment) == []
+
+
+def test_a_command_does_not_load_the_client_library() -> None:
+    code = "import sys, lsdflow_command.app, lsdflow_command.progress; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_error_of_the_work_comes_out_and_its_code_is_the_last_word(tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "a", every_s=0.02)
+
+    def work() -> None:
+        with monitored("watched", experiment):
+            eventually("a file", lambda: _files(experiment))
+            raise BadData("wrong")
+
+    with pytest.raises(BadData):
+        work()
+    assert MONITOR.get() is None
+    (name,) = _files(experiment)
+    assert name == f"watched-{socket.gethostname()}-{os.getpid()}.prom"
+    lines = (experiment.layout.metrics / name).read_text().splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("lsdflow_stage_exit_code{")] == ["65.0"]
+    assert [line.split()[-1] for line in lines if line.startswith("lsdflow_stage_running{")] == ["0.0"]
+
+
+def test_a_run_removes_what_dead_processes_of_its_stage_left_and_nothing_else(tmp_path: Path) -> None:
+    experiment = make_experiment(tmp_path / "a", every_s=0.02)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here, folder = socket.gethostname(), experiment.layout.metrics
+    folder.mkdir()
+    gone = [f"watched-{here}-{ended.pid}.prom", "watched-other-host-8.prom"]
+    kept = [f"other-{here}-{ended.pid}.prom", f"watched-{here}-{os.getppid()}.prom", "watched-other-host-7.prom"]
+    for name in (*gone, *kept):
+        (folder / name).touch()
+    old = time.time() - FORGOTTEN_SECONDS - 60
+    os.utime(folder / gone[1], (old, old))
+    with monitored("watched", experiment):
+        own = f"watched-{here}-{os.getpid()}.prom"
+        eventually("its own file", lambda: own in _files(experiment))
+    assert _files(experiment) == sorted([*kept, own])
+
+
+def test_a_port_alone_is_loopback_and_an_interface_must_be_named() -> None:
+    assert address_of("9464", {}) == Address("127.0.0.1", 9464)
+    assert address_of("ib0.node7:9464", {}) == Address("ib0.node7", 9464)
+    assert address_of(None, {}) is None
+    assert address_of(None, {"LSDFLOW_METRICS_ADDRESS": "0"}) == Address("127.0.0.1", 0)
+    assert address_of("1", {"LSDFLOW_METRICS_ADDRESS": "2"}) == Address("127.0.0.1", 1)
+    for wrong in (f"{ipaddress.IPv4Address(0)}:9464", "9464x", "99999", "host:"):
+        with pytest.raises(ConfigError, match="LSDFLOW_METRICS_ADDRESS"):
+            address_of(None, {"LSDFLOW_METRICS_ADDRESS": wrong})
