@@ -6,12 +6,15 @@ A message is the first argument of an error class where it is raised; what the p
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tables import plain, table
+
+from lsdflow_contract import errors
 
 FILLED_IN = "…"
 CLASSES = "stages/_contract/src/lsdflow_contract/errors.py"
@@ -25,6 +28,7 @@ filled in when it happens. An error says what is wrong, **where**, what was **wa
 **to do**; with `--json` the same as fields (`error`, `exit_code`, `what`, `where`, `wanted`, `found`, `hint`), with
 `--debug` also the traceback.
 How messages look in full, for {{cases}} mistakes made on purpose: [what lsdflow says to bad input](bad_input.md).
+Symptoms that are no errors: [troubleshooting](troubleshooting.md).
 0 means: done, and verified.
 
 """
@@ -37,11 +41,12 @@ class ErrorClass:
     name: str
     code: int
     meaning: str
+    is_special: bool
 
     @property
     def anchor(self) -> str:
         """Of its section: what a message can point to."""
-        return f"exit-{self.code}"
+        return self.name.lower() if self.is_special else f"exit-{self.code}"
 
 
 @dataclass(frozen=True, order=True)
@@ -56,7 +61,7 @@ class Raised:
 
 def text(repository: Path) -> str:
     """The page."""
-    classes = error_classes(repository)
+    classes = error_classes()
     messages = sorted(set(raised_messages(repository, {c.name for c in classes})))
     cases = len(re.findall(r"\| \d+ \| ", (repository / "docs" / "bad_input.md").read_text(encoding="utf-8")))
     overview = table(
@@ -70,11 +75,16 @@ def text(repository: Path) -> str:
     return INTRODUCTION.format(cases=cases) + overview + "".join(sections)
 
 
-def error_classes(repository: Path) -> list[ErrorClass]:
+def error_classes() -> list[ErrorClass]:
     """The classes of the contract, by exit code."""
-    tree = ast.parse((repository / CLASSES).read_text(encoding="utf-8"))
-    found = [_error_class(node) for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "StageError"]
-    return sorted(found, key=lambda c: c.code)
+    found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.StageError)]
+    told = [_told(kind) for kind in found if kind is not errors.StageError]
+    return sorted(told, key=lambda c: (c.code, c.is_special))
+
+
+def _told(kind: type[errors.StageError]) -> ErrorClass:
+    special = errors.StageError not in kind.__bases__
+    return ErrorClass(kind.__name__, kind.exit_code, inspect.getdoc(kind) or "", special)
 
 
 def raised_messages(repository: Path, names: set[str]) -> Iterator[Raised]:
@@ -87,15 +97,6 @@ def raised_messages(repository: Path, names: set[str]) -> Iterator[Raised]:
                 hints = [_written(k.value) for k in node.keywords if k.arg == "hint"]
                 if what.strip(FILLED_IN + " :"):
                     yield Raised(what, getattr(node.func, "id", ""), package, hints[0] if hints else "")
-
-
-def _error_class(node: ast.ClassDef) -> ErrorClass:
-    code = next(
-        s.value.value
-        for s in node.body
-        if isinstance(s, ast.Assign) and isinstance(s.value, ast.Constant) and isinstance(s.value.value, int)
-    )
-    return ErrorClass(node.name, code, ast.get_docstring(node) or "")
 
 
 def _written(node: ast.expr) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
+from lsdflow_contract.experiment import STAGES
+
 COMMON_TABLES = ("experiment", "store", "compute")
 _TYPE_WORDS = {"Path": "path", "int": "whole number", "float": "number", "bool": "switch", "str": "text"}
 
@@ -33,7 +35,7 @@ def environment_facts() -> dict[str, Any]:
     apps = {point.name: point for point in _our_commands()}
     return {
         "commands": {name: _command(typer.main.get_command(_app(point))) for name, point in apps.items()},
-        "tables": {**_common_tables(), **{name: _schema(_app(p)) for name, p in apps.items() if _has_table(_app(p))}},
+        "tables": {**_common_tables(), **{name: _schema(_app(p)) for name, p in apps.items() if name in STAGES}},
         "profiles": _profiles(),
     }
 
@@ -48,10 +50,6 @@ def _app(point: EntryPoint) -> typer.Typer:
     module = importlib.import_module(point.module)
     app: typer.Typer = module.app
     return app
-
-
-def _has_table(app: typer.Typer) -> bool:
-    return any(name == "schema" for name in getattr(typer.main.get_command(app), "commands", {}))
 
 
 def _schema(app: typer.Typer) -> dict[str, Any]:

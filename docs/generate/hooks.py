@@ -24,6 +24,7 @@ PAGES = (
         "tests/faults/baselines/README.md",
     ),
     "tests/data/archives/README.md",
+    "stages/_contract/CHANGELOG.md",
 )
 PICTURES = ("docs/*.png", "docs/*/*.png", "docs/*/*.svg", "docs/*.css")
 FIRST_PAGE = "README.md"

@@ -5,6 +5,7 @@ Broken links and anchors, and pages of the navigation that are not there, end th
 
 from __future__ import annotations
 
+import importlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -75,3 +76,10 @@ def test_every_page_of_docs_stands_in_the_navigation() -> None:
     navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
     missing = [p.name for p in (REPOSITORY / "docs").glob("*.md") if f"docs/{p.name}" not in navigation]
     assert missing == []
+
+
+def test_the_drawings_are_those_that_their_program_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "docs" / "generate"))
+    drawings = importlib.import_module("drawings")
+    kept = {path.stem: path.read_text(encoding="utf-8") for path in (REPOSITORY / "docs" / "drawings").glob("*.svg")}
+    assert kept == {name: draw() for name, draw in drawings.DRAWINGS.items()}
