@@ -1,0 +1,43 @@
+"""What a training tells Prometheus is what stands in its loss.csv."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gunpowder")
+pytest.importorskip("torch")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lsdflow_command.metrics import StageMetrics
+from lsdflow_command.monitoring import monitored
+from lsdflow_training.trainer import train
+
+
+def test_iterations_rate_and_every_part_of_the_loss_are_those_of_the_curves(prepared, tmp_path: Path) -> None:
+    training = prepared("mtlsd", schedule="constant")
+    recipe = dataclasses.replace(
+        training.recipe, schedules=dataclasses.replace(training.recipe.schedules, max_iteration=3)
+    )
+    with monitored("train-acrlsd", training.experiment) as monitor:
+        train(recipe, training.sources, tmp_path / "t", training.key)
+        text = StageMetrics(monitor).text().decode()
+    told = {
+        (sample.name, sample.labels.get("part", "")): sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    rows = list(csv.DictReader((tmp_path / "t" / "loss.csv").open()))
+    last = next(row for row in rows if row["iteration"] == "3" and row["loss"])
+    assert told["lsdflow_loss", ""].value == pytest.approx(float(last["loss"]), rel=1e-3)
+    parts = {part: sample.value for (name, part), sample in told.items() if name == "lsdflow_loss_part"}
+    assert len(parts) >= 2
+    assert sum(parts.values()) == pytest.approx(told["lsdflow_loss", ""].value)
+    assert (told["lsdflow_work_done", ""].value, told["lsdflow_work_planned", ""].value) == (3, 3)
+    assert told["lsdflow_work_done", ""].labels["unit"] == "iteration"
+    assert told["lsdflow_work_per_second", ""].value > 0
+    assert told["lsdflow_gpu_reserved_bytes", ""].value >= 0
