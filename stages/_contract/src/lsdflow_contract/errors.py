@@ -49,6 +49,10 @@ class BadData(StageError):
     exit_code = 65
 
 
+class NoVoxelSize(BadData):
+    """A volume does not say how large its voxels are, and nobody else does."""
+
+
 class MissingInput(StageError):
     """An input that is needed does not exist."""
 

@@ -22,6 +22,7 @@ STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglo
 # A message shows a wrong value, not the whole table that it stands in.
 LONGEST_VALUE = 200
 
+Profile = Literal["tiny", "standard", "snemi3d"]
 Config = TypeVar("Config", bound=StrictModel)
 # User and password of an address; a password may hold an @ that should have been written %40.
 _LOGIN = re.compile(r"(?<=://)\S*@")
@@ -35,7 +36,7 @@ class ExperimentTable(StrictModel):
         default="acrlsd",
         description="acrlsd: LSDs, then affinities from raw + LSDs; mtlsd: one net for both; affinities: baseline",
     )
-    profile: Literal["tiny", "standard", "snemi3d"] = Field(
+    profile: Profile = Field(
         default="standard",
         description="tiny: minutes on two CPU cores; standard: the published networks; snemi3d: for thick sections",
     )

@@ -24,6 +24,11 @@ Nm3 = tuple[float, float, float]
 _TO_NM = {"nm": 1.0, "um": 1e3, "µm": 1e3, "mm": 1e6}
 _VOXEL_UNITS = {"vox", "voxel", "voxels", "vx"}
 _LENGTH = re.compile(r"^\s*([-+0-9.eE,\s]+?)\s*([a-zA-Zµ]+)\s*$")
+# For editors: one number or three, then a unit. What is right is decided by Lengths.parse.
+_NUMBER = r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?"
+_LENGTH_PATTERN = (
+    rf"^\s*{_NUMBER}(\s*,\s*{_NUMBER}\s*,\s*{_NUMBER})?\s*({'|'.join([*_TO_NM, *sorted(_VOXEL_UNITS)])})\s*$"
+)
 _WHOLE_VOXEL_TOLERANCE = 1e-3
 
 
@@ -164,7 +169,7 @@ class Lengths:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"type": "string", "examples": ["64 vox", "2048 nm", "40, 8, 8 nm"]}
+        return {"type": "string", "pattern": _LENGTH_PATTERN, "examples": ["64 vox", "2048 nm", "40, 8, 8 nm"]}
 
 
 LengthsField = Annotated[Lengths, "three lengths with a unit"]

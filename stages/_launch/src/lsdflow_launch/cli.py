@@ -25,7 +25,7 @@ from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
-from lsdflow_launch.start import Start, init_experiment
+from lsdflow_launch.start_cli import add_start_verbs
 from lsdflow_launch.state import plans_of, problems_of
 from lsdflow_launch.sweep.cli import app as sweep_app
 from lsdflow_launch.whole import Ask
@@ -50,27 +50,6 @@ def _front(
 ) -> None:
     del show
     start_logging()
-
-
-@app.command()
-def init(
-    folder: Folder,
-    train: Annotated[list[Path], typer.Option(help="volume with labels to train on (repeat for more)")],
-    volume: Annotated[Path, typer.Option(help="volume to segment")],
-    labels: Annotated[Path | None, typer.Option(help="labels of --train, if in another container")] = None,
-    truth: Annotated[Path | None, typer.Option(help="true labels of --volume, for the scores")] = None,
-    profile: Annotated[str, typer.Option(help="tiny, standard or snemi3d")] = "standard",
-    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "acrlsd",
-    override: Set = None,
-    debug: Debug = False,
-) -> None:
-    """Make an experiment: DIR/experiment.toml with every option explained, DIR/images.env."""
-    with exit_codes(debug):
-        told = Start(folder, tuple(train), volume, labels, truth, profile, mode, tuple(override or ()))
-        layout = init_experiment(told)
-        typer.echo(f"wrote {layout.experiment_toml} and {layout.images_env}")
-        _show_problems(folder, [], as_json=False)
-        typer.echo(f"next: lsdflow run {folder}")
 
 
 @app.command()
@@ -193,6 +172,7 @@ def _show_problems(folder: Path, overrides: list[str], as_json: bool, ask: Ask =
 app.add_typer(sweep_app)
 add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
 add_check_verb(app)
+add_start_verbs(app, lambda folder: _show_problems(folder, [], as_json=False))
 
 
 def _show_tables(tables: dict[str, dict[str, Any]], as_json: bool) -> None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.start import Start, init_experiment
+from lsdflow_launch.looking import Start
+from lsdflow_launch.start import init_experiment
 from lsdflow_launch.synthetic.volume import synthetic_em
 
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)

@@ -1,61 +1,81 @@
-"""`lsdflow init`: an experiment folder with its commented file and its image pins."""
+"""`lsdflow init`: an experiment folder with its commented file, the schema for editors and the image pins."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs
-from lsdflow_contract.experiment import STAGES, ComputeTable, ExperimentTable, StoreTable, did_you_mean
+from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs, UsageError
+from lsdflow_contract.experiment import STAGES, did_you_mean
 from lsdflow_contract.files import write_atomically
+from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.model import StrictModel
-from lsdflow_launch.cluster import ClusterTable
-from lsdflow_launch.commands import ask_stage, stage_command
+from lsdflow_launch.commands import stage_command
+from lsdflow_launch.looking import Seen, Start, look
+from lsdflow_launch.propose import Choice
+from lsdflow_launch.schema import experiment_schema, table_schemas
 from lsdflow_launch.template import experiment_text, merged
+
+DEFAULT_PROFILE = "standard"
 
 
 @dataclass(frozen=True)
-class Start:
-    """What `init` was told."""
+class Draft:
+    """An experiment that is not written yet."""
 
-    root: Path
-    train: tuple[Path, ...]
-    volume: Path
-    labels: Path | None = None
-    truth: Path | None = None
-    profile: str = "standard"
-    mode: str = "acrlsd"
-    overrides: tuple[str, ...] = ()
+    layout: ExperimentLayout
+    text: str
+    schema: dict[str, Any]
+    images: str
+    choices: tuple[Choice, ...] = ()
+
+    def write(self) -> ExperimentLayout:
+        """Write experiment.toml, experiment.schema.json and images.env."""
+        schema = json.dumps(self.schema, indent=1, ensure_ascii=False) + "\n"
+        texts = {self.layout.schema_json: schema, self.layout.images_env: self.images}
+        for path, text in {**texts, self.layout.experiment_toml: self.text}.items():
+            _write(path, text)
+        return self.layout
 
 
 def init_experiment(start: Start) -> ExperimentLayout:
-    """Write experiment.toml and images.env.
+    """Write an experiment as told, without a look at the volumes. Raises as `draft_experiment`."""
+    return draft_experiment(start, lambda _tables, _start: Seen(start)).write()
+
+
+def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start], Seen] = look) -> Draft:
+    """The experiment that `init` would write, with what is proposed after a look at the volumes.
 
     Raises NotOurs (73) if there is an experiment already, MissingInput (66) for a volume that does not exist,
-    ConfigError (78) for a malformed override, or one of a table or key that there is not.
+    ConfigError (78) for a malformed override, or one of a table, key or word that there is not; what `look` raises.
     """
     layout = ExperimentLayout(start.root)
     if layout.experiment_toml.exists():
-        raise NotOurs("there is an experiment already", where=layout.experiment_toml, hint="choose another folder")
+        hint = f"choose another folder, or go on with this one: lsdflow status {start.root}"
+        raise NotOurs("there is an experiment already", where=layout.experiment_toml, hint=hint)
     for path in filter(None, (*start.train, start.volume, start.labels, start.truth)):
         if not path.exists():
             raise MissingInput("no such volume", where=path)
+    _refuse_wrong_length(start.voxel_size)
     overrides = [_parsed(o) for o in start.overrides]
-    schemas = _schemas()
+    schemas = table_schemas()
+    schema = experiment_schema(schemas)
+    _refuse_unknown_words(start, schema)
     for parts, _ in overrides:
         _refuse_unknown(parts[0], parts[1], schemas)
-    text = experiment_text(schemas, merged(_chosen(start), overrides))
-    images = images_text()
-    write_atomically(layout.experiment_toml, lambda file: file.write(text.encode()))
-    write_atomically(layout.images_env, lambda file: file.write(images.encode()))
-    return layout
+    seen = looking(merged(_chosen(start, None), overrides), start)
+    told = {".".join(parts) for parts, _ in overrides}
+    choices = tuple(choice for choice in seen.choices if choice.key not in told)
+    values = _proposed(_chosen(seen.start, start.root), choices)
+    text = experiment_text(schemas, merged(values, overrides), {c.key: c.why for c in choices})
+    return Draft(layout, text, schema, images_text(), choices)
 
 
 def images_text() -> str:
@@ -75,12 +95,24 @@ def _version(stage: str) -> str:
     return done.stdout.split()[1]
 
 
-def _schemas() -> dict[str, dict[str, Any]]:
-    with ThreadPoolExecutor() as pool:
-        of_stages = dict(zip(STAGES, pool.map(lambda stage: ask_stage(stage, ["schema"]), STAGES), strict=True))
-    first: dict[str, type[StrictModel]] = {"experiment": ExperimentTable, "store": StoreTable, "compute": ComputeTable}
-    schemas = {name: model.model_json_schema() for name, model in first.items()}
-    return {**schemas, **of_stages, "cluster": ClusterTable.model_json_schema(by_alias=True)}
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _refuse_wrong_length(voxel_size: str | None) -> None:
+    try:
+        Lengths.parse(voxel_size or "1 nm")
+    except ValueError as error:
+        raise UsageError(str(error), where="--voxel-size", wanted='"40, 8, 8 nm" (z, y, x)') from error
+
+
+def _refuse_unknown_words(start: Start, schema: Mapping[str, Any]) -> None:
+    """ConfigError (78) for a profile or mode that there is not."""
+    known = schema["properties"]["experiment"]["properties"]
+    for option, word in (("profile", start.profile), ("mode", start.mode)):
+        words = known[option].get("enum", [])
+        if word is not None and word not in words:
+            raise ConfigError(f"no {option} {word!r}", where=f"--{option}", hint=did_you_mean(word, words))
 
 
 def _refuse_unknown(table: str, key: str, schemas: Mapping[str, dict[str, Any]]) -> None:
@@ -91,19 +123,31 @@ def _refuse_unknown(table: str, key: str, schemas: Mapping[str, dict[str, Any]])
         raise ConfigError(f"no key {table}.{key}", where="--set", hint=did_you_mean(key, known))
 
 
-def _chosen(start: Start) -> dict[str, Any]:
-    def relative(path: Path) -> str:
-        return os.path.relpath(path.resolve(), start.root.resolve())
+def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
+    """Tables of what was told; paths relative to `root`, or absolute where there is none."""
 
+    def path_of(path: Path) -> str:
+        return str(path.resolve()) if root is None else os.path.relpath(path.resolve(), root.resolve())
+
+    size = {"voxel_size": start.voxel_size} if start.voxel_size else {}
     training = []
-    for number, path in enumerate(start.train):
-        labels = {"labels": relative(start.labels)} if start.labels else {}
-        training.append({"name": f"{path.stem}-{number}", "raw": relative(path), **labels})
-    truth = {"truth": relative(start.truth)} if start.truth else {}
+    for number, path in enumerate(start.train or (start.volume,)):
+        labels = {"labels": path_of(start.labels)} if start.labels else {}
+        training.append({"name": f"{path.stem}-{number}", "raw": path_of(path), **labels, **size})
+    truth = {"truth": path_of(start.truth)} if start.truth else {}
+    profile = start.profile or DEFAULT_PROFILE
     return {
-        "experiment": {"name": start.root.resolve().name, "mode": start.mode, "profile": start.profile},
-        "prepare": {"training": training, "target": {"raw": relative(start.volume), **truth}},
+        "experiment": {"name": start.root.resolve().name, "mode": start.mode, "profile": profile},
+        "prepare": {"training": training, "target": {"raw": path_of(start.volume), **truth, **size}},
     }
+
+
+def _proposed(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
+    """`values` with the choices laid over them; what is proposed for [[prepare.training]] holds for all volumes."""
+    found = merged(values, [(c.key.split("."), c.value) for c in choices if not c.key.startswith("prepare.training.")])
+    shared = {c.key.rpartition(".")[2]: c.value for c in choices if c.key.startswith("prepare.training.")}
+    prepare = found["prepare"]
+    return {**found, "prepare": {**prepare, "training": [{**volume, **shared} for volume in prepare["training"]]}}
 
 
 def _parsed(override: str) -> tuple[list[str], Any]:

@@ -1,6 +1,6 @@
 """The commented experiment file, written from the schemas of the stages: one table each, chosen values active.
 
-Every key stands there with its description; a key at its default is commented out.
+Every key stands there with its description; a key at its default is commented out. What was proposed says why.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 HEADER = """\
+#:schema ./experiment.schema.json
 # An lsdflow experiment. Lengths carry their unit: "64 vox", "2048 nm", "40, 8, 8 nm" (z, y, x). Paths are absolute or
 # relative to this file. A line that begins with "# key = " shows a default; remove the "# " to change it.
 # All keys of a stage: `<stage> schema`. Check: `lsdflow validate .`   Run: `lsdflow run .`
@@ -18,11 +19,16 @@ HEADER = """\
 WIDTH = 110
 
 
-def experiment_text(schemas: Mapping[str, dict[str, Any]], chosen: Mapping[str, Any]) -> str:
-    """The file's text: `schemas` are JSON schemas by table name, in order; `chosen` are the values that are set."""
+def experiment_text(
+    schemas: Mapping[str, dict[str, Any]], chosen: Mapping[str, Any], why: Mapping[str, str] | None = None
+) -> str:
+    """The file's text: `schemas` are JSON schemas by table name, in order; `chosen` are the values that are set.
+
+    why: reasons of chosen values, by their dotted keys.
+    """
     parts = [HEADER]
     for table, schema in schemas.items():
-        parts.append("\n".join(_table(table, schema, chosen.get(table, {}))))
+        parts.append("\n".join(_table(table, schema, chosen.get(table, {}), why or {})))
     return "\n".join(parts) + "\n"
 
 
@@ -39,20 +45,22 @@ def toml_value(value: Any) -> str:
     return "[" + ", ".join(toml_value(v) for v in value) + "]"
 
 
-def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     yield f"[{name}]"
     nested = {key: value for key, value in chosen.items() if _is_table(value)}
     for key, about in schema.get("properties", {}).items():
         # A table of its own is written only if something is chosen in it.
         if key not in nested and "$ref" not in about:
-            yield from _key(key, about, chosen)
+            yield from _key(key, about, chosen, why.get(f"{name}.{key}", ""))
     for key, value in nested.items():
         tables = value if isinstance(value, list) else [value]
         heading = f"[[{name}.{key}]]" if isinstance(value, list) else f"[{name}.{key}]"
         for table in tables:
             yield ""
             yield heading
-            yield from (f"{k} = {toml_value(v)}" for k, v in table.items())
+            for inner, given in table.items():
+                yield from _reason(why.get(f"{name}.{key}.{inner}", ""))
+                yield f"{inner} = {toml_value(given)}"
     yield ""
 
 
@@ -60,12 +68,17 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
 
 
-def _key(key: str, about: dict[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+def _reason(why: str) -> Iterator[str]:
+    yield from textwrap.wrap(f"why: {why}" if why else "", WIDTH, initial_indent="# ", subsequent_indent="#   ")
+
+
+def _key(key: str, about: dict[str, Any], chosen: Mapping[str, Any], why: str) -> Iterator[str]:
     words = about.get("description", "")
     if allowed := about.get("enum"):
         words = f"{words} ({' | '.join(map(str, allowed))})"
     yield from textwrap.wrap(words, WIDTH, initial_indent="# ", subsequent_indent="#   ")
     if key in chosen:
+        yield from _reason(why)
         yield f"{key} = {toml_value(chosen[key])}"
     elif about.get("default") is not None:
         yield f"# {key} = {toml_value(about['default'])}"

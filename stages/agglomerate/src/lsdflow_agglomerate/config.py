@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -10,11 +10,13 @@ from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS
 from lsdflow_contract.geometry import LengthsField
 from lsdflow_contract.model import StrictModel
 
+MergeFunction = Annotated[str, Field(json_schema_extra={"enum": list(MERGE_FUNCTIONS)})]
+
 
 class AgglomerateConfig(StrictModel):
     """How touching fragments are scored, and how the volume is cut into blocks."""
 
-    merge_functions: tuple[str, ...] = Field(
+    merge_functions: tuple[MergeFunction, ...] = Field(
         default=("hist_quant_75",),
         min_length=1,
         description="mean, hist_quant_Q or hist_quant_Q_initmax, Q = 10, 25, 50, 75, 90; one set of edges for each",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_command.app import StageCommand, add_report_verb, stage_app
 from lsdflow_prepare.config import PrepareConfig
 
-app = stage_app(StageCommand(name="prepare", config=PrepareConfig, task="lsdflow_prepare.task"))
+STAGE = StageCommand(name="prepare", config=PrepareConfig, task="lsdflow_prepare.task")
+app = stage_app(STAGE)
+add_report_verb(app, STAGE, "look", "Size, voxels, grey values and labelled part of the volumes, as lsdflow init asks.")
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ MOST_BOXES = 4096
 def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
     """Read blocks in random order (fixed seed) until all are read or `seconds` are over; report what is wrong."""
     deadline = time.monotonic() + seconds
-    boxes, whole = _sample(inputs.region)
+    boxes, whole = sample_boxes(inputs.region)
     for text in rules.shape_warnings(inputs.region.shape_vox, inputs.role):
         findings.warn(inputs.name, text)
     for source, box in _read_boxes(inputs):
@@ -76,7 +76,7 @@ def _read_boxes(inputs: VolumeInputs) -> list[tuple[SourceVolume, Box]]:
     return boxes
 
 
-def _sample(region: Box) -> tuple[list[Box], bool]:
+def sample_boxes(region: Box) -> tuple[list[Box], bool]:
     """Boxes of the region in random order, and whether they are all of it; a large volume gives a few thousand."""
     counts = [-(-length // SAMPLE_EDGE_VOX) for length in region.shape_vox]
     total = counts[0] * counts[1] * counts[2]
@@ -98,7 +98,7 @@ def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], dead
         refuse_non_finite(block, f"{where} {box}")
 
     with findings.collecting():
-        complete = _until(boxes, deadline, look) and whole
+        complete = look_until(boxes, deadline, look) and whole
         sampled = "" if complete else "in a sample: "
         if inputs.table.raw_range is None:
             refuse_unknown_range(inputs.raw.dtype, seen.minimum, seen.maximum, where, sampled)
@@ -115,13 +115,13 @@ def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], d
 
     complete = False
     with findings.collecting():
-        complete = _until(boxes, deadline, look) and whole
+        complete = look_until(boxes, deadline, look) and whole
     if complete:
         for text in rules.label_warnings(seen, complete):
             findings.warn(inputs.name, text)
 
 
-def _until(boxes: list[Box], deadline: float, look: Callable[[Box], None]) -> bool:
+def look_until(boxes: list[Box], deadline: float, look: Callable[[Box], None]) -> bool:
     """Look at boxes until the deadline, at least at one; whether it was all."""
     for number, box in enumerate(boxes):
         if number and time.monotonic() > deadline:

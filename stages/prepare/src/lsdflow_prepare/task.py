@@ -23,6 +23,7 @@ from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
 from lsdflow_prepare.identity import volume_identity
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
+from lsdflow_prepare.look import look_at
 from lsdflow_prepare.repair import mend, require_same_work
 from lsdflow_prepare.survey import survey
 from lsdflow_prepare.verify import LISTED, require_whole
@@ -66,6 +67,18 @@ def plan(experiment: Experiment) -> dict[str, Any]:
                 "done": finished_report(plans) is not None,
             }
     return facts
+
+
+def look(experiment: Experiment) -> dict[str, Any]:
+    """What `lsdflow init` must know of the volumes, and their problems; reads a sample of large ones."""
+    findings = Findings()
+    seen: dict[str, Any] = {}
+    with _opened(experiment, findings) as volumes:
+        for number, inputs in enumerate(volumes, start=1):
+            deadline = time.monotonic() + SURVEY_SECONDS / (len(volumes) - number + 1)
+            with findings.collecting():
+                seen[_label(inputs)] = look_at(inputs, experiment.resolve, deadline)
+    return {"volumes": seen, "problems": [error.as_dict() for error in findings.errors]}
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

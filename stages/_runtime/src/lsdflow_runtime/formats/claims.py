@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lsdflow_contract.errors import BadData
+from lsdflow_contract.errors import BadData, NoVoxelSize
 from lsdflow_contract.geometry import Geometry, Nm3, Vox3
 
 # Rationals of TIFF and sizes converted from micrometres differ in the 6th digit from the number meant.
@@ -118,7 +118,7 @@ def _all_agree(claims: list[GeometryClaim]) -> bool:
 
 def _refuse_missing(sizes: list[GeometryClaim], where: str, fix: str) -> None:
     if not sizes:
-        raise BadData(
+        raise NoVoxelSize(
             "the volume does not say its voxel size",
             where=where,
             wanted="voxel_size, resolution, an OME scale or the like",

@@ -1,0 +1,200 @@
+"""What `lsdflow init` proposes for volumes and a machine, each choice with its reason: arithmetic alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lsdflow_contract.geometry import Nm3, Vox3
+
+# A network of the published size learns nothing that holds elsewhere from fewer labelled voxels.
+FEW_LABELLED_VOXELS = 200**3
+THICK_SECTIONS = 3.0
+TRAIN_TABLES = ("train-lsd", "train-acrlsd")
+# LSDs are statistics within 10 of the shortest voxel edges, as published, and see two sections at least.
+SIGMA_EDGES, SIGMA_SECTIONS = 10, 2
+HELD_OUT = 0.15
+HELD_OUT_SECTIONS = {"tiny": 32, "standard": 32, "snemi3d": 10}
+# Blocks of watershed, in shortest voxel edges; they are read with context, which takes about so many bytes a voxel.
+BLOCK_EDGES = (256, 192, 128, 96, 64)
+CONTEXT_EDGES, BYTES_PER_VOXEL = 48, 50
+BLOCK_GRAIN_VOX = 16
+MEMORY_SHARE = 0.5
+BLOCKS_PER_WORKER = 2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What blocks may use here."""
+
+    cores: int
+    memory_bytes: int
+    gpu: bool
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume as `prepare look` saw it; `labelled` is the share of voxels to train on, None without labels."""
+
+    shape_vox: Vox3
+    voxel_size_nm: Nm3
+    dtype: str
+    grey: tuple[float, ...]
+    labelled: float | None = None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Volume:
+        """From the facts of prepare."""
+        z, y, x = facts["shape_vox"]
+        dz, dy, dx = facts["voxel_size_nm"]
+        labels = facts["labels"]
+        labelled = None if labels is None else labels["labelled_fraction"] * labels["trained_fraction"]
+        return cls((z, y, x), (dz, dy, dx), facts["dtype"], tuple(facts["grey"]), labelled)
+
+    @property
+    def thick(self) -> bool:
+        """True for sections much thicker than the voxels in them are wide."""
+        return self.voxel_size_nm[0] / min(self.voxel_size_nm[1:]) >= THICK_SECTIONS
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value for `table.key`, and why."""
+
+    key: str
+    value: Any
+    why: str
+
+
+def proposals(
+    training: Sequence[Volume], target: Volume, machine: Machine, profile: str | None = None
+) -> tuple[Choice, ...]:
+    """All choices; `profile` if the user has chosen one."""
+    choice = profile_choice(training, machine)
+    named = profile or choice.value
+    found: list[Choice] = [] if profile else [choice]
+    found += grey_choices(training, target)
+    found += sigma_choices(training or (target,))
+    found += held_out_choices(training, named)
+    return (*found, *block_choices(target, machine))
+
+
+def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
+    """By what there is to learn from, then by the thickness of sections."""
+    voxels = round(sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training))
+    slow = "" if machine.gpu else "; there is no GPU driver here: on a CPU only tiny learns within minutes"
+    if voxels < FEW_LABELLED_VOXELS:
+        why = f"{voxels / 1e6:.1f} million labelled voxels; the published networks want {FEW_LABELLED_VOXELS / 1e6:.0f}"
+        return Choice("experiment.profile", "tiny", why)
+    if any(volume.thick for volume in training):
+        size = next(v.voxel_size_nm for v in training if v.thick)
+        return Choice("experiment.profile", "snemi3d", f"thick sections: voxels of {text_of(size)} nm{slow}")
+    why = f"{voxels / 1e6:.0f} million labelled voxels, voxels almost cubes{slow}"
+    return Choice("experiment.profile", "standard", why)
+
+
+def grey_choices(training: Sequence[Volume], target: Volume) -> list[Choice]:
+    """One range of grey values for all volumes: the network must see the same grey for the same value."""
+    unknown = [v for v in (*training, target) if v.dtype != "uint8" and not _is_unit(v)]
+    if not unknown or any(len(v.grey) != 2 for v in unknown):
+        return []
+    low, high = min(v.grey[0] for v in unknown), max(v.grey[1] for v in unknown)
+    if not low < high:
+        return []
+    why = f"{unknown[0].dtype}: 99.8 % of the values seen lie between; they become 0 and 255"
+    return [Choice(f"prepare.{table}.raw_range", [low, high], why) for table in ("training", "target")]
+
+
+def _is_unit(volume: Volume) -> bool:
+    return volume.dtype.startswith("float") and len(volume.grey) == 2 and 0 <= volume.grey[0] <= volume.grey[1] <= 1
+
+
+def sigma_choices(volumes: Sequence[Volume]) -> list[Choice]:
+    """The Gaussian of the LSDs, in nm: it stays what it is when somebody resamples."""
+    size = min((v.voxel_size_nm for v in volumes), key=min)
+    sigma = max(SIGMA_EDGES * min(size), SIGMA_SECTIONS * max(size))
+    sections = sigma > SIGMA_EDGES * min(size)
+    why = "two of the longest voxel edges" if sections else "10 of the shortest voxel edges, as published"
+    return [
+        Choice(f"{table}.sigma", f"{sigma:g} nm", f"{why}; voxels are {text_of(size)} nm") for table in TRAIN_TABLES
+    ]
+
+
+def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
+    """Sections kept from training, where labels are plenty: checkpoints are chosen there."""
+    if not training:
+        return []
+    sections = min(math.floor(v.shape_vox[0] * HELD_OUT) for v in training)
+    left = sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training) * (1 - HELD_OUT)
+    if sections < HELD_OUT_SECTIONS[profile] or left < FEW_LABELLED_VOXELS:
+        return []
+    depth = training[0].shape_vox[0]
+    why = (
+        f"the last {round(depth * HELD_OUT)} of {depth} sections are never trained: validation loss and "
+        "`lsdflow check-checkpoints` look there"
+    )
+    return [Choice(f"{table}.validation_fraction", HELD_OUT, why) for table in TRAIN_TABLES]
+
+
+def block_choices(target: Volume, machine: Machine) -> list[Choice]:
+    """The largest blocks that keep every worker busy within the memory; fewer workers if small ones do not fit."""
+    workers = max(1, machine.cores)
+    edges = _edges(target, workers, machine.memory_bytes)
+    while edges is None and workers > 1:
+        workers -= 1
+        edges = _edges(target, workers, machine.memory_bytes)
+    shape = block_shape(target, edges or BLOCK_EDGES[-1])
+    count = blocks_in(target.shape_vox, shape)
+    need = max(0.1, worker_bytes(target, shape) / 2**30)
+    memory = f"{machine.memory_bytes / 2**30:.0f} GiB free"
+    why_block = f"{count} blocks of the target; a worker of watershed needs about {need:.1f} GiB, here are {memory}"
+    why_workers = f"{machine.cores} cores" + ("" if workers == machine.cores else f", but only {memory}")
+    lengths = f"{shape[0]} vox" if len(set(shape)) == 1 else f"{text_of(shape)} vox"
+    return [
+        Choice("compute.workers", workers, why_workers),
+        Choice("watershed.block_shape", lengths, why_block),
+    ]
+
+
+def _edges(target: Volume, workers: int, memory_bytes: int) -> int | None:
+    """The largest edge that fits and gives every worker enough blocks; else the smallest that fits; None if none."""
+    fitting = [
+        edges
+        for edges in BLOCK_EDGES
+        if worker_bytes(target, block_shape(target, edges)) * workers <= memory_bytes * MEMORY_SHARE
+    ]
+    shapes: Iterator[int] = (
+        edges
+        for edges in fitting
+        if blocks_in(target.shape_vox, block_shape(target, edges)) >= BLOCKS_PER_WORKER * workers
+    )
+    return next(itertools.chain(shapes, fitting[-1:]), None)
+
+
+def block_shape(target: Volume, edges: int) -> Vox3:
+    """A block of `edges` shortest voxel edges, about a cube in nm, whole grains."""
+    shortest = min(target.voxel_size_nm)
+    exact = [edges * shortest / size / BLOCK_GRAIN_VOX for size in target.voxel_size_nm]
+    z, y, x = (max(1, round(grains)) * BLOCK_GRAIN_VOX for grains in exact)
+    return z, y, x
+
+
+def worker_bytes(target: Volume, shape_vox: Vox3) -> int:
+    """Memory of a worker of watershed on such blocks: of what it reads, context and all."""
+    shortest = min(target.voxel_size_nm)
+    context = [math.ceil(CONTEXT_EDGES * shortest / size) for size in target.voxel_size_nm]
+    read = [min(s, n) + 2 * c for s, n, c in zip(shape_vox, target.shape_vox, context, strict=True)]
+    return math.prod(read) * BYTES_PER_VOXEL
+
+
+def blocks_in(shape_vox: Vox3, block_vox: Vox3) -> int:
+    """Blocks that cover a volume."""
+    return math.prod(-(-n // b) for n, b in zip(shape_vox, block_vox, strict=True))
+
+
+def text_of(values: Sequence[float]) -> str:
+    """z, y, x."""
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,78 @@
+"""What a look at the volumes of an experiment tells, for `lsdflow init`: size, voxels, grey values, labelled part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_contract.arrays import LABELS
+from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.geometry import Box
+from lsdflow_prepare.config import TargetVolume
+from lsdflow_prepare.inputs import Resolve, VolumeInputs
+from lsdflow_prepare.statistics import LabelStatistics
+from lsdflow_prepare.survey import look_until, sample_boxes
+from lsdflow_runtime.formats.detect import open_source
+
+# Black and white leave a thousandth of the voxels outside: hot pixels do not set the contrast.
+OUTSIDE_PERCENT = 0.1
+EVERY_NTH_VOXEL = 4
+
+
+def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str, Any]:
+    """Facts of one volume; grey values and labels of as many blocks as can be read until the deadline."""
+    boxes, whole = sample_boxes(inputs.region)
+    values: list[NDArray[np.generic]] = []
+    labels = LabelStatistics()
+
+    def look(box: Box) -> None:
+        values.append(inputs.read_raw(box)[::EVERY_NTH_VOXEL, ::EVERY_NTH_VOXEL, ::EVERY_NTH_VOXEL].ravel())
+        if inputs.labels is not None:
+            block = inputs.read_labels(box)
+            labels.add(block.ids, block.states)
+
+    complete = look_until(boxes, deadline, look) and whole
+    return {
+        "where": inputs.raw.where,
+        "format": inputs.raw.form,
+        "dtype": str(inputs.raw.dtype),
+        "shape_vox": list(inputs.region.shape_vox),
+        "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
+        "grey": _grey(np.concatenate(values)),
+        "whole": complete,
+        "labels": _labels(inputs, labels),
+        "labels_beside": _labels_beside(inputs, resolve),
+    }
+
+
+def _grey(values: NDArray[Any]) -> list[float]:
+    """Black and white of the values, whole numbers for whole numbers; NaN is left out."""
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    if finite.size == 0:
+        return []
+    low, high = np.percentile(finite, (OUTSIDE_PERCENT, 100 - OUTSIDE_PERCENT))
+    return [float(low), float(high)] if values.dtype.kind == "f" else [float(np.floor(low)), float(np.ceil(high))]
+
+
+def _labels(inputs: VolumeInputs, found: LabelStatistics) -> dict[str, Any] | None:
+    if inputs.labels is None:
+        return None
+    return {
+        "where": inputs.labels.source.where,
+        "neurons": found.neurons,
+        "labelled_fraction": 1 - found.sizes.get(0, 0) / max(found.voxels, 1),
+        "trained_fraction": found.trained_fraction,
+    }
+
+
+def _labels_beside(inputs: VolumeInputs, resolve: Resolve) -> bool:
+    """Whether the container of a target, of which no truth is known, holds labels where labels usually lie."""
+    if inputs.labels is not None or not isinstance(inputs.table, TargetVolume):
+        return False
+    try:
+        with open_source(resolve(inputs.table.raw), LABELS.dataset) as source:
+            return source.where != inputs.raw.where
+    except (MissingInput, ConfigError):
+        return False

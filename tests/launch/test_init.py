@@ -1,0 +1,155 @@
+"""`lsdflow init`: it looks, proposes with reasons, finds labels by itself, and writes nothing when it should not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_contract.errors import InternalError, MissingInput, NoVoxelSize
+from lsdflow_launch import looking, start, start_cli
+from lsdflow_launch.cli import app
+
+TABLES = {
+    "experiment": {"properties": {"profile": {"enum": ["tiny", "standard"]}, "mode": {"enum": ["acrlsd", "mtlsd"]}}},
+    "compute": {"properties": {"workers": {"default": 2, "description": "worker processes"}}},
+    "prepare": {"properties": {"training": {"type": "array"}, "target": {"$ref": "#/$defs/T"}}, "$defs": {"T": {}}},
+    "train-lsd": {"properties": {"sigma": {}}},
+    "train-acrlsd": {"properties": {"sigma": {}}},
+    "watershed": {"properties": {"block_shape": {}}},
+}
+FACTS = {"shape_vox": [50, 100, 200], "voxel_size_nm": [10.0, 10.0, 10.0], "dtype": "uint8", "grey": [3.0, 250.0]}
+LABELS = {"where": "a", "neurons": 9, "labelled_fraction": 1.0, "trained_fraction": 1.0}
+TRAINING = {**FACTS, "labels": LABELS, "labels_beside": False}
+TARGET = {**FACTS, "labels": None, "labels_beside": False}
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What prepare will answer; what it was asked is put in as "asked"."""
+    answer: dict[str, Any] = {"volumes": {"training/a": TRAINING, "target": TARGET}, "problems": []}
+
+    def ask(tables: Mapping[str, Any]) -> dict[str, Any]:
+        answer["asked"] = tables["prepare"]
+        return answer
+
+    monkeypatch.setattr(looking, "_ask", ask)
+    monkeypatch.setattr(start, "table_schemas", lambda: TABLES)
+    monkeypatch.setattr(start, "images_text", lambda: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
+    monkeypatch.setattr(start_cli, "problems_of", lambda _experiment: {})
+    return answer
+
+
+def init(root: Path, *more: str, code: int = 0) -> Any:
+    (root / "raw.zarr").mkdir(exist_ok=True)
+    done = CliRunner().invoke(app, ["init", str(root / "exp"), "--volume", str(root / "raw.zarr"), *more])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def drafted(root: Path, *more: str) -> dict[str, Any]:
+    text = init(root, "--dry-run", *more).stdout
+    assert text.startswith("#:schema ./experiment.schema.json\n")
+    return tomllib.loads(text)
+
+
+def test_a_dry_run_shows_the_file_with_reasons_and_writes_nothing(seen: dict[str, Any], tmp_path: Path) -> None:
+    told = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), "--dry-run").stdout
+    assert "# why: 1.0 million labelled voxels; the published networks want 8\nprofile = " in told
+    assert tomllib.loads(told)["train-lsd"]["sigma"] == "100 nm"
+    assert not (tmp_path / "exp").exists()
+
+
+def test_what_is_written_is_what_the_dry_run_showed_and_the_schema_lies_beside_it(
+    seen: dict[str, Any], tmp_path: Path
+) -> None:
+    shown = init(tmp_path, "--dry-run").stdout
+    told = json.loads(init(tmp_path, "--json").stdout)
+    assert (tmp_path / "exp" / "experiment.toml").read_text() == shown
+    assert json.loads((tmp_path / "exp" / "experiment.schema.json").read_text())["type"] == "object"
+    assert {"experiment.profile", "compute.workers", "watershed.block_shape"} <= {c["key"] for c in told["proposed"]}
+    assert told["next"] == f"lsdflow run {tmp_path / 'exp'}"
+
+
+def test_labels_in_the_container_of_the_volume_train_and_are_its_truth(seen: dict[str, Any], tmp_path: Path) -> None:
+    seen["volumes"]["target"] = {**TARGET, "labels_beside": True}
+    prepare = drafted(tmp_path)["prepare"]
+    assert prepare["training"][0]["raw"] == prepare["target"]["raw"] == prepare["target"]["truth"] == "../raw.zarr"
+    assert "the scores flatter" in init(tmp_path, "--dry-run").stdout.replace("\n#   ", " ")
+
+
+def test_labels_of_the_target_are_its_truth_when_something_else_is_trained_on(
+    seen: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "train.zarr").mkdir()
+    more = ("--train", str(tmp_path / "train.zarr"))
+    assert "truth" not in drafted(tmp_path, *more)["prepare"]["target"]
+    seen["volumes"]["target"] = {**TARGET, "labels_beside": True}
+    assert drafted(tmp_path, *more)["prepare"]["target"]["truth"] == "../raw.zarr"
+    assert "flatter" not in init(tmp_path, *more, "--dry-run").stdout
+
+
+def test_a_volume_without_labels_needs_train(seen: dict[str, Any], tmp_path: Path) -> None:
+    del seen["volumes"]["training/a"]
+    seen["problems"] = [{**MissingInput("no such dataset").as_dict()}]
+    told = init(tmp_path, code=2).stderr
+    assert "no labels to train on" in told
+    assert "--train LABELLED.zarr" in told
+    assert not (tmp_path / "exp").exists()
+
+
+def test_a_missing_voxel_size_is_one_message_with_the_option_that_gives_it(
+    seen: dict[str, Any], tmp_path: Path
+) -> None:
+    problem = NoVoxelSize("the volume does not say its voxel size", where="raw.zarr").as_dict()
+    seen.update(volumes={}, problems=[problem, problem])
+    told = init(tmp_path, code=65).stderr
+    assert told.count("voxel size") == 1
+    assert '--voxel-size "40, 8, 8 nm"' in told
+    assert not (tmp_path / "exp").exists()
+
+
+def test_the_voxel_size_that_is_given_holds_for_all_volumes(seen: dict[str, Any], tmp_path: Path) -> None:
+    prepare = drafted(tmp_path, "--voxel-size", "40, 8, 8 nm")["prepare"]
+    assert prepare["training"][0]["voxel_size"] == prepare["target"]["voxel_size"] == "40, 8, 8 nm"
+    assert seen["asked"]["target"]["voxel_size"] == "40, 8, 8 nm"
+    assert "a length needs its unit" in init(tmp_path, "--voxel-size", "40 8 8", code=2).stderr
+
+
+def test_what_the_user_sets_is_not_proposed(seen: dict[str, Any], tmp_path: Path) -> None:
+    text = init(tmp_path, "--set", "compute.workers=7", "--profile", "standard", "--dry-run").stdout
+    assert tomllib.loads(text)["compute"]["workers"] == 7
+    assert "# worker processes\nworkers = 7" in text
+    assert tomllib.loads(text)["experiment"]["profile"] == "standard"
+
+
+def test_grey_values_and_voxels_are_proposed_for_every_training_volume(seen: dict[str, Any], tmp_path: Path) -> None:
+    sixteen = {"dtype": "uint16", "grey": [10.0, 900.0]}
+    seen["volumes"] = {"training/a": {**TRAINING, **sixteen}, "target": {**TARGET, **sixteen}}
+    one = str(tmp_path / "raw.zarr")
+    prepare = drafted(tmp_path, "--train", one, "--train", one)["prepare"]
+    assert [volume["raw_range"] for volume in (*prepare["training"], prepare["target"])] == [[10.0, 900.0]] * 3
+
+
+@pytest.mark.parametrize("wrong", [("--profile", "tinny", "did you mean 'tiny'"), ("--mode", "mtlds", "'mtlsd'")])
+def test_a_word_that_there_is_not_is_refused_with_the_nearest(
+    seen: dict[str, Any], tmp_path: Path, wrong: tuple[str, str, str]
+) -> None:
+    option, word, told = wrong
+    assert told in init(tmp_path, option, word, code=78).stderr
+    assert not (tmp_path / "exp").exists()
+
+
+def test_without_a_look_there_is_still_an_experiment(
+    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_tables: Mapping[str, Any]) -> dict[str, Any]:
+        raise InternalError("prepare look gave no answer")
+
+    monkeypatch.setattr(looking, "_ask", fails)
+    assert drafted(tmp_path)["experiment"]["profile"] == "standard"
