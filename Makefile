@@ -101,6 +101,13 @@ setup-view: .venv/view/.installed  ## the optional environment for `lsdflow view
 	$(UV) pip install --quiet --python .venv/view/bin/python --no-deps --no-build-isolation $(foreach p,$(VIEW_PACKAGES),-e stages/$(p))
 	@touch $@
 
+# Readers of the field that check what is exported; their models need an older pydantic than we have.
+.cache/readers/.installed: $(UV) tests/view/readers.lock
+	@echo "environment for readers of exports"
+	$(UV) venv --quiet --clear --python $(PYTHON) .cache/readers
+	$(UV) pip sync --quiet --python .cache/readers/bin/python --require-hashes tests/view/readers.lock
+	@touch $@
+
 # A browser that people use (Debian's chromium) looks at reports and viewers; no lsdflow package is in this environment.
 .venv/browser/.installed: $(UV) tests/browser/requirements.lock
 	@echo "environment for tests in a browser"
@@ -129,7 +136,7 @@ test-training: setup-mlflow
 test-tensorflow: setup-tensorflow
 	.venv/tensorflow/bin/pytest -n 2 --dist loadfile $(TENSORFLOW_TESTS)
 
-test-view: setup setup-view
+test-view: setup setup-view .cache/readers/.installed
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/view/bin/pytest -n 2 --dist loadfile $(VIEW_TESTS)
 
 test-browser: setup .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test`)
@@ -204,6 +211,7 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	$(COMPILE) -c .cache/blocks.constraints tests/blocks.in -o tests/blocks.lock
 	$(COMPILE) -c .cache/training.constraints tests/training.in --find-links "$(WHEELS)" -o tests/training.lock
 	$(COMPILE) tests/browser/requirements.in -o tests/browser/requirements.lock
+	$(COMPILE) tests/view/readers.in -o tests/view/readers.lock
 	$(COMPILE) -c .cache/training.constraints --override stages/_tensorflow/overrides.in --find-links "$(WHEELS)" stages/_tensorflow/pyproject.toml -o stages/_tensorflow/cpu.lock
 	$(COMPILE) -c .cache/blocks.constraints stages/_view/pyproject.toml -o stages/_view/requirements.lock
 	sed -nE 's/^mlflow = \["(.*)"\]$$/\1/p' stages/_training/pyproject.toml | $(COMPILE) -c .cache/training.constraints --override stages/_training/mlflow_overrides.in - -o stages/_training/mlflow.lock

@@ -34,7 +34,8 @@ def export_precomputed(
 ) -> dict[str, int]:
     """Write the named layers (none: the usual ones) below `out`; returns how much of what was written now."""
     layers = [_on_the_way(layer, out, count) for layer in open_layers(experiment, named)]
-    shaped = _shaped(layers, shapes)
+    # What cannot be is told before anything is written.
+    shaped = shape_works(_shaped(layers, shapes), shapes)
     record, keys = _record(out), {layer.layer.name: layer.key for layer in layers}
     finished = None if record is None else record["layers"]
     with export_folder(out, finished, keys) as under_way:
@@ -43,8 +44,8 @@ def export_precomputed(
         written = {"blocks": run_works("export precomputed", "block", under_way, works)}
         record = {"layers": {**(finished or {}), **keys}, "shapes": (record or {}).get("shapes", {})}
         _finish(out, layers, record)
-        for work in shape_works(shaped, shapes) if shaped else []:
-            name = f"{shaped.layer.name}/{work.kind}" if shaped else work.kind
+        for work in shaped:
+            name = f"{shapes.of}/{work.kind}"
             if record["shapes"].get(name) != work.key:
                 written[work.name] = run_works(f"export {work.name}", "segment", under_way, [work.work()])
                 record["shapes"][name] = work.key

@@ -164,16 +164,16 @@ class ShapeWork:
         return self._box(row, number).grow((1, 1, 1)).size * _BYTES_PER_VOXEL[self.kind]
 
 
-def shape_works(layer: PrecomputedLayer, options: ShapeOptions) -> list[ShapeWork]:
-    """What is to be made of the largest segments of a layer whose levels are all written.
+def shape_works(layer: PrecomputedLayer | None, options: ShapeOptions) -> list[ShapeWork]:
+    """What is to be made of the largest segments of a layer (None: nothing) as soon as its levels are written.
 
     Raises UsageError (2) if the layer has no such level or a segment is too large.
     """
+    if layer is None:
+        return []
     if options.level >= len(layer.levels):
         raise UsageError("no such level", where="--shape-level", wanted=f"0 to {len(layer.levels) - 1}")
     wanted: tuple[tuple[Kind, int], ...] = (("mesh", options.meshes), ("skeletons", options.skeletons))
-    if not any(count for _, count in wanted):
-        return []
     table = table_of_blocks(_blocks(layer))
     works = [ShapeWork(kind, layer, table, table.largest(count), options) for kind, count in wanted if count]
     for work in works:
