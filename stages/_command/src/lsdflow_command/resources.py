@@ -50,17 +50,18 @@ class Memory:
 def usage(pid: int | str = "self") -> Usage:
     """What a process has used so far."""
     with suppress(OSError, ValueError, IndexError):
-        times = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[_TIMES]
-        counted = _numbers(_PROC / str(pid) / "io")
-        cpu_s = sum(map(int, times)) / _TICKS_PER_SECOND
-        return Usage(cpu_s, counted.get("rchar", 0), counted.get("wchar", 0))
+        times = _content(pid, "stat").rpartition(b")")[2].split()[_TIMES]
+        read, written = _numbers(_content(pid, "io"), b"rchar", b"wchar")
+        return Usage(sum(map(int, times)) / _TICKS_PER_SECOND, read, written)
     return Usage()
 
 
 def memory(pid: int | str = "self") -> Memory:
     """The memory of a process."""
-    kib = _numbers(_PROC / str(pid) / "status")
-    return Memory(kib.get("VmRSS", 0) << 10, kib.get("VmHWM", 0) << 10, kib.get("VmPeak", 0) << 10)
+    with suppress(OSError, ValueError, IndexError):
+        now, peak, virtual = _numbers(_content(pid, "status"), b"\nVmRSS", b"\nVmHWM", b"\nVmPeak")
+        return Memory(now << 10, peak << 10, virtual << 10)
+    return Memory()
 
 
 def workers_of(pid: int | str = "self") -> list[int]:
@@ -83,14 +84,16 @@ def gpu_in_use() -> tuple[str, int]:
     return f"{device}: {cuda.get_device_name(device)}", int(cuda.memory_reserved(device))
 
 
-def _numbers(file: Path) -> dict[str, int]:
-    """Lines `name: number ...` of a file of the kernel."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return {}
-    words = (line.replace(":", " ", 1).split() for line in lines)
-    return {found[0]: int(found[1]) for found in words if len(found) > 1 and found[1].isdigit()}
+def _content(pid: int | str, name: str) -> bytes:
+    """A file of the kernel about a process. It is asked for at every block: so no Path, no decoding, no whole table."""
+    with open(f"{_PROC}/{pid}/{name}", "rb") as file:  # noqa: PTH123
+        return file.read()
+
+
+def _numbers(content: bytes, *names: bytes) -> list[int]:
+    """The numbers after `name:`, 0 where there is none (a process that has ended has no memory)."""
+    parts = (content.partition(name + b":")[2] for name in names)
+    return [int(part.split(None, 1)[0]) if part else 0 for part in parts]
 
 
 def _children(pid: int | str) -> Sequence[int]:
