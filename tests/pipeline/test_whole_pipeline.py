@@ -175,11 +175,11 @@ def _assert_same_files(folder: Path, reference: Path) -> None:
 
 
 def _written(folder: Path) -> set[tuple[Path, int]]:
-    """Every artefact with its time of writing; runs/ holds logs of each call, locks are no artefacts."""
+    """Every artefact with its time of writing; runs/ and metrics/ tell of each call, locks are no artefacts."""
     files = (
         p
         for p in folder.rglob("*")
-        if p.is_file() and "runs" not in p.relative_to(folder).parts and p.suffix != ".lock"
+        if p.is_file() and not {"runs", "metrics"} & set(p.relative_to(folder).parts) and p.suffix != ".lock"
     )
     return {(p.relative_to(folder), p.stat().st_mtime_ns) for p in files}
 

@@ -284,8 +284,8 @@ def store_of(number: int) -> str:
 
 
 def written(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file but those of runs/: size and time of writing."""
-    files = (p for p in folder.rglob("*") if p.is_file() and p.relative_to(folder).parts[0] != "runs")
+    """Every file but what each call tells of itself: size and time of writing."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.relative_to(folder).parts[0] not in ("runs", "metrics"))
     return {str(p.relative_to(folder)): (p.stat().st_size, p.stat().st_mtime_ns) for p in files}
 
 
