@@ -65,7 +65,7 @@ def precomputed(
     ] = 0,
     error_nm: MeshError = None,
     memory_gib: Annotated[
-        float, typer.Option("--shape-memory-gib", min=0.1, help="most memory that one of these segments may need")
+        float, typer.Option("--shape-memory-gib", min=0, help="most memory that one of these segments may need")
     ] = 4.0,
     debug: Debug = False,
 ) -> None:

@@ -1,0 +1,185 @@
+"""Precomputed export: read back by cloud-volume, equal to a slow reference; meshes and skeletons where segments are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cloudvolume import CloudVolume
+from killed_export import killed_after
+from slow_levels import slow_level, slow_mean, slow_mode
+from typer.testing import CliRunner
+
+from lsdflow_runtime.formats.claims import place
+from lsdflow_runtime.formats.detect import open_source
+from lsdflow_view.cli import app
+from lsdflow_view.export.layers import open_layer
+from lsdflow_view.export.precomputed import export_precomputed
+from lsdflow_view.export.segments import table_of_blocks
+from lsdflow_view.export.shape_works import ShapeOptions
+
+STEP = (1, 2, 2)
+RESOLUTIONS_NM = ([9.3, 9.3, 40.0], [18.6, 18.6, 40.0])
+THREE_EXACT = ShapeOptions(meshes=3, skeletons=3, error_nm=0.0)
+
+
+@pytest.fixture(scope="module")
+def exported(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw, affinities and segmentation; exact meshes and skeletons of the three largest segments."""
+    out = tmp_path_factory.mktemp("precomputed") / "out"
+    written = export_precomputed(tiny.experiment, out, ("raw", "affinities", "segmentation"), None, THREE_EXACT)
+    assert (written["meshes"], written["skeletons"]) == (3, 3)
+    return out
+
+
+@pytest.fixture(scope="module")
+def segmentation(tiny: Any) -> np.ndarray:
+    """The whole of it, z, y, x."""
+    volume = open_layer(tiny.experiment, "segmentation").volume
+    return volume.read(volume.box)
+
+
+def test_cloud_volume_reads_every_level_where_it_lies(exported: Path, tiny: Any) -> None:
+    for name, slow in (("raw", slow_mean), ("segmentation", slow_mode)):
+        volume = open_layer(tiny.experiment, name).volume
+        inside = tiny.segmented.begin_vox if name == "segmentation" else (0, 0, 0)
+        begin = tuple(a + b for a, b in zip(tiny.begin_vox, inside, strict=True))
+        expected = volume.read(volume.box)
+        for mip, resolution in enumerate(RESOLUTIONS_NM):
+            if mip:
+                expected = slow_level(expected, begin, STEP, slow)
+                begin = tuple(b // s for b, s in zip(begin, STEP, strict=True))
+            found = CloudVolume(f"file://{exported / name}", mip=mip, progress=False)
+            assert list(found.info["scales"][mip]["resolution"]) == pytest.approx(resolution)
+            assert found.voxel_offset.tolist() == list(begin[::-1])
+            np.testing.assert_array_equal(np.asarray(found[:])[..., 0].T, expected)
+
+
+def test_affinities_are_an_image_of_three_channels(exported: Path, tiny: Any) -> None:
+    found = CloudVolume(f"file://{exported / 'affinities'}", progress=False)
+    volume = open_layer(tiny.experiment, "affinities").volume
+    np.testing.assert_array_equal(np.asarray(found[:]).T, volume.read(volume.box))
+
+
+def test_labels_are_compressed_segmentation_and_prepare_reads_them_where_they_were(exported: Path, tiny: Any) -> None:
+    info = json.loads((exported / "segmentation" / "info").read_text())
+    assert (info["type"], info["data_type"], info["num_channels"]) == ("segmentation", "uint64", 1)
+    assert {scale["encoding"] for scale in info["scales"]} == {"compressed_segmentation"}
+    found = place(open_source(exported / "segmentation").claims, (1, 1, 1), "")
+    source = open_layer(tiny.experiment, "segmentation").volume.geometry
+    assert found.voxel_size_nm == pytest.approx(source.voxel_size_nm)
+    assert found.offset_nm == pytest.approx(source.offset_nm)
+
+
+def test_the_bounding_box_of_a_mesh_is_that_of_its_segment_in_nm(
+    exported: Path, tiny: Any, segmentation: np.ndarray
+) -> None:
+    volume = CloudVolume(f"file://{exported / 'segmentation'}", progress=False)
+    for segment in _largest(segmentation, 3):
+        mesh = volume.mesh.get(segment)
+        low, high = _bounds_nm(segmentation, segment, tiny)
+        np.testing.assert_allclose(mesh.vertices.min(axis=0), low, atol=0.01)
+        np.testing.assert_allclose(mesh.vertices.max(axis=0), high, atol=0.01)
+        assert _is_closed(mesh.faces)
+
+
+def test_nodes_of_a_skeleton_lie_in_the_centres_of_voxels_of_the_segment(
+    exported: Path, tiny: Any, segmentation: np.ndarray
+) -> None:
+    volume = CloudVolume(f"file://{exported / 'segmentation'}", progress=False)
+    for segment in _largest(segmentation, 3):
+        skeleton = volume.skeleton.get(segment)
+        assert len(skeleton.edges) > 3
+        exact = skeleton.vertices[:, ::-1] / tiny.grid.voxel_size_nm - _origin_vox(tiny) - 0.5
+        voxels = np.rint(exact).astype(int)
+        np.testing.assert_allclose(exact, voxels, atol=0.01)
+        assert (segmentation[tuple(voxels.T)] == segment).all()
+        assert skeleton.radii.min() > 0
+        assert skeleton.radii.max() < np.ptp(_bounds_nm(segmentation, segment, tiny), axis=0).max()
+
+
+def test_neuroglancer_lists_the_chosen_segments_with_their_voxels(exported: Path, segmentation: np.ndarray) -> None:
+    info = json.loads((exported / "segmentation" / "info").read_text())
+    assert (info["mesh"], info["skeletons"]) == ("mesh", "skeletons")
+    listed = json.loads((exported / "segmentation" / info["segment_properties"] / "info").read_text())["inline"]
+    assert listed["ids"] == [str(segment) for segment in _largest(segmentation, 3)]
+    assert listed["properties"][0]["values"] == [float((segmentation == int(s)).sum()) for s in listed["ids"]]
+
+
+def test_a_simplified_mesh_stays_within_its_error(tiny: Any, tmp_path: Path, segmentation: np.ndarray) -> None:
+    (segment,) = _largest(segmentation, 1)
+    export_precomputed(tiny.experiment, tmp_path / "o", ("segmentation",), 1, ShapeOptions(meshes=1))
+    mesh = CloudVolume(f"file://{tmp_path / 'o/segmentation'}", progress=False).mesh.get(segment)
+    low, high = _bounds_nm(segmentation, segment, tiny)
+    np.testing.assert_allclose(mesh.vertices.min(axis=0), low, atol=9.31)
+    np.testing.assert_allclose(mesh.vertices.max(axis=0), high, atol=9.31)
+
+
+def test_sizes_and_boxes_of_segments_are_those_of_a_loop_over_segments(segmentation: np.ndarray) -> None:
+    starts = [(z, y) for z in range(0, segmentation.shape[0], 7) for y in range(0, segmentation.shape[1], 33)]
+    table = table_of_blocks((segmentation[z : z + 7, y : y + 33], (z, y, 0)) for z, y in starts)
+    assert table.ids.tolist() == [segment for segment in np.unique(segmentation).tolist() if segment]
+    for row, segment in enumerate(table.ids):
+        voxels = np.argwhere(segmentation == segment)
+        assert table.sizes_vox[row] == len(voxels)
+        assert table.box(row).begin_vox == tuple(voxels.min(axis=0))
+        assert table.box(row).end_vox == tuple(voxels.max(axis=0) + 1)
+
+
+def test_a_killed_export_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path) -> None:
+    def export(out: Path) -> dict[str, int]:
+        return export_precomputed(tiny.experiment, out, ("raw", "segmentation"), None, THREE_EXACT)
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    blocks = export(whole)["blocks"]
+    assert killed_after(2, lambda: export(killed)), "in a block"
+    assert not (killed / "raw" / "info").exists(), "what is not finished is no volume yet"
+    assert killed_after(blocks - 2 + 1, lambda: export(killed)), "in a mesh"
+    assert export(killed) == {"blocks": 0, "meshes": 2, "skeletons": 3}
+    assert _tree(killed) == _tree(whole)
+    assert export(killed) == {"blocks": 0}
+
+
+def test_what_cannot_be_is_told_before_anything_is_written(tiny: Any, tmp_path: Path) -> None:
+    begin = ["export", "precomputed", str(tiny.root), str(tmp_path / "o"), "--meshes", "2"]
+    for options, words in (
+        (["--shape-memory-gib", "0.0001"], ["--shape-memory-gib", "bounding box"]),
+        (["--shape-level", "7"], ["no such level"]),
+        (["--shapes-of", "raw"], ["segmentation"]),
+        (["--skeletons", "some"], ["a number, or all"]),
+    ):
+        found = CliRunner().invoke(app, [*begin, *options])
+        assert found.exit_code == 2
+        assert all(word in found.output for word in words), found.output
+        assert not (tmp_path / "o").exists()
+
+
+def _largest(labels: np.ndarray, count: int) -> list[int]:
+    ids, sizes = np.unique(labels[labels > 0], return_counts=True)
+    return [int(ids[row]) for row in np.lexsort((ids, -sizes))[:count]]
+
+
+def _origin_vox(tiny: Any) -> np.ndarray:
+    return np.add(tiny.begin_vox, tiny.segmented.begin_vox)
+
+
+def _bounds_nm(labels: np.ndarray, segment: int, tiny: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Outer faces of its first and last voxels, x, y, z."""
+    voxels = np.argwhere(labels == segment) + _origin_vox(tiny)
+    low, high = voxels.min(axis=0) * tiny.grid.voxel_size_nm, (voxels.max(axis=0) + 1) * tiny.grid.voxel_size_nm
+    return low[::-1], high[::-1]
+
+
+def _is_closed(faces: np.ndarray) -> bool:
+    """Every edge of a triangle is one of another triangle, the other way round."""
+    edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
+    ways, counts = np.unique(edges, axis=0, return_counts=True)
+    back, back_counts = np.unique(edges[:, ::-1], axis=0, return_counts=True)
+    return np.array_equal(ways, back) and np.array_equal(counts, back_counts)
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
