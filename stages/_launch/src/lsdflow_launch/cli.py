@@ -17,7 +17,6 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch import doctor as doctor_module
 from lsdflow_launch.chain import Chain, finished_mendable_stages
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
@@ -25,9 +24,13 @@ from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
+from lsdflow_launch.planning.cli import add_plan_verb
+from lsdflow_launch.report_cli import add_report_verbs
 from lsdflow_launch.start_cli import add_start_verbs
-from lsdflow_launch.state import plans_of, problems_of
+from lsdflow_launch.state import problems_of
 from lsdflow_launch.sweep.cli import app as sweep_app
+from lsdflow_launch.trace_cli import add_trace_verb
+from lsdflow_launch.view_cli import add_view_verb
 from lsdflow_launch.whole import Ask
 
 app = Verbs(name="lsdflow")
@@ -57,13 +60,6 @@ def validate(folder: Folder, override: Set = None, as_json: Json = False, debug:
     """All problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
         _show_problems(folder, override or [], as_json)
-
-
-@app.command()
-def plan(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
-    """What a run would do: blocks, bytes, iterations."""
-    with exit_codes(debug, as_json):
-        _show_tables(plans_of(load_experiment(folder, override or [])), as_json)
 
 
 @app.command()
@@ -106,22 +102,18 @@ def repair(folder: Folder, override: Set = None, debug: Debug = False) -> None:
 
 
 @app.command()
-def report(folder: Folder, override: Set = None, debug: Debug = False) -> None:
-    """Make the report anew from what is there."""
-    with exit_codes(debug):
-        experiment = load_experiment(folder, override or [])
-        code = Chain(experiment, (STAGES[-1],), replace=False).run()
-        _show_result(experiment.layout)
-    raise typer.Exit(code)
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="an experiment, or where one would lie")] = Path(),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Machine, GPU, containers, folder, store, scheduler: what is fine and what to mend; exit code 1 if anything."""
+    from lsdflow_launch.doctor.checks import findings
 
-
-@app.command()
-def doctor(folder: Annotated[Path, typer.Argument(help="where an experiment would lie")] = Path()) -> None:
-    """This machine: commands, versions, cores, memory, disk."""
-    lines = doctor_module.findings(folder)
-    for fine, text in lines:
-        typer.echo(f"{'ok' if fine else 'MEND':>4}  {text}")
-    raise typer.Exit(0 if all(fine for fine, _ in lines) else 1)
+    with exit_codes(debug, as_json):
+        lines = findings(folder)
+        typer.echo(json.dumps([line.as_dict() for line in lines]) if as_json else "\n".join(x.line() for x in lines))
+    raise typer.Exit(1 if any(line.state == "MEND" for line in lines) else 0)
 
 
 @app.command()
@@ -172,15 +164,11 @@ def _show_problems(folder: Path, overrides: list[str], as_json: bool, ask: Ask =
 app.add_typer(sweep_app)
 add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
 add_check_verb(app)
+add_report_verbs(app, lambda layout: _show_result(layout))
+add_view_verb(app)
+add_trace_verb(app)
+add_plan_verb(app)
 add_start_verbs(app, lambda folder: _show_problems(folder, [], as_json=False))
-
-
-def _show_tables(tables: dict[str, dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(tables))
-        return
-    for stage, facts in tables.items():
-        typer.echo(f"{stage}: " + ", ".join(f"{k} {v}" for k, v in facts.items() if v not in ("", None, {}, [])))
 
 
 def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:

@@ -72,14 +72,18 @@ def submitted_overrides(submission: Path) -> list[str]:
     return [line.removeprefix("SET='").removesuffix("'") for line in lines if line.startswith("SET='")]
 
 
-def ask_slurm(command: Sequence[str]) -> str:
-    """Output of a command of SLURM.
+def ask_slurm(command: Sequence[str], limit_s: float | None = None) -> str:
+    """Output of a command of SLURM, which has `limit_s` to answer.
 
     Raises MissingInput (66) if it is not installed, StoreUnreachable (69) if SLURM does not answer.
     """
     if shutil.which(command[0]) is None:
         raise MissingInput(f"no {command[0]} here", hint="run this on a login node of the cluster")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        found = f"no answer within {limit_s:.0f} s"
+        raise StoreUnreachable(f"{command[0]} does not answer", found=found, hint="try again later") from error
     if done.returncode == 0:
         return done.stdout
     if "Invalid job id" in done.stderr:

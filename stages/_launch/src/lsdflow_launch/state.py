@@ -42,15 +42,6 @@ def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> 
     return missing and not all(experiment.layout.manifest(s).exists() for s in earlier)
 
 
-def plans_of(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """What each stage would do; a stage whose inputs are not made yet says so."""
-    stages = stages_of(experiment)
-    with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda stage: ask_stage(stage, stage_arguments("plan", experiment)), stages)
-        found = dict(zip(stages, answers, strict=True))
-    return {s: {"not known yet": a["what"]} if "exit_code" in a else a for s, a in found.items()}
-
-
 def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
     runs = sorted(experiment.layout.stage_runs(stage).glob("*/outcome.json"))
     last = read_json(runs[-1]) if runs else None

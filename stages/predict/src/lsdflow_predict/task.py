@@ -14,6 +14,7 @@ from lsdflow_contract.arrays import LSDS, affinities_to
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import Manifest, work_key
+from lsdflow_network.torch_build import torch_facts
 from lsdflow_predict.checkpoints import check_weights
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.estimate import device_taken, estimate
@@ -96,6 +97,11 @@ def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
     first = lsd_task(job) if job.stores_lsds_first else affinity_task(job)
     facts = {**measure_block(first, folder), **device_taken(experiment.compute.device)}
     return {**facts, "pass": "lsds"} if job.stores_lsds_first else facts
+
+
+def doctor(_experiment: Experiment | None) -> dict[str, Any]:
+    """What this command finds on this machine: torch and its GPUs."""
+    return torch_facts()
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

@@ -68,6 +68,13 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     return training_plan(_prepared(experiment))
 
 
+def doctor(_experiment: Experiment | None) -> dict[str, Any]:
+    """What this command finds on this machine: torch and its GPUs."""
+    from lsdflow_network.torch_build import torch_facts
+
+    return torch_facts()
+
+
 def status(experiment: Experiment) -> dict[str, Any]:
     """What is trained so far."""
     return training_status(experiment, STAGE)

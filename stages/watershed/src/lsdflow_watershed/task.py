@@ -21,6 +21,7 @@ from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
+from lsdflow_runtime.store_facts import store_facts
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray
@@ -72,6 +73,11 @@ def plan(experiment: Experiment) -> dict[str, Any]:
 def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """What one block takes; done into a throw-away folder."""
     return measure_block(block_task(experiment), folder)
+
+
+def doctor(experiment: Experiment | None) -> dict[str, Any]:
+    """What this command finds on this machine: the store of the experiment."""
+    return {"store": store_facts(experiment)}
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

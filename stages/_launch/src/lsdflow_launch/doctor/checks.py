@@ -1,0 +1,46 @@
+"""All checks of the doctor. Those that load libraries come last, or they would slow down what is measured before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_launch.doctor.containers import container_findings
+from lsdflow_launch.doctor.finding import Finding, mend
+from lsdflow_launch.doctor.folder import folder_findings
+from lsdflow_launch.doctor.gpu import gpu_findings
+from lsdflow_launch.doctor.machine import commands, machine
+from lsdflow_launch.doctor.scheduler import scheduler_findings
+from lsdflow_launch.doctor.store import store_findings
+
+Check = Callable[[], Iterator[Finding]]
+
+
+def findings(folder: Path) -> list[Finding]:
+    """Lines for a folder in which an experiment lies, or would."""
+    experiment, problems = _experiment(folder)
+    quick: list[Check] = [
+        machine,
+        lambda: folder_findings(folder),
+        container_findings,
+        lambda: scheduler_findings(experiment),
+    ]
+    slow: list[Check] = [gpu_findings, lambda: store_findings(experiment), commands]
+    return [*problems, *_side_by_side(quick), *_side_by_side(slow)]
+
+
+def _side_by_side(checks: list[Check]) -> list[Finding]:
+    with ThreadPoolExecutor(len(checks)) as pool:
+        return [line for lines in pool.map(lambda check: list(check()), checks) for line in lines]
+
+
+def _experiment(folder: Path) -> tuple[Experiment | None, list[Finding]]:
+    try:
+        return load_experiment(folder), []
+    except MissingInput:
+        return None, []
+    except StageError as error:
+        return None, [mend("experiment file", f"{error.where}: {error.what}", error.hint or "lsdflow validate DIR")]

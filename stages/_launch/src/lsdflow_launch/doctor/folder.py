@@ -1,0 +1,107 @@
+"""The folder that an experiment lies in, or would: what its file system was seen to do, its room, its clock."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.doctor.mount import FULL
+from lsdflow_launch.doctor.outside import ask_program
+
+GIB = 2**30
+FREE_BYTES, FREE_FILES = 5 * GIB, 100_000
+# Below this a run waits for the disk most of the time.
+SLOW_MB_PER_S = 20.0
+MOUNT_S = 120.0
+# Leases are renewed every 5 s and end after 60 s, by the clock of the file server alone; stamps in reports use ours.
+CLOCK_S = 5.0
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p", "afs", "pvfs2")
+MEMORY = ("tmpfs", "ramfs")
+
+
+def folder_findings(folder: Path, limit_s: float = MOUNT_S) -> Iterator[Finding]:
+    """Everything of the folder; tried out by a process of its own, so that a dead mount holds up nobody."""
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir())
+    answer = ask_program([sys.executable, "-m", "lsdflow_launch.doctor.mount", str(there)], limit_s)
+    try:
+        facts: dict[str, Any] = json.loads(answer.out)
+    except json.JSONDecodeError:
+        to_do = "is the file server alive? df, ls; or use another folder"
+        yield mend("folder", f"{there}: {answer.problem or 'no answer'}", to_do)
+        return
+    yield from findings_of(there, facts)
+
+
+def findings_of(folder: Path, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the facts mean."""
+    kind = facts["file_system"]
+    yield _kind(folder, kind)
+    yield _room(folder, facts)
+    if "problem" in facts:
+        yield mend("writing", f"{folder}: {facts['problem']}", _to_do(facts.get("errno", 0)))
+        return
+    for name, what in (("atomic_rename", "rename"), ("exclusive_creation", "making a name once")):
+        fine = facts[name] is True
+        other = "use another file system: results there could be torn, or made twice at once"
+        yield ok(what, "seen to be atomic") if fine else mend(what, "not atomic on this file system", other)
+    if not facts["reads_back_what_was_written"]:
+        yield mend("reading back", "other bytes than were written", "do not use this disk")
+    yield _locks(facts)
+    yield _speed(facts)
+    yield clock("clock of the file system", facts["clock_ahead_s"])
+
+
+def clock(subject: str, ahead_s: float) -> Finding:
+    """A difference of two clocks."""
+    found = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    if abs(ahead_s) < CLOCK_S:
+        return ok(subject, "the same as this machine's" if abs(ahead_s) < 1 else found)
+    return warn(subject, found, "times in reports will not fit together: run chrony or ntp on both")
+
+
+def _to_do(number: int) -> str:
+    if number in FULL:
+        return "free some space, or raise the quota"
+    if number in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+        return "this file system cannot do what a run needs (hard links, fsync): use another one"
+    return "use a folder that this user may write into"
+
+
+def _kind(folder: Path, kind: str) -> Finding:
+    if kind in NETWORK or kind.startswith("fuse"):
+        return ok("file system", f"{folder}: {kind}, shared or remote")
+    if kind in MEMORY:
+        return warn(
+            "file system", f"{folder}: {kind}, memory of this machine", "all is lost at the next start: move it"
+        )
+    if kind == "overlay":
+        return warn("file system", f"{folder}: overlay, inside a container", "mount a folder of the machine there")
+    return ok("file system", f"{folder}: {kind or 'unknown'}, of this machine alone")
+
+
+def _room(folder: Path, facts: Mapping[str, Any]) -> Finding:
+    free, files = facts["free_bytes"], facts["free_files"]
+    found = f"{free / GIB:.1f} GiB" + ("" if files is None else f" and {files} files") + f" free in {folder}"
+    if free < FREE_BYTES or (files is not None and files < FREE_FILES):
+        return mend("room", found, "a run writes about 30 bytes per voxel (lsdflow plan DIR tells): free some space")
+    return ok("room", found)
+
+
+def _locks(facts: Mapping[str, Any]) -> Finding:
+    if facts["flock"] is True:
+        return ok("locks", "flock works")
+    to_do = "lsdflow needs none, but do not run prepare or the same sweep twice at once"
+    return warn("locks", f"no flock: {facts.get('flock_problem', '')}", to_do)
+
+
+def _speed(facts: Mapping[str, Any]) -> Finding:
+    write, read = facts["write_mb_per_s"], facts["read_mb_per_s"]
+    found = f"{write:.0f} MB/s written, {read:.0f} MB/s read, fsync {1000 * facts['fsync_s']:.0f} ms (32 MiB)"
+    if min(write, read) < SLOW_MB_PER_S:
+        return warn("speed", found, "a run will wait for this disk: use a faster one, or larger blocks")
+    return ok("speed", found)

@@ -1,0 +1,68 @@
+"""Calls of other programs that never hang: each has a time limit, also where the kernel lets nobody end it.
+
+A process that waits for a dead file server cannot be killed; it is left behind, not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lsdflow_contract.errors import MissingInput
+from lsdflow_launch.commands import stage_command
+
+QUICK_S = 15.0
+# torch on a cold network disk takes its time to load.
+STAGE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a program said. problem: why it said nothing: not here, no answer in time, or its own words."""
+
+    out: str = ""
+    problem: str = ""
+    here: bool = True
+
+    @property
+    def fine(self) -> bool:
+        """True if it ended with 0."""
+        return not self.problem
+
+
+def ask_program(command: Sequence[str], limit_s: float = QUICK_S) -> Answer:
+    """Run a program, for at most so long."""
+    if shutil.which(command[0]) is None:
+        return Answer(problem=f"no {command[0]} here", here=False)
+    try:
+        child = subprocess.Popen(  # noqa: SIM115, RUF100 - not waited for if it hangs
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    except OSError as error:
+        return Answer(problem=f"cannot be started: {error.strerror}")
+    try:
+        out, err = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return Answer(problem=f"no answer within {limit_s:.0f} s")
+    if child.returncode:
+        return Answer(out, problem=(err.strip() or out.strip())[-300:] or f"exit code {child.returncode}")
+    return Answer(out)
+
+
+def ask_stage_in_time(stage: str, arguments: Sequence[str], limit_s: float = STAGE_S) -> dict[str, Any]:
+    """The JSON of a stage's verb; {"problem": why} if there is none."""
+    try:
+        command = str(stage_command(stage))
+    except MissingInput as error:
+        return {"problem": error.what}
+    answer = ask_program([command, *arguments], limit_s)
+    try:
+        told: dict[str, Any] = json.loads(answer.out)
+    except json.JSONDecodeError:
+        return {"problem": answer.problem or "no answer"}
+    return {"problem": told["what"]} if "exit_code" in told else told

@@ -1,0 +1,55 @@
+"""SLURM: does it answer, and has it the partitions of [cluster]?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_launch.cluster import cluster_of, job_settings
+from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.planning.allotment import has_cluster
+from lsdflow_launch.slurm_state import ask_slurm
+
+# Partition (a star marks the default one), is it up, nodes, time limit, what a node has.
+FORM = "%P|%a|%D|%l|%G"
+LIMIT_S = 15.0
+
+
+def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
+    """The partitions there are; of an experiment those that its jobs ask for."""
+    wanted = experiment is not None and has_cluster(experiment)
+    try:
+        told = ask_slurm(["sinfo", "--noheader", f"--format={FORM}"], LIMIT_S)
+    except StageError as error:
+        if error.exit_code == 66 and not wanted:
+            yield ok("scheduler", "no SLURM here: needed for lsdflow submit alone")
+        else:
+            yield mend("scheduler", f"{error.what} {error.found}".strip(), error.hint or "run on a login node")
+        return
+    rows = [line.strip().split("|") for line in told.splitlines() if line.count("|") == 4]
+    partitions = {row[0].rstrip("*"): row for row in rows}
+    listed = ", ".join(f"{name} ({row[2]} nodes, {row[3]}, {row[1]})" for name, row in partitions.items())
+    yield ok("scheduler", f"SLURM: {listed}") if rows else warn("scheduler", "SLURM has no partitions", "ask its team")
+    if experiment is not None:
+        yield from _asked_for(experiment, partitions, certain=wanted)
+
+
+def _asked_for(experiment: Experiment, partitions: dict[str, list[str]], *, certain: bool) -> Iterator[Finding]:
+    """Partitions of the jobs; without [cluster] in the file they are the defaults, which nobody chose."""
+    try:
+        settings = job_settings(cluster_of(experiment), experiment)
+    except StageError as error:
+        yield mend("[cluster]", error.what, error.hint)
+        return
+    named = {name for k, v in settings.items() if k.endswith("_PARTITION") for name in v.split(",") if name}
+    missing = sorted(named - set(partitions))
+    down = sorted(name for name in named & set(partitions) if partitions[name][1] != "up")
+    to_do = f"set cluster.partition_cpu and cluster.partition_gpu: {', '.join(partitions)}"
+    if missing:
+        say = mend if certain else warn
+        yield say("partitions of [cluster]", f"there is no {', '.join(missing)}", to_do)
+    if down:
+        yield warn("partitions of [cluster]", f"not up: {', '.join(down)}", "jobs will wait; sinfo tells")
+    if not missing and not down:
+        yield ok("partitions of [cluster]", ", ".join(sorted(named)) or "the default one")
