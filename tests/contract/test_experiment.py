@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from pydantic import field_validator
 
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import load_experiment
@@ -85,3 +88,45 @@ def test_the_database_is_named_as_told_or_as_the_experiment_without_dots(
 ) -> None:
     (tmp_path / "experiment.toml").write_text(text)
     assert load_experiment(tmp_path).database == database
+
+
+class Corner(StrictModel):
+    begin: str
+    shape: str
+
+
+class Words(StrictModel):
+    roi: Corner | None = None
+    method: Literal["seeded", "mutex"] = "seeded"
+    threshold: Literal["auto"] | float = "auto"
+    functions: tuple[str, ...] = ()
+
+    @field_validator("functions")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if names and names[0] not in ("mean", "hist_quant_75"):
+            msg = f"unknown merge function {names[0]}; known: mean, hist_quant_75"
+            raise ValueError(msg)
+        return names
+
+
+@pytest.mark.parametrize(
+    ("table", "what", "hint"),
+    [
+        ({"method": "mutx"}, "words.method: Input should be 'seeded' or 'mutex'", "did you mean 'mutex'?"),
+        ({"method": "waterz"}, "words.method: Input should be 'seeded' or 'mutex'", ""),
+        ({"threshold": "atuo"}, "words.threshold: Input should be 'auto' or", "did you mean 'auto'?"),
+        ({"functions": ["hist_quant_57"]}, "words.functions: unknown merge function", "did you mean 'hist_quant_75'?"),
+        ({"roi": {"begn": "0 vox", "shape": "1 vox"}}, "unknown key words.roi.begn", "did you mean 'begin'?"),
+        ({"metod": 1}, "unknown key words.metod", "did you mean 'method'?"),
+    ],
+)
+def test_a_misspelt_key_or_word_is_told_with_the_nearest(
+    tmp_path: Path, table: dict[str, object], what: str, hint: str
+) -> None:
+    (tmp_path / "experiment.toml").write_text("")
+    experiment = dataclasses.replace(load_experiment(tmp_path), tables={"words": table})
+    with pytest.raises(ConfigError) as caught:
+        experiment.table("words", Words)
+    assert caught.value.what.startswith(what)
+    assert caught.value.hint == hint

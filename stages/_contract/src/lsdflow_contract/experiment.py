@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,6 +24,10 @@ LONGEST_VALUE = 200
 
 Profile = Literal["tiny", "standard", "snemi3d"]
 Config = TypeVar("Config", bound=StrictModel)
+# What pydantic adds to the place of an error: which kind of value was tried there.
+_BRANCH = re.compile(r"^(literal\[.*|int|float|str|bool|constrained-\w+|function-.*|nullable.*)$")
+# How validators of ours tell a word that they do not know.
+_UNKNOWN = re.compile(r"unknown [a-z ]* (\w+)[^;]*; known: (.*)")
 # User and password of an address; a password may hold an @ that should have been written %40.
 _LOGIN = re.compile(r"(?<=://)\S*@")
 
@@ -100,6 +104,7 @@ class ComputeTable(StrictModel):
     metrics_address: str | None = Field(
         default=None,
         pattern=r"^([^\s:/]+:)?\d{1,5}$",
+        coerce_numbers_to_str=True,
         description="PORT on this machine's loopback, or INTERFACE:PORT, where a running stage serves its metrics by "
         "HTTP (port 0: any that is free, told in the log); none = $LSDFLOW_METRICS_ADDRESS, or no server",
     )
@@ -181,8 +186,13 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """A hint for a misspelt word: the nearest known one, or the list of all."""
+    return nearest(word, known) or f"known: {', '.join(known)}"
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A hint for a misspelt word where one that is known is near, else nothing."""
     near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def _apply_override(tables: dict[str, Any], override: str) -> None:
@@ -220,16 +230,36 @@ def _validated(model: type[Config], table: dict[str, Any], name: str, path: Path
 
 
 def _config_error(error: ValidationError, model: type[StrictModel], table: str, path: Path) -> ConfigError:
-    first = error.errors()[0]
-    dotted = ".".join(str(part) for part in (table, *first["loc"]))
-    others = [".".join(str(p) for p in (table, *e["loc"])) for e in error.errors()[1:]]
-    hint = f"also wrong: {', '.join(others)}" if others else ""
+    # A misspelt key also leaves its right spelling missing: the misspelt one is what to mend.
+    first, *more = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    dotted = _dotted(table, first["loc"])
+    others = dict.fromkeys(_dotted(table, e["loc"]) for e in more)
+    others.pop(dotted, None)
+    hints = [_nearest_word(first), f"also wrong: {', '.join(others)}" if others else ""]
+    hint = "; ".join(filter(None, hints))
     found = _short(_LOGIN.sub("***@", repr(first["input"])))
     if first["type"] == "extra_forbidden":
         hint = did_you_mean(str(first["loc"][-1]), _keys_of(model, nested=len(first["loc"]) > 1))
         return ConfigError(f"unknown key {dotted}", where=path, found=found, hint=hint)
-    said = first["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{dotted}: {said}", where=path, found=found, hint=hint)
+    said = dict.fromkeys(e["msg"] for e in (first, *more) if _dotted(table, e["loc"]) == dotted)
+    text = " or ".join(said).removeprefix("Value error, ")
+    return ConfigError(f"{dotted}: {text}", where=path, found=found, hint=hint)
+
+
+def _dotted(table: str, location: Sequence[int | str]) -> str:
+    """The key of an error, without the kind of value that one branch of a union wanted there."""
+    parts = [str(part) for part in (table, *location)]
+    while len(parts) > 2 and _BRANCH.match(parts[-1]):
+        parts.pop()
+    return ".".join(parts)
+
+
+def _nearest_word(error: Mapping[str, Any]) -> str:
+    """Did-you-mean for a word that is none of those allowed there."""
+    if error["type"] == "literal_error":
+        return nearest(str(error["input"]), re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+    unknown = _UNKNOWN.search(error["msg"])
+    return nearest(unknown[1], unknown[2].split(", ")) if unknown else ""
 
 
 def _keys_of(model: type[StrictModel], *, nested: bool) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.experiment import STAGES, Experiment, nearest
 from lsdflow_contract.model import StrictModel
 
 BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
@@ -172,4 +172,5 @@ def _resources(
 def require_block_stage(stage: str) -> None:
     """ConfigError (78) unless the stage works on blocks, that is: has workers."""
     if stage not in BLOCK_STAGES:
-        raise ConfigError(f"{stage} has no workers", wanted=", ".join(BLOCK_STAGES))
+        hint = nearest(stage, BLOCK_STAGES)
+        raise ConfigError(f"{stage} has no workers", wanted=", ".join(BLOCK_STAGES), hint=hint)
