@@ -22,6 +22,7 @@ from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
+from lsdflow_launch.export_cli import add_export_verb
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
@@ -166,6 +167,7 @@ add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=
 add_check_verb(app)
 add_report_verbs(app, lambda layout: _show_result(layout))
 add_view_verb(app)
+add_export_verb(app)
 add_trace_verb(app)
 add_plan_verb(app)
 add_start_verbs(app, lambda folder: _show_problems(folder, [], as_json=False))

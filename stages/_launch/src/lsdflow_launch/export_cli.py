@@ -1,0 +1,23 @@
+"""The verb export of `lsdflow`: all it is told goes on to the command of the optional environment of viewers."""
+
+from __future__ import annotations
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_launch.commands import run_command
+from lsdflow_launch.view_cli import viewer_command
+
+# Its options are that command's own, --help as well: they are written once, and there.
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def add_export_verb(app: typer.Typer) -> None:
+    """Register export."""
+
+    @app.command(context_settings=_PASSED_ON)
+    def export(told: typer.Context) -> None:
+        """Volumes, meshes and skeletons for others: `export ome DIR OUT`, `export precomputed DIR OUT`; also --help."""
+        with exit_codes(debug="--debug" in told.args):
+            code = run_command([str(viewer_command()), "export", *(told.args or ["--help"])])
+        raise typer.Exit(code)
