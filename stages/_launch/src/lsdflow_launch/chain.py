@@ -10,6 +10,7 @@ from lsdflow_contract.errors import Interrupted, MissingInput, StageError, Usage
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
 from lsdflow_launch.cluster import BLOCK_STAGES
 from lsdflow_launch.commands import PASSED_ON, run_stage
+from lsdflow_launch.reporting import report_arguments
 
 LOG = logging.getLogger("lsdflow.run")
 FIRST, LAST = "prepare", "evaluate"
@@ -56,7 +57,8 @@ class Chain:
     def _report(self) -> None:
         """Show what there is; the exit code stays that of the stage which failed."""
         try:
-            self._call(LAST)
+            if self.caller(LAST, report_arguments(self.experiment)) == UsageError.exit_code:
+                self._call(LAST)  # an image of before that verb
         except StageError as error:
             LOG.error("no report: %s", error.message())
 

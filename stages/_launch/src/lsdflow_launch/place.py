@@ -10,6 +10,7 @@ from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_launch.chain import Chain, stages_of
 from lsdflow_launch.cluster_cli import follow_on_slurm
 from lsdflow_launch.container import Containers
+from lsdflow_launch.reporting import kept_up_to_date
 
 PLACES = ("local", "container", "slurm")
 
@@ -31,10 +32,11 @@ def run_on(place: str, experiment: Experiment, first: str, last: str, replace: b
     if place not in PLACES:
         raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), hint=did_you_mean(place, PLACES))
     stages = stages_of(experiment, first, last)
-    if place == "slurm":
-        return follow_on_slurm(experiment, first, last, replace)
-    if place == "local":
-        return Chain(experiment, stages, replace).run()
-    containers = Containers(experiment, containing.engine, containing.sifs, containing.network)
-    containers.check(stages)
-    return Chain(experiment, stages, replace, caller=containers).run()
+    with kept_up_to_date(experiment):
+        if place == "slurm":
+            return follow_on_slurm(experiment, first, last, replace)
+        if place == "local":
+            return Chain(experiment, stages, replace).run()
+        containers = Containers(experiment, containing.engine, containing.sifs, containing.network)
+        containers.check(stages)
+        return Chain(experiment, stages, replace, caller=containers).run()
