@@ -25,7 +25,8 @@ from lsdflow_evaluate.report.figures import (
 def _pixels(uri: str) -> np.ndarray:
     head, body = uri.split(",", 1)
     assert head == "data:image/png;base64"
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(body))))
+    image = Image.open(io.BytesIO(base64.b64decode(body)))
+    return np.asarray(image.convert("RGBA") if image.mode == "P" else image)
 
 
 def _picture(image: np.ndarray, kind: Any, pixel_size_nm: tuple[float, float] = (10.0, 10.0)) -> Picture:

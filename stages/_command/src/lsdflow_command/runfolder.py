@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.run_resources import resources_taken
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors, write_json
@@ -44,6 +45,7 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
         raise
     finally:
         outcome["seconds"] = time.time() - started
+        outcome["resources"] = resources_taken()
         logging.getLogger().removeHandler(handler)
         handler.close()
         write_json(folder / "outcome.json", outcome)

@@ -22,6 +22,7 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_runtime.block_grid import note_grid
 from lsdflow_runtime.block_records import taken_by_blocks
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
@@ -58,6 +59,7 @@ def run_blocks(task: BlockTask, options: RunOptions) -> int:
     The stage's manifest goes first: it stands for finished work only.
     """
     task.create_outputs(options.replace)
+    note_grid(task)
     # The fence of now: one that is read later may be that of a successor.
     fence, manifest = task.fence, task.experiment.layout.manifest(task.stage)
     done = task.marks.done()

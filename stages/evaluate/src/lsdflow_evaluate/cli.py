@@ -1,11 +1,31 @@
-"""The command `evaluate`."""
+"""The command `evaluate`: the verbs of every stage, and `report`, which writes the pages and counts nothing."""
 
 from __future__ import annotations
 
-from lsdflow_command.app import StageCommand, stage_app
+from typing import Annotated
+
+import typer
+
+from lsdflow_command.app import DebugOption, ExperimentOption, SetOption, StageCommand, exit_codes, stage_app
+from lsdflow_contract.experiment import load_experiment
 from lsdflow_evaluate.config import EvaluateConfig
 
 app = stage_app(StageCommand(name="evaluate", config=EvaluateConfig, task="lsdflow_evaluate.task"))
+Refresh = Annotated[int | None, typer.Option(min=1, help="browsers load the pages again after so many seconds")]
+
+
+@app.command(help="Write the report of what is there now: quick, at any moment; nothing is counted.")
+def report(
+    experiment: ExperimentOption, override: SetOption = None, refresh: Refresh = None, debug: DebugOption = False
+) -> None:
+    """Exit code 0, or that of the first artefact that could not be read: the pages are written all the same."""
+    with exit_codes(debug):
+        # zarr and jinja2 take longer to start than all the other verbs
+        from lsdflow_evaluate.pages import write_report
+
+        errors = write_report(load_experiment(experiment, override or []), refresh)
+        if errors:
+            raise errors[0]
 
 
 def main() -> None:

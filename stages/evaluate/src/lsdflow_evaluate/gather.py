@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.shown_volumes import viewer_layers
 from lsdflow_contract.viewer_state import neuroglancer_state
 from lsdflow_evaluate import history
 from lsdflow_evaluate.artefacts import Segmented, Truth
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.layers import layers, open_layers, pictures, places_in, shown_box
-from lsdflow_evaluate.report.data import Picture, ReportData
-from lsdflow_evaluate.scores_file import verdict
+from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot, WorstPlace
+from lsdflow_evaluate.report.records import FAILED, FINISHED, StageRecord
+from lsdflow_evaluate.scores_file import score_rows, verdict
 from lsdflow_evaluate.seams import Seams
+from lsdflow_evaluate.snapshot import snapshot_of
+from lsdflow_evaluate.stage_records import stage_record, stages_of_mode
 from lsdflow_evaluate.truth_scores import TruthScores
 from lsdflow_runtime.volumes import Volume
 
@@ -29,73 +35,119 @@ VIEWER_HELP = (
 
 @dataclass(frozen=True)
 class Gathered:
-    """What could be opened: the target's grid, the segmentation, the truth, the scores, the seams of blocks."""
+    """What could be opened: the target's grid, the segmentation, the truth; how they compare, the seams of blocks."""
 
     grid: Geometry | None
     segmented: Segmented | None
     truth: Truth | None
-    scores: TruthScores | None
+    scores: TruthScores | None = None
     seams: Seams | None = None
-
-    @property
-    def chosen(self) -> tuple[str, float] | None:
-        """Merge function and threshold that the report is about."""
-        if self.scores is not None:
-            return self.scores.chosen
-        return (self.segmented.merge_function, self.segmented.threshold) if self.segmented else None
+    compared: Any = None
 
 
 def report_data(
-    experiment: Experiment, config: EvaluateConfig, gathered: Gathered, collector: history.Collector
+    experiment: Experiment,
+    config: EvaluateConfig,
+    gathered: Gathered,
+    scores: Mapping[str, Any],
+    collector: history.Collector,
 ) -> ReportData:
-    """The data of the page."""
-    segmented, scores, grid = gathered.segmented, gathered.scores, gathered.grid
-    shown, viewer = _volumes(experiment, config, grid, collector) if grid else ((), None)
-    chosen_score = scores.chosen_score if scores else None
+    """The data of the pages; `scores`: what scores.json holds, or will."""
+    segmented, grid = gathered.segmented, gathered.grid
+    seen = _volumes(experiment, config, grid, collector) if grid else _Seen()
     facts = tuple(lut.facts for lut in segmented.luts) if segmented else ()
+    finished = history.manifests(experiment)
     return ReportData(
         experiment=experiment.common.name,
+        folder=experiment.layout.root.name,
         created=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         has_truth=gathered.truth is not None,
-        verdicts=(verdict(chosen_score.partition.voi if chosen_score else None, config.voi_limit),),
-        scores=scores.rows() if scores else (),
-        segment_counts=history.segment_counts(facts, gathered.chosen),
+        verdicts=(verdict(scores.get("voi"), config.voi_limit),),
+        scores=score_rows(scores),
+        no_scores=str(scores.get("reason", "")),
+        segment_counts=history.segment_counts(facts, _chosen(segmented, scores)),
         advice=_advice(segmented),
-        seams=str(gathered.seams or ""),
-        pictures=shown,
+        seams=str(Seams.of_dict(scores["seams"])) if "seams" in scores else "",
+        worst=worst_places(scores),
+        pictures=seen.pictures,
+        snapshot=seen.snapshot,
         losses=history.loss_curves(experiment),
         block_times=collector.collect("evaluate", lambda: history.block_times(experiment), ()),
         segment_sizes=history.segment_sizes(segmented.manifest) if segmented else None,
         versions=history.versions(experiment),
+        stages=_stages(experiment, finished, bool(collector.errors)),
         voxel_size_nm=grid.voxel_size_nm if grid else None,
         shape_vox=grid.shape_vox if grid else None,
-        roi=str(scores.box) if scores else "",
-        neuroglancer_state=viewer,
+        roi=_region(scores),
+        neuroglancer_state=seen.state,
         neuroglancer_help=VIEWER_HELP.format(url=config.viewer_url),
         fragments_by=history.fragments_by(experiment),
-        settings=scores.settings if scores else {},
+        settings=dict(scores.get("settings", {})),
         problems=tuple(collector.problems),
     )
 
 
-def _volumes(
-    experiment: Experiment, config: EvaluateConfig, grid: Geometry, collector: history.Collector
-) -> tuple[tuple[Picture, ...], dict[str, Any] | None]:
-    """Pictures and viewer state of the volumes that exist; one that cannot be read is left out."""
+def _stages(experiment: Experiment, finished: Mapping[str, Manifest], failing: bool) -> tuple[StageRecord, ...]:
+    """Every stage of the chain. The run that writes this very page has no outcome yet: it ends with the page."""
+    records = [stage_record(experiment, stage, finished.get(stage)) for stage in stages_of_mode(experiment)]
+    last = records[-1].last
+    if last is None or last.exit_code is not None or not last.name.endswith(f"-{os.getpid()}"):
+        return tuple(records)
+    ending = replace(last, seconds=time.time() - last.started, exit_code=int(failing))
+    state = FAILED if failing else FINISHED
+    return (*records[:-1], replace(records[-1], runs=(*records[-1].runs[:-1], ending), state=state))
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """Pictures, the snapshot and the viewer's state of the volumes that could be read."""
+
+    pictures: tuple[Picture, ...] = ()
+    snapshot: Snapshot | None = None
+    state: dict[str, Any] | None = None
+
+
+def _volumes(experiment: Experiment, config: EvaluateConfig, grid: Geometry, collector: history.Collector) -> _Seen:
+    """What the volumes that exist look like; one that cannot be read is left out."""
     shown = layers(experiment, config, history.manifests(experiment))
     opened: dict[str, Volume] = {}
     nothing: dict[str, Volume] = {}
     for layer in shown:
         opened.update(collector.collect(_writer(layer.name), partial(open_layers, (layer,), grid), nothing))
     if not opened:
-        return (), None
+        return _Seen()
     box = shown_box(opened)
     made: list[Picture] = []
     for name, volume in opened.items():
         look = partial(pictures, volume, name, box, grid, config.picture_edge_vox)
         made.extend(collector.collect(_writer(name), look, ()))
+    snapshot = None
+    if "segmentation" in opened:
+        snapshot = collector.collect("segment", partial(snapshot_of, opened["segmentation"]), None)
     state = neuroglancer_state(viewer_layers(places_in(experiment.layout.root, shown, opened)), config.viewer_url)
-    return tuple(made), state
+    return _Seen(tuple(made), snapshot, state)
+
+
+def worst_places(scores: Mapping[str, Any]) -> tuple[WorstPlace, ...]:
+    """The worst splits and merges that scores.json lists; none if it lists none."""
+    listed = scores.get("worst")
+    return tuple(_worst_place(found) for found in listed if isinstance(found, dict)) if isinstance(listed, list) else ()
+
+
+def _worst_place(found: Mapping[str, Any]) -> WorstPlace:
+    return WorstPlace(str(found.get("kind", "")), "", found.get("bits"), None)
+
+
+def _chosen(segmented: Segmented | None, scores: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Merge function and threshold that the report is about."""
+    if "threshold" in scores:
+        return str(scores["merge_function"]), float(scores["threshold"])
+    return (segmented.merge_function, segmented.threshold) if segmented else None
+
+
+def _region(scores: Mapping[str, Any]) -> str:
+    roi = scores.get("roi")
+    return str(Box(tuple(roi["begin_vox"]), tuple(roi["shape_vox"]))) if isinstance(roi, dict) else ""
 
 
 def _writer(layer: str) -> str:

@@ -39,12 +39,13 @@ class View:
 @dataclass(frozen=True, eq=False)
 class Neurites:
     """A picture (rows, columns, 4) u8, clear where nothing is; its labels, largest first, with their lattice points;
-    corners (8, 2) of the lattice's box: row, column; the last is the one farthest away."""
+    corners (8, 2) of the lattice's box: row, column, numbered by the bits z, y, x; the number of the farthest."""
 
     pixels: NDArray[np.uint8]
     ids: tuple[int, ...]
     points: tuple[int, ...]
     corners: Floats
+    farthest: int
     pixel_nm: float
 
 
@@ -74,7 +75,7 @@ def surface_points(labels: Labels, label: int) -> NDArray[np.int64]:
     cut = mask[box[0]]
     inner = ndimage.binary_erosion(cut, border_value=0)
     first = np.array([s.start for s in box[0]])
-    return np.argwhere(cut & ~inner) + first
+    return np.asarray(np.argwhere(cut & ~inner) + first, np.int64)
 
 
 def picture_of_neurites(
@@ -84,7 +85,6 @@ def picture_of_neurites(
     shape_nm = np.array(labels.shape) * np.array(spacing_nm)
     pixel_nm = max(spacing_nm)
     corners_nm = np.array([[z, y, x] for z in (0, 1) for y in (0, 1) for x in (0, 1)]) * shape_nm
-    corners_nm = corners_nm[np.argsort(corners_nm @ view.away)]
     flat = np.stack([-(corners_nm @ view.up), corners_nm @ view.right], axis=1) / pixel_nm
     first = flat.min(axis=0) - 2
     shape = np.ceil(flat.max(axis=0) - first + 3).astype(int)
@@ -94,8 +94,14 @@ def picture_of_neurites(
         _fall(points, number, view, pixel_nm, first, nearest, depth)
     enlarge = max(1, round(WIDTH_PX / shape[1]))
     pixels = _shaded(nearest, depth / pixel_nm, colours, enlarge)
+    labels_seen, points_seen = tuple(i for i, _ in ids), tuple(n for _, n in ids)
     return Neurites(
-        pixels, tuple(i for i, _ in ids), tuple(n for _, n in ids), (flat - first) * enlarge, pixel_nm / enlarge
+        pixels,
+        labels_seen,
+        points_seen,
+        (flat - first) * enlarge,
+        int((corners_nm @ view.away).argmax()),
+        pixel_nm / enlarge,
     )
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box
-from lsdflow_evaluate.report.data import Verdict
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.report.data import Score, Verdict
 from lsdflow_evaluate.truth_scores import TruthScores
 
+STAGE = "evaluate"
+SHOWING = {"picture_edge_vox", "viewer_url"}
 NO_TRUTH = "no truth was given for this volume: there is nothing to compare with"
 
 
@@ -39,3 +49,31 @@ def scores_without(has_truth: bool, reason: str, limit: float) -> dict[str, Any]
 
 def _box(box: Box) -> dict[str, list[int]]:
     return {"begin_vox": list(box.begin_vox), "shape_vox": list(box.shape_vox)}
+
+
+def score_rows(scores: Mapping[str, Any]) -> tuple[Score, ...]:
+    """The rows of the report from what scores.json holds."""
+    names = [field.name for field in fields(Score) if field.name != "chosen"]
+    chosen = (scores.get("merge_function"), scores.get("threshold"))
+    return tuple(
+        Score(chosen=(row["merge_function"], row["threshold"]) == chosen, **{n: row.get(n) for n in names})
+        for row in scores.get("thresholds", ())
+    )
+
+
+def present_scores(experiment: Experiment, config: EvaluateConfig) -> dict[str, Any]:
+    """What scores.json holds, if it is about the segmentation, the fragments and the settings of now; else nothing.
+
+    Settings that the version which scored did not know do not count, nor do those of pictures.
+    """
+    try:
+        manifest = read_manifest(experiment.layout, STAGE)
+        inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in manifest.inputs}
+        scores = read_json(experiment.layout.report / "scores.json")
+    except StageError:
+        return {}
+    settings = config.model_dump(mode="json")
+    counted = {name for name in manifest.config if name in settings} - SHOWING
+    same = inputs == manifest.inputs and all(settings[name] == manifest.config[name] for name in counted)
+    whole = isinstance(scores, dict) and hash_of([manifest.key, scores]) == manifest.identity
+    return dict(scores) if same and whole else {}

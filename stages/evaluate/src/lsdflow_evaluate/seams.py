@@ -10,7 +10,7 @@ Blocks are a matter of computing: neurons know nothing of them. Pairs with backg
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,12 @@ class Seams:
         told = {name: getattr(self, name) for name in ("faces", "inside")}
         shares = {name: {"pairs": a.pairs, "together": a.together, "share": a.share} for name, a in told.items()}
         return {**shares, "blocks": self.blocks, "gap": self.inside.share - self.faces.share}
+
+    @classmethod
+    def of_dict(cls, told: Mapping[str, Any]) -> Seams:
+        """What `as_dict` has told."""
+        faces, inside = (Agreement(int(told[n]["pairs"]), int(told[n]["together"])) for n in ("faces", "inside"))
+        return cls(faces, inside, int(told["blocks"]))
 
     def __str__(self) -> str:
         return (

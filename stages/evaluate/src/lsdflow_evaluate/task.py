@@ -20,7 +20,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_atomically, write_json
+from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_evaluate import history
@@ -28,8 +28,8 @@ from lsdflow_evaluate.artefacts import Segmented, Truth, open_segmented, open_tr
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.counting import STAGE, counting_task
 from lsdflow_evaluate.gather import Gathered, report_data
+from lsdflow_evaluate.pages import write_pages
 from lsdflow_evaluate.regions import region_box
-from lsdflow_evaluate.report import render_report
 from lsdflow_evaluate.scores_file import NO_TRUTH, scores_with_truth, scores_without
 from lsdflow_evaluate.seams import Seams, seams_of
 from lsdflow_evaluate.truth_scores import TruthScores, score_against_truth
@@ -83,13 +83,10 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     gathered, scores = _scored(experiment, config, options, collector)
     gathered = replace(gathered, seams=_seams(experiment, gathered, collector))
     scores |= {"seams": gathered.seams.as_dict()} if gathered.seams else {}
-    data = report_data(experiment, config, gathered, collector)
+    data = report_data(experiment, config, gathered, scores, collector)
     folder = experiment.layout.report
     write_json(folder / "scores.json", scores)
-    write_json(folder / "neuroglancer.json", data.neuroglancer_state or {})
-    page = render_report(data).encode()
-    write_atomically(folder / "index.html", lambda file: file.write(page))
-    LOG.info("report: %s", folder / "index.html")
+    write_pages(experiment, data)
     if collector.errors:
         experiment.layout.manifest(STAGE).unlink(missing_ok=True)
         raise collector.errors[0]

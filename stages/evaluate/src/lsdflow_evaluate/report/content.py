@@ -13,6 +13,7 @@ import numpy as np
 
 from lsdflow_evaluate.report.data import ReportData, Score, SegmentCount
 from lsdflow_evaluate.report.figures import Figure, figure_of
+from lsdflow_evaluate.report.records import Taken
 
 LAYERS = {
     "raw": ("Raw", "the volume could not be read"),
@@ -26,6 +27,7 @@ OTHER_NAMES = {"affs": "affinities", "lsd": "lsds", "ground_truth": "truth", "la
 PLANES = {"z": ("y", "x"), "y": ("z", "x"), "x": ("z", "y")}  # rows, columns
 NOTHING = "\u2013"  # where a value would stand
 CROSS = "\u00d7"
+MIB, GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,29 @@ def duration(seconds: float) -> str:
             rest = int(seconds % size // small)
             return f"{int(seconds // size)} {name}" + (f" {rest} {small_name}" if rest else "")
     return f"{seconds:.0f} s"
+
+
+def taken_words(taken: Taken) -> tuple[str, ...]:
+    """Processor time, memory, read, written, GPU; a dash for what was not recorded."""
+    gpu = ""
+    if taken.gpu:
+        gpu = taken.gpu + (f", {bytes_words(taken.gpu_bytes)}" if taken.gpu_bytes else "")
+    return (
+        duration(taken.cpu_s) if taken.cpu_s is not None else NOTHING,
+        bytes_words(taken.peak_resident_bytes),
+        bytes_words(taken.read_bytes),
+        bytes_words(taken.written_bytes),
+        gpu or NOTHING,
+    )
+
+
+def bytes_words(size: int | None) -> str:
+    """312 MiB, 4.2 GiB; a dash for what is not known."""
+    if size is None:
+        return NOTHING
+    if size >= GIB:
+        return f"{size / GIB:,.1f} GiB"
+    return f"{size / MIB:,.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.2g} MiB"
 
 
 def planes(data: ReportData) -> tuple[Plane, ...]:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_evaluate.report.records import StageRecord
+
 Axis = Literal["z", "y", "x"]
 LayerKind = Literal["grey", "colour", "labels"]
 FragmentsBy = Literal["seamless", "blocks", "mutex"]
@@ -140,8 +142,37 @@ class SizeHistogram:
 
 
 @dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The largest neurites in 3-D: RGBA pixels, ids (largest first) and their volumes, the 8 corners of the box shown
+    as (row, column), numbered by the bits z, y, x, and the farthest; `whole`: the box is all of the segmentation."""
+
+    pixels: NDArray[np.uint8]
+    ids: tuple[int, ...]
+    volumes_nm3: tuple[float, ...]
+    corners: NDArray[np.float64]
+    farthest: int
+    pixel_nm: float
+    box: str
+    whole: bool
+
+
+@dataclass(frozen=True)
+class WorstPlace:
+    """A split or a merge, what it costs, and the voxel (z, y, x of the target's grid) where it is seen."""
+
+    kind: str
+    what: str
+    bits: float | None
+    voxel: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, eq=False)
 class ReportData:
-    """Everything the page shows. Only `experiment` and `created` are always there."""
+    """Everything the page shows. Only `experiment` and `created` are always there.
+
+    `folder`: the name of the experiment's folder; `refresh_s`: the page is loaded again after so long (a run goes on);
+    `no_scores`: why there are none.
+    """
 
     experiment: str
     created: str
@@ -164,3 +195,9 @@ class ReportData:
     neuroglancer_help: str = ""
     fragments_by: FragmentsBy = "seamless"
     settings: dict[str, str] = field(default_factory=dict)
+    snapshot: Snapshot | None = None
+    stages: tuple[StageRecord, ...] = ()
+    worst: tuple[WorstPlace, ...] = ()
+    folder: str = "DIR"
+    refresh_s: int | None = None
+    no_scores: str = ""

@@ -4,10 +4,11 @@ if (fade) {
   fade.parentElement.hidden = false;
   fade.addEventListener("input", () => document.documentElement.style.setProperty("--labels", fade.value));
 }
-const copy = document.getElementById("copy");
-if (copy && navigator.clipboard) {
-  copy.hidden = false;
-  copy.addEventListener("click", () => {
-    navigator.clipboard.writeText(document.getElementById("state").textContent).then(() => { copy.textContent = "copied"; });
-  });
+if (navigator.clipboard) {
+  for (const button of document.querySelectorAll("button[data-copy]")) {
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      navigator.clipboard.writeText(document.getElementById(button.dataset.copy).innerText).then(() => { button.textContent = "copied"; });
+    });
+  }
 }

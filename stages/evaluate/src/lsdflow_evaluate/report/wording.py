@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
+from lsdflow_contract.citations import REFERENCES
 from lsdflow_evaluate.report.content import CROSS, chosen_count, chosen_score
 from lsdflow_evaluate.report.data import ReportData
 
-CITATIONS = (
-    "Sheridan A, Nguyen TM, Deb D, Lee W-CA, Saalfeld S, Turaga SC, Manor U, Funke J. Local shape descriptors for "
-    "neuron segmentation. Nature Methods 20, 295-303 (2023). doi:10.1038/s41592-022-01711-z",
-    "Funke J, Tschopp F, Grisaitis W, Sheridan A, Singh C, Saalfeld S, Turaga SC. Large scale image segmentation with "
-    "structured loss based deep learning for connectome reconstruction. IEEE Transactions on Pattern Analysis and "
-    "Machine Intelligence 41(7), 1669-1680 (2019; online 2018). doi:10.1109/TPAMI.2018.2835450",
-    "Meilă M. Comparing clusterings: an information based distance. Journal of Multivariate Analysis 98(5), 873-895 "
-    "(2007). doi:10.1016/j.jmva.2006.11.013",
-    "gunpowder: data loading and augmentation for learning on large volumes. funkelab, github.com/funkelab/gunpowder",
-    "daisy: block-wise task scheduling for large volumes. funkelab, github.com/funkelab/daisy",
-    "waterz: watershed and region agglomeration. funkelab, github.com/funkelab/waterz",
-)
+CITATIONS = tuple(reference.text() for reference in REFERENCES)
 
 _FRAGMENTS = {
     "seamless": "grown by a seeded watershed, block by block, named by their seeds",
@@ -35,7 +25,9 @@ def missing_parts(data: ReportData) -> tuple[str, ...]:
     parts = (
         (
             not data.scores,
-            "There are no scores: " + ("no truth was given." if not data.has_truth else "none was made."),
+            "There are no scores: "
+            + (data.no_scores or ("none was made" if data.has_truth else "no truth was given"))
+            + ".",
         ),
         (not data.segment_counts, "The number of segments per threshold is not known."),
         (data.segment_sizes is None, "The sizes of the segments are not known."),
