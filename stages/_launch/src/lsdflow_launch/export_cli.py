@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from lsdflow_command.app import exit_codes
@@ -9,15 +11,17 @@ from lsdflow_launch.commands import run_command
 from lsdflow_launch.view_cli import viewer_command
 
 # Its options are that command's own, --help as well: they are written once, and there.
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
+Words = Annotated[list[str] | None, typer.Argument(help="ome DIR OUT, or precomputed DIR OUT, and their options")]
 
 
 def add_export_verb(app: typer.Typer) -> None:
     """Register export."""
 
     @app.command(context_settings=_PASSED_ON)
-    def export(told: typer.Context) -> None:
+    def export(words: Words = None) -> None:
         """Volumes, meshes and skeletons for others: `export ome DIR OUT`, `export precomputed DIR OUT`; also --help."""
-        with exit_codes(debug="--debug" in told.args):
-            code = run_command([str(viewer_command()), "export", *(told.args or ["--help"])])
+        told = words or ["--help"]
+        with exit_codes(debug="--debug" in told):
+            code = run_command([str(viewer_command()), "export", *told])
         raise typer.Exit(code)
