@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lsdflow_command.app import RunOptions
+from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
@@ -132,10 +133,12 @@ def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
 def block_runner(task: BlockTask, fence: Fence) -> Iterator[Callable[[int], None]]:
     """Open the task once; yields a function that does and commits the block of a number."""
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
-    with task.open() as function:
+    log = AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)
+    with task.open() as function, log:
 
         def do_block(number: int) -> None:
-            _do_block(task, opened, function, task.plan.block(number), fence)
+            with log.attempt(number):
+                _do_block(task, opened, function, task.plan.block(number), fence)
 
         yield do_block
 
@@ -193,8 +196,9 @@ def _attempt(
             task.marks.mark_failed(number, {**failure.as_dict(), **known})
             raise failure from error
         except Exception as error:  # noqa: BLE001 - any fault of one block must not stop the others
-            LOG.warning("block %d, attempt %d: %s: %s", number, attempt, type(error).__name__, error)
-            record = {"error": type(error).__name__, "exit_code": 70, "what": f"{type(error).__name__}: {error}"}
+            what = f"{type(error).__name__}: {error}"
+            LOG.warning("block %d, attempt %d: %s", number, attempt, what, extra={"block": number})
+            record = {"error": type(error).__name__, "exit_code": 70, "what": what}
             task.marks.mark_failed(number, {**record, **known, "traceback": traceback.format_exc()})
         else:
             return True
