@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.log_lines import JsonLines
 from lsdflow_command.run_resources import resources_taken
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
@@ -28,9 +29,7 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
         folder.mkdir(parents=True, exist_ok=True)
     writer = Writer.of(stage).model_dump()
     write_json(folder / "config.resolved.json", {"writer": writer, "config": config, "overrides": experiment.overrides})
-    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+    handlers = _log_files(folder, stage)
     outcome: dict[str, Any] = {"writer": writer, "started": started, "exit_code": 70, "error": None}
     outcome |= {"host": socket.gethostname(), "job": os.environ.get(JOB_VARIABLE, "")}
     try:
@@ -46,6 +45,21 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
     finally:
         outcome["seconds"] = time.time() - started
         outcome["resources"] = resources_taken()
-        logging.getLogger().removeHandler(handler)
-        handler.close()
+        for handler in handlers:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
         write_json(folder / "outcome.json", outcome)
+
+
+def _log_files(folder: Path, stage: str) -> list[logging.Handler]:
+    """The log for people, and the same as JSON lines."""
+    forms = {
+        "log.txt": logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"),
+        "events.jsonl": JsonLines(stage),
+    }
+    handlers: list[logging.Handler] = []
+    for name, form in forms.items():
+        handlers.append(logging.FileHandler(folder / name, encoding="utf-8"))
+        handlers[-1].setFormatter(form)
+        logging.getLogger().addHandler(handlers[-1])
+    return handlers
