@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class Watched:
         return float(found[0]["value"][1]) if found else None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def watched(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """Everything of the module's docstring, once the stage waits for its last block and Prometheus has seen it."""
     scratch = tmp_path_factory.mktemp("monitoring")
@@ -123,8 +124,9 @@ def watched(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with started(*server, f"--web.listen-address=127.0.0.1:{prometheus}", log=scratch / "prometheus.log"):
             found = Watched(experiment, stage, scratch / "stage.log", f"http://127.0.0.1:{prometheus}")
             eventually("Prometheus answers", lambda: _is_ready(found.prometheus))
-            done = 'min(lsdflow_work_done{stage="watched"}) == 9 and count(lsdflow_work_done{stage="watched"}) == 2'
-            eventually("Prometheus has seen nine blocks done, from both", lambda: found.value(done))
+            for name in ('lsdflow_work_done{stage="watched"}', 'lsdflow_block_attempts_total{outcome="done"}'):
+                done = f"min({name}) == 9 and count({name}) == 2"
+                eventually("Prometheus has seen nine blocks done, from both", partial(found.value, done))
             yield found
 
 

@@ -51,7 +51,8 @@ def test_memory_is_that_of_the_process_and_of_its_workers(watched: Watched) -> N
     status = Path(f"/proc/{watched.stage.pid}/status").read_text()
     now = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) * 1024
     assert resident["process"] == pytest.approx(now, rel=0.2)
-    assert watched.value('lsdflow_workers{job="stage"}') >= 2
+    # one worker waits with its block; the other has left if it found no more
+    assert watched.value('lsdflow_workers{job="stage"}') >= 1
     assert resident["workers"] > 30e6
     assert watched.value('lsdflow_cpu_seconds_total{job="stage"}') > 0
     assert watched.value('lsdflow_written_bytes_total{job="stage"}') > 1000
