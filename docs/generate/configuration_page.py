@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ def _section(heading: str, anchor: str, schema: dict[str, Any], known: Mapping[s
     """The keys of a table, then the tables in it."""
     yield f"\n## [{heading}] {{#{anchor}}}\n".replace("[", "\\[").replace("]", "\\]")
     if words := schema.get("description"):
-        yield plain(words) + "\n"
+        yield plain(re.sub(r"^\[[^\]]*\](, \[[^\]]*\])*[:.] *", "", words)) + "\n"
     required = schema.get("required", [])
     keys = schema.get("properties", {})
     yield table(HEAD, [_row(anchor, key, about, key in required, known) for key, about in keys.items()])
