@@ -16,6 +16,7 @@ from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.no_experiment import first_step
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 
@@ -164,9 +165,8 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """
     path = path / "experiment.toml" if path.is_dir() else path
     if not path.is_file():
-        raise MissingInput(
-            "no experiment file", where=path, hint="make one: lsdflow init DIR --train A.zarr --volume B.zarr"
-        )
+        folder = path.parent if path.suffix == ".toml" else path
+        raise MissingInput("no experiment file", where=path, hint=first_step(folder))
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -17,16 +17,19 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_launch.answer import following, result_facts, stdout_for_json, tell
 from lsdflow_launch.chain import Chain, finished_mendable_stages
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.export_cli import add_export_verb
+from lsdflow_launch.next_steps import FIRST_STEPS, after_run
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
 from lsdflow_launch.report_cli import add_report_verbs
+from lsdflow_launch.schema import require_known_keys
 from lsdflow_launch.start_cli import add_start_verbs
 from lsdflow_launch.state import problems_of
 from lsdflow_launch.sweep.cli import app as sweep_app
@@ -34,7 +37,7 @@ from lsdflow_launch.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
 from lsdflow_launch.whole import Ask
 
-app = Verbs(name="lsdflow")
+app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
 
 def main() -> None:
@@ -74,15 +77,24 @@ def run(
     engine: Annotated[str | None, typer.Option(help="container: docker, podman or singularity")] = None,
     images: Annotated[Path | None, typer.Option(help="container: folder of the SIFs, for singularity")] = None,
     network: Annotated[str | None, typer.Option(help="container: network to the mongo store (default: host)")] = None,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run the chain of stages; what is done already is not done again."""
-    with exit_codes(debug):
+    with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])
-        if on == "slurm":  # nobody waits in a queue for a mistake
-            _show_problems(folder, override or [], as_json=False, ask=asker(experiment))
-        code = run_on(on, experiment, first, last, replace, Containing(engine, images, network))
+        if on == "local":
+            require_known_keys(experiment)
+        with stdout_for_json(as_json):
+            if on == "slurm":  # nobody waits in a queue for a mistake
+                _show_problems(folder, override or [], as_json=False, ask=asker(experiment))
+            code = run_on(on, experiment, first, last, replace, Containing(engine, images, network))
+        steps = after_run(experiment, code)
+        if as_json:
+            typer.echo(json.dumps({**result_facts(experiment, code), "next": steps}))
+            raise typer.Exit(code)
         _show_result(experiment.layout)
+        tell({}, following("\n      ".join(steps)), as_json=False)
     raise typer.Exit(code)
 
 
@@ -94,11 +106,14 @@ def status(folder: Folder, override: Set = None, as_json: Json = False, debug: D
 
 
 @app.command()
-def repair(folder: Folder, override: Set = None, debug: Debug = False) -> None:
+def repair(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """Read back prepare and every stage of blocks; make again what is lost or damaged, and nothing else."""
-    with exit_codes(debug):
+    with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])
-        code = Chain(experiment, finished_mendable_stages(experiment), replace=False, verb="repair").run()
+        stages = finished_mendable_stages(experiment)
+        with stdout_for_json(as_json):
+            code = Chain(experiment, stages, replace=False, verb="repair").run()
+        tell({"exit_code": code, "stages": stages}, "", as_json)
     raise typer.Exit(code)
 
 
@@ -122,23 +137,26 @@ def demo(
     folder: Folder,
     seed: Annotated[int, typer.Option(help="another seed, another volume")] = 0,
     mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "mtlsd",
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Make a synthetic EM volume with truth, and an experiment on it."""
     # scipy and h5py take longer to start than all the rest of the command
     from lsdflow_launch.demo import make_demo
 
-    with exit_codes(debug):
-        layout = make_demo(folder, seed=seed, mode=mode)
-        typer.echo(f"wrote {layout.experiment_toml}\nnext: lsdflow run {folder}")
+    with exit_codes(debug, as_json):
+        layout, step = make_demo(folder, seed=seed, mode=mode), f"lsdflow run {folder}"
+        facts = {"wrote": [str(layout.experiment_toml)], "next": step}
+        tell(facts, f"wrote {layout.experiment_toml}\n{following(step)}", as_json)
 
 
 @app.command(name="compose-env")
-def compose_env(folder: Folder, override: Set = None, debug: Debug = False) -> None:
+def compose_env(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """Check the pins and write DIR/compose.env (and passwords of a mongo store) for docker compose."""
-    with exit_codes(debug):
+    with exit_codes(debug, as_json):
         written = write_compose_env(load_experiment(folder, override or []))
-        typer.echo(f"wrote {written.path}\nnext: {written.command()}")
+        facts = {"wrote": [str(written.path)], "next": written.command()}
+        tell(facts, f"wrote {written.path}\n{following(written.command())}", as_json)
 
 
 def _show_problems(folder: Path, overrides: list[str], as_json: bool, ask: Ask = ask_stage) -> None:
@@ -160,17 +178,6 @@ def _show_problems(folder: Path, overrides: list[str], as_json: bool, ask: Ask =
         raise typer.Exit(codes[0])
     if not as_json:
         typer.echo("no problems found")
-
-
-app.add_typer(sweep_app)
-add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
-add_check_verb(app)
-add_report_verbs(app, lambda layout: _show_result(layout))
-add_view_verb(app)
-add_export_verb(app)
-add_trace_verb(app)
-add_plan_verb(app)
-add_start_verbs(app, lambda folder: _show_problems(folder, [], as_json=False))
 
 
 def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
@@ -199,3 +206,14 @@ def _show_result(layout: ExperimentLayout) -> None:
     page = layout.report / "index.html"
     if page.exists():
         typer.echo(f"report: {page}")
+
+
+app.add_typer(sweep_app)
+add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
+add_check_verb(app)
+add_report_verbs(app, _show_result)
+add_view_verb(app)
+add_export_verb(app)
+add_trace_verb(app)
+add_plan_verb(app)
+add_start_verbs(app, lambda folder: _show_problems(folder, [], as_json=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -14,14 +15,21 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.block_state import progress_text, with_blocks
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.cluster import BLOCK_STAGES, cluster_of, require_block_stage
 from lsdflow_launch.commands import ask_stage, stage_command
 from lsdflow_launch.container import Containers
 from lsdflow_launch.follow import refuse_if_queued, run_on_slurm
-from lsdflow_launch.options import Debug, First, Folder, Last, Replace, Set
-from lsdflow_launch.slurm_state import cancel_submission, job_facts, newest_submission, submitted_overrides
+from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
+from lsdflow_launch.slurm_state import (
+    cancel_submission,
+    job_facts,
+    newest_submission,
+    submitted_jobs,
+    submitted_overrides,
+)
 from lsdflow_launch.state import status_of
 from lsdflow_launch.submit import add_workers
 from lsdflow_launch.submit import submit as submit_chain
@@ -45,10 +53,11 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
         ] = False,
         replace: Replace = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="show the commands; submit and write nothing")] = False,
+        as_json: Json = False,
         debug: Debug = False,
     ) -> None:
         """Submit the chain of stages to SLURM; every command is shown."""
-        with exit_codes(debug):
+        with exit_codes(debug, as_json), stdout_for_json(as_json):
             wanted = dict(_workers_of(text) for text in workers or ())
             more = [f"cluster.{stage}.workers={count}" for stage, count in wanted.items()]
             experiment = load_experiment(folder, [*(override or []), *more])
@@ -62,14 +71,24 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
                 if not dry_run:
                     refuse_if_queued(experiment)
                 code = submit_chain(experiment, first, last, dry_run=dry_run, replace=replace)
+        _tell_submission(experiment, code, dry_run, as_json)
         raise typer.Exit(code)
 
     @app.command()
-    def cancel(folder: Folder, debug: Debug = False) -> None:
+    def cancel(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
         """Cancel all jobs of the newest submission; what is done stays done."""
-        with exit_codes(debug):
-            for line in cancel_submission(load_experiment(folder)):
-                typer.echo(line)
+        with exit_codes(debug, as_json):
+            lines = cancel_submission(load_experiment(folder))
+            tell({"cancelled": lines}, "\n".join(lines), as_json)
+
+
+def _tell_submission(experiment: Experiment, code: int, dry_run: bool, as_json: bool) -> None:
+    """The jobs that are in the queue now, and how they are followed."""
+    submission = None if dry_run or code else newest_submission(experiment)
+    step = f"lsdflow status {experiment.path.parent}"
+    jobs = [] if submission is None else [dataclasses.asdict(job) for job in submitted_jobs(submission)]
+    facts = {"exit_code": code, "submission": str(submission) if submission else None, "jobs": jobs, "next": step}
+    tell(facts, following(step) if submission else "", as_json)
 
 
 def follow_on_slurm(experiment: Experiment, first: str, last: str, replace: bool) -> int:

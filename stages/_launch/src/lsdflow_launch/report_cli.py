@@ -12,7 +12,8 @@ from lsdflow_command.app import exit_codes
 from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.options import Debug, Folder, Set
+from lsdflow_launch.answer import result_facts, stdout_for_json, tell
+from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.reporting import EVERY_S, report_now, watch
 
 
@@ -25,17 +26,22 @@ def add_report_verbs(app: typer.Typer, show_result: Callable[[ExperimentLayout],
         again: Annotated[bool, typer.Option("--watch", help="write it again and again, until Ctrl-C")] = False,
         every_s: Annotated[float, typer.Option("--every", min=5, help="--watch: seconds between reports")] = EVERY_S,
         override: Set = None,
+        as_json: Json = False,
         debug: Debug = False,
     ) -> None:
         """Write the report of what is there now: at any moment, quick; nothing is counted again."""
         code = 0
-        with exit_codes(debug):
+        with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
-            if again:
-                watch(experiment, every_s, time.sleep)
+            with stdout_for_json(as_json):
+                if again:
+                    watch(experiment, every_s, time.sleep)
+                else:
+                    code = report_now(experiment)
+            if as_json:
+                tell(result_facts(experiment, code), "", as_json)
             else:
-                code = report_now(experiment)
-            show_result(experiment.layout)
+                show_result(experiment.layout)
         raise typer.Exit(code)
 
     @app.command()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
-from lsdflow_command.app import DebugOption, ExperimentOption, SetOption, StageCommand, exit_codes, stage_app
+from lsdflow_command.app import (
+    DebugOption,
+    ExperimentOption,
+    JsonOption,
+    SetOption,
+    StageCommand,
+    exit_codes,
+    stage_app,
+)
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_evaluate.config import EvaluateConfig
 
@@ -16,16 +25,23 @@ Refresh = Annotated[int | None, typer.Option(min=1, help="browsers load the page
 
 @app.command(help="Write the report of what is there now: quick, at any moment; nothing is counted.")
 def report(
-    experiment: ExperimentOption, override: SetOption = None, refresh: Refresh = None, debug: DebugOption = False
+    experiment: ExperimentOption,
+    override: SetOption = None,
+    refresh: Refresh = None,
+    json_: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Exit code 0, or that of the first artefact that could not be read: the pages are written all the same."""
-    with exit_codes(debug):
+    with exit_codes(debug, as_json=json_):
         # zarr and jinja2 take longer to start than all the other verbs
         from lsdflow_evaluate.pages import write_report
 
-        errors = write_report(load_experiment(experiment, override or []), refresh)
+        loaded = load_experiment(experiment, override or [])
+        errors = write_report(loaded, refresh)
         if errors:
             raise errors[0]
+        if json_:
+            typer.echo(json.dumps({"report": str(loaded.layout.report / "index.html")}))
 
 
 def main() -> None:

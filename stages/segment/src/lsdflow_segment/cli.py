@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from lsdflow_command.app import (
     DebugOption,
     ExperimentOption,
+    JsonOption,
     ReplaceOption,
     SetOption,
     StageCommand,
@@ -38,14 +40,19 @@ def import_graph(
     cut_out: CutOutOption = False,
     override: SetOption = None,
     replace: ReplaceOption = False,
+    json_: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Take over a graph of the LSD scripts, from their database or a dump; then: segment run."""
     from lsdflow_segment import graph_import
 
-    with exit_codes(debug), interrupt_on_signals():
+    with exit_codes(debug, as_json=json_), interrupt_on_signals():
         options = graph_import.ImportOptions(tuple(source), database, tuple(merge_function or ()), cut_out, replace)
-        graph_import.import_graph(load_experiment(experiment, override or []), options)
+        loaded = load_experiment(experiment, override or [])
+        graph_import.import_graph(loaded, options)
+        if json_:
+            stages = [s for s in ("watershed", "agglomerate") if loaded.layout.manifest(s).exists()]
+            typer.echo(json.dumps({"imported": stages, "next": f"segment run --experiment {loaded.path}"}))
 
 
 def main() -> None:

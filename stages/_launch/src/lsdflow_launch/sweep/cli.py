@@ -12,8 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes, interrupt_on_signals
+from lsdflow_command.verbs import Verbs
 from lsdflow_contract.errors import BlocksFailed, UsageError
+from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.commands import ask_stage, run_stage
+from lsdflow_launch.options import Debug, Json
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
 from lsdflow_launch.sweep.estimate import estimate, grid_runs, runs_of_part
 from lsdflow_launch.sweep.file import load_sweep
@@ -24,13 +27,11 @@ from lsdflow_launch.sweep.run import SweepRunner, exit_code_of, prepare_volumes
 from lsdflow_launch.sweep.table import summary, write_merged
 from lsdflow_launch.sweep.tree import PlannedRun
 
-app = typer.Typer(name="sweep", no_args_is_help=True, help="A grid of experiments, on any number of servers.")
+app = Verbs(name="sweep", help="A grid of experiments, on any number of servers.")
 File = Annotated[Path, typer.Argument(help="SWEEP.toml")]
 Folder = Annotated[Path, typer.Argument(help="folder of a prepared sweep")]
 Into = Annotated[Path | None, typer.Argument(help="folder for the runs; none = beside SWEEP.toml, with its name")]
 Parts = Annotated[int, typer.Option(min=1, help="servers that share the work")]
-Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
-Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
 
 @app.command()
@@ -53,15 +54,18 @@ def plan(file: File, folder: Into = None, parts: Parts = 1, as_json: Json = Fals
 
 
 @app.command()
-def prepare(file: File, folder: Into = None, debug: Debug = False) -> None:
+def prepare(file: File, folder: Into = None, as_json: Json = False, debug: Debug = False) -> None:
     """Make the volumes once and the folder of every run; trains and segments nothing."""
-    with exit_codes(debug), interrupt_on_signals():
+    with exit_codes(debug, as_json), interrupt_on_signals():
         sweep = load_sweep(file)
         require_valid(sweep, ask_stage)
         require_fresh_base(sweep, ask_stage)
         made = write_folders(sweep, folder or sweep.default_folder)
-        code = prepare_volumes(made, run_stage)
-        typer.echo(f"wrote {len(made.plan.runs)} runs to {made.root}\nnext: lsdflow sweep run {made.root}")
+        with stdout_for_json(as_json):
+            code = prepare_volumes(made, run_stage)
+        step = f"lsdflow sweep run {made.root}"
+        facts = {"exit_code": code, "runs": len(made.plan.runs), "folder": str(made.root), "next": step}
+        tell(facts, f"wrote {len(made.plan.runs)} runs to {made.root}\n{following(step)}", as_json)
     raise typer.Exit(code)
 
 
@@ -71,17 +75,19 @@ def run(
     part: Annotated[str | None, typer.Option(help="2/4: the second of four servers")] = None,
     where: Annotated[list[str] | None, typer.Option(help="axis=value (repeat): only those runs")] = None,
     array: Annotated[bool, typer.Option("--array", help="the part of this task of a SLURM array")] = False,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Make runs that are not done; goes on with interrupted ones, leaves those of other servers to them."""
-    with exit_codes(debug), interrupt_on_signals():
+    with exit_codes(debug, as_json), interrupt_on_signals():
         sweep = open_sweep(folder)
         sweep.require_base()
         chosen = chosen_runs(sweep, part, where or [], array=array)
-        came = SweepRunner(sweep, run_stage).run_all(chosen)
+        with stdout_for_json(as_json):
+            came = SweepRunner(sweep, run_stage).run_all(chosen)
         counts = {word: list(came.values()).count(word) for word in dict.fromkeys(came.values())}
         told = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none"
-        typer.echo(f"{len(chosen)} runs: {told}")
+        tell({"runs": len(chosen), "came": came}, f"{len(chosen)} runs: {told}", as_json)
     raise typer.Exit(exit_code_of(came))
 
 
@@ -114,14 +120,16 @@ def status(
 def merge(
     folders: Annotated[list[Path], typer.Argument(help="folders of the same sweep, as many as servers kept")],
     out: Annotated[Path | None, typer.Option(help="where to write; none = merged/ in the first folder")] = None,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """One table of all runs and of the means, and a plot; exit code 79 while runs are failed or missing."""
-    with exit_codes(debug):
+    with exit_codes(debug, as_json):
         found = merged([open_sweep(folder) for folder in folders])
         written = write_merged(found, out or folders[0] / "merged")
-        typer.echo(summary(found))
-        typer.echo("wrote " + ", ".join(str(path) for path in written))
+        paths = [str(path) for path in written]
+        facts = {"runs": len(found.rows), **found.counts, "wrote": paths}
+        tell(facts, f"{summary(found)}\nwrote {', '.join(paths)}", as_json)
         complete = found.counts["done"] == len(found.rows)
     raise typer.Exit(0 if complete else BlocksFailed.exit_code)
 

@@ -1,0 +1,34 @@
+"""What to type where there is no experiment: the folder may be a volume, hold one, or be named nearly like one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lsdflow_contract.layout import ExperimentLayout
+
+# Zarr 2 and 3, N5, precomputed; other formats are single files.
+_VOLUME_MARKS = (".zarray", ".zgroup", "zarr.json", "attributes.json", "info")
+
+
+def first_step(folder: Path) -> str:
+    """The hint for somebody who named `folder` as an experiment."""
+    if folder.is_file() or any((folder / mark).is_file() for mark in _VOLUME_MARKS):
+        return f"this looks like a volume; make an experiment with it: lsdflow init exp --volume {folder}"
+    below = list(_experiments(folder))
+    if below:
+        return f"there is an experiment in it: {', '.join(map(str, below[:3]))}"
+    beside = {path.name: path for path in _experiments(folder.absolute().parent)}
+    near = difflib.get_close_matches(folder.name, beside, n=1)
+    if near:
+        return f"did you mean {beside[near[0]]}?"
+    return f"make one: lsdflow init {folder} --volume RAW.zarr --train LABELLED.zarr; or a trial: lsdflow demo {folder}"
+
+
+def _experiments(folder: Path) -> Iterator[Path]:
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return
+    yield from (path for path in found if ExperimentLayout(path).experiment_toml.is_file())

@@ -1,0 +1,86 @@
+"""A user is told what to type next: without arguments, in a wrong folder, after a run; the commands are real ones."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_launch.cli import app
+from lsdflow_launch.next_steps import FIRST_STEPS, after_run
+
+
+def is_typed_right(step: str) -> bool:
+    """Whether the command line, up to its comment, is one of lsdflow's verbs with options that it has."""
+    program, verb, *rest = shlex.split(step, comments=True)
+    commands = getattr(get_command(app), "commands")  # noqa: B009
+    options = {option for parameter in commands[verb].params for option in parameter.opts}
+    return program == "lsdflow" and {word for word in rest if word.startswith("--")} <= options
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    folder = tmp_path / "my exp"
+    folder.mkdir()
+    (folder / "experiment.toml").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("code", "first"),
+    [
+        (0, "lsdflow view"),
+        (2, "lsdflow status"),
+        (65, "lsdflow status"),
+        (73, "lsdflow status"),
+        (75, "lsdflow run"),
+        (143, "lsdflow run"),
+        (78, "lsdflow validate"),
+        (79, "lsdflow status"),
+    ],
+)
+def test_after_a_run_the_next_commands_are_right(experiment: Path, code: int, first: str) -> None:
+    steps = after_run(load_experiment(experiment, ["compute.workers=3"]), code)
+    assert steps[0].startswith(first)
+    assert all(is_typed_right(step) for step in steps)
+    assert all(str(experiment) in shlex.split(step, comments=True) for step in steps)
+    assert all("--set compute.workers=3" in step for step in steps if step.startswith("lsdflow run"))
+
+
+def test_a_full_disk_is_looked_at_first(experiment: Path) -> None:
+    looked, again = after_run(load_experiment(experiment), 74)
+    assert looked.startswith("df -h ")
+    assert is_typed_right(again)
+
+
+def test_without_arguments_the_first_steps_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = " ".join(CliRunner().invoke(app, []).output.split())
+    assert all(part.strip() in told for part in FIRST_STEPS)
+
+
+def hint(path: Path) -> str:
+    with pytest.raises(MissingInput) as caught:
+        load_experiment(path)
+    return caught.value.hint
+
+
+def test_an_empty_folder_is_told_how_an_experiment_begins(tmp_path: Path) -> None:
+    assert f"lsdflow init {tmp_path} --volume" in hint(tmp_path)
+    assert f"lsdflow demo {tmp_path}" in hint(tmp_path)
+
+
+@pytest.mark.parametrize("mark", [".zarray", "zarr.json", "attributes.json", "info"])
+def test_a_volume_in_place_of_an_experiment_is_told_from_one(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / mark).touch()
+    assert f"lsdflow init exp --volume {tmp_path / 'raw'}" in hint(tmp_path / "raw")
+
+
+def test_experiments_below_or_of_nearly_that_name_are_offered(experiment: Path) -> None:
+    assert hint(experiment.parent) == f"there is an experiment in it: {experiment}"
+    assert hint(experiment.parent / "my-exp") == f"did you mean {experiment}?"
