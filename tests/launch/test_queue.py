@@ -141,9 +141,10 @@ def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Que
     assert predict["failures"] == {"7": f"RuntimeError: out of memory (log: {log})", "31": "no log knows it"}
     assert predict["logs"] == [str(log)]
     lines = queue.lsdflow("status", queue.experiment).stdout.splitlines()
-    (line,) = [n for n, text in enumerate(lines) if text.startswith("predict      running ")]
-    assert "blocks done 20" in lines[line]
-    assert lines[line + 1].split() == ["block", "7:", "RuntimeError:", "out", "of", "memory", "(log:", f"{log})"]
+    (row,) = [text for text in lines if text.startswith("predict  ")]
+    assert row.split()[1:5] == ["running", "20/40", "blocks", "2"]
+    assert f"predict: block 7: RuntimeError: out of memory (log: {log})" in lines
+    assert f"predict workers: {told}" in lines
 
 
 def test_status_asks_the_stages_with_what_the_submission_was_made_with(queue: Queue) -> None:

@@ -184,13 +184,10 @@ def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(states))
         return
-    for stage, facts in states.items():
-        plain = {k: v for k, v in facts.items() if k != "state" and not isinstance(v, dict)}
-        shown = {name.replace("_", " "): value for name, value in plain.items() if value not in ("", None, [])}
-        told = ", ".join(f"{name} {value}" for name, value in shown.items())
-        typer.echo(f"{stage:<13}{facts['state']:<18}{told}".rstrip())
-        for block, what in facts.get("failures", {}).items():
-            typer.echo(f"{'':13}block {block}: {what}")
+    from lsdflow_launch.planning.table import plain_console
+    from lsdflow_launch.status_table import show_status
+
+    show_status(states, plain_console())
 
 
 def _show_result(layout: ExperimentLayout) -> None:

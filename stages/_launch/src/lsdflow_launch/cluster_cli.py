@@ -15,6 +15,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_launch.activity import with_activity
 from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.block_state import progress_text, with_blocks
 from lsdflow_launch.chain import stage_arguments, stages_of
@@ -142,7 +143,8 @@ def _joined(facts: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_blocks(experiment: Experiment, states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {s: with_blocks(experiment, s, facts) if s in BLOCK_STAGES else facts for s, facts in states.items()}
+    blocks = {s: with_blocks(experiment, s, facts) if s in BLOCK_STAGES else facts for s, facts in states.items()}
+    return {stage: with_activity(experiment, stage, facts) for stage, facts in blocks.items()}
 
 
 def _ask_container(containers: Containers, stage: str, arguments: Sequence[str]) -> Any:

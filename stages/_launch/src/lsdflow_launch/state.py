@@ -42,9 +42,19 @@ def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> 
     return missing and not all(experiment.layout.manifest(s).exists() for s in earlier)
 
 
+def _last_outcome(experiment: Experiment, stage: str) -> dict[str, Any] | None:
+    """The outcome of the run that began last; None if it has none (yet), or if there was no run."""
+    runs = experiment.layout.stage_runs(stage)
+    begun = {path.parent for name in ("outcome.json", "config.resolved.json") for path in runs.glob(f"*/{name}")}
+    newest = max(begun, key=lambda folder: folder.name, default=None)
+    outcome: dict[str, Any] | None = None
+    if newest is not None and (newest / "outcome.json").exists():
+        outcome = read_json(newest / "outcome.json")
+    return outcome
+
+
 def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
-    runs = sorted(experiment.layout.stage_runs(stage).glob("*/outcome.json"))
-    last = read_json(runs[-1]) if runs else None
+    last = _last_outcome(experiment, stage)
     try:
         manifest = read_manifest(experiment.layout, stage)
     except MissingInput:

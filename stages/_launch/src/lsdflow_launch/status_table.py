@@ -1,0 +1,86 @@
+"""`lsdflow status` for people: a table of stages; below it what failed and why, and the jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lsdflow_launch.planning.wording import duration
+
+HEADS = ("stage", "state", "done", "failed", "retried", "rate", "left", "took", "planned", "last activity")
+JOB_ROLES = ("run", "coordinator", "workers", "verify")
+PASS, ITERATIONS = "pass", "iterations_done"
+Facts = Mapping[str, Any]
+
+
+def show_status(states: Mapping[str, Facts], console: Console, now: float | None = None) -> None:
+    """The table, then a block of lines for each stage of which there is more to tell."""
+    now = time.time() if now is None else now
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in HEADS:
+        table.add_column(head, no_wrap=True, justify="left" if head in ("stage", "state") else "right")
+    for stage, facts in states.items():
+        table.add_row(stage, *cells(facts, now))
+    console.print(table, highlight=False)
+    for stage, facts in states.items():
+        for line in more_lines(stage, facts):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def cells(facts: Facts, now: float) -> tuple[str, ...]:
+    """A row of the table, without the stage's name."""
+    took, planned = facts.get("seconds"), facts.get("planned_seconds")
+    left, last = facts.get("minutes_left"), facts.get("last_activity")
+    return (
+        _state(facts),
+        _done(facts),
+        _shown(facts.get("failed")),
+        _shown(facts.get("retried")),
+        _rate(facts),
+        duration(60 * left) if left is not None and facts["state"] != "finished" else "",
+        duration(took) if took is not None else "",
+        duration(planned) if planned is not None else "",
+        f"{duration(max(now - last, 0))} ago" if last is not None else "",
+    )
+
+
+def more_lines(stage: str, facts: Facts) -> Iterator[str]:
+    """Why it ended, blocks that failed, jobs, logs."""
+    if facts.get("problem"):
+        yield f"{stage}: {facts['problem']}"
+    for block, what in facts.get("failures", {}).items():
+        yield f"{stage}: block {block}: {what}"
+    for role in JOB_ROLES:
+        if facts.get(role):
+            yield f"{stage} {role}: {facts[role]}"
+    logs = facts.get("logs") or ([facts["log"]] if facts.get("log") and facts["state"] != "finished" else [])
+    yield from (f"{stage} log: {log}" for log in logs)
+
+
+def _state(facts: Facts) -> str:
+    state = str(facts["state"])
+    if state == "running or killed" and "alive" in facts:
+        state = "running" if facts["alive"] else "killed"
+    return f"{state}, {facts[PASS]}" if facts.get(PASS) else state
+
+
+def _done(facts: Facts) -> str:
+    if "blocks_done" in facts and "blocks" in facts:
+        return f"{facts['blocks_done']}/{facts['blocks']} blocks"
+    return f"{facts[ITERATIONS]}/{facts['iterations_wanted']} it" if ITERATIONS in facts else ""
+
+
+def _rate(facts: Facts) -> str:
+    if facts["state"] == "finished":
+        return ""
+    if "blocks_per_minute" in facts:
+        return f"{facts['blocks_per_minute']:.3g}/min"
+    return f"{facts['iterations_per_second']:.3g} it/s" if "iterations_per_second" in facts else ""
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else str(value)

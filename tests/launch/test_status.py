@@ -1,0 +1,127 @@
+"""What `lsdflow status` adds from the files of runs: alive or dead, speed, attempts, last activity, log; a table."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lsdflow_command.attempts import AttemptLog
+from lsdflow_command.lease_file import Holder
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_launch.activity import with_activity
+from lsdflow_launch.state import status_of
+from lsdflow_launch.status_table import cells, show_status
+
+BEGUN = {"state": "running or killed", "blocks": 40, "blocks_done": 3, "failed": 1}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    (tmp_path / "experiment.toml").write_text('[experiment]\nmode = "mtlsd"\n')
+    return load_experiment(tmp_path)
+
+
+def begin(
+    experiment: Experiment, stage: str, name: str, config: Any = None, outcome: Any = None, ago_s: float = 0
+) -> Path:
+    """A run that began so many seconds ago, and has ended if it has an outcome."""
+    folder = experiment.layout.stage_runs(stage) / name
+    folder.mkdir(parents=True)
+    (folder / "config.resolved.json").write_text(json.dumps({"config": config or {}}))
+    (folder / "log.txt").write_text("begun\n")
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - ago_s,) * 2)
+    if outcome is not None:
+        (folder / "outcome.json").write_text(json.dumps(outcome))
+    return folder
+
+
+def take_lease(experiment: Experiment, stage: str, pid: int, age_s: float = 0) -> None:
+    path = experiment.layout.stage_runs(stage) / "lease"
+    holder = Holder("token", socket.gethostname(), pid)
+    path.write_text(json.dumps({"token": holder.token, "host": holder.host, "pid": pid, "job": ""}))
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
+def test_a_run_with_a_living_coordinator_is_running_and_one_whose_process_is_gone_was_killed(
+    experiment: Experiment,
+) -> None:
+    begin(experiment, "watershed", "20260101T000000-1")
+    take_lease(experiment, "watershed", os.getpid())
+    living = with_activity(experiment, "watershed", BEGUN)
+    assert (living["alive"], cells(living, time.time())[0]) == (True, "running")
+    take_lease(experiment, "watershed", os.getpid(), age_s=3600)
+    dead = with_activity(experiment, "watershed", BEGUN)
+    assert (dead["alive"], cells(dead, time.time())[0]) == (False, "killed")
+    assert dead["state"] == "running or killed", "what --json told before stays"
+
+
+def test_blocks_that_were_tried_again_are_counted_and_give_the_speed(experiment: Experiment) -> None:
+    begin(experiment, "watershed", "20260101T000000-1", ago_s=120)
+    with AttemptLog(experiment.layout.stage_runs("watershed"), "key") as log:
+        for block in (0, 1, 2):
+            with log.attempt(block):
+                pass
+        for _ in range(2):
+            with pytest.raises(RuntimeError), log.attempt(7):
+                raise RuntimeError
+    found = with_activity(experiment, "watershed", BEGUN)
+    assert found["retried"] == 1
+    # three blocks in two minutes, 37 are left
+    assert found["blocks_per_minute"] == pytest.approx(1.5, rel=0.05)
+    assert found["minutes_left"] == pytest.approx(37 / 1.5, rel=0.05)
+    assert time.time() - found["last_activity"] < 30
+
+
+def test_a_training_tells_iterations_speed_and_time_left(experiment: Experiment) -> None:
+    begin(experiment, "train-acrlsd", "20260101T000000-1", {"max_iteration": 1000})
+    losses = experiment.layout.train_dir("train-acrlsd") / "loss.csv"
+    losses.parent.mkdir(parents=True)
+    losses.write_text("iteration,loss,it_per_s\n1,0.3,0.5\n400,0.2,2.0\n")
+    found = with_activity(experiment, "train-acrlsd", {"state": "running or killed"})
+    assert (found["iterations_done"], found["iterations_wanted"]) == (400, 1000)
+    assert found["minutes_left"] == 5.0
+    assert cells(found, time.time())[1:6] == ("400/1000 it", "", "", "2 it/s", "5 min")
+
+
+def test_a_run_that_began_after_one_that_failed_is_what_status_tells(experiment: Experiment) -> None:
+    failed = {"exit_code": 74, "error": {"what": "disk full"}}
+    begin(experiment, "watershed", "20260101T000000-1", outcome=failed)
+    told = status_of(experiment, lambda *_: {"exit_code": 66})["watershed"]
+    assert (told["state"], told["problem"]) == ("ended with exit code 74", "disk full")
+    newer = begin(experiment, "watershed", "20260102T000000-1")
+    assert status_of(experiment, lambda *_: {"exit_code": 66})["watershed"]["state"] == "running or killed"
+    assert with_activity(experiment, "watershed", BEGUN)["log"] == str(newer / "log.txt")
+
+
+def test_a_stage_that_has_not_begun_has_only_what_is_planned(experiment: Experiment) -> None:
+    assert with_activity(experiment, "segment", {"state": "not started"}) == {"state": "not started"}
+    planned = {"share_left": 1.0, "walltime_s": {"value": 90.0, "from": "one block"}}
+    (experiment.layout.root / "plan.json").write_text(json.dumps({"stages": {"segment": planned}}))
+    found = with_activity(experiment, "segment", {"state": "not started"})
+    assert found == {"state": "not started", "planned_seconds": 90.0}
+    (experiment.layout.root / "plan.json").write_text("torn")
+    assert with_activity(experiment, "segment", {"state": "not started"}) == {"state": "not started"}
+
+
+def test_the_table_shows_every_stage_and_below_it_why_and_where_the_log_is() -> None:
+    told = io.StringIO()
+    failed = {**BEGUN, "state": "ended with exit code 79", "problem": "1 of 40 blocks", "log": "/a/log.txt"}
+    failed |= {"failures": {"7": "out of memory [7]"}, "retried": 4, "seconds": 100.0, "planned_seconds": 50.0}
+    show_status({"watershed": failed, "segment": {"state": "not started"}}, Console(file=told, width=200))
+    lines = told.getvalue().splitlines()
+    assert lines[0].split()[:5] == ["stage", "state", "done", "failed", "retried"]
+    assert lines[1].startswith("watershed  ended with exit code 79")
+    assert "3/40 blocks" in lines[1]
+    assert lines[1].split()[-4:] == ["100", "s", "50", "s"]
+    assert lines[2].split() == ["segment", "not", "started"]
+    below = ["watershed: 1 of 40 blocks", "watershed: block 7: out of memory [7]", "watershed log: /a/log.txt"]
+    assert lines[3:] == below
