@@ -22,6 +22,8 @@ from commands_of_pages import Command, commands, pages, shell_lines
 from not_run import NOT_RUN
 from typer.testing import CliRunner
 
+from lsdflow_launch.planning.prices import Prices
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = REPOSITORY / ".cache" / "docs"
 ARCHIVE = REPOSITORY / "tests" / "data" / "archives" / "contract-1.3.tar.gz"
@@ -122,7 +124,9 @@ def test_every_toml_of_the_pages_has_tables_and_keys_that_there_are(facts: dict[
     for page in pages():
         for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
             values = tomllib.loads(block)
-            if "base" not in values:  # a sweep: its keys are looked at by tests/sweep
+            if "offers" in values:
+                Prices.model_validate(values)
+            elif "base" not in values:  # a sweep: its keys are looked at by tests/sweep
                 wrong += [f"{page.name}: {p}" for p in _unknown(values, facts["tables"])]
     assert wrong == []
 
