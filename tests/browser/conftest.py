@@ -6,14 +6,14 @@ commands of bin/ or by the Python of the block stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
@@ -25,6 +25,7 @@ QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
+SOFTWARE_GL = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
 
 
 @dataclass
@@ -41,13 +42,33 @@ class Visit:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    """The browser, one for all tests of a process; a machine without it fails (tests/browser/install_chromium.sh)."""
+def playwright() -> Iterator[Playwright]:
+    """What drives browsers: one of a process; a machine without Chromium fails (tests/browser/install_chromium.sh)."""
     assert CHROMIUM.is_file(), "no /usr/bin/chromium: run tests/browser/install_chromium.sh"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(QUIET), chromium_sandbox=False)
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def chromium(playwright: Playwright) -> Iterator[Browser]:
+    """The browser, one for all tests of a process."""
+    with launched(playwright, QUIET) as browser:
         yield browser
-        browser.close()
+
+
+@pytest.fixture(scope="session")
+def drawing_chromium(playwright: Playwright) -> Iterator[Browser]:
+    """A browser that draws by WebGL, in software: viewers of volumes need it."""
+    with launched(playwright, (*(flag for flag in QUIET if flag != "--disable-gpu"), *SOFTWARE_GL)) as browser:
+        yield browser
+
+
+@contextmanager
+def launched(playwright: Playwright, flags: Sequence[str]) -> Iterator[Browser]:
+    """Debian's Chromium with these flags."""
+    browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(flags), chromium_sandbox=False)
+    yield browser
+    browser.close()
 
 
 @contextmanager
@@ -65,6 +86,13 @@ def visiting(browser: Browser, **context: Any) -> Iterator[Visit]:
 def visit(chromium: Browser) -> Iterator[Visit]:
     """An empty page at desktop width."""
     with visiting(chromium, viewport={"width": 1280, "height": 900}) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def drawing_visit(drawing_chromium: Browser) -> Iterator[Visit]:
+    """An empty page of the browser that draws by WebGL, one for all tests of a file: a viewer takes long to load."""
+    with visiting(drawing_chromium, viewport={"width": 1000, "height": 700}) as found:
         yield found
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 METRE_PER_NM = 1e-9
+SMALL_VOX = 320  # shorter volumes are enlarged until they fill a panel
 Nm3 = tuple[float, float, float]
 Kind = Literal["image", "lsds", "affinities", "labels"]
 
@@ -73,10 +74,10 @@ def neuroglancer_state(
             **{axis: {"coordinates": list(range(len(s.names))), "labels": list(s.names)} for axis, s in steps.items()},
         },
         "position": [*place[::-1], *(s.first + 0.5 for s in steps.values())],
-        "crossSectionScale": 1,
+        "crossSectionScale": min(1.0, max(first.shape_vox) / SMALL_VOX),
         "projectionScale": 2 * max(first.shape_vox),
         "layers": [_layer(layer, url_prefix) for layer in layers],
-        "selectedLayer": {"layer": layers[-1].name, "visible": True},
+        "selectedLayer": {"layer": layers[-1].name, "visible": False},
         "showSlices": False,
         "layout": "4panel",
     }
@@ -98,6 +99,7 @@ def _layer(layer: ViewerLayer, url_prefix: str) -> dict[str, Any]:
         "name": layer.name,
         "type": "segmentation" if layer.kind == "labels" else "image",
         "source": {"url": _address(layer.path, url_prefix), "transform": _transform(layer)},
+        "tab": "segments" if layer.kind == "labels" else "rendering",
         "visible": layer.visible,
     }
     if layer.kind == "labels":

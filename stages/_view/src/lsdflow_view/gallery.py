@@ -38,7 +38,10 @@ class Gallery:
         plain = viewer_layers(
             {name: Placed(f"volumes/{name}", v.geometry, v.array_axes) for name, v in self.volumes.items()}
         )
-        return (*plain, *(self._stepped(merge_function) for merge_function in self.relabelled))
+        stepped = [self._stepped(merge_function) for merge_function in self.relabelled]
+        # what a slider changes is shown; the written segmentation is one of its steps
+        hidden = {"segmentation"} if any(layer.visible for layer in stepped) else set()
+        return (*(replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain), *stepped)
 
     def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
         """The state of neuroglancer, everything served at `address`."""
@@ -54,7 +57,8 @@ class Gallery:
         axis = AXIS if is_chosen or len(self.relabelled) == 1 else f"{AXIS}_{merge_function}"
         placed = Placed(f"thresholds/{merge_function}", volume.fragments.geometry, (AXIS, "z", "y", "x"))
         (layer,) = viewer_layers({f"thresholds {merge_function}": placed})
-        return replace(layer, steps=Steps(axis, tuple(f"{t:.4g}" for t in thresholds), first))
+        steps = Steps(axis, tuple(f"{t:.4g}" for t in thresholds), first)
+        return replace(layer, steps=steps, visible=is_chosen)
 
 
 def open_gallery(experiment: Experiment) -> Gallery:

@@ -1,0 +1,117 @@
+"""`lsdflow view` in a real browser: the packaged neuroglancer finds every layer, in its place, with its voxels."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VIEW_PYTHON = REPOSITORY / ".venv" / "view" / "bin" / "python"
+LAYERS = """() => window.viewer.layerManager.managedLayers.map(managed => {
+  const source = managed.layer.dataSources[0].loadState;
+  const space = source && source.transform && source.transform.value.outputSpace;
+  const progress = managed.layer.renderLayers.map(layer => layer.layerChunkProgressInfo).filter(Boolean);
+  return {
+    name: managed.name,
+    error: source && source.error ? String(source.error) : null,
+    begins: space ? Array.from(space.bounds.lowerBounds).slice(-3) : null,
+    scales: space ? Array.from(space.scales).slice(-3) : null,
+    chunks: progress.reduce((sum, info) => sum + info.numVisibleChunksAvailable, 0),
+  };
+})"""
+SHOW_ALL = "() => window.viewer.layerManager.managedLayers.forEach(layer => layer.setVisible(true))"
+IS_READY = "() => window.viewer && window.viewer.layerManager.managedLayers.length > 0 && window.viewer.isReady()"
+UNDER_MOUSE = """() => {
+  window.viewer.mouseState.updateUnconditionally();
+  const found = {};
+  for (const managed of window.viewer.layerManager.managedLayers) {
+    const value = window.viewer.layerSelectedValues.get(managed.layer);
+    found[managed.name] = value === undefined || value === null ? null : JSON.parse(JSON.stringify(value,
+      (key, part) => typeof part === "bigint" ? String(part) : part)).value ?? String(value);
+  }
+  return found;
+}"""
+PATIENCE_MS = 90_000
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A tiny experiment, and what must be seen of it."""
+    folder = tmp_path_factory.mktemp("shown")
+    command = [VIEW_PYTHON, REPOSITORY / "tests" / "view" / "shown_experiment.py", folder]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return folder, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def address(shown: tuple[Path, dict[str, Any]], commands: Path) -> Iterator[str]:
+    """What `lsdflow view` prints; Ctrl-C ends it, with exit code 0."""
+    folder, facts = shown
+    at = ",".join(map(str, facts["at_nm"]))
+    command = [commands / "lsdflow", "view", folder, "--no-browser", f"--at={at}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        yield str(server.stdout.readline().strip()) if server.stdout else ""
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+
+
+@pytest.fixture(scope="module")
+def opened(drawing_visit: Any, address: str) -> Any:
+    """The viewer, with the chunks that it shows at first."""
+    drawing_visit.page.goto(address)
+    drawing_visit.page.wait_for_function(IS_READY, timeout=PATIENCE_MS)
+    return drawing_visit
+
+
+def test_every_layer_loads_at_its_scale_and_offset(opened: Any, shown: tuple[Path, dict[str, Any]]) -> None:
+    opened.page.evaluate(SHOW_ALL)
+    opened.page.wait_for_function(f"() => ({LAYERS})().every(layer => layer.chunks > 0)", timeout=PATIENCE_MS)
+    layers = {layer["name"]: layer for layer in opened.page.evaluate(LAYERS)}
+    _, facts = shown
+    assert {name: layer["error"] for name, layer in layers.items() if layer["error"]} == {}
+    assert set(layers) == set(facts["begins_vox"])
+    for name, begin in facts["begins_vox"].items():
+        assert layers[name]["begins"] == pytest.approx(begin), name
+        assert layers[name]["scales"] == pytest.approx([v * 1e-9 for v in facts["voxel_size_nm"]]), name
+    assert [text for text in opened.console_errors if "404" not in text] == []
+
+
+def test_it_opens_where_it_was_told_and_the_voxels_there_are_those_of_the_disk(
+    opened: Any, shown: tuple[Path, dict[str, Any]]
+) -> None:
+    _, facts = shown
+    opened.page.evaluate("() => { window.viewer.navigationState.zoomFactor.value = 0.02; }")  # pixels of a voxel: 50
+    opened.page.wait_for_function(IS_READY, timeout=PATIENCE_MS)
+    panel = opened.page.query_selector(".neuroglancer-rendered-data-panel").bounding_box()
+    opened.page.mouse.move(panel["x"] + panel["width"] / 2, panel["y"] + panel["height"] / 2, steps=3)
+    opened.page.wait_for_function(f"() => ({UNDER_MOUSE})().raw !== null", timeout=PATIENCE_MS)
+    seen = opened.page.evaluate(UNDER_MOUSE)
+    assert int(seen["raw"]) == facts["raw"]
+    assert int(seen["thresholds hist_quant_75"]) == facts["segment"]
+
+
+def test_the_canvas_shows_the_raw_and_not_black(opened: Any) -> None:
+    opened.page.evaluate("() => window.viewer.layerManager.managedLayers.forEach((l, i) => l.setVisible(i === 0))")
+    opened.page.evaluate("() => { window.viewer.navigationState.zoomFactor.value = 0.25; }")
+    opened.page.wait_for_function(IS_READY, timeout=PATIENCE_MS)
+    opened.page.wait_for_timeout(500)
+    panel = opened.page.query_selector(".neuroglancer-rendered-data-panel").bounding_box()
+    middle = {"x": panel["x"] + panel["width"] / 2 - 60, "y": panel["y"] + panel["height"] / 2 + 10}
+    shot = opened.page.screenshot(clip={**middle, "width": 50, "height": 40})
+    grey = np.asarray(Image.open(io.BytesIO(shot)).convert("RGB")).astype(int)
+    assert np.ptp(grey, axis=2).max() <= 2, "raw is grey"
+    assert grey.mean() > 30
+    assert grey.std() > 5, "one colour is no image"
+
+
+def test_no_request_leaves_the_machine(opened: Any, address: str) -> None:
+    assert {url for url in opened.network_requests() if not url.startswith(address)} == set()
