@@ -5,16 +5,19 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
 from lsdflow_command.metrics_address import Address, address_of
-from lsdflow_command.monitoring import FORGOTTEN_SECONDS, MONITOR, monitored
+from lsdflow_command.monitoring import FORGOTTEN_SECONDS, MONITOR, hand_over, monitored
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -99,6 +102,24 @@ def test_a_run_removes_what_dead_processes_of_its_stage_left_and_nothing_else(tm
         own = f"watched-{here}-{os.getpid()}.prom"
         eventually("its own file", lambda: own in _files(experiment))
     assert _files(experiment) == sorted([*kept, own])
+
+
+def test_a_run_that_is_handed_over_is_told_by_the_other_process_alone(tmp_path: Path) -> None:
+    make_experiment(tmp_path / "a", every_s=0.02)
+    experiment = load_experiment(tmp_path / "a", ["compute.metrics_address=0"])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        with monitored("train-lsd", experiment, run_pid=other.pid) as monitor:
+            eventually("a file", lambda: _files(experiment))
+            told = urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=10).read().decode()
+            now = int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{other.pid}/status").read_text())[0]) * 1024
+            of_process = re.findall(r'lsdflow_resident_bytes\{.*of="process".*\} (\S+)', told)
+            assert float(of_process[0]) == pytest.approx(now, rel=0.1)
+            hand_over()
+            eventually("the file goes", lambda: not _files(experiment))
+            with pytest.raises(URLError):
+                urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=10)
+        assert _files(experiment) == []
+        other.communicate(b"\n")
 
 
 def test_a_port_alone_is_loopback_and_an_interface_must_be_named() -> None:

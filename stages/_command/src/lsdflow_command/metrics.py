@@ -166,12 +166,13 @@ class StageMetrics(Collector):
         yield seconds
 
     def _resources(self) -> Iterator[Metric]:
-        below = workers_of() if self.monitor.exit_code is None else []
-        used = sum((usage(pid) for pid in below), start=usage())
+        run = self.monitor.run_pid
+        below = workers_of(run) if self.monitor.exit_code is None else []
+        used = sum((usage(pid) for pid in below), start=usage(run))
         yield from self._used(used)
         if self.monitor.exit_code is not None:
             return
-        resident = {PROCESS: memory().resident, WORKERS: sum(memory(pid).resident for pid in below)}
+        resident = {PROCESS: memory(run).resident, WORKERS: sum(memory(pid).resident for pid in below)}
         yield self._by_whom("lsdflow_resident_bytes", "Memory of the process, and of all below it.", resident)
         yield self._gauge("lsdflow_workers", "Processes below the process.", float(len(below)))
         heard_of = time.time() - self.monitor.experiment.compute.block_timeout_s  # others were lost

@@ -45,15 +45,22 @@ _IMPORTING = threading.Lock()
 
 @dataclass
 class Monitor:
-    """What is known of a run of a stage while it goes on. attempts: those at its blocks, by whatever process."""
+    """What is known of a run of a stage while it goes on.
+
+    attempts: those at its blocks, by whatever process. run_pid: the process whose memory, time and bytes are the
+    run's, with those of all below it. handed_over: another process tells of this run.
+    """
 
     stage: str
     experiment: Experiment
     attempts: AttemptReader
+    run_pid: int = field(default_factory=os.getpid)
+    handed_over: bool = False
     started: float = field(default_factory=time.time)
     progress: Progress | None = None
     exit_code: int | None = None
     metrics: StageMetrics | None = None
+    port: int = 0
     stop_serving: Callable[[], None] = lambda: None
 
 
@@ -62,12 +69,15 @@ MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)
 
 
 @contextlib.contextmanager
-def monitored(stage: str, experiment: Experiment, *, is_worker: bool = False) -> Iterator[Monitor]:
-    """Tell the metrics of what is done within, in the ways that [compute] asks for."""
+def monitored(
+    stage: str, experiment: Experiment, *, is_worker: bool = False, run_pid: int | None = None
+) -> Iterator[Monitor]:
+    """Tell the metrics of what is done within, in the ways that [compute] asks for; of the run of another process."""
     address = address_of(experiment.compute.metrics_address, os.environ)
     every_s = experiment.compute.metrics_every_s
     runs = experiment.layout.stage_runs(stage)
-    monitor = Monitor(stage, experiment, AttemptReader.from_now(runs) if not is_worker else AttemptReader())
+    attempts = AttemptReader() if is_worker else AttemptReader.from_now(runs)
+    monitor = Monitor(stage, experiment, attempts, run_pid or os.getpid())
     token = MONITOR.set(monitor)
     with contextlib.ExitStack() as out:
         if every_s > 0:
@@ -86,8 +96,9 @@ def monitored(stage: str, experiment: Experiment, *, is_worker: bool = False) ->
 
 
 def hand_over() -> None:
-    """Serve no longer: another process, which this one starts for the same stage, has more to tell at that address."""
+    """Tell no longer: a process that this one starts for the same run knows what is done, and tells all of it."""
     if (monitor := MONITOR.get()) is not None:
+        monitor.handed_over = True
         monitor.stop_serving()
 
 
@@ -126,6 +137,10 @@ class _MetricsFile:
 
     def write(self) -> None:
         """Put the file in place of the last; a failure is told once, and again after a success."""
+        if self.monitor.handed_over:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+            return
         partial = self.path.with_name(f".{self.path.name}.partial")
         try:
             content = _metrics_of(self.monitor).text()
@@ -146,11 +161,11 @@ class _MetricsFile:
 def _serve(monitor: Monitor, address: Address) -> None:
     try:
         metrics = _metrics_of(monitor)
-        port, monitor.stop_serving = metrics.serve(address.host, address.port)
+        monitor.port, monitor.stop_serving = metrics.serve(address.host, address.port)
     except Exception as error:  # noqa: BLE001 - a port that is taken must not stop the work
         LOG.warning("metrics are not served at %s, the work goes on: %s", address, error)
         return
-    LOG.info("metrics: http://%s/metrics", Address(address.host, port))
+    LOG.info("metrics: http://%s/metrics", Address(address.host, monitor.port))
 
 
 def _metrics_of(monitor: Monitor) -> StageMetrics:

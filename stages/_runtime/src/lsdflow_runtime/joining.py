@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from lsdflow_command.loudness import start_logging
+from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_runtime.daisy_runner import CONTEXT_VARIABLE, ROUND_VARIABLE, joined_context
@@ -151,7 +151,9 @@ def _take_part(stage: str, experiment: str, notice: Notice, folder: str) -> None
         module = importlib.import_module(f"lsdflow_{stage.replace('-', '_')}.task")
         with way_in(notice.host, notice.port, key) as port:
             os.environ[CONTEXT_VARIABLE] = joined_context(notice.context, os.getpid(), port)
-            module.worker(load_experiment(Path(experiment), notice.overrides))
+            loaded = load_experiment(Path(experiment), notice.overrides)
+            form_log_lines(loaded.compute.log_format, stage)
+            module.worker(loaded)
     except StageError as error:
         LOG.error("error: %s", error.message())
         sys.exit(error.exit_code)

@@ -76,7 +76,8 @@ def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
     if how.processes > 1:
         from lsdflow_training.processes.local_processes import run_local_processes
 
-        hand_over()
+        if ranks.rank == 0:  # the first of the processes to come counts; it runs on the first node
+            hand_over()
         run_local_processes(prepared.experiment, prepared.recipe.stage, how, ranks, replace)
         return
     from lsdflow_training.processes.group import open_group

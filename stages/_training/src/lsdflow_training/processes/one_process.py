@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from lsdflow_command.app import RunOptions, interrupt_on_signals
-from lsdflow_command.loudness import start_logging
+from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
@@ -53,7 +53,8 @@ def _run(arguments: Sequence[str], counts: bool) -> None:
     stage, path, *overrides = arguments[1:] if replace else arguments
     task = importlib.import_module(f"lsdflow_{stage.replace('-', '_')}.task")
     experiment = load_experiment(Path(path), overrides)
-    with monitored(stage, experiment) if counts else nullcontext():
+    form_log_lines(experiment.compute.log_format, stage)
+    with monitored(stage, experiment, run_pid=os.getppid()) if counts else nullcontext():
         task.run(experiment, RunOptions(replace=replace))
 
 
