@@ -216,6 +216,7 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         with exit_codes(debug, as_json=json_), interrupt_on_signals():
             loaded = _begin(stage, experiment, override)
             config = loaded.table(stage.name, stage.config)
+            LOG.debug("%s: %s", loaded.path, config.model_dump_json())
             folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
             with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
                 stage.module().run(loaded, RunOptions(replace=replace))

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -45,7 +46,9 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
 
     Raises InternalError if the answer is no JSON.
     """
+    started = time.monotonic()
     done = subprocess.run([stage_command(stage), *arguments], capture_output=True, text=True, check=False)
+    LOG.debug("$ %s    # exit code %d, %.1f s", shlex.join([stage, *arguments]), done.returncode, _since(started))
     try:
         return json.loads(done.stdout)
     except json.JSONDecodeError as error:
@@ -54,9 +57,14 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
         ) from error
 
 
+def _since(started: float) -> float:
+    return time.monotonic() - started
+
+
 def run_stage(stage: str, arguments: Sequence[str]) -> int:
     """Run a stage's own command, shown first. Returns its exit code."""
     LOG.info("$ %s", shlex.join([stage, *arguments]))
+    LOG.debug("%s is %s", stage, stage_command(stage))
     return run_command([str(stage_command(stage)), *arguments])
 
 

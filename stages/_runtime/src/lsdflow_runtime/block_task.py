@@ -123,6 +123,7 @@ def commit_block(
     checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
     fence.require()
     checksums |= _write_rows(task, block, output)
+    LOG.debug("%s: %s in %.2f s", task.stage, block, seconds)
     record = {
         "block": block.number,
         "checksums": checksums,
