@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bson
 import numpy as np
 import pytest
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_evaluate.run_length import Skeletons
-from lsdflow_evaluate.skeleton_files import read_skeletons
+from lsdflow_evaluate.skeleton_files import read_skeletons, read_skeletons_of_mongo
 
 WITH_PARENTS = "neuron,node,z,y,x,parent\n7,1,0,0,10,\n7,2,0,5,20.5,1\n9,3,1,2,3,-1\n7,4,0,5,30,2\n"
 NODES = "neuron,node,z,y,x\n7,1,0,0,10\n7,2,0,5,20.5\n9,3,1,2,3\n7,4,0,5,30\n"
@@ -68,3 +69,48 @@ def test_bytes_that_are_no_text_and_absent_files_are_said(tmp_path: Path) -> Non
         read_skeletons(tmp_path / "a.csv")
     with pytest.raises(MissingInput, match="no skeletons"):
         read_skeletons(tmp_path / "absent")
+
+
+def dump(folder: Path, nodes: list[dict[str, object]], edges: list[tuple[int, int]]) -> Path:
+    """Collections as mongodump leaves them."""
+    folder.mkdir(exist_ok=True)
+    (folder / "gt.nodes.bson").write_bytes(b"".join(bson.encode(node) for node in nodes))
+    pairs = [{"source": source, "target": target} for source, target in edges]
+    (folder / "gt.edges.bson").write_bytes(b"".join(bson.encode(pair) for pair in pairs))
+    return folder
+
+
+MONGO_NODES = [{"id": i, "z": 20.0 * k, "y": 1.5, "x": 3} for k, i in enumerate((2**60, 5, 2**60 + 1, 8, 9))]
+
+
+def test_skeletons_of_a_mongodb_are_those_of_the_csv_and_pieces_are_neurons_unless_told(tmp_path: Path) -> None:
+    source = dump(tmp_path / "dump", MONGO_NODES, [(2**60 + 1, 2**60), (9, 8), (8, 5)])
+    found = read_skeletons_of_mongo(source, "gt", 1.0)
+    assert found.positions_nm.tolist() == [[20.0 * k, 1.5, 3.0] for k in range(5)]
+    assert found.edges.tolist() == [[2, 0], [4, 3], [3, 1]]
+    assert found.neurons.tolist() == [1, 2, 1, 2, 2]
+    named = [{**node, "neuron_id": 7} for node in MONGO_NODES]
+    assert read_skeletons_of_mongo(dump(source, named, [(5, 8)]), "gt", 1.0).neurons.tolist() == [7] * 5
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "message"),
+    [
+        (MONGO_NODES, [(5, 6)], "not there"),
+        ([*MONGO_NODES, MONGO_NODES[0]], [], "twice"),
+        ([{**MONGO_NODES[0], "neuron_id": 0}], [], "above 0"),
+        ([{**MONGO_NODES[0], "neuron_id": 3}, MONGO_NODES[1]], [], "neuron_id"),
+        ([{"id": 1, "z": 1.0, "y": 2.0}], [], "without x"),
+        ([{"id": 1, "z": 1.0, "y": 2.0, "x": "3"}], [], "another type"),
+    ],
+)
+def test_skeletons_of_a_mongodb_that_do_not_fit_are_refused(
+    tmp_path: Path, nodes: list[dict[str, object]], edges: list[tuple[int, int]], message: str
+) -> None:
+    with pytest.raises(BadData, match=message):
+        read_skeletons_of_mongo(dump(tmp_path / "dump", nodes, edges), "gt", 1.0)
+
+
+def test_skeletons_that_a_dump_does_not_hold_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingInput, match=r"other\.nodes, other\.edges"):
+        read_skeletons_of_mongo(dump(tmp_path / "dump", MONGO_NODES, []), "other", 1.0)

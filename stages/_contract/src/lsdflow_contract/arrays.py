@@ -38,6 +38,7 @@ LSDS = ArraySpec("volumes/lsds", "uint8", 10, "image")
 AFFS = ArraySpec("volumes/affs", "uint8", 3, "image")
 FRAGMENTS = ArraySpec("volumes/fragments", "uint64", 0, "labels")
 SEGMENTATION = ArraySpec("volumes/segmentation", "uint64", 0, "labels")
+LSD_ERROR = ArraySpec("volumes/lsd_error", "uint8", 0, "image")
 
 AFFINITY_NEIGHBORHOOD: tuple[Vox3, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 

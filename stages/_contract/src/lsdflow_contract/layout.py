@@ -63,6 +63,11 @@ class ExperimentLayout:
         return self.root / "segmentation.zarr"
 
     @property
+    def lsd_error(self) -> Path:
+        """Container of volumes/lsd_error: where the segmentation's own LSDs are not those predicted."""
+        return self.root / "lsd_error.zarr"
+
+    @property
     def luts(self) -> Path:
         """Fragment -> segment tables."""
         return self.root / "luts"

@@ -135,7 +135,7 @@ def open_foreign(sources: Sequence[Path], database: str | None, retry_s: float) 
     """
     found: dict[str, ForeignRows] = {}
     for source in sources:
-        for name, rows in _collections_in(source, database, retry_s):
+        for name, rows in collections_in(source, database, retry_s):
             if name in found:
                 raise UsageError(f"{name} is given twice", where=rows.where, found=found[name].where)
             found[name] = rows
@@ -154,16 +154,16 @@ def open_foreign(sources: Sequence[Path], database: str | None, retry_s: float) 
 
 def node_columns(documents: list[Document], where: str) -> NodeColumns:
     """The columns of nodes. BadData (65) for a field that is not there or of another type."""
-    center = [_column(documents, f"center_{axis}", NUMBER, where) for axis in "zyx"]
-    ids = _unsigned(_column(documents, "id", WHOLE, where))
-    size = _unsigned(_column(documents, "size", WHOLE, where)) if "size" in documents[0] else None
+    center = [column_of(documents, f"center_{axis}", NUMBER, where) for axis in "zyx"]
+    ids = _unsigned(column_of(documents, "id", WHOLE, where))
+    size = _unsigned(column_of(documents, "size", WHOLE, where)) if "size" in documents[0] else None
     return NodeColumns(ids, np.array(center, np.float64).T.reshape(-1, 3), size)
 
 
 def edge_columns(documents: list[Document], where: str) -> EdgeColumns:
     """The columns of edges. BadData (65) for a field that is not there or of another type."""
-    u, v = (_unsigned(_column(documents, name, WHOLE, where)) for name in ("u", "v"))
-    scores = _column(documents, "merge_score", SCORE, where)
+    u, v = (_unsigned(column_of(documents, name, WHOLE, where)) for name in ("u", "v"))
+    scores = column_of(documents, "merge_score", SCORE, where)
     never = np.array([score is None for score in scores], np.bool_)
     return EdgeColumns(u, v, np.array(scores, np.float64), never)
 
@@ -173,7 +173,8 @@ def works_in(documents: list[Document]) -> set[object]:
     return {document.get("key") for document in documents}
 
 
-def _column(documents: list[Document], name: str, types: frozenset[type], where: str) -> list[Any]:
+def column_of(documents: list[Document], name: str, types: frozenset[type], where: str) -> list[Any]:
+    """The values of a field. BadData (65) if it is not there or of another type."""
     try:
         values = [document[name] for document in documents]
     except KeyError:
@@ -192,7 +193,8 @@ def _unsigned(values: list[int]) -> npt.NDArray[np.uint64]:
     return np.array(values, np.int64).view(np.uint64)
 
 
-def _collections_in(source: Path, database: str | None, retry_s: float) -> list[tuple[str, ForeignRows]]:
+def collections_in(source: Path, database: str | None, retry_s: float) -> list[tuple[str, ForeignRows]]:
+    """The collections of a database (a file with its URI), of a folder of a dump, or of one BSON file."""
     if source.is_dir():
         named = [(DUMPED.fullmatch(path.name), path) for path in sorted(source.iterdir())]
         return [(match[1], BsonFile(path)) for match, path in named if match]

@@ -1,6 +1,6 @@
 """The block work of evaluate: fragments x truth of every block, counted by workers, added up by the coordinator.
 
-    block --workers--> overlaps_roi, overlaps_threshold_roi (rows in the store) --add up--> one table for a region
+    block --workers--> overlaps_roi, overlaps_threshold_roi, overlaps_region_<name> (rows) --add up--> one table each
 
 The blocks tile the smallest box around the regions, on the fragments' own chunks; a table holds only the voxels of a
 block that lie in its region, so the sums are those of the regions however they are cut.
@@ -10,27 +10,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lsdflow_contract.arrays import FRAGMENTS
-from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_contract.overlaps import NOT_LABELLED, Overlaps
 from lsdflow_evaluate.artefacts import Truth, open_truth, target_grid
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.regions import region_box
+from lsdflow_evaluate.scored_regions import Region, scored_regions
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.volumes import Volume, open_volume
 
 STAGE = "evaluate"
-ROI, THRESHOLD_ROI = "roi", "threshold_roi"
+
+
+@dataclass(frozen=True)
+class CountedVolumes:
+    """What is counted: fragments and truth on the target's grid, and the regions where they count."""
+
+    grid: Geometry
+    fragments: Volume
+    truth: Truth
+    regions: dict[str, Region]
 
 
 def counting_task(experiment: Experiment) -> BlockTask | None:
@@ -39,14 +49,12 @@ def counting_task(experiment: Experiment) -> BlockTask | None:
     Raises MissingInput if prepare or watershed have not finished, ConfigError for a region outside the data.
     """
     config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
-    truth = open_truth(experiment, config, grid)
-    if truth is None:
+    if open_truth(experiment, config, grid) is None:
         return None
-    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
-    regions = regions_of(config, grid, truth.labels.box.intersect(fragments.box))
-    plan = _plan(config, grid, fragments, regions)
+    volumes = open_counted(experiment)
+    plan = _plan(config, grid, volumes.fragments, volumes.regions)
     inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in ("prepare", "watershed")}
-    parameters = _parameters(config, regions, plan)
+    parameters = _parameters(config, volumes.regions, plan)
     return BlockTask(
         stage=STAGE,
         experiment=experiment,
@@ -55,16 +63,19 @@ def counting_task(experiment: Experiment) -> BlockTask | None:
         inputs=inputs,
         plan=plan,
         outputs={},
-        open=partial(_opened, fragments, truth, regions),
+        open=partial(_opened, volumes),
     )
 
 
-def regions_of(config: EvaluateConfig, grid: Geometry, both: Box) -> dict[str, Box]:
-    """Where scores count and, if asked for, where the threshold is chosen; inside `both` (truth and fragments)."""
-    regions = {ROI: region_box(config.roi, grid, both, "evaluate.roi")}
-    if config.threshold_roi is not None:
-        regions[THRESHOLD_ROI] = region_box(config.threshold_roi, grid, both, "evaluate.threshold_roi")
-    return regions
+def open_counted(experiment: Experiment) -> CountedVolumes:
+    """Open what is counted. MissingInput if a volume is not there, ConfigError for a region outside the data."""
+    config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
+    truth = open_truth(experiment, config, grid)
+    if truth is None:
+        raise MissingInput("there is no truth", where=experiment.layout.target_volume)
+    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
+    both = truth.labels.box.intersect(fragments.box)
+    return CountedVolumes(grid, fragments, truth, scored_regions(experiment, config, grid, both))
 
 
 def counted(task: BlockTask, region: str) -> Contingency:
@@ -91,14 +102,14 @@ def table_of(overlaps: Overlaps) -> Contingency:
     return Contingency(overlaps.fragment[labelled], overlaps.truth[labelled], sizes[labelled], unlabelled)
 
 
-def _plan(config: EvaluateConfig, grid: Geometry, fragments: Volume, regions: Mapping[str, Box]) -> BlockPlan:
+def _plan(config: EvaluateConfig, grid: Geometry, fragments: Volume, regions: Mapping[str, Region]) -> BlockPlan:
     shape = fragments.chunk_shape_vox
     if config.block_shape is not None:
         shape = config.block_shape.to_vox(grid.voxel_size_nm, "evaluate.block_shape")
         if min(shape) < 1:
             raise ConfigError("evaluate.block_shape is empty", wanted="at least 1 voxel along each axis", found=shape)
-    begins = np.array([box.begin_vox for box in regions.values()])
-    ends = np.array([box.end_vox for box in regions.values()])
+    begins = np.array([region.box.begin_vox for region in regions.values()])
+    ends = np.array([region.box.end_vox for region in regions.values()])
     first = np.array(fragments.box.begin_vox)
     begin = first + (begins.min(axis=0) - first) // shape * shape
     return BlockPlan(Box.from_bounds(_vox3(begin), _vox3(ends.max(axis=0))), shape)
@@ -109,28 +120,28 @@ def _vox3(values: np.ndarray[Any, np.dtype[np.int64]]) -> Vox3:
     return z, y, x
 
 
-def _parameters(config: EvaluateConfig, regions: Mapping[str, Box], plan: BlockPlan) -> dict[str, Any]:
+def _parameters(config: EvaluateConfig, regions: Mapping[str, Region], plan: BlockPlan) -> dict[str, Any]:
     """What decides the rows of every block."""
-    boxes = {name: {"begin_vox": list(b.begin_vox), "shape_vox": list(b.shape_vox)} for name, b in regions.items()}
     total = {"begin_vox": list(plan.total.begin_vox), "shape_vox": list(plan.total.shape_vox)}
     return {
         "truth_dataset": config.truth_dataset,
-        "regions": boxes,
+        "regions": {name: region.as_dict() for name, region in regions.items()},
         "total": total,
         "block_shape_vox": list(plan.write_shape_vox),
     }
 
 
 @contextmanager
-def _opened(fragments: Volume, truth: Truth, regions: Mapping[str, Box]) -> Iterator[BlockFunction]:
+def _opened(volumes: CountedVolumes) -> Iterator[BlockFunction]:
     def count_block(block: Block) -> BlockOutput:
-        found = {
-            name: overlaps_of(_count(fragments, truth, block.write.intersect(box))) for name, box in regions.items()
-        }
+        found = {name: overlaps_of(_count(volumes, block.write, region)) for name, region in volumes.regions.items()}
         return BlockOutput(overlaps=found, facts={f"pairs_{name}": len(rows) for name, rows in found.items()})
 
     yield count_block
 
 
-def _count(fragments: Volume, truth: Truth, box: Box) -> Contingency:
-    return ContingencySum().table() if box.is_empty else contingency(fragments.read(box), truth.read(box))
+def _count(volumes: CountedVolumes, write: Box, region: Region) -> Contingency:
+    box = write.intersect(region.box)
+    if box.is_empty:
+        return ContingencySum().table()
+    return contingency(volumes.fragments.read(box), region.truth_in(volumes.truth, box))

@@ -4,7 +4,9 @@
     nodes.csv + edges.csv      neuron,node,z,y,x  and  source,target     (two files in one folder)
     *.swc                      node type x y z radius parent             (nm, x first; each file is a neuron)
 
-An SWC file named by a number is that neuron; others are numbered by their order of name from 1.
+An SWC file named by a number is that neuron; others are numbered by their order of name from 1. The same can stand in a
+MongoDB, as the LSD scripts have it: collections <name>.nodes and <name>.edges. Where nodes do not tell their neuron,
+each connected skeleton is one, numbered from 1 in the order of its first node.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_evaluate.run_length import Skeletons
+from lsdflow_runtime.mongo_skeletons import read_mongo_skeletons
 
 Node = tuple[int, int, float, float, float]
 
@@ -27,6 +33,32 @@ def read_skeletons(path: Path) -> Skeletons:
         return _read(path)
     except UnicodeDecodeError as error:
         raise BadData("not a text file of skeletons", where=path, found=error) from error
+
+
+def read_skeletons_of_mongo(source: Path, name: str, retry_s: float) -> Skeletons:
+    """Read skeletons from a database or a dump of it; raises as `read_mongo_skeletons`, BadData if they do not fit."""
+    found = read_mongo_skeletons(source, name, retry_s)
+    order = np.argsort(found.id, kind="stable")
+    ids = found.id[order]
+    if len(np.unique(ids)) != len(ids):
+        raise BadData("a node id occurs twice", where=source, hint="node ids must be unique")
+    place = np.minimum(np.searchsorted(ids, found.edges), max(len(ids) - 1, 0))
+    unknown = found.edges[ids[place] != found.edges] if len(ids) else found.edges
+    if len(unknown):
+        raise BadData("an edge names a node that is not there", where=source, found=int(unknown.flat[0]))
+    edges = order[place].astype(np.int64).reshape(-1, 2)
+    neurons = connected_neurons(len(ids), edges) if found.neuron is None else found.neuron
+    if len(neurons) and neurons.min() <= 0:
+        raise BadData("a neuron needs an id above 0", where=source, found=int(neurons.min()))
+    return Skeletons(found.position_nm, neurons.astype(np.uint64), edges)
+
+
+def connected_neurons(nodes: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each connected skeleton is a neuron of its own: numbers from 1, in the order of first nodes."""
+    graph = coo_array((np.ones(len(edges), np.int8), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
+    _, piece = connected_components(graph, directed=False)
+    _, first, place = np.unique(piece, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[place].astype(np.int64) + 1
 
 
 def _read(path: Path) -> Skeletons:

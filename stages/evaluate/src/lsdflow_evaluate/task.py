@@ -18,24 +18,29 @@ from typing import Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
-from lsdflow_contract.errors import BadData, MissingInput, StageError
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_evaluate import history
-from lsdflow_evaluate.artefacts import Segmented, Truth, open_segmented, open_truth, target_grid
+from lsdflow_evaluate.artefacts import Segmented, open_segmented, open_truth, target_grid
+from lsdflow_evaluate.comparing import Compared, compare, require_counting, work_of, works_there
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.counting import STAGE, counting_task
+from lsdflow_evaluate.disagreement import disagreement, write_lsd_error
 from lsdflow_evaluate.gather import Gathered, report_data
+from lsdflow_evaluate.later_works import drop_works
 from lsdflow_evaluate.pages import write_pages
+from lsdflow_evaluate.region_scores import advice_of, regions_and_worst, write_worst
 from lsdflow_evaluate.regions import region_box
+from lsdflow_evaluate.scored_regions import scored_regions
 from lsdflow_evaluate.scores_file import NO_TRUTH, scores_with_truth, scores_without
 from lsdflow_evaluate.seams import Seams, seams_of
-from lsdflow_evaluate.truth_scores import TruthScores, score_against_truth
-from lsdflow_runtime.block_task import BlockTask
+from lsdflow_evaluate.truth_scores import MONGO
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.blockwise import plan_task, run_blocks, status_task, worker_task
+from lsdflow_runtime.blockwise import plan_task, status_task, worker_task
+from lsdflow_runtime.daisy_runner import current_work
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
@@ -64,15 +69,19 @@ def join(experiment: Experiment) -> None:
 def repair(experiment: Experiment) -> dict[str, Any]:
     """Count again what is lost or damaged, and write the report."""
     with coordinating(STAGE, experiment):
-        counting = counting_task(experiment)
-        found = take_back_broken(counting) if counting else {}
+        found: dict[str, Any] = {}
+        for task in works_there(experiment):
+            name = f"{task.config['part']}_" if "part" in task.config else ""
+            found |= {f"{name}{fact}".replace(" ", "_"): value for fact, value in take_back_broken(task).items()}
+        # Their files are left anew, with the same keys: what is done stays done.
+        drop_works(experiment, ())
         _run(experiment, RunOptions(replace=True))
     return found
 
 
 def worker(experiment: Experiment) -> None:
-    """Take blocks from a running coordinator."""
-    worker_task(_require_counting(experiment))
+    """Take blocks from a running coordinator, of the work that it names."""
+    worker_task(work_of(experiment, current_work()))
 
 
 def _run(experiment: Experiment, options: RunOptions) -> None:
@@ -81,16 +90,24 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     collector = history.Collector()
     collector.problems.extend(collector.collect(STAGE, lambda: history.run_problems(experiment), []))
     gathered, scores = _scored(experiment, config, options, collector)
-    gathered = replace(gathered, seams=_seams(experiment, gathered, collector))
-    scores |= {"seams": gathered.seams.as_dict()} if gathered.seams else {}
+    seams = _seams(experiment, gathered, collector)
+    scores |= {"seams": seams.as_dict()} if seams else {}
+    scores |= {"advice": advice_of(gathered.segmented)} if gathered.segmented else {}
+    disagree = collector.collect(STAGE, lambda: disagreement(experiment, config), None) if gathered.segmented else None
+    scores |= {"lsd_error": disagree.told} if disagree else {}
     data = report_data(experiment, config, gathered, scores, collector)
     folder = experiment.layout.report
     write_json(folder / "scores.json", scores)
+    write_worst(folder / "worst.csv", scores)
+    if disagree:
+        write_lsd_error(folder / "lsd_error.csv", disagree)
     write_pages(experiment, data)
     if collector.errors:
         experiment.layout.manifest(STAGE).unlink(missing_ok=True)
         raise collector.errors[0]
-    _write_manifest(experiment, config, scores, time.time() - started)
+    works = (*(gathered.compared.works if gathered.compared else ()), *(disagree.works if disagree else ()))
+    drop_works(experiment, works)
+    _write_manifest(experiment, config, scores, works, time.time() - started)
 
 
 def validate(experiment: Experiment) -> list[StageError]:
@@ -121,7 +138,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
 
 def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """What one block of the counting takes; done into a throw-away folder. MissingInput (66) without truth."""
-    return measure_block(_require_counting(experiment), folder)
+    return measure_block(require_counting(experiment), folder)
 
 
 def status(experiment: Experiment) -> dict[str, Any]:
@@ -150,7 +167,9 @@ def verify(experiment: Experiment) -> dict[str, Any]:
             found=identity[:12],
             hint="run: evaluate run",
         )
-    blocks = verify_blocks(_require_counting(experiment)) if "blocks" in manifest.facts else 0
+    blocks = verify_blocks(require_counting(experiment)) if "blocks" in manifest.facts else 0
+    for key in manifest.facts.get("works", ()):
+        verify_blocks(work_of(experiment, key))
     return {"identity": manifest.identity, "blocks_read_back": blocks, "verified": True}
 
 
@@ -160,18 +179,18 @@ def _scored(
     """Open what there is and score it; a part that fails is left out and becomes a problem."""
     grid = collector.collect("prepare", lambda: target_grid(experiment), None)
     if grid is None:
-        return Gathered(None, None, None, None), scores_without(False, "the target volume is missing", config.voi_limit)
+        return Gathered(None, None, None), scores_without(False, "the target volume is missing", config.voi_limit)
     truth = collector.collect("prepare", lambda: open_truth(experiment, config, grid), None)
     segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
     if truth is None:
-        return Gathered(grid, segmented, None, None), scores_without(False, NO_TRUTH, config.voi_limit)
+        return Gathered(grid, segmented, None), scores_without(False, NO_TRUTH, config.voi_limit)
     found = None
     if segmented is not None:
-        found = collector.collect(STAGE, lambda: _compare(experiment, config, options, segmented, truth), None)
-    gathered = Gathered(grid, segmented, truth, found)
+        found = collector.collect(STAGE, lambda: _compare(experiment, config, options, segmented), None)
+    gathered = Gathered(grid, segmented, truth, compared=found)
     if found is None:
         return gathered, scores_without(True, "nothing to compare: see the problems in the report", config.voi_limit)
-    return gathered, scores_with_truth(found, config.voi_limit)
+    return gathered, {**scores_with_truth(found.scores, config.voi_limit), **regions_and_worst(found, grid)}
 
 
 def _seams(experiment: Experiment, gathered: Gathered, collector: history.Collector) -> Seams | None:
@@ -186,33 +205,30 @@ def _seams(experiment: Experiment, gathered: Gathered, collector: history.Collec
     return collector.collect("segment", look, None)
 
 
-def _compare(
-    experiment: Experiment, config: EvaluateConfig, options: RunOptions, segmented: Segmented, truth: Truth
-) -> TruthScores:
-    counting = _require_counting(experiment)
-    run_blocks(counting, options)
-    found = score_against_truth(experiment, config, segmented, truth, counting)
-    chosen = found.chosen_score
-    if chosen is None:
-        raise MissingInput(
-            "no table of the chosen threshold",
-            where=experiment.layout.luts,
-            wanted=f"{found.chosen[0]} at {found.chosen[1]:.4f}",
-            hint="run segment again",
-        )
-    part = chosen.partition
-    voi = f"VOI {part.voi:.3f} = {part.voi_split:.3f} split + {part.voi_merge:.3f} merge"
-    LOG.info("%s at %.4f: %s, adapted Rand error %.3f", *found.chosen, voi, part.adapted_rand_error)
+def _compare(experiment: Experiment, config: EvaluateConfig, options: RunOptions, segmented: Segmented) -> Compared:
+    found = compare(experiment, config, options, segmented)
+    chosen = found.scores.chosen_score
+    if chosen is not None:
+        part = chosen.partition
+        voi = f"VOI {part.voi:.3f} = {part.voi_split:.3f} split + {part.voi_merge:.3f} merge"
+        LOG.info("%s at %.4f: %s, adapted Rand error %.3f", *found.scores.chosen, voi, part.adapted_rand_error)
     return found
 
 
-def _write_manifest(experiment: Experiment, config: EvaluateConfig, scores: dict[str, Any], seconds: float) -> None:
+def _write_manifest(
+    experiment: Experiment,
+    config: EvaluateConfig,
+    scores: dict[str, Any],
+    works: tuple[str, ...],
+    seconds: float,
+) -> None:
     inputs = {s: m.identity for s, m in history.manifests(experiment).items() if s in ("watershed", "segment")}
     table = config.model_dump(mode="json")
     key = work_key(STAGE, table, inputs)
-    facts = {k: v for k, v in scores.items() if k != "thresholds"}
+    facts = {k: v for k, v in scores.items() if k not in ("thresholds", "worst", "regions", "lsd_error")}
     if "voi" in scores:
-        facts["blocks"] = len(_require_counting(experiment).plan)
+        facts["blocks"] = len(require_counting(experiment).plan)
+    facts["works"] = list(works)
     Manifest(
         writer=Writer.of(STAGE),
         key=key,
@@ -224,15 +240,14 @@ def _write_manifest(experiment: Experiment, config: EvaluateConfig, scores: dict
     ).write(experiment.layout)
 
 
-def _require_counting(experiment: Experiment) -> BlockTask:
-    task = counting_task(experiment)
-    if task is None:
-        raise MissingInput(NO_TRUTH, where=experiment.layout.target_volume)
-    return task
-
-
 def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
     path = experiment.resolve(config.skeletons)
+    if config.skeletons.startswith(MONGO):
+        name, _, source = config.skeletons.removeprefix(MONGO).partition("@")
+        if not name or not source:
+            wanted = '"mongo:NAME@FILE": the name of the skeletons, and a file with a MongoDB URI or a folder of a dump'
+            raise ConfigError("no name or no source of skeletons", where="evaluate.skeletons", wanted=wanted)
+        path = experiment.resolve(source)
     if not path.exists():
         raise MissingInput("no skeletons there", where=path, hint='"truth", "auto", "none", or a file or folder')
 
@@ -241,11 +256,10 @@ def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
     grid = target_grid(experiment)
     truth = open_truth(experiment, config, grid)
     if truth is None:
-        if config.roi is not None or config.threshold_roi is not None:
+        if config.roi is not None or config.threshold_roi is not None or config.regions:
             raise MissingInput("a region to score, but no truth", where=experiment.layout.target_volume)
         return
-    region_box(config.roi, grid, truth.labels.box, "evaluate.roi")
-    region_box(config.threshold_roi, grid, truth.labels.box, "evaluate.threshold_roi")
+    scored_regions(experiment, config, grid, truth.labels.box)
 
 
 def _problem_of(check: Callable[[], object]) -> StageError | None:

@@ -1,8 +1,9 @@
-"""Comparing the segmentation of every threshold with the truth, from one counting of fragments x truth."""
+"""Comparing the segmentation of every threshold with the truth: from one counting of fragments x truth and the
+fragments of the skeletons' nodes, in each region."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,19 +12,21 @@ from numpy.typing import NDArray
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3
 from lsdflow_contract.lut import read_lut
-from lsdflow_evaluate.artefacts import Segmented, Truth, target_grid
+from lsdflow_evaluate.artefacts import Segmented, Truth
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.counting import ROI, THRESHOLD_ROI, counted, regions_of
-from lsdflow_evaluate.regions import pieces
+from lsdflow_evaluate.counting import CountedVolumes, counted
+from lsdflow_evaluate.regions import strided
 from lsdflow_evaluate.report.data import Score
 from lsdflow_evaluate.run_length import Skeletons
-from lsdflow_evaluate.skeleton_files import read_skeletons
+from lsdflow_evaluate.scored_regions import ROI, THRESHOLD_ROI, Region
+from lsdflow_evaluate.skeleton_files import read_skeletons, read_skeletons_of_mongo
+from lsdflow_evaluate.skeleton_nodes import Nodes
 from lsdflow_evaluate.skeletonise import lattice_step_vox, skeletons_of
 from lsdflow_evaluate.threshold_scores import ThresholdScore, best_of, runs_of, threshold_score
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.volumes import Volume
 
+MONGO = "mongo:"
 # Thinning truth holds the whole lattice in memory: beyond this many points "auto" leaves it out.
 MOST_LATTICE_POINTS = 1 << 27
 # A thinned skeleton can touch its neighbour's voxels at a face: a few nodes are no merge.
@@ -31,103 +34,104 @@ MERGE_NODES_OF_THINNED_TRUTH = 5
 
 
 @dataclass(frozen=True)
-class TruthScores:
-    """Scores of all thresholds on `box`; `chosen` = (merge function, threshold); notes say what was done."""
+class RegionScores:
+    """The scores of all thresholds in one region, and its table of fragments x truth."""
 
+    region: Region
     scores: tuple[ThresholdScore, ...]
+    table: Contingency
+
+    def at(self, chosen: tuple[str, float]) -> ThresholdScore | None:
+        """The score of a merge function at a threshold."""
+        found = [s for s in self.scores if (s.merge_function, s.threshold) == chosen]
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class TruthScores:
+    """Scores of all thresholds by region; `chosen` = (merge function, threshold); settings say what was done."""
+
+    regions: dict[str, RegionScores]
     chosen: tuple[str, float]
-    box: Box
     settings: dict[str, str]
+
+    @property
+    def scores(self) -> tuple[ThresholdScore, ...]:
+        """The scores of the region that the report is about."""
+        return self.regions[ROI].scores
+
+    @property
+    def box(self) -> Box:
+        """That region."""
+        return self.regions[ROI].region.box
 
     @property
     def chosen_score(self) -> ThresholdScore | None:
         """The score of the chosen threshold."""
-        found = [s for s in self.scores if (s.merge_function, s.threshold) == self.chosen]
-        return found[0] if found else None
+        return self.regions[ROI].at(self.chosen)
 
     def rows(self) -> tuple[Score, ...]:
         """The rows of the report."""
         return tuple(s.as_row((s.merge_function, s.threshold) == self.chosen) for s in self.scores)
 
 
+@dataclass(frozen=True)
+class Traced:
+    """Skeletons, what they are, and how many nodes of each of two neurons make a segment a merger."""
+
+    skeletons: Skeletons | None
+    kind: str
+    merge_min_nodes: int
+
+
 def score_against_truth(
-    experiment: Experiment, config: EvaluateConfig, segmented: Segmented, truth: Truth, counting: BlockTask
+    config: EvaluateConfig,
+    segmented: Segmented,
+    counting: BlockTask,
+    regions: Mapping[str, Region],
+    traced: Traced,
+    nodes: Mapping[str, Nodes],
 ) -> TruthScores:
-    """Score every lookup table on the region from the finished counting, and choose the threshold."""
-    grid = target_grid(experiment)
-    regions = regions_of(config, grid, truth.labels.box.intersect(segmented.fragments.box))
-    skeletons, kind = _skeletons(experiment, config, grid, truth, regions[ROI])
-    nodes = _nodes(grid, segmented, skeletons, regions[ROI])
-    scores = _scores(config, segmented, counted(counting, ROI), nodes, kind)
+    """Score every lookup table in every region from the finished counting, and choose the threshold.
+
+    `nodes`: by region, where there are skeletons.
+    """
+    tables = {name: counted(counting, name) for name in regions}
+    scores: dict[str, list[ThresholdScore]] = {name: [] for name in regions}
+    for known in segmented.luts:
+        lut = read_lut(known.path)
+        named = (known.merge_function, known.threshold, int(known.facts["segments"]))
+        for name, table in tables.items():
+            runs = runs_of(*nodes[name], lut, traced.merge_min_nodes) if name in nodes else None
+            scores[name].append(threshold_score(named, lut, table, config.zeros, runs))
     settings = {
         "segmentation 0": config.zeros,
-        "region": str(regions[ROI]),
-        "skeletons": kind if skeletons is not None else "none",
-        "merge needs nodes": str(_merge_nodes(config, kind)),
+        "region": str(regions[ROI].box),
+        "skeletons": traced.kind if traced.skeletons is not None else "none",
+        "merge needs nodes": str(traced.merge_min_nodes),
     }
     chosen = (segmented.merge_function, segmented.threshold)
     if THRESHOLD_ROI in regions:
-        there = _scores(config, segmented, counted(counting, THRESHOLD_ROI), None, kind)
-        chosen = (segmented.merge_function, best_of(list(there), segmented.merge_function))
-        settings["threshold chosen on"] = str(regions[THRESHOLD_ROI])
-    return TruthScores(scores, chosen, regions[ROI], settings)
+        chosen = (segmented.merge_function, best_of(scores[THRESHOLD_ROI], segmented.merge_function))
+        settings["threshold chosen on"] = str(regions[THRESHOLD_ROI].box)
+    found = {name: RegionScores(region, tuple(scores[name]), tables[name]) for name, region in regions.items()}
+    return TruthScores(found, chosen, settings)
 
 
-def labels_at(volume: Volume, voxels: NDArray[np.int64], boxes: Iterable[Box]) -> NDArray[np.uint64]:
-    """The label of each voxel (n, 3), reading only the boxes that hold one; 0 outside all boxes."""
-    labels = np.zeros(len(voxels), np.uint64)
-    for box in boxes:
-        begin, end = np.array(box.begin_vox), np.array(box.end_vox)
-        inside = np.flatnonzero(((voxels >= begin) & (voxels < end)).all(axis=1))
-        if len(inside):
-            z, y, x = (voxels[inside] - begin).T
-            labels[inside] = volume.read(box)[z, y, x]
-    return labels
-
-
-Nodes = tuple[Skeletons, NDArray[np.uint64]]
-
-
-def _scores(
-    config: EvaluateConfig, segmented: Segmented, table: Contingency, nodes: Nodes | None, kind: str
-) -> tuple[ThresholdScore, ...]:
-    scores = []
-    for known in segmented.luts:
-        lut = read_lut(known.path)
-        runs = runs_of(*nodes, lut, _merge_nodes(config, kind)) if nodes else None
-        named = (known.merge_function, known.threshold, int(known.facts["segments"]))
-        scores.append(threshold_score(named, lut, table, config.zeros, runs))
-    return tuple(scores)
-
-
-def _merge_nodes(config: EvaluateConfig, kind: str) -> int:
-    if config.merge_min_nodes is not None:
-        return config.merge_min_nodes
-    return MERGE_NODES_OF_THINNED_TRUTH if kind.startswith("thinned") else 1
-
-
-def _nodes(grid: Geometry, segmented: Segmented, skeletons: Skeletons | None, box: Box) -> Nodes | None:
-    """The skeletons inside the box, and the fragment of each of their nodes."""
-    if skeletons is None:
-        return None
-    voxels = np.floor((skeletons.positions_nm - np.array(grid.offset_nm)) / np.array(grid.voxel_size_nm))
-    voxels = voxels.astype(np.int64)
-    inside = ((voxels >= np.array(box.begin_vox)) & (voxels < np.array(box.end_vox))).all(axis=1)
-    kept = skeletons.only(inside)
-    if not len(kept.edges):
-        return None
-    fragments = segmented.fragments
-    return kept, labels_at(fragments, voxels[inside], pieces(box, fragments.chunk_shape_vox))
+def trace(experiment: Experiment, config: EvaluateConfig, volumes: CountedVolumes) -> Traced:
+    """The skeletons that the config asks for: from a file or a database, thinned truth, or none."""
+    skeletons, kind = _skeletons(experiment, config, volumes.grid, volumes.truth, volumes.regions[ROI].box)
+    thinned = MERGE_NODES_OF_THINNED_TRUTH if kind.startswith("thinned") else 1
+    return Traced(skeletons, kind, config.merge_min_nodes or thinned)
 
 
 def _skeletons(
     experiment: Experiment, config: EvaluateConfig, grid: Geometry, truth: Truth, box: Box
 ) -> tuple[Skeletons | None, str]:
-    """Skeletons and what they are: read from a file, thinned truth, or none."""
     if config.skeletons == "none":
         return None, "none"
     if config.skeletons not in ("auto", "truth"):
-        return read_skeletons(experiment.resolve(config.skeletons)), f"traced: {config.skeletons}"
+        return _traced(experiment, config.skeletons), f"traced: {config.skeletons}"
     step = config.skeleton_lattice or lattice_step_vox(grid.voxel_size_nm)
     points = int(np.prod([-(-n // s) for n, s in zip(box.shape_vox, step, strict=True)]))
     if config.skeletons == "auto" and points > MOST_LATTICE_POINTS:
@@ -138,16 +142,14 @@ def _skeletons(
     return skeletons_of(_lattice(truth, box, step), spacing, first), f"thinned truth, every {step} voxels"
 
 
+def _traced(experiment: Experiment, given: str) -> Skeletons:
+    """Skeletons of a file or folder, or of "mongo:NAME@FILE" where FILE holds a URI or is a folder of a dump."""
+    if not given.startswith(MONGO):
+        return read_skeletons(experiment.resolve(given))
+    name, _, source = given.removeprefix(MONGO).partition("@")
+    return read_skeletons_of_mongo(experiment.resolve(source), name, experiment.store.retry_s)
+
+
 def _lattice(truth: Truth, box: Box, step: tuple[int, int, int]) -> NDArray[np.uint64]:
     """Every step-th voxel of the truth inside the box, read piece by piece."""
-    begin = np.array(box.begin_vox)
-    lattice = np.zeros([-(-n // s) for n, s in zip(box.shape_vox, step, strict=True)], np.uint64)
-    for piece in pieces(box, truth.labels.chunk_shape_vox):
-        first = [-(-int(b) // s) for b, s in zip(np.array(piece.begin_vox) - begin, step, strict=True)]
-        last = [-(-int(e) // s) for e, s in zip(np.array(piece.end_vox) - begin, step, strict=True)]
-        if any(f >= e for f, e in zip(first, last, strict=True)):
-            continue
-        local = [f * s + int(o) - b for f, s, o, b in zip(first, step, begin, piece.begin_vox, strict=True)]
-        taken = truth.read(piece)[tuple(slice(a, None, s) for a, s in zip(local, step, strict=True))]
-        lattice[tuple(slice(f, e) for f, e in zip(first, last, strict=True))] = taken
-    return lattice
+    return strided(truth.read, truth.labels.chunk_shape_vox, box, step)

@@ -1,0 +1,93 @@
+"""Works of evaluate after the counting: what their workers need lies in files, so that they find it by the work's key.
+
+    store/evaluate/<key>/work.json     the parameters that decide the work's blocks; written last: then all is there
+    store/evaluate/<key>/<name>.npy    arrays, mapped by workers: a worker reads the part of its blocks only
+
+The coordinator leaves them before it hands out blocks, and removes those of works that are no longer wanted.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsdflow_contract.errors import BadData, ContractMismatch
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, storage_errors, write_atomically, write_json
+
+FOLDER, WORK = "evaluate", "work.json"
+
+
+@dataclass(frozen=True)
+class LaterWork:
+    """What was left of a work: its key and parameters; arrays are mapped, not read."""
+
+    folder: Path
+    parameters: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The work's key."""
+        return self.folder.name
+
+    def array(self, name: str) -> NDArray[Any]:
+        """An array of the work, mapped. BadData if it is lost or damaged."""
+        path = self.folder / f"{name}.npy"
+        try:
+            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise BadData(
+                "a file of the work is lost or damaged", where=path, found=error, hint="run: evaluate run"
+            ) from error
+        return found
+
+
+def leave_work(
+    experiment: Experiment, key: str, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> LaterWork:
+    """Put down a work for its workers; what stands there whole is not written again."""
+    folder = experiment.layout.store / FOLDER / key
+    if not (folder / WORK).exists():
+        for name, values in arrays.items():
+            write_atomically(folder / f"{name}.npy", partial(_save, values))
+        write_json(folder / WORK, dict(parameters))
+    return LaterWork(folder, dict(parameters))
+
+
+def _save(values: NDArray[Any], file: BinaryIO) -> None:
+    np.save(file, values, allow_pickle=False)
+
+
+def find_work(experiment: Experiment, key: str) -> LaterWork:
+    """The work of a key. ContractMismatch (76) if no coordinator left it here."""
+    folder = experiment.layout.store / FOLDER / key
+    if not (folder / WORK).exists():
+        raise ContractMismatch(
+            "this worker does not know the work of its coordinator",
+            where=folder,
+            found=f"key {key[:12]}",
+            hint="let both run the same image and settings",
+        )
+    return LaterWork(folder, read_json(folder / WORK))
+
+
+def kept_works(experiment: Experiment) -> list[str]:
+    """Keys of the works that are there whole."""
+    root = experiment.layout.store / FOLDER
+    return sorted(path.parent.name for path in root.glob(f"*/{WORK}"))
+
+
+def drop_works(experiment: Experiment, wanted: Collection[str]) -> None:
+    """Remove the files of all works but those of the keys `wanted`. Only for the coordinator."""
+    root = experiment.layout.store / FOLDER
+    with storage_errors(root):
+        for folder in sorted(root.iterdir()) if root.is_dir() else ():
+            if folder.name not in wanted:
+                shutil.rmtree(folder)

@@ -1,0 +1,167 @@
+"""The map of LSD errors: a merger is told without truth, whatever the blocks; right cells are dark."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import LSD_ERROR, LSDS, SEGMENTATION, quantise_u8
+from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import voronoi_labels
+from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.disagreement import disagreement
+from lsdflow_evaluate.label_descriptors import descriptors_of, radius_vox
+from lsdflow_evaluate.lsd_error import lsd_error_task
+from lsdflow_evaluate.task import run, verify, work_of
+from lsdflow_runtime.volumes import OutputArray, open_volume
+
+Make = Callable[..., Experiment]
+SHAPE, SIZE, SIGMA = (18, 24, 26), (20.0, 10.5, 10.5), (40.0, 40.0, 40.0)
+SET = ('evaluate.lsd_sigma="40 nm"', 'evaluate.skeletons="none"', "evaluate.worst=0")
+
+
+def described(labels: np.ndarray) -> np.ndarray:
+    """LSDs by the definition: all voxels of the label in a truncated Gaussian window, voxel by voxel."""
+    out = np.zeros((10, *labels.shape))
+    radii = radius_vox(SIGMA, SIZE)
+    axes = [np.arange(-r, r + 1) for r in radii]
+    weights = [np.exp(-0.5 * (d * v / s) ** 2) for d, v, s in zip(axes, SIZE, SIGMA, strict=True)]
+    window = np.einsum("i,j,k->ijk", *(w / w.sum() for w in weights))
+    steps = np.stack(np.meshgrid(*(d * v for d, v in zip(axes, SIZE, strict=True)), indexing="ij"))
+    padded = np.pad(labels, [(r, r) for r in radii])
+    for at in np.argwhere(labels > 0):
+        near = padded[tuple(slice(a, a + 2 * r + 1) for a, r in zip(at, radii, strict=True))]
+        weight = window * (near == labels[tuple(at)])
+        share = weight.sum()
+        mean = (steps * weight).sum(axis=(1, 2, 3)) / share
+        away = steps - mean[:, None, None, None]
+        covariance = np.einsum("aijk,bijk,ijk->ab", away, away, weight) / share
+        sd = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+        pearson = [covariance[a, b] / (sd[a] * sd[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+        variance = np.diag(covariance) / np.square(SIGMA)
+        out[(slice(None), *at)] = [*(mean / SIGMA * 0.5 + 0.5), *variance, *(np.array(pearson) * 0.5 + 0.5), share]
+    return np.clip(out, 0, 1)
+
+
+def test_descriptors_are_those_of_the_definition_at_every_voxel() -> None:
+    labels = voronoi_labels((7, 9, 10), 3, 1)
+    labels[:, 4] = 0
+    whole = descriptors_of(labels, Box((0, 0, 0), labels.shape), SIGMA, SIZE)
+    assert np.abs(whole - described(labels)).max() < 2e-4
+
+
+def test_a_part_has_the_bits_of_the_whole_if_its_context_is_there() -> None:
+    labels = voronoi_labels((24, 30, 32), 8, 2)
+    whole = descriptors_of(labels, Box((0, 0, 0), labels.shape), SIGMA, SIZE)
+    part, context = Box((9, 13, 14), (5, 4, 6)), radius_vox(SIGMA, SIZE)
+    seen = part.grow(context).intersect(Box((0, 0, 0), labels.shape))
+    inner = part.translate(tuple(-b for b in seen.begin_vox))
+    found = descriptors_of(np.ascontiguousarray(labels[seen.slices()]), inner, SIGMA, SIZE)
+    assert np.array_equal(found, whole[(slice(None), *part.slices())])
+
+
+def overwrite(container: Path, spec: Any, values: np.ndarray, experiment: Experiment) -> None:
+    grid = open_volume(experiment.layout.target_volume, "volumes/raw").geometry
+    output = OutputArray(container, spec, grid, grid.box, (8, 8, 16))
+    output.create({"key": f"another {spec.dataset}"}, replace=True)
+    output.open().write(grid.box, values)
+
+
+def merged_cells(experiment: Experiment) -> tuple[np.ndarray, tuple[int, int]]:
+    """A segmentation that is right but for two neighbouring cells in one segment; LSDs as of the right one."""
+    cells = voronoi_labels(SHAPE, 6, 3)
+    lower, upper = cells[:-1], cells[1:]
+    first, second = sorted(int(v) for v in next(zip(lower[lower != upper], upper[lower != upper], strict=True)))
+    whole = descriptors_of(cells, Box((0, 0, 0), SHAPE), SIGMA, SIZE)
+    manifest = read_manifest(experiment.layout, "predict")
+    container = experiment.layout.root / manifest.outputs["affs"].removesuffix("/volumes/affs")
+    overwrite(container, LSDS, quantise_u8(whole), experiment)
+    stored = {**manifest.outputs, "lsds": str((container / LSDS.dataset).relative_to(experiment.layout.root))}
+    manifest.model_copy(update={"outputs": stored}).write(experiment.layout)
+    segments = np.where(cells == second, np.uint64(first), cells)
+    overwrite(experiment.layout.segmentation, SEGMENTATION, segments, experiment)
+    return segments, (first, second)
+
+
+def map_of(experiment: Experiment) -> np.ndarray:
+    volume = open_volume(experiment.layout.lsd_error, LSD_ERROR.dataset)
+    assert (volume.geometry.voxel_size_nm, volume.geometry.offset_nm) == (SIZE, (400.0, 0.0, 21.0))
+    return volume.read(volume.box)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_merger_stands_first_and_the_map_does_not_depend_on_the_blocks(make_experiment: Make, step: int) -> None:
+    maps, told = [], []
+    for name, shape in (("a", "100 vox"), ("b", "5, 9, 13 vox")):
+        given = (*SET, f"evaluate.lsd_error_downsample={step}", f'evaluate.block_shape="{shape}"')
+        experiment = make_experiment(name, *given)
+        segments, (first, _) = merged_cells(experiment)
+        run(experiment, RunOptions())
+        maps.append(map_of(experiment))
+        told.append(json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"])
+    assert np.array_equal(maps[0], maps[1])
+    assert told[0] == told[1]
+    taken = (slice(None, None, step),) * 3
+    worst = told[0]["worst"]
+    for row in worst:
+        own = maps[0][taken][segments[taken] == row["segment"]]
+        assert (row["voxels_taken"], row["mean"]) == (len(own), pytest.approx(own.mean() / 255))
+    assert worst[0]["segment"] == first
+    assert worst[0]["mean"] > (4 if step == 1 else 2) * worst[1]["mean"]
+    with (experiment.layout.report / "lsd_error.csv").open() as file:
+        assert [int(row["segment"]) for row in csv.DictReader(file)] == [row["segment"] for row in worst]
+    assert verify(experiment)["verified"]
+
+
+def test_workers_make_the_same_map_as_one_process_and_find_it_by_its_key(make_experiment: Make) -> None:
+    maps = []
+    for name, more in (("a", ()), ("b", ("compute.runner=daisy", "compute.workers=2"))):
+        experiment = make_experiment(name, *SET, 'evaluate.block_shape="9, 12, 13 vox"', *more)
+        merged_cells(experiment)
+        assert disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told["made"]
+        maps.append(map_of(experiment))
+        task = lsd_error_task(experiment)
+        assert work_of(experiment, task.key).key == task.key
+    assert np.array_equal(*maps)
+
+
+def test_another_segmentation_gets_a_map_of_its_own_and_the_first_comes_back_whole(make_experiment: Make) -> None:
+    experiment = make_experiment("a", *SET)
+
+    def make_map() -> None:
+        disagreement(experiment, experiment.table("evaluate", EvaluateConfig))
+
+    merged_cells(experiment)
+    make_map()
+    first, found = map_of(experiment), read_manifest(experiment.layout, "segment")
+    overwrite(experiment.layout.segmentation, SEGMENTATION, np.ones(SHAPE, np.uint64), experiment)
+    found.model_copy(update={"identity": "another segmentation"}).write(experiment.layout)
+    make_map()
+    assert not np.array_equal(map_of(experiment), first)
+    merged_cells(experiment)
+    found.write(experiment.layout)
+    make_map()
+    assert np.array_equal(map_of(experiment), first)
+
+
+def test_without_stored_lsds_there_is_no_map_and_one_reason_and_asked_for_it_is_an_error(
+    make_experiment: Make,
+) -> None:
+    experiment = make_experiment("a")
+    run(experiment, RunOptions())
+    told = json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"]
+    assert told["made"] is False
+    assert "store_lsds = true" in told["reason"]
+    assert not experiment.layout.lsd_error.exists()
+    with pytest.raises(MissingInput, match="LSDs are not stored"):
+        run(make_experiment("a", "evaluate.lsd_error=on"), RunOptions())

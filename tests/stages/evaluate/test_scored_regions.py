@@ -1,0 +1,154 @@
+"""Named regions and masks: each scores what its crop scores; skeletons are looked up by blocks as in whole volumes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import bson
+import numpy as np
+import pytest
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, ArraySpec
+from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.lut import lut_name, read_lut
+from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.counting import counting_task, open_counted
+from lsdflow_evaluate.run_length import Skeletons, run_lengths
+from lsdflow_evaluate.skeleton_files import read_skeletons
+from lsdflow_evaluate.task import run, validate, verify
+from lsdflow_evaluate.truth_scores import trace as trace_of
+from lsdflow_metrics.contingency import contingency
+from lsdflow_metrics.scores import score
+from lsdflow_runtime.volumes import OutputArray, open_volume
+
+Make = Callable[..., Experiment]
+OFFSET, SIZE = np.array([400.0, 0.0, 21.0]), np.array([20.0, 10.5, 10.5])
+CORE = 'evaluate.regions.core={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}'
+PIL = 'evaluate.regions.neuropil={mask="volumes/neuropil"}'
+BOTH = 'evaluate.regions.both={begin="0 vox", shape="18, 24, 13 vox", mask="volumes/neuropil"}'
+TRACED = "evaluate.skeletons=traced.csv"
+
+
+def scores_of(experiment: Experiment) -> dict[str, Any]:
+    run(experiment, RunOptions())
+    return dict(json.loads((experiment.layout.report / "scores.json").read_text()))
+
+
+def whole(experiment: Experiment, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    lut = read_lut(experiment.layout.luts / lut_name("hist_quant_75", threshold))
+    entries = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True)) | {0: 0}
+    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    truth = open_volume(experiment.layout.target_volume, LABELS.dataset)
+    segments = np.vectorize(entries.__getitem__, otypes=[np.uint64])(fragments.read(fragments.box))
+    return segments, truth.read(truth.box)
+
+
+def write_mask(experiment: Experiment) -> np.ndarray:
+    """A mask with holes, in the target volume."""
+    volume = open_volume(experiment.layout.target_volume, LABELS.dataset)
+    mask = (np.random.default_rng(3).random(volume.geometry.shape_vox) < 0.7).astype(np.uint8)
+    spec = ArraySpec("volumes/neuropil", "uint8", 0, MASK.kind)
+    output = OutputArray(experiment.layout.target_volume, spec, volume.geometry, volume.box, (8, 8, 16))
+    output.create({"key": "made by the test"})
+    output.open().write(volume.box, mask)
+    return mask
+
+
+def trace(experiment: Experiment) -> Skeletons:
+    """Lines through the volume, some of them out of it."""
+    random = np.random.default_rng(5)
+    rows, node = ["neuron,node,z,y,x,parent"], 0
+    for neuron in range(1, 9):
+        at = random.uniform(0, 1, 3) * (18, 24, 26)
+        for step in range(30):
+            node += 1
+            z, y, x = OFFSET + at * SIZE
+            rows.append(f"{neuron},{node},{z},{y},{x},{node - 1 if step else ''}")
+            at = at + random.uniform(-1, 1.3, 3)
+    (experiment.layout.root / "traced.csv").write_text("\n".join(rows))
+    return read_skeletons(experiment.layout.root / "traced.csv")
+
+
+def regions_of(mask: np.ndarray) -> dict[str, np.ndarray]:
+    """Which voxels count in each region, in the order of the file."""
+    core, half = np.zeros(mask.shape, bool), np.zeros(mask.shape, bool)
+    core[3:13, 5:20, 2:22] = True
+    half[:, :, :13] = True
+    return {"core": core, "neuropil": mask > 0, "both": half & (mask > 0)}
+
+
+def test_named_regions_and_masks_score_what_their_voxels_score_at_every_threshold(make_experiment: Make) -> None:
+    experiment = make_experiment("a", CORE, PIL, BOTH, TRACED, 'evaluate.block_shape="7, 9, 15 vox"')
+    skeletons, counted = trace(experiment), regions_of(write_mask(experiment))
+    found = scores_of(experiment)
+    voxels = np.floor((skeletons.positions_nm - OFFSET) / SIZE).astype(int)
+    inside = ((voxels >= 0) & (voxels < (18, 24, 26))).all(axis=1)
+    assert 0 < inside.sum() < len(inside)
+    assert list(found["regions"]) == ["core", "neuropil", "both"]
+    for row_number, threshold in enumerate((0.1, 0.28, 0.29, 0.9)):
+        segments, truth = whole(experiment, threshold)
+        everywhere = np.ones(truth.shape, bool)
+        for name, counts in {"": everywhere, **counted}.items():
+            told = (found["regions"][name] if name else found)["thresholds"][row_number]
+            wanted = score(contingency(segments, np.where(counts, truth, 0)))
+            for number in ("voi_split", "voi_merge", "nvi_split", "nvi_merge", "nid", "rand", "adapted_rand_error"):
+                assert told[number] == getattr(wanted, number)
+            kept = inside.copy()
+            kept[inside] = counts[tuple(voxels[inside].T)]
+            runs = run_lengths(skeletons.only(kept), segments[tuple(voxels[kept].T)])
+            assert {n: told[n] for n in vars(runs)} == vars(runs)
+    assert found["regions"]["core"]["threshold"] == found["threshold"] == 0.28
+    assert found["regions"]["both"]["roi"]["mask"] == "volumes/neuropil"
+    assert found["advice"]["method"] == "stability"
+    assert verify(experiment)["verified"]
+
+
+def test_another_region_is_counted_anew_and_a_key_without_regions_stays_what_it_was(make_experiment: Make) -> None:
+    plain, named = (counting_task(make_experiment("a", *given)) for given in ((), (CORE,)))
+    assert plain is not None
+    assert named is not None
+    assert set(plain.config["regions"]) == {"roi"}
+    assert plain.key != named.key
+
+
+def test_a_mask_that_is_not_there_and_a_region_outside_are_told_before_anything_is_counted(
+    make_experiment: Make,
+) -> None:
+    outside = 'evaluate.regions.far={begin="0 vox", shape="99 vox"}'
+    assert [type(p) for p in validate(make_experiment("a", PIL))] == [MissingInput]
+    assert [type(p) for p in validate(make_experiment("a", outside))] == [ConfigError]
+    for wrong in ('evaluate.regions.x={begin="0 vox"}', "evaluate.regions.x={}", 'evaluate.regions.X={mask="m"}'):
+        with pytest.raises(ConfigError):
+            make_experiment("a", wrong).table("evaluate", EvaluateConfig)
+
+
+def test_the_advice_of_segment_is_in_the_scores_without_truth(make_experiment: Make) -> None:
+    experiment = make_experiment("a")
+    shutil.rmtree(experiment.layout.target_volume / LABELS.dataset)
+    found = scores_of(experiment)
+    wanted = {"threshold": 0.28, "method": "stability", "reason": "the widest plateau"}
+    assert (found["has_truth"], found["advice"]) == (
+        False,
+        {**wanted, "merge_function": "hist_quant_75", "taken": 0.28},
+    )
+    assert not (experiment.layout.report / "worst.csv").exists()
+
+
+def test_skeletons_in_a_dump_of_a_mongodb_are_found_by_their_name(make_experiment: Make) -> None:
+    experiment = make_experiment("a", 'evaluate.skeletons="mongo:gt@dump"')
+    folder = experiment.layout.root / "dump"
+    folder.mkdir()
+    nodes = [{"id": n, "z": 410.0 + 20 * n, "y": 60.0, "x": 80.0} for n in range(3)]
+    (folder / "gt.nodes.bson").write_bytes(b"".join(bson.encode(node) for node in nodes))
+    (folder / "gt.edges.bson").write_bytes(bson.encode({"source": 0, "target": 1}))
+    assert validate(experiment) == []
+    found = trace_of(experiment, experiment.table("evaluate", EvaluateConfig), open_counted(experiment))
+    assert found.skeletons is not None
+    assert (found.skeletons.edges.tolist(), found.kind) == ([[0, 1]], "traced: mongo:gt@dump")
+    wrong = validate(make_experiment("a", 'evaluate.skeletons="mongo:gt"'))
+    assert [type(problem) for problem in wrong] == [ConfigError]
