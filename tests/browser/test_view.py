@@ -47,7 +47,7 @@ PATIENCE_MS = 90_000
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A tiny experiment, and what must be seen of it."""
     folder = tmp_path_factory.mktemp("shown")
-    command = [VIEW_PYTHON, REPOSITORY / "tests" / "view" / "shown_experiment.py", folder]
+    command = [VIEW_PYTHON, REPOSITORY / "tests" / "view" / "reference" / "shown_experiment.py", folder]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return folder, json.loads(done.stdout)
 

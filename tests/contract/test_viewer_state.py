@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsdflow_contract.viewer_state import ViewerLayer, neuroglancer_state
+from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
 
 VOXEL_SIZE_NM = (32.5, 6.47, 6.47)
 OFFSET_NM = (65.0, 100.0, 0.0)
@@ -98,3 +98,25 @@ def test_a_state_that_cannot_be_right_is_refused() -> None:
         neuroglancer_state((_layer(),), "")
     with pytest.raises(ValueError, match="voxel size"):
         neuroglancer_state((_layer(voxel_size_nm=(0.0, 8.0, 8.0)),), "http://127.0.0.1:9000")
+
+
+def test_axes_that_an_array_names_are_called_by_their_names() -> None:
+    layer = _layer(kind="labels", array_axes=("z", "y", "x"))
+    transform = _source(neuroglancer_state((layer,), "http://127.0.0.1:9000"))["transform"]
+    assert list(transform["inputDimensions"]) == ["z", "y", "x"]
+
+
+def test_steps_are_an_axis_of_their_own_with_names_and_move_nothing() -> None:
+    stepped = _layer(name="thresholds", kind="labels", steps=Steps("threshold", ("0.1", "0.28"), 1))
+    state = neuroglancer_state((_layer(), stepped), "http://127.0.0.1:9000")
+    assert state["dimensions"]["threshold"] == {"coordinates": [0, 1], "labels": ["0.1", "0.28"]}
+    assert state["position"][3:] == [1.5]
+    assert _source(state, 1)["transform"]["outputDimensions"]["threshold"] == [1, ""]
+    assert _world_nm(_source(state, 1), [1.0, 3.0, 5.0, 7.0]) == pytest.approx(
+        _world_nm(_source(state), [3.0, 5.0, 7.0])
+    )
+
+
+def test_it_opens_at_a_position_in_nm() -> None:
+    state = neuroglancer_state((_layer(),), "http://127.0.0.1:9000", (650.0, 647.0, 64.7))
+    assert state["position"] == pytest.approx([10.0, 100.0, 20.0])

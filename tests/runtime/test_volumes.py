@@ -126,3 +126,23 @@ def test_a_missing_or_conflicting_voxel_size_is_an_error_never_one(tmp_path: Pat
     array[:] = 1
     with pytest.raises(BadData, match="voxel size"):
         open_volume(tmp_path / "v.zarr", "a")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_it_is_known_which_boxes_are_there(tmp_path: Path, zarr_format: int) -> None:
+    output, _values = _array(tmp_path, zarr_format=zarr_format)
+    volume = output.open()
+    assert volume.holds(volume.box)
+    (output.folder / ("1.0.0" if zarr_format == 2 else "c/1/0/0")).unlink()
+    assert not volume.holds(volume.box)
+    assert volume.holds(Box((0, 0, 0), (8, 17, 9)))
+
+
+@pytest.mark.parametrize(("zarr_format", "named"), [(2, ("d0", "d1", "d2", "d3")), (3, ("c^", "z", "y", "x"))])
+def test_axes_are_called_as_the_array_names_them(tmp_path: Path, zarr_format: int, named: tuple[str, ...]) -> None:
+    output, _values = _array(tmp_path, AFFS, zarr_format)
+    assert open_volume(output.path, AFFS.dataset).array_axes == named
+    bare = zarr.create_array(tmp_path / "bare.zarr" / "a", shape=(2, 2, 2), dtype="u1", zarr_format=zarr_format)
+    bare.attrs["resolution"] = [1, 1, 1]
+    unnamed = open_volume(tmp_path / "bare.zarr", "a").array_axes
+    assert unnamed == (("d0", "d1", "d2") if zarr_format == 2 else ("dim_0", "dim_1", "dim_2"))

@@ -16,7 +16,7 @@ from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import affinities_of, membrane_raw, voronoi_labels
 from lsdflow_runtime.volumes import OutputArray
 
-# Slow references are a module of their own: test files do not import each other.
+# Slow references and shared experiments are modules of their own: test files do not import each other.
 sys.path.append(str(Path(__file__).parent / "reference"))
 
 VOXEL_SIZE_NM = (40.0, 9.3, 9.3)
@@ -74,3 +74,13 @@ def _finish(experiment: Experiment, stage: str, outputs: dict[str, str]) -> None
     Manifest(writer=writer, key="k", config={}, inputs={}, outputs=outputs, identity=f"of {stage}").write(
         experiment.layout
     )
+
+
+@pytest.fixture(scope="session")
+def shown_experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """Read only: what viewers show, with a table for each of three thresholds (see the module of this name)."""
+    from shown_experiment import make_shown_experiment
+
+    root = tmp_path_factory.mktemp("shown")
+    make_shown_experiment(root)
+    return load_experiment(root)

@@ -65,12 +65,13 @@ def neuroglancer_state(
     if not url_prefix:
         raise ValueError("neuroglancer: found no address prefix, wanted for example http://127.0.0.1:9000")
     first = layers[0]
+    space = {name: _length(first.voxel_size_nm[axis]) for name, axis in (("x", 2), ("y", 1), ("z", 0))}
     middle = [_middle_vox(first, axis) for axis in range(3)]
     place = [p / v for p, v in zip(position_nm, first.voxel_size_nm, strict=True)] if position_nm else middle
     steps = {layer.steps.axis: layer.steps for layer in layers if layer.steps}
     return {
         "dimensions": {
-            **{name: _length(first.voxel_size_nm[axis]) for name, axis in (("x", 2), ("y", 1), ("z", 0))},
+            **space,
             **{axis: {"coordinates": list(range(len(s.names))), "labels": list(s.names)} for axis, s in steps.items()},
         },
         "position": [*place[::-1], *(s.first + 0.5 for s in steps.values())],

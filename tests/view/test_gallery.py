@@ -1,0 +1,185 @@
+"""What is shown: every volume in its place, every threshold with the voxels that segment would write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from shown_experiment import (
+    CHOSEN,
+    GRID,
+    MERGE_FUNCTION,
+    SEGMENTED,
+    THRESHOLDS,
+    VOXEL_SIZE_NM,
+    looked_up,
+    make_shown_experiment,
+)
+
+from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_contract.lut import Lut, read_lut
+from lsdflow_view.gallery import Gallery, open_gallery
+from lsdflow_view.napari_layers import napari_layers
+from lsdflow_view.napari_window import open_napari
+from lsdflow_view.relabelled import LutShelf, relabel
+
+
+@pytest.fixture(scope="module")
+def gallery(shown_experiment: Experiment) -> Gallery:
+    """Open, read only."""
+    return open_gallery(shown_experiment)
+
+
+@pytest.fixture(scope="module")
+def fragments(gallery: Gallery) -> np.ndarray:
+    """All voxels of the fragments."""
+    volume = gallery.volumes["fragments"]
+    return np.asarray(volume.read(volume.box))
+
+
+@pytest.fixture(scope="module")
+def mirrored(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The array of all thresholds as another reader of zarr sees it: its files written down one by one."""
+    volume, folder = gallery.relabelled[MERGE_FUNCTION], tmp_path_factory.mktemp("mirrored")
+    (folder / "zarr.json").write_bytes(volume.metadata())
+    counts = [-(-n // c) for n, c in zip(volume.shape, (1, *volume.fragments.read_shape_vox), strict=True)]
+    for index in np.ndindex(*counts):
+        path = folder.joinpath("c", *map(str, index))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(volume.file(["c", *map(str, index)]) or b"")
+    return zarr.open_array(folder, mode="r")
+
+
+def test_every_threshold_has_the_voxels_of_fragments_looked_up_one_by_one(
+    gallery: Gallery, mirrored: Any, fragments: np.ndarray
+) -> None:
+    luts = gallery.relabelled[MERGE_FUNCTION].luts
+    assert tuple(lut.threshold for lut in luts) == THRESHOLDS
+    assert mirrored.shape == (len(THRESHOLDS), *SEGMENTED.shape_vox)
+    assert mirrored.dtype == np.uint64
+    for number, lut in enumerate(luts):
+        assert np.array_equal(mirrored[number], looked_up(fragments, read_lut(lut.path)))
+    assert len({np.unique(mirrored[number]).size for number in range(len(luts))}) == len(luts)
+
+
+def test_the_chosen_threshold_is_the_segmentation_that_was_written(gallery: Gallery, mirrored: Any) -> None:
+    segmentation = gallery.volumes["segmentation"]
+    assert np.array_equal(mirrored[THRESHOLDS.index(CHOSEN)], segmentation.read(segmentation.box))
+
+
+def test_fragments_that_are_still_to_be_made_are_no_chunk_and_no_error(tmp_path: Path) -> None:
+    make_shown_experiment(tmp_path)
+    (tmp_path / "fragments.zarr/volumes/fragments/c/0/0/0").unlink()
+    volume = open_gallery(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
+    assert volume.file(["c", "0", "0", "0", "0"]) is None
+
+
+def test_a_fragment_that_the_table_does_not_know_is_an_error_and_background_stays_background() -> None:
+    lut = Lut(np.array([3, 9], np.uint64), np.array([3, 3], np.uint64))
+    assert relabel(np.array([[0, 9], [3, 0]], np.uint64), lut, "here").tolist() == [[0, 3], [3, 0]]
+    empty = Lut(np.array([], np.uint64), np.array([], np.uint64))
+    assert relabel(np.zeros(3, np.uint64), empty, "here").tolist() == [0, 0, 0]
+    for table in (lut, empty):
+        with pytest.raises(BadData, match="fragment 10 is not"):
+            relabel(np.array([0, 10], np.uint64), table, "here")
+
+
+def test_few_tables_stay_in_memory_and_the_newest_always(gallery: Gallery) -> None:
+    paths = [lut.path for lut in gallery.relabelled[MERGE_FUNCTION].luts]
+    size = sum(a.nbytes for a in (read_lut(paths[0]).fragments, read_lut(paths[0]).segments))
+    shelf = LutShelf(kept_bytes=2 * size)
+    first = shelf.table(paths[0])
+    assert shelf.table(paths[0]) is first
+    shelf.table(paths[1])
+    shelf.table(paths[2])
+    assert shelf.table(paths[0]) is not first
+    assert len(LutShelf(kept_bytes=1).table(paths[0])) == len(first)
+
+
+def test_tables_of_other_fragments_are_not_shown(tmp_path: Path) -> None:
+    make_shown_experiment(tmp_path)
+    beside = next((tmp_path / "luts").glob("*0.1000.json"))
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), "fragments_fingerprint": "older"}))
+    volume = open_gallery(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
+    assert [lut.threshold for lut in volume.luts] == [0.285, 0.9]
+
+
+def test_the_state_steps_through_thresholds_by_their_numbers_and_opens_at_the_chosen_one(gallery: Gallery) -> None:
+    state = gallery.state("http://127.0.0.1:1/t")
+    assert state["dimensions"]["threshold"] == {"coordinates": [0, 1, 2], "labels": ["0.1", "0.285", "0.9"]}
+    assert state["position"][3] == THRESHOLDS.index(CHOSEN) + 0.5
+    layer = state["layers"][-1]
+    assert layer["source"]["url"] == f"zarr://http://127.0.0.1:1/t/thresholds/{MERGE_FUNCTION}"
+    assert list(layer["source"]["transform"]["inputDimensions"]) == ["threshold", "z", "y", "x"]
+    assert [one["name"] for one in state["layers"] if one["visible"]] == ["raw", f"thresholds {MERGE_FUNCTION}"]
+
+
+def test_axes_of_an_array_are_named_as_the_array_names_them(gallery: Gallery) -> None:
+    layers = {layer["name"]: layer for layer in gallery.state("http://127.0.0.1:1/t")["layers"]}
+    axes = {name: list(layer["source"]["transform"]["inputDimensions"]) for name, layer in layers.items()}
+    assert axes["raw"] == ["d0", "d1", "d2"]
+    assert axes["fragments"] == ["z", "y", "x"]
+    assert axes["affinities"] == ["c^", "z", "y", "x"]
+
+
+@pytest.mark.parametrize("name", ["raw", "lsds", "affinities", "fragments", "segmentation", "truth"])
+def test_every_layer_has_the_scale_and_offset_of_its_volume(gallery: Gallery, name: str) -> None:
+    (layer,) = (one for one in gallery.state("http://127.0.0.1:1/t")["layers"] if one["name"] == name)
+    transform = layer["source"]["transform"]
+    begin = (0, 0, 0) if name in ("raw", "truth") else SEGMENTED.begin_vox
+    scales = [transform["outputDimensions"][axis][0] for axis in "zyx"]
+    matrix = np.array(transform["matrix"])
+    assert scales == pytest.approx([v * 1e-9 for v in VOXEL_SIZE_NM])
+    assert matrix[-3:, -1] * scales * 1e9 == pytest.approx(GRID.position_nm(begin))
+    assert np.array_equal(matrix[:, :-1], np.eye(len(matrix)))
+
+
+def test_an_unfinished_experiment_shows_what_it_has_and_an_empty_one_says_so(tmp_path: Path) -> None:
+    make_shown_experiment(tmp_path)
+    (tmp_path / "manifests" / "segment.json").unlink()
+    assert [layer.name for layer in open_gallery(load_experiment(tmp_path)).layers() if layer.visible]
+    (tmp_path / "manifests" / "watershed.json").unlink()
+    assert open_gallery(load_experiment(tmp_path)).relabelled == {}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "experiment.toml").write_text("")
+    with pytest.raises(MissingInput, match="no volume to show"):
+        open_gallery(load_experiment(empty))
+
+
+def test_napari_gets_every_layer_with_its_voxels_and_the_centres_of_first_voxels(
+    gallery: Gallery, fragments: np.ndarray
+) -> None:
+    made = {layer.arguments["name"]: layer for layer in napari_layers(gallery)}
+    colours = [f"{name} {channel}" for name in ("lsds", "affinities") for channel in range(3)]
+    assert set(made) == {"raw", "fragments", "segmentation", "truth", f"thresholds {MERGE_FUNCTION}", *colours}
+    raw, ids = made["raw"], made["fragments"]
+    assert (raw.method, ids.method) == ("add_image", "add_labels")
+    assert raw.arguments["translate"] == pytest.approx(
+        [o + v / 2 for o, v in zip(GRID.offset_nm, VOXEL_SIZE_NM, strict=True)]
+    )
+    assert raw.arguments["scale"] == ids.arguments["scale"] == VOXEL_SIZE_NM
+    apart = np.subtract(ids.arguments["translate"], raw.arguments["translate"])
+    assert apart == pytest.approx([b * v for b, v in zip(SEGMENTED.begin_vox, VOXEL_SIZE_NM, strict=True)])
+    steps = made[f"thresholds {MERGE_FUNCTION}"]
+    assert steps.arguments["scale"] == (1.0, *VOXEL_SIZE_NM)
+    assert np.array_equal(ids.data[3, :, ::2], fragments[3, :, ::2])
+    assert np.array_equal(ids.data[..., -1], fragments[..., -1])
+    assert np.array_equal(
+        np.asarray(made["affinities 1"].data), gallery.volumes["affinities"].read(gallery.volumes["affinities"].box)[1]
+    )
+    whole = gallery.relabelled[MERGE_FUNCTION].read(2, Box((0, 0, 0), SEGMENTED.shape_vox))
+    assert np.array_equal(steps.data[2], whole)
+    assert np.array_equal(steps.data[1:3, 4, 5:7, 6:20][1], whole[4, 5:7, 6:20])
+
+
+def test_without_napari_it_is_told_how_to_get_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "napari", None)
+    with pytest.raises(MissingInput, match=r"napari\[all\]"):
+        open_napari(gallery, None)
