@@ -16,15 +16,15 @@ from lsdflow_contract.shown_volumes import viewer_layers
 from lsdflow_contract.viewer_state import neuroglancer_state
 from lsdflow_evaluate import history
 from lsdflow_evaluate.artefacts import Segmented, Truth
+from lsdflow_evaluate.comparing import Compared
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.layers import layers, open_layers, pictures, places_in, shown_box
-from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot, WorstPlace
+from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot
 from lsdflow_evaluate.report.records import FAILED, FINISHED, StageRecord
-from lsdflow_evaluate.scores_file import score_rows, verdict
+from lsdflow_evaluate.scores_file import score_rows, verdict, worst_places
 from lsdflow_evaluate.seams import Seams
 from lsdflow_evaluate.snapshot import snapshot_of
 from lsdflow_evaluate.stage_records import stage_record, stages_of_mode
-from lsdflow_evaluate.truth_scores import TruthScores
 from lsdflow_runtime.volumes import Volume
 
 VIEWER_HELP = (
@@ -35,14 +35,12 @@ VIEWER_HELP = (
 
 @dataclass(frozen=True)
 class Gathered:
-    """What could be opened: the target's grid, the segmentation, the truth; how they compare, the seams of blocks."""
+    """What could be opened: the target's grid, the segmentation, the truth; and how they compare."""
 
     grid: Geometry | None
     segmented: Segmented | None
     truth: Truth | None
-    scores: TruthScores | None = None
-    seams: Seams | None = None
-    compared: Any = None
+    compared: Compared | None = None
 
 
 def report_data(
@@ -126,16 +124,6 @@ def _volumes(experiment: Experiment, config: EvaluateConfig, grid: Geometry, col
         snapshot = collector.collect("segment", partial(snapshot_of, opened["segmentation"]), None)
     state = neuroglancer_state(viewer_layers(places_in(experiment.layout.root, shown, opened)), config.viewer_url)
     return _Seen(tuple(made), snapshot, state)
-
-
-def worst_places(scores: Mapping[str, Any]) -> tuple[WorstPlace, ...]:
-    """The worst splits and merges that scores.json lists; none if it lists none."""
-    listed = scores.get("worst")
-    return tuple(_worst_place(found) for found in listed if isinstance(found, dict)) if isinstance(listed, list) else ()
-
-
-def _worst_place(found: Mapping[str, Any]) -> WorstPlace:
-    return WorstPlace(str(found.get("kind", "")), "", found.get("bits"), None)
 
 
 def _chosen(segmented: Segmented | None, scores: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -21,7 +21,7 @@ AZIMUTH_DEG, ELEVATION_DEG = 32.0, 24.0
 LIGHT = np.array([-0.45, 0.6, 0.66])  # right, up, towards the eye
 WIDTH_PX = 720
 HAZE = 0.45
-SMOOTHING_PX = 0.6
+SMOOTHING_PX = 0.8
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.uint64]
@@ -156,7 +156,7 @@ def _enlarged(nearest: NDArray[np.int64], depth: Floats, labels: int, enlarge: i
         carried = ndimage.gaussian_filter(known, 1.2) / np.maximum(weight, 1e-9)
         far = float(known.max())
         smooth = ndimage.gaussian_filter(mask, SMOOTHING_PX)
-        shares.append(ndimage.zoom(smooth, enlarge, order=1, grid_mode=True, mode="nearest"))
+        shares.append(ndimage.zoom(smooth, enlarge, order=3, grid_mode=True, mode="nearest"))
         told = np.where(weight > 1e-4, carried, far)
         depths.append(ndimage.zoom(told, enlarge, order=3, grid_mode=True, mode="nearest") * enlarge)
     return np.array(shares), np.array(depths)

@@ -13,7 +13,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.report.data import Score, Verdict
+from lsdflow_evaluate.report.data import Score, Verdict, WorstPlace
 from lsdflow_evaluate.truth_scores import TruthScores
 
 STAGE = "evaluate"
@@ -58,6 +58,34 @@ def score_rows(scores: Mapping[str, Any]) -> tuple[Score, ...]:
     return tuple(
         Score(chosen=(row["merge_function"], row["threshold"]) == chosen, **{n: row.get(n) for n in names})
         for row in scores.get("thresholds", ())
+    )
+
+
+def worst_places(scores: Mapping[str, Any]) -> tuple[WorstPlace, ...]:
+    """The worst splits and merges that scores.json lists, with words for people; none if it lists none."""
+    listed = scores.get("worst")
+    return tuple(_worst_place(told) for told in listed) if isinstance(listed, list) else ()
+
+
+def _worst_place(told: Mapping[str, Any]) -> WorstPlace:
+    first, second = told["first"], told["second"]
+    if told["kind"] == "split":
+        parts = f"{first['segment']} ({first['voxels']:,} vox) and {second['segment']} ({second['voxels']:,} vox)"
+        what = f"truth {told['id']} lies in {told['parts']} segments; the largest are {parts}"
+    else:
+        parts = f"{first['truth']} ({first['voxels']:,} vox) and {second['truth']} ({second['voxels']:,} vox)"
+        what = f"segment {told['id']} holds {told['parts']} truth objects; the largest are {parts}"
+    voxel: tuple[int, int, int] | None = None
+    if "position_vox" in told:
+        z, y, x = told["position_vox"]
+        voxel = z, y, x
+    at_nm = told.get("position_nm")
+    return WorstPlace(
+        kind=told["kind"],
+        what=what,
+        bits=told["bits"],
+        voxel=voxel,
+        at=",".join(f"{value:g}" for value in at_nm) if at_nm else "",
     )
 
 

@@ -47,14 +47,14 @@ def map_pictures(blocks: BlockMap) -> tuple[MapPicture, ...]:
     counts = {state: blocks.count(state) for state in NAMES}
     told = ", ".join(f"{count:,} {NAMES[state]}" for state, count in counts.items() if count)
     legend = tuple((_hex(COLOURS[s]), f"{n:,} {NAMES[s]}") for s, n in counts.items() if n)
-    made = [MapPicture("What became of the blocks", _states_uri(states), _aspect(blocks), told, legend)]
+    made = [MapPicture("what became of them", _states_uri(states), _aspect(blocks), told, legend)]
     seconds = column_means(blocks.seconds)
     known = seconds[np.isfinite(seconds)]
     if known.size:
         low, high = float(known.min()), float(known.max())
         words = f"mean seconds per block along z, from {duration(low)} to {duration(high)}"
         scale = ((_hex(tuple(FAST)), duration(low)), (_hex(tuple(SLOW)), duration(high)))
-        made.append(MapPicture("Seconds per block", _seconds_uri(seconds), _aspect(blocks), words, scale))
+        made.append(MapPicture("seconds per block", _seconds_uri(seconds), _aspect(blocks), words, scale))
     return tuple(made)
 
 

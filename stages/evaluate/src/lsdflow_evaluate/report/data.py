@@ -158,12 +158,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class WorstPlace:
-    """A split or a merge, what it costs, and the voxel (z, y, x of the target's grid) where it is seen."""
+    """A split or a merge, what it costs, the voxel (z, y, x of the target's grid) where it is seen, and that in nm."""
 
     kind: str
     what: str
     bits: float | None
     voxel: tuple[int, int, int] | None
+    at: str = ""
 
 
 @dataclass(frozen=True, eq=False)

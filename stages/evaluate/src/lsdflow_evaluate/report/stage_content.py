@@ -85,12 +85,11 @@ def _block_chart(record: StageRecord) -> list[str]:
     seconds = record.blocks.seconds[np.isfinite(record.blocks.seconds)] if record.blocks else np.zeros(0)
     if seconds.size < 2:
         return []
-    counts, edges = np.histogram(1000 * seconds, bins=min(BINS, seconds.size))
-    whole = np.unique(edges.round().astype(np.int64))
-    counts, _ = np.histogram(1000 * seconds, bins=whole) if whole.size > 1 else (counts, edges)
-    if whole.size < 2:
-        return []
-    return [histogram("Time per block", whole, counts.astype(np.int64), Axis("milliseconds"), Axis("blocks"))]
+    milliseconds = np.maximum(1000 * seconds, 1.0)
+    edges = np.unique(np.geomspace(milliseconds.min(), milliseconds.max() + 1, BINS).astype(np.int64))
+    edges[-1] += 1
+    counts, _ = np.histogram(milliseconds, bins=edges)
+    return [histogram("Time per block", edges, counts.astype(np.int64), Axis("milliseconds", log=True), Axis("blocks"))]
 
 
 def run_rows(record: StageRecord) -> tuple[RunRow, ...]:
