@@ -13,7 +13,6 @@ from killed_export import killed_after
 from slow_levels import slow_level, slow_mean, slow_mode
 from typer.testing import CliRunner
 
-from lsdflow_runtime.formats.claims import place
 from lsdflow_runtime.formats.detect import open_source
 from lsdflow_view.cli import app
 from lsdflow_view.export.layers import open_layer
@@ -68,10 +67,12 @@ def test_labels_are_compressed_segmentation_and_prepare_reads_them_where_they_we
     info = json.loads((exported / "segmentation" / "info").read_text())
     assert (info["type"], info["data_type"], info["num_channels"]) == ("segmentation", "uint64", 1)
     assert {scale["encoding"] for scale in info["scales"]} == {"compressed_segmentation"}
-    found = place(open_source(exported / "segmentation").claims, (1, 1, 1), "")
-    source = open_layer(tiny.experiment, "segmentation").volume.geometry
-    assert found.voxel_size_nm == pytest.approx(source.voxel_size_nm)
-    assert found.offset_nm == pytest.approx(source.offset_nm)
+    found = open_source(exported / "segmentation")
+    source = open_layer(tiny.experiment, "segmentation").volume
+    np.testing.assert_array_equal(found.read(found.box), source.read(source.box))
+    there = found.geometry()
+    assert there.voxel_size_nm == pytest.approx(source.geometry.voxel_size_nm)
+    assert there.offset_nm == pytest.approx(source.geometry.offset_nm)
 
 
 def test_the_bounding_box_of_a_mesh_is_that_of_its_segment_in_nm(
@@ -155,6 +156,13 @@ def test_what_cannot_be_is_told_before_anything_is_written(tiny: Any, tmp_path: 
         assert found.exit_code == 2
         assert all(word in found.output for word in words), found.output
         assert not (tmp_path / "o").exists()
+
+
+def test_an_experiment_without_any_volume_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text("[experiment]\n")
+    for format_ in ("ome", "precomputed"):
+        found = CliRunner().invoke(app, ["export", format_, str(tmp_path), str(tmp_path / "o")])
+        assert (found.exit_code, "prepare" in found.output) == (66, True)
 
 
 def _largest(labels: np.ndarray, count: int) -> list[int]:

@@ -54,7 +54,8 @@ def open_layers(experiment: Experiment, named: tuple[str, ...]) -> tuple[Layer, 
         raise UsageError("unknown layer", where="--layer", found=unknown[0], hint=did_you_mean(unknown[0], LAYERS))
     if named:
         return tuple(open_layer(experiment, name) for name in LAYERS if name in named)
-    return tuple(open_layer(experiment, name) for name in USUAL if _is_there(experiment, name))
+    there = tuple(open_layer(experiment, name) for name in USUAL if _is_there(experiment, name))
+    return there or (open_layer(experiment, "raw"),)
 
 
 def open_layer(experiment: Experiment, name: str) -> Layer:
