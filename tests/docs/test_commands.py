@@ -14,6 +14,7 @@ import re
 import subprocess
 import tarfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,15 @@ from commands_of_pages import Command, commands, pages, shell_lines
 from not_run import NOT_RUN
 from typer.testing import CliRunner
 
+from lsdflow_contract.experiment import ComputeTable, StoreTable
+from lsdflow_contract.model import StrictModel
+from lsdflow_launch.cluster import ClusterTable
 from lsdflow_launch.planning.prices import Prices
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = REPOSITORY / ".cache" / "docs"
 ARCHIVE = REPOSITORY / "tests" / "data" / "archives" / "contract-1.3.tar.gz"
+BLOCK_SIDE = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
 OTHER_ENVIRONMENTS = {"lsdflow-view": "a package of an environment of its own: tests/view"}
 # As they stand in README.md and docs/; `demo`, `own` and `exp` are the archived experiment.
 EXECUTED = (
@@ -120,15 +125,27 @@ def test_every_line_is_one_that_bash_can_read() -> None:
 
 
 def test_every_toml_of_the_pages_has_tables_and_keys_that_there_are(facts: dict[str, Any]) -> None:
-    wrong = []
-    for page in pages():
-        for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            values = tomllib.loads(block)
-            if "offers" in values:
-                Prices.model_validate(values)
-            elif "base" not in values:  # a sweep: its keys are looked at by tests/sweep
-                wrong += [f"{page.name}: {p}" for p in _unknown(values, facts["tables"])]
+    wrong = [f"{page.name}: {p}" for page, values in _experiments() for p in _unknown(values, facts["tables"])]
     assert wrong == []
+
+
+def test_every_toml_of_the_pages_has_values_that_the_models_take(facts: dict[str, Any]) -> None:
+    models: dict[str, type[StrictModel]] = {"store": StoreTable, "compute": ComputeTable, "cluster": ClusterTable}
+    for stage in BLOCK_SIDE:
+        module = importlib.import_module(f"lsdflow_{stage}.config")
+        models[stage] = getattr(module, facts["tables"][stage]["title"])
+    checked = [
+        models[name].model_validate(table)
+        for _, values in _experiments()
+        for name, table in values.items()
+        if name in models
+    ]
+    assert len(checked) > 10
+
+
+def test_every_prices_of_the_pages_are_prices() -> None:
+    found = [values for _, values in _toml_blocks() if "offers" in values]
+    assert [Prices.model_validate(values).currency for values in found] == ["EUR"]
 
 
 @pytest.mark.parametrize("line", EXECUTED)
@@ -140,6 +157,17 @@ def test_it_runs(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     done = CliRunner().invoke(importlib.import_module(module).app, arguments)
     assert done.exit_code == 0, done.output
     assert done.output.strip()
+
+
+def _toml_blocks() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for page in pages():
+        for block in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            yield page, tomllib.loads(block)
+
+
+def _experiments() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Those of experiment files: not prices, nor sweeps, whose keys are looked at by tests/sweep."""
+    return ((page, values) for page, values in _toml_blocks() if not {"offers", "base"} & set(values))
 
 
 def _is_script(command: Command) -> bool:
