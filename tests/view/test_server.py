@@ -228,11 +228,12 @@ def test_a_damaged_chunk_is_told_and_is_no_zeros(tmp_path: Path) -> None:
     assert b"a chunk cannot be read" in broken[0]
 
 
-def test_the_position_is_in_nm_or_in_the_voxels_that_the_viewer_counts(shown_experiment: Experiment) -> None:
+def test_the_position_is_in_nm_or_the_middle_of_a_voxel_of_the_target(shown_experiment: Experiment) -> None:
     gallery = open_gallery(shown_experiment)
-    voxel = gallery.layers()[0].voxel_size_nm
+    voxel, offset = gallery.volumes["raw"].geometry.voxel_size_nm, gallery.volumes["raw"].geometry.offset_nm
     assert position_of(gallery, "480, 800.5,1e3") == (480.0, 800.5, 1000.0)
-    assert position_of(gallery, "4, 5, 6 vox") == pytest.approx([n * v for n, v in zip((4, 5, 6), voxel, strict=True)])
+    middle = [o + (n + 0.5) * v for o, n, v in zip(offset, (4, 5, 6), voxel, strict=True)]
+    assert position_of(gallery, "4, 5, 6 vox") == pytest.approx(middle)
     assert position_of(gallery, "1, 2, 3 um") == (1000.0, 2000.0, 3000.0)
     assert position_of(gallery, None) is None
     for wrong in ("", "1,2", "here", "1,2,3 parsec", "nan,1,2"):

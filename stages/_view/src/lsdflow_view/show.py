@@ -63,7 +63,7 @@ def serve(site: Site, listening: Listening) -> None:
 
 
 def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
-    """`z,y,x` in nm, or with a unit: "480, 800, 800 nm", or "48, 80, 80 vox" of the first volume, as the viewer counts.
+    """`z,y,x` in nm of the world, or with another unit; "48, 80, 80 vox": the middle of this voxel of the target.
 
     UsageError for anything else.
     """
@@ -74,8 +74,12 @@ def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
         lengths = Lengths.parse(f"{at} nm" if plain else at)
     except ValueError as error:
         raise UsageError("that is no position", where="--at", wanted="z,y,x", found=error) from error
-    first = gallery.layers()[0]
-    return lengths.to_nm(first.voxel_size_nm)
+    grid = next(iter(gallery.volumes.values())).geometry  # raw, the first that is made
+    along = lengths.to_nm(grid.voxel_size_nm)
+    if lengths.unit != "vox":
+        return along
+    z, y, x = (o + n + v / 2 for o, n, v in zip(grid.offset_nm, along, grid.voxel_size_nm, strict=True))
+    return z, y, x
 
 
 def _words(gallery: Gallery, server: ViewServer) -> str:
