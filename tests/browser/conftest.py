@@ -97,6 +97,13 @@ def drawing_visit(drawing_chromium: Browser) -> Iterator[Visit]:
 
 
 @pytest.fixture(scope="session")
+def phone(chromium: Browser) -> Iterator[Visit]:
+    """A page as wide as a phone, one for all tests."""
+    with visiting(chromium, viewport={"width": 390, "height": 844}) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
 def commands() -> Path:
     """The folder of the commands of this checkout."""
     return REPOSITORY / "bin"
