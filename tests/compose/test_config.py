@@ -50,6 +50,23 @@ def test_every_variant_is_understood(pinned: Path, files: tuple[str, ...]) -> No
         assert bool(reserved) == gpu, stage
 
 
+def test_the_profile_monitoring_is_understood_and_starts_only_if_asked_for(pinned: Path) -> None:
+    composed = Composed(pinned, ("compose.yaml", "compose.monitoring.yaml"))
+    chain, watched = (
+        composed.docker(*profile, "config", "--services") for profile in ((), ("--profile", "monitoring"))
+    )
+    assert chain.returncode == watched.returncode == 0, watched.stderr
+    assert set(chain.stdout.split()) == {*STAGES, "end"}
+    assert set(watched.stdout.split()) == {*STAGES, "end", "node-exporter", "prometheus", "grafana"}
+    alone = Composed(pinned, ("compose.monitoring.yaml",)).docker(
+        "--profile", "monitoring", "config", "--format", "json"
+    )
+    assert alone.returncode == 0, alone.stderr
+    services = json.loads(alone.stdout)["services"]
+    published = [port["host_ip"] for service in services.values() for port in service.get("ports", [])]
+    assert published == ["127.0.0.1", "127.0.0.1"]
+
+
 @pytest.mark.parametrize("key", [*KEYS, "MONGO_IMAGE"])
 def test_a_missing_pin_stops_compose_and_is_named(pinned: Path, key: str) -> None:
     lines = (pinned / "images.env").read_text().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lsdflow_command.attempts import AttemptReader
 
-from .conftest import BLOCKS, Watched, eventually
+from .conftest import BLOCKS, REPOSITORY, Watched, eventually
 
 JOBS = ("stage", "files")
 
@@ -89,7 +90,7 @@ def test_log_lines_of_the_run_are_json_each_with_the_fields(watched: Watched) ->
     assert [json.loads(line)["message"] for line in events.read_text().splitlines()][-1:] == [lines[-1]["message"]]
 
 
-DASHBOARD = Path(__file__).resolve().parents[2] / "compose/monitoring/grafana/dashboards/stages.json"
+DASHBOARD = REPOSITORY / "compose/monitoring/grafana/dashboards/stages.json"
 EXPRESSIONS = [
     (panel["title"], target["expr"])
     for panel in json.loads(DASHBOARD.read_text())["panels"]
@@ -106,6 +107,13 @@ def test_every_panel_of_the_dashboard_has_something_to_show(watched: Watched, ti
         expression = expression.replace(name, value)
     assert "$" not in expression
     assert watched.ask(expression), title
+
+
+def test_the_alarms_of_the_documentation_are_expressions_and_quiet_while_all_is_well(watched: Watched) -> None:
+    alarms = re.findall(r"`((?:deriv|lsdflow)[^`]* (?:==|>) [^`]*)`", (REPOSITORY / "docs/monitoring.md").read_text())
+    assert len(alarms) == 3
+    assert watched.ask(alarms[0]) == watched.ask(alarms[2]) == []
+    assert {found["metric"]["stage"] for found in watched.ask(alarms[1].replace("30m", "2s"))} >= {"train-acrlsd"}
 
 
 def test_the_last_word_of_a_run_says_that_it_ended_and_how(watched: Watched) -> None:

@@ -93,6 +93,7 @@ def test_a_run_removes_what_dead_processes_of_its_stage_left_and_nothing_else(tm
     here, folder = socket.gethostname(), experiment.layout.metrics
     folder.mkdir()
     gone = [f"watched-{here}-{ended.pid}.prom", "watched-other-host-8.prom"]
+    gone += [f".watched-{here}-{ended.pid}.prom.partial"]
     kept = [f"other-{here}-{ended.pid}.prom", f"watched-{here}-{os.getppid()}.prom", "watched-other-host-7.prom"]
     for name in (*gone, *kept):
         (folder / name).touch()

@@ -116,6 +116,8 @@ class StageMetrics(Collector):
         )
         text = "When the run began, in seconds since 1970."
         yield self._gauge("lsdflow_stage_started_timestamp_seconds", text, self.monitor.started)
+        text = "When this was told, in seconds since 1970: of a file that a run left which was killed, long ago."
+        yield self._gauge("lsdflow_stage_told_timestamp_seconds", text, time.time())
         if not running:
             yield self._gauge(
                 "lsdflow_stage_exit_code", "Exit code of the run that ended.", float(self.monitor.exit_code or 0)

@@ -188,8 +188,9 @@ def _forks_wait_for_imports() -> None:
 
 def _remove_left_behind(folder: Path, stage: str) -> None:
     """Remove files of this stage whose processes have ended: they would be collected for ever."""
-    for path in folder.glob(f"{stage}-*.prom"):
-        host, _, pid = path.stem.removeprefix(f"{stage}-").rpartition("-")
+    for path in [*folder.glob(f"{stage}-*.prom"), *folder.glob(f".{stage}-*.prom.partial")]:
+        name = path.name.removeprefix(".").removesuffix(".partial").removesuffix(".prom")
+        host, _, pid = name.removeprefix(f"{stage}-").rpartition("-")
         with contextlib.suppress(OSError, ValueError):
             if has_ended(host, int(pid)) or time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
                 path.unlink()
