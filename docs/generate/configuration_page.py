@@ -101,7 +101,7 @@ def _kind(about: dict[str, Any]) -> str:
 
 
 def _type(about: dict[str, Any]) -> str:
-    kind = about.get("type", "any")
+    kind: str = about.get("type", "any")
     if kind == "array":
         members = about.get("prefixItems") or [about.get("items", {})]
         many = f"{len(members)} of " if about.get("prefixItems") else "list of "

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.model import StrictModel
 
 COMMON_TABLES = ("experiment", "store", "compute")
 _TYPE_WORDS = {"Path": "path", "int": "whole number", "float": "number", "bool": "switch", "str": "text"}
@@ -104,7 +105,8 @@ def _common_tables() -> dict[str, Any]:
     from lsdflow_contract.experiment import ComputeTable, ExperimentTable, StoreTable
     from lsdflow_launch.cluster import ClusterTable
 
-    common = dict(zip(COMMON_TABLES, (ExperimentTable, StoreTable, ComputeTable), strict=True))
+    models: tuple[type[StrictModel], ...] = (ExperimentTable, StoreTable, ComputeTable)
+    common = dict(zip(COMMON_TABLES, models, strict=True))
     tables = {name: model.model_json_schema() for name, model in common.items()}
     return {**tables, "cluster": ClusterTable.model_json_schema(by_alias=True)}
 
