@@ -1,0 +1,194 @@
+"""What the report tells of stages: maps of their blocks, their timeline, what they took, and the state of each."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import write_json
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_evaluate.block_maps import map_of
+from lsdflow_evaluate.cli import app
+from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.pages import write_report
+from lsdflow_evaluate.report.block_pictures import column_means, column_states, map_pictures
+from lsdflow_evaluate.report.content import bytes_words
+from lsdflow_evaluate.report.records import BlockState, StageRecord, StageRun, Taken, together
+from lsdflow_evaluate.report.timeline import busy_periods, timeline
+from lsdflow_evaluate.scores_file import present_scores
+from lsdflow_evaluate.stage_records import stage_record
+from lsdflow_evaluate.task import run
+from lsdflow_runtime.block_grid import BlockGrid, read_grid
+
+Make = Callable[..., Experiment]
+DONE, RETRIED, MISSING, FAILED = BlockState.DONE, BlockState.RETRIED, BlockState.MISSING, BlockState.FAILED
+
+
+def test_a_block_map_tells_done_retried_missing_and_failed_blocks_at_their_places() -> None:
+    grid = BlockGrid((0, 0, 0), (3, 10, 7), (2, 5, 4))
+    found = map_of(grid, done={0, 1, 5, 99}, failed={6}, again={1, 2, 6}, seconds={0: 1.0, 5: 3.0, 99: 1.0})
+    assert found.states.tolist() == [[[DONE, RETRIED], [MISSING, MISSING]], [[MISSING, DONE], [FAILED, MISSING]]]
+    assert np.argwhere(np.isfinite(found.seconds)).tolist() == [[0, 0, 0], [1, 0, 1]]
+    assert (found.count(DONE), found.count(FAILED)) == (2, 1)
+
+
+def test_seen_along_z_a_column_shows_its_worst_state_and_the_mean_of_its_known_seconds() -> None:
+    states = np.array([[[DONE, RETRIED, DONE]], [[FAILED, DONE, MISSING]]], np.uint8)
+    assert column_states(states).tolist() == [[FAILED, RETRIED, MISSING]]
+    seconds = np.array([[[1.0, np.nan, np.nan]], [[3.0, 2.0, np.nan]]])
+    assert column_means(seconds).tolist()[0][:2] == [2.0, 2.0]
+    assert np.isnan(column_means(seconds)[0, 2])
+
+
+def test_the_picture_of_a_map_has_the_colour_of_each_block_at_its_place() -> None:
+    grid = BlockGrid((0, 0, 0), (1, 2, 3), (1, 1, 1))
+    states, seconds = map_pictures(map_of(grid, {0, 1}, {4}, (), {0: 0.5, 1: 2.0}))
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(states.uri.split(",")[1]))).convert("RGBA"))[..., :3]
+    cell = pixels.shape[0] // 2
+    at = pixels[cell // 3 :: cell, cell // 2 :: cell]
+    assert len({tuple(at[0, 0]), tuple(at[0, 1])}) == 1
+    assert len({tuple(at[0, 0]), tuple(at[1, 1]), tuple(at[0, 2])}) == 3
+    assert states.alt == "2 done, 3 missing, 1 failed"
+    assert states.aspect == 1.5
+    assert "0.5 s to 2 s" in seconds.alt
+
+
+def _run(stage: str, started: float, seconds: float | None, code: int | None, **more: object) -> StageRun:
+    return StageRun(stage, "r", started, seconds, code, **more)  # type: ignore[arg-type]
+
+
+def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_tell_how_they_ended() -> None:
+    stages = [
+        StageRecord("prepare", "finished", (_run("prepare", 1000, 10, 0),)),
+        StageRecord("predict", "failed", (_run("predict", 1010, 20, 75), _run("predict", 1040, 40, 65))),
+        StageRecord("segment", "unended", (_run("segment", 1080, None, None),)),
+        StageRecord("evaluate", "not started"),
+    ]
+    found = timeline(stages, now=1100)
+    assert found is not None
+    assert [row.stage for row in found.rows] == ["prepare", "predict", "segment"]
+    shares = [(round(b.left), round(b.width), b.state) for row in found.rows for b in row.bars]
+    assert shares == [(0, 10, "done"), (10, 20, "stopped"), (40, 40, "failed"), (80, 20, "going")]
+    assert timeline(stages[3:], now=0) is None
+
+
+def test_a_pause_longer_than_the_work_is_cut_short_and_marked() -> None:
+    assert busy_periods([(0, 10), (12, 20), (5000, 5010)]) == ((0, 20), (5000, 5010))
+    runs = (_run("predict", 0, 20, 0), _run("predict", 5000, 10, 0))
+    found = timeline([StageRecord("predict", "finished", runs)], now=0)
+    assert found is not None
+    first, second = found.rows[0].bars
+    assert first.width == pytest.approx(2 * second.width)
+    assert first.width + second.width > 90
+    assert found.ticks[-1][1].startswith("‖")
+
+
+def test_what_runs_took_adds_up_and_memory_is_that_of_the_largest_process() -> None:
+    taken = together([Taken(2.0, 100, 10, 1), Taken(), Taken(3.0, 50, 20, None, "0: GPU", 7)])
+    assert taken == Taken(5.0, 100, 30, 1, "0: GPU", 7)
+    assert [bytes_words(n) for n in (None, 0, 1 << 20, 300 << 20, 5 << 30)] == [
+        "–",
+        "0 MiB",
+        "1 MiB",
+        "300 MiB",
+        "5.0 GiB",
+    ]
+
+
+def _outcome(experiment: Experiment, stage: str, name: str, **values: object) -> None:
+    folder = experiment.layout.stage_runs(stage) / name
+    write_json(folder / "config.resolved.json", {"config": {"size": 3}, "overrides": ["a.b=c d"]})
+    if values:
+        write_json(folder / "outcome.json", {"started": 1.0, "seconds": 2.0, "error": None, **values})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        ({"exit_code": 65}, "failed"),
+        ({"exit_code": 75}, "stopped"),
+        ({"exit_code": 143}, "stopped"),
+        ({}, "unended"),
+        (None, "not started"),
+    ],
+)
+def test_the_state_of_a_stage_is_how_its_newest_run_ended(make_experiment: Make, outcome: dict, state: str) -> None:
+    experiment = make_experiment()
+    if outcome is not None:
+        _outcome(experiment, "agglomerate", "20260101T000000-1", exit_code=0)
+        _outcome(experiment, "agglomerate", "20260102T000000-1", **outcome)
+    found = stage_record(experiment, "agglomerate", None)
+    assert found.state == state
+    if outcome is not None:
+        assert found.settings == (("size", "3"),)
+        assert found.last is not None
+        assert found.last.command == "agglomerate run --experiment experiment.toml --set 'a.b=c d'"
+    finished = stage_record(experiment, "watershed", read_manifest(experiment.layout, "watershed"))
+    assert finished.state == "finished"
+
+
+def test_a_report_at_any_moment_has_a_page_for_every_stage_and_counts_nothing(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    experiment.layout.manifest("segment").unlink()
+    assert write_report(experiment, refresh_s=60) == []
+    pages = {path.stem for path in experiment.layout.report.glob("*.html")}
+    assert pages == {
+        *("index", "prepare", "train-lsd", "train-acrlsd", "predict"),
+        *("watershed", "agglomerate", "segment", "evaluate"),
+    }
+    index = (experiment.layout.report / "index.html").read_text()
+    assert '<meta http-equiv="refresh" content="60">' in index
+    assert "nothing is segmented yet" in index
+    assert 'id="errors"' not in index
+    assert not (experiment.layout.store / "blocks" / "evaluate").exists()
+    assert not (experiment.layout.report / "scores.json").exists()
+
+
+def test_the_command_report_tells_what_it_could_not_read_and_writes_the_pages_all_the_same(
+    make_experiment: Make,
+) -> None:
+    experiment = make_experiment()
+    chunk = next(p for p in (experiment.layout.segmentation / "volumes/segmentation/c").rglob("*") if p.is_file())
+    chunk.unlink()
+    done = CliRunner().invoke(app, ["report", "-e", str(experiment.path)])
+    assert done.exit_code == BadData.exit_code
+    assert 'id="errors"' in (experiment.layout.report / "index.html").read_text()
+
+
+def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_settings_of_now(
+    make_experiment: Make,
+) -> None:
+    experiment = make_experiment()
+    run(experiment, RunOptions())
+    scores = json.loads((experiment.layout.report / "scores.json").read_text())
+    assert present_scores(experiment, EvaluateConfig()) == scores
+    assert present_scores(experiment, EvaluateConfig(picture_edge_vox=64)) == scores
+    assert present_scores(experiment, EvaluateConfig(zeros="ignore")) == {}
+    (experiment.layout.report / "index.html").unlink()
+    write_report(experiment)
+    assert f"{scores['voi']:.3f}" in (experiment.layout.report / "index.html").read_text()
+    segment = read_manifest(experiment.layout, "segment")
+    segment.model_copy(update={"identity": "made anew"}).write(experiment.layout)
+    assert present_scores(experiment, EvaluateConfig()) == {}
+    write_report(experiment)
+    assert "evaluate run makes them" in (experiment.layout.report / "index.html").read_text()
+
+
+def test_the_grid_of_blocks_is_noted_when_their_work_begins(make_experiment: Make) -> None:
+    experiment = make_experiment("a", 'evaluate.block_shape="9, 12, 13 vox"')
+    run(experiment, RunOptions())
+    works = {path.name for path in (experiment.layout.store / "blocks" / "evaluate").iterdir()}
+    keys = [path.stem for path in (experiment.layout.stage_runs("evaluate") / "grids").glob("*.json")]
+    assert works <= set(keys)
+    grids = [read_grid(experiment, "evaluate", name) for name in keys]
+    assert BlockGrid((0, 0, 0), (18, 24, 26), (9, 12, 13)) in grids
