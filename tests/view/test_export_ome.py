@@ -18,6 +18,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_runtime.formats.detect import open_source
 from lsdflow_runtime.volumes import open_volume
 from lsdflow_view.cli import app
+from lsdflow_view.export.folder import export_folder
 from lsdflow_view.export.layers import open_layer
 from lsdflow_view.export.ngff import export_ome
 
@@ -119,6 +120,14 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tiny: Any, tmp_pat
     found = CliRunner().invoke(app, ["export", "ome", str(tiny.root), str(tmp_path)])
     assert found.exit_code == 73
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_second_process_is_refused_while_one_exports_to_the_folder(tiny: Any, tmp_path: Path) -> None:
+    out = tmp_path / "o.zarr"
+    with export_folder(out, None, {}):
+        found = CliRunner().invoke(app, ["export", "ome", str(tiny.root), str(out), "--layer", "raw"])
+    assert (found.exit_code, "another process exports" in found.output) == (73, True)
+    assert not (out / "0").exists()
 
 
 def test_other_levels_in_the_same_folder_are_refused(exported: Path, tiny: Any) -> None:

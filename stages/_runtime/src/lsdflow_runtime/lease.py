@@ -21,6 +21,7 @@ from lsdflow_command.lease_file import EXPIRY_SECONDS, Holder, LeaseFile, Renewa
 from lsdflow_contract.errors import Interrupted, NotOurs
 
 LOG = logging.getLogger("lsdflow.lease")
+STAGE_IS_LED = "another coordinator works on this stage of the experiment"
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Fence:
 
 
 @contextmanager
-def lease(folder: Path) -> Iterator[None]:
-    """Hold the lease of `folder` for the time of the block.
+def lease(folder: Path, refusal: str = STAGE_IS_LED) -> Iterator[None]:
+    """Hold the lease of `folder` for the time of the block; `refusal` is what another one is told meanwhile.
 
     Raises NotOurs (73) if another coordinator holds it, also when it is taken over meanwhile.
     """
     file, lost = _file(folder), threading.Event()
-    holder = file.take(lambda found, age_s: _taken(folder, found, age_s))
+    holder = file.take(lambda found, age_s: _taken(folder, refusal, found, age_s))
     renewal = Renewal(file, holder, lambda: _end_work(lost))
     renewal.start()
     try:
@@ -69,7 +70,7 @@ def lease(folder: Path) -> Iterator[None]:
     except BaseException as error:
         # The fence of a commit may have seen it before the thread that renews.
         if lost.is_set() or (isinstance(error, Interrupted) and _is_lost(file, holder)):
-            raise _taken(folder, file.holder()) from error
+            raise _taken(folder, refusal, file.holder()) from error
         raise
     finally:
         renewal.join()
@@ -93,11 +94,11 @@ def _is_lost(file: LeaseFile, holder: Holder) -> bool:
         return False
 
 
-def _taken(folder: Path, found: Holder | None, age_s: float | None = None) -> NotOurs:
-    who = "another coordinator" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
+def _taken(folder: Path, refusal: str, found: Holder | None, age_s: float | None = None) -> NotOurs:
+    who = "another process" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
     seen = "" if age_s is None else f"; last sign of life {age_s:.0f} s ago"
     return NotOurs(
-        "another coordinator works on this stage of the experiment",
+        refusal,
         where=folder / "lease",
         found=f"{who}{seen}",
         hint=f"wait until it ends; if it is dead, run again {EXPIRY_SECONDS:.0f} s after its last sign of life",

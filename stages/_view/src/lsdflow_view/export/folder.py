@@ -57,7 +57,7 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
                 hint="name another folder",
             )
         under_way.mkdir(parents=True, exist_ok=True)
-    with interrupt_on_signals(), lease(under_way):
+    with interrupt_on_signals(), lease(under_way, "another process exports to this folder"):
         _claim(under_way, finished or {}, keys)
         yield under_way
 
