@@ -138,6 +138,48 @@ def test_another_experiment_is_scaled_by_voxels_and_its_memory_only_by_the_same_
     assert "another shape" in found["rss_per_worker_bytes"].source
 
 
+def test_the_time_beside_the_blocks_is_that_of_the_other_experiment_and_unknown_without_it(tmp_path: Path) -> None:
+    here, other = make(tmp_path / "a"), make(tmp_path / "b", "[compute]\nworkers = 4\n")
+    # 200 s of runs, of which 4 workers spent 25 in blocks
+    finish(other, "watershed", seconds=200.0, blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
+    like = make_plan(here, Asked(like=other.layout.root), answers()).estimates["watershed"]["walltime_s"]
+    assert like.value == pytest.approx(100 / 2 + 175)
+    begun = {**WATERSHED, "blocks_done": 4, "taken": TAKEN}
+    alone = make_plan(here, Asked(), answers(begun)).estimates["watershed"]["walltime_s"]
+    assert (alone.value, alone.at_least) == (pytest.approx(35.0), True)
+
+
+def test_a_stage_whose_inputs_are_not_there_yet_is_planned_as_another_experiment_cut_it(tmp_path: Path) -> None:
+    here, other = make(tmp_path / "a"), make(tmp_path / "b")
+    finish(other, "watershed", blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
+
+    def ask(stage: str, arguments: Sequence[str]) -> Any:
+        mine = str(here.path) in arguments and stage == "watershed"
+        return NOT_YET if mine else answers()(stage, arguments)
+
+    # the target has 100 000 voxels, ten times those of the other
+    found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
+    assert found["seconds"].value == pytest.approx(1000.0)
+    assert (found["blocks"].value, str(other.layout.root) in found["blocks"].source) == (100, True)
+    part = load_experiment(here.path, ["watershed.roi=some"])
+    assert make_plan(part, Asked(like=other.layout.root), ask).estimates["watershed"]["seconds"].value is None
+
+
+def test_what_finished_blocks_read_and_held_of_a_gpu_comes_from_their_attempts(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a")
+    attempts = experiment.layout.stage_runs("watershed") / "attempts"
+    attempts.mkdir(parents=True)
+    rows = [("done", 4000, 7), ("failed", 999_999, 999), ("done", 6000, 9)]
+    lines = (f"{n}\t1.0\tkeyofthework\t\t{o}\t1\t1\t1\t1\t{r}\t1\tH\t{g}\t\n" for n, (o, r, g) in enumerate(rows))
+    (attempts / "20260101T000000-1-n1.tsv").write_text("".join(lines))
+    begun = {**WATERSHED, "blocks_done": 2, "taken": TAKEN, "key": "keyoftheworkandmore"}
+    found = make_plan(experiment, Asked(), answers(begun)).estimates["watershed"]
+    assert found["bytes_read"].value == pytest.approx(5000 * 10)
+    assert found["vram_per_worker_bytes"].value == 9
+    other = make_plan(experiment, Asked(), answers({**begun, "key": "another"})).estimates["watershed"]
+    assert other["bytes_read"].value is None
+
+
 def test_an_experiment_that_has_finished_nothing_teaches_nothing(tmp_path: Path) -> None:
     here, other = make(tmp_path / "a"), make(tmp_path / "b")
     with pytest.raises(MissingInput, match="no stage of that experiment has finished"):

@@ -18,10 +18,8 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_launch.block_state import slurm_logs
+from lsdflow_launch.planning.attempts_taken import MOST_BYTES
 from lsdflow_launch.planning.stored import planned_seconds
-
-# Attempts at 10^6 blocks are some 100 MB: nobody waits for them to be counted.
-MOST_ATTEMPT_BYTES = 50_000_000
 
 
 def with_activity(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +74,7 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
         found |= {"blocks": manifest["blocks"], "blocks_done": manifest["blocks"], "failed": 0}
     runs = experiment.layout.stage_runs(stage)
     paths = list((runs / FOLDER).glob("*.tsv"))
-    if not paths or sum(path.stat().st_size for path in paths) > MOST_ATTEMPT_BYTES:
+    if not paths or sum(path.stat().st_size for path in paths) > MOST_BYTES:
         return found
     reader = AttemptReader(runs)
     ended = reader.ended()

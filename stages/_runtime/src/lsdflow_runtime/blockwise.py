@@ -97,6 +97,7 @@ def plan_task(task: BlockTask) -> dict[str, Any]:
         "bytes_out_uncompressed": bytes_out,
         "blocks_done": len(task.marks.done()),
         "taken": taken_by_blocks(task),
+        "key": task.key,
     }
 
 

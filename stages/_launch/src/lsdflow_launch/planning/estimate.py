@@ -13,7 +13,15 @@ from typing import Any
 
 from lsdflow_launch.cluster import BLOCK_STAGES
 from lsdflow_launch.planning.allotment import Allotment
-from lsdflow_launch.planning.evidence import Evidence, Facts, Made, passes_of, taken_as_a_whole
+from lsdflow_launch.planning.attempts_taken import of_key
+from lsdflow_launch.planning.evidence import (
+    Evidence,
+    Facts,
+    Made,
+    passes_of,
+    seconds_beside_blocks,
+    taken_as_a_whole,
+)
 from lsdflow_launch.planning.quantity import Quantity, first_known, total, unknown
 from lsdflow_launch.planning.single_process import preparation, training
 
@@ -39,7 +47,9 @@ class StageEstimate:
 
 def estimate(stage: str, evidence: Evidence, allotment: Allotment, roi: bool = False) -> StageEstimate:
     """All numbers of a stage; roi: the experiment file gives it a part of the volume."""
-    if "not known yet" in evidence.here.facts and stage in BLOCK_STAGES and not roi:
+    # Of a target without truth evaluate has nothing to count.
+    unplanned = "blocks" not in evidence.here.facts and evidence.here.facts.get("truth", True)
+    if stage in BLOCK_STAGES and unplanned and not roi:
         evidence = _as_if_like(evidence)
     facts, finished = evidence.here.facts, evidence.here.finished
     if stage in BLOCK_STAGES and "blocks" in facts:
@@ -87,7 +97,7 @@ def _of_blocks(stage: str, evidence: Evidence, allotment: Allotment) -> StageEst
         "seconds": seconds,
         "seconds_per_block": seconds.times(1 / blocks),
         "walltime_s": walltime,
-        "bytes_read": total(_measured_part(name, evidence, "bytes_read") for name in passes),
+        "bytes_read": total(_read(name, evidence) for name in passes),
         "bytes_written": _on_disk(evidence, "size_bytes", "bytes_written", blocks, done),
         "files": _on_disk(evidence, "files", "files", blocks, done),
         "rss_per_worker_bytes": _rss(passes, evidence),
@@ -146,24 +156,39 @@ def _measured_part(name: str, evidence: Evidence, fact: str) -> Quantity:
 def _walltime(stage: str, evidence: Evidence, seconds: Quantity, workers: int) -> Quantity:
     if seconds.value is None:
         return seconds
-    parallel = seconds.times(1 / workers, f", {workers} at a time")
-    starting = evidence.measured.get("seconds_to_start")
-    parts = [parallel] + ([Quantity(starting, "with the start of the command")] if starting is not None else [])
-    if stage in SERIAL:
-        parts.append(_serial(evidence))
+    parts = [seconds.times(1 / workers, f", {workers} at a time"), _beside(stage, evidence)]
     found = total(parts)
     return Quantity(found.value, "; ".join(filter(None, (p.source for p in parts))), found.at_least)
 
 
-def _serial(evidence: Evidence) -> Quantity:
-    """Seconds beside the blocks: what one process does alone (tables of thresholds, scores, pictures of the report)."""
+def _beside(stage: str, evidence: Evidence) -> Quantity:
+    """Seconds beside the blocks: the start of the command, and what one process does alone, which grows with voxels."""
+    starting, alone = evidence.measured.get("seconds_to_start"), stage in SERIAL
+    if starting is not None and not alone:
+        return Quantity(starting, "with the start of the command")
     for made in (evidence.here, *_like(evidence)):
-        in_blocks = made.manifest.get("seconds_in_blocks")
-        if made.finished and made.seconds is not None and "voxels" in made.facts:
-            alone = max(made.seconds - float(in_blocks or 0.0), 0.0)
-            scale = evidence.here.facts["voxels"] / made.facts["voxels"]
-            return Quantity(alone * scale, f"beside the blocks: as {made.where}")
-    return unknown("what one process does beside the blocks is known from --like alone")
+        seconds = seconds_beside_blocks(made)
+        if seconds is not None:
+            scale = evidence.here.facts["voxels"] / made.facts["voxels"] if alone else 1
+            return Quantity(seconds * scale, f"beside the blocks as {made.where}")
+    return unknown("the start and what one process does alone is known from --like" if alone else "the start not known")
+
+
+def _read(name: str, evidence: Evidence) -> Quantity:
+    """Bytes that a pass reads: of finished blocks here, of the measured one, or of those of another experiment."""
+    plan = passes_of(evidence.here.facts)[name]
+    elsewhere = [_read_by_attempts(name, made, plan) for made in _like(evidence)]
+    here = _read_by_attempts(name, evidence.here, plan)
+    return first_known((here, _measured_part(name, evidence, "bytes_read"), *elsewhere), NOT_MEASURED)
+
+
+def _read_by_attempts(name: str, made: Made, plan: Mapping[str, Any]) -> Quantity:
+    found = passes_of(made.facts).get(name, {})
+    taken = of_key(made.attempts, str(found.get("key", "")))
+    if taken is None:
+        return unknown("")
+    scale = plan["voxels"] / found["voxels"]
+    return Quantity(taken.read_bytes * found["blocks"] * scale, f"{taken.blocks} blocks done in {made.where}")
 
 
 def _on_disk(evidence: Evidence, counted: str, fact: str, blocks: int, done: int) -> Quantity:
@@ -203,6 +228,11 @@ def _vram(evidence: Evidence) -> Quantity:
     facts, peak = evidence.here.facts, evidence.measured.get("device_peak_mib")
     if peak is not None:
         return Quantity(peak * MIB, f"one block measured on {evidence.measured.get('device_name', 'the GPU')}")
+    for made in (evidence.here, *_like(evidence)):
+        keys = [str(p.get("key", "")) for p in passes_of(made.facts).values()]
+        held = [taken.gpu_bytes for key in keys if (taken := of_key(made.attempts, key)) is not None]
+        if any(held):
+            return Quantity(max(held), f"most of the blocks done in {made.where}")
     if not evidence.has_gpu:
         return Quantity(0, "no GPU is used")
     computed = facts.get("device_memory_per_worker_bytes")

@@ -23,6 +23,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.planning.attempts_taken import Taken, taken_by_attempts
 from lsdflow_launch.planning.disk_use import DiskUse, disk_use, made_by
 from lsdflow_launch.whole import Ask
 
@@ -40,6 +41,8 @@ class Made:
     seconds: float | None = None
     where: str = "here"
     finished: bool = False
+    workers: int = 1
+    attempts: dict[str, Taken] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ def made_in(experiment: Experiment, stage: str, facts: Facts, where: str = "here
     except StageError:
         manifest, finished = _speed_so_far(experiment.layout.train_dir(stage) / "loss.csv"), False
     disk, seconds = disk_use(made_by(experiment.layout, stage)), seconds_of_runs(experiment, stage)
-    return Made(facts, disk, manifest, seconds, where, finished)
+    workers = 1 if experiment.compute.runner == "serial" else experiment.compute.workers
+    attempts = taken_by_attempts(experiment.layout.stage_runs(stage))
+    return Made(facts, disk, manifest, seconds, where, finished, workers, attempts)
 
 
 def seconds_of_runs(experiment: Experiment, stage: str) -> float | None:
@@ -92,6 +97,21 @@ def taken_as_a_whole(made: Made) -> Facts:
     blocks = int(told["blocks"])
     per_block = told["seconds_in_blocks"] / blocks
     return {"records": blocks, "seconds_per_block": per_block, "peak_rss_mib": told["peak_rss_mib"]}
+
+
+def seconds_beside_blocks(made: Made) -> float | None:
+    """Of the runs of a finished stage, seconds in which no block was worked on: its start, tables, scores, a report.
+
+    Its workers are taken to be those of its experiment file; None if it has not finished.
+    """
+    passes = [(p["taken"], int(p["blocks"])) for p in passes_of(made.facts).values() if p.get("taken")]
+    whole = taken_as_a_whole(made)
+    if not passes and whole:
+        passes = [(whole, int(whole["records"]))]
+    if not made.finished or made.seconds is None or not passes:
+        return None
+    in_blocks: float = sum(taken["seconds_per_block"] * blocks / min(made.workers, blocks) for taken, blocks in passes)
+    return max(made.seconds - in_blocks, 0.0)
 
 
 def passes_of(facts: Mapping[str, Any]) -> dict[str, Facts]:

@@ -141,9 +141,7 @@ def _target_voxels(prepared: Facts) -> int | None:
 
 
 def _stages_to_measure(here: Mapping[str, Made]) -> list[str]:
-    return [
-        s for s, made in here.items() if s in BLOCK_STAGES and "not known yet" not in made.facts and not made.finished
-    ]
+    return [s for s, made in here.items() if s in BLOCK_STAGES and "blocks" in made.facts and not made.finished]
 
 
 def _like(folder: Path | None, ask: Ask) -> dict[str, Made]:

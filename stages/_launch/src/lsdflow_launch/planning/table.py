@@ -53,11 +53,19 @@ def show_plan(plan: Plan, console: Console) -> None:
 def show_comparison(found: Sequence[Comparison], console: Console) -> None:
     """Predicted and actual, a line each."""
     table = _table(("stage", "what", "predicted", "actual", "actual / predicted"))
-    for line in found:
+    told = [stage for stage in dict.fromkeys(x.stage for x in found) if _has_prediction(stage, found)]
+    for line in (line for line in found if line.stage in told):
         word, text = WORDS[line.name]
         cells = ["?" if value is None else text(value) for value in (line.predicted, line.actual)]
         table.add_row(line.stage, word, *cells, "" if line.ratio is None else f"{line.ratio:.2f}")
     console.print(table)
+    without = [stage for stage in dict.fromkeys(line.stage for line in found) if stage not in told]
+    if without:
+        console.print(f"no prediction: {', '.join(without)} (planned when it had finished, or not measured)")
+
+
+def _has_prediction(stage: str, found: Sequence[Comparison]) -> bool:
+    return any(line.predicted is not None for line in found if line.stage == stage)
 
 
 def _table(heads: Sequence[str]) -> Table:
@@ -85,7 +93,8 @@ def _totals(plan: Plan) -> Iterator[str]:
         yield f"left on {partition}: {cpu} of cores, {gpu} of GPUs, {walltime} of walltime"
     yield f"left to write: {shown(plan.left('bytes_written'), size)} of {size(plan.room.free_bytes)} that are free"
     for offer, cost in plan.costs.items():
-        yield f"cost of what is left, {offer}: {shown(cost, money)} {plan.currency}".rstrip()
+        words = "{:.2f}".format if cost.at_least else money
+        yield f"cost of what is left, {offer}: {shown(cost, words)} {plan.currency}".rstrip()
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
