@@ -221,4 +221,4 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	  $(COMPILE) -c .cache/$$env.constraints stages/$$s/pyproject.toml -o stages/$$s/cuda.lock; done
 
 clean:  ## remove the demo, caches and environments of this clone
-	rm -rf .venv bin .cache $(DEMO) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv bin .cache site $(DEMO) .mypy_cache .ruff_cache .pytest_cache
