@@ -40,6 +40,11 @@ UNDER_MOUSE = """() => {
   }
   return found;
 }"""
+SLIDE_TO = """number => {
+  const position = Float32Array.from(window.viewer.position.value);
+  position[3] = number + 0.5;
+  window.viewer.position.value = position;
+}"""
 PATIENCE_MS = 90_000
 
 
@@ -85,7 +90,7 @@ def test_every_layer_loads_at_its_scale_and_offset(opened: Any, shown: tuple[Pat
     assert [text for text in opened.console_errors if "404" not in text] == []
 
 
-def test_it_opens_where_it_was_told_and_the_voxels_there_are_those_of_the_disk(
+def test_it_opens_where_it_was_told_and_the_voxels_there_are_those_of_the_disk_at_every_threshold(
     opened: Any, shown: tuple[Path, dict[str, Any]]
 ) -> None:
     _, facts = shown
@@ -97,6 +102,12 @@ def test_it_opens_where_it_was_told_and_the_voxels_there_are_those_of_the_disk(
     seen = opened.page.evaluate(UNDER_MOUSE)
     assert int(seen["raw"]) == facts["raw"]
     assert int(seen["thresholds hist_quant_75"]) == facts["segment"]
+    assert len(set(facts["segments"])) == 3
+    for number, segment in enumerate(facts["segments"]):
+        opened.page.evaluate(SLIDE_TO, number)
+        opened.page.wait_for_function(
+            f"wanted => ({UNDER_MOUSE})()['thresholds hist_quant_75'] === wanted", arg=str(segment), timeout=PATIENCE_MS
+        )
 
 
 def test_the_canvas_shows_the_raw_and_not_black(opened: Any) -> None:

@@ -25,7 +25,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import Lut, read_lut
 from lsdflow_view.gallery import Gallery, open_gallery
-from lsdflow_view.napari_layers import napari_layers
+from lsdflow_view.napari_layers import first_steps, napari_layers
 from lsdflow_view.napari_window import open_napari
 from lsdflow_view.relabelled import LutShelf, relabel
 
@@ -169,6 +169,9 @@ def test_napari_gets_every_layer_with_its_voxels_and_the_centres_of_first_voxels
     assert apart == pytest.approx([b * v for b, v in zip(SEGMENTED.begin_vox, VOXEL_SIZE_NM, strict=True)])
     steps = made[f"thresholds {MERGE_FUNCTION}"]
     assert steps.arguments["scale"] == (1.0, *VOXEL_SIZE_NM)
+    assert steps.arguments["units"] == ("pixel", "nm", "nm", "nm")
+    assert steps.arguments["axis_labels"] == ("threshold", "z", "y", "x")
+    assert first_steps(gallery) == (THRESHOLDS.index(CHOSEN),)
     assert np.array_equal(ids.data[3, :, ::2], fragments[3, :, ::2])
     assert np.array_equal(ids.data[..., -1], fragments[..., -1])
     assert np.array_equal(

@@ -14,7 +14,7 @@ import numpy as np
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSDS, RAW, SEGMENTATION, ArraySpec
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_contract.lut import Lut, lut_name, write_lut
+from lsdflow_contract.lut import Lut, lut_name, read_lut, write_lut
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import affinities_of, membrane_raw, voronoi_labels
 from lsdflow_runtime.volumes import OutputArray, open_volume
@@ -27,7 +27,7 @@ SEGMENTED = Box((2, 9, 0), (20, 60, 77))
 MERGE_FUNCTION = "hist_quant_75"
 THRESHOLDS = (0.1, 0.285, 0.9)
 CHOSEN = 0.285
-AT_VOX = (11, 31, 40)
+AT_VOX = (6, 34, 55)  # its segment is another one at each threshold
 STRIDE = np.uint64(2**40 + 1)  # ids that no float holds
 GRID = Geometry(VOXEL_SIZE_NM, OFFSET_NM, SHAPE_VOX)
 
@@ -89,12 +89,15 @@ def what_is_seen(root: Path) -> dict[str, object]:
     at = Box(AT_VOX, (1, 1, 1))
     known = ((RAW, "data/target.zarr"), (SEGMENTATION, "segmentation.zarr"))
     volumes = {spec.dataset: open_volume(root / path, spec.dataset, GRID) for spec, path in known}
+    fragment = open_volume(root / "fragments.zarr", FRAGMENTS.dataset, GRID).read(at)
+    luts = [read_lut(root / "luts" / lut_name(MERGE_FUNCTION, threshold)) for threshold in THRESHOLDS]
     begins = (GRID.offset_nm, GRID.position_nm(SEGMENTED.begin_vox))
     target, segmented = ([p / v for p, v in zip(begin, VOXEL_SIZE_NM, strict=True)] for begin in begins)
     return {
         "at_nm": [p + v / 2 for p, v in zip(GRID.position_nm(AT_VOX), VOXEL_SIZE_NM, strict=True)],
         "raw": int(volumes[RAW.dataset].read(at).item()),
         "segment": int(volumes[SEGMENTATION.dataset].read(at).item()),
+        "segments": [int(looked_up(fragment, lut).item()) for lut in luts],
         "voxel_size_nm": VOXEL_SIZE_NM,
         "begins_vox": {
             **dict.fromkeys(("raw", "truth"), target),

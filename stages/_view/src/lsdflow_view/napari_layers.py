@@ -72,10 +72,11 @@ def centre_nm(layer: ViewerLayer) -> Nm3:
 
 
 def _layers(gallery: Gallery, layer: ViewerLayer) -> Iterator[NapariLayer]:
-    place: dict[str, Any] = {"scale": layer.voxel_size_nm, "translate": centre_nm(layer), "visible": layer.visible}
+    place = _place(layer)
     if layer.steps:
-        place["scale"], place["translate"] = (1.0, *place["scale"]), (0.0, *place["translate"])
-        yield NapariLayer("add_labels", _every_threshold(gallery, layer), {"name": layer.name, **place})
+        yield NapariLayer(
+            "add_labels", _every_threshold(gallery, layer), {"name": layer.name, "opacity": 0.35, **place}
+        )
     elif layer.kind == "labels":
         yield NapariLayer("add_labels", _volume(gallery, layer, None), {"name": layer.name, "opacity": 0.35, **place})
     elif layer.kind == "image":
@@ -85,6 +86,23 @@ def _layers(gallery: Gallery, layer: ViewerLayer) -> Iterator[NapariLayer]:
             looks = {"name": f"{layer.name} {channel}", "colormap": colour, "blending": "additive"}
             light = {"contrast_limits": (0, 255), **place}
             yield NapariLayer("add_image", _volume(gallery, layer, channel), {**looks, **light})
+
+
+def _place(layer: ViewerLayer) -> dict[str, Any]:
+    """Scale, offset, units and names of the axes; steps count as pixels."""
+    stepped = layer.steps is not None
+    return {
+        "scale": (*([1.0] * stepped), *layer.voxel_size_nm),
+        "translate": (*([0.0] * stepped), *centre_nm(layer)),
+        "units": (*(["pixel"] * stepped), "nm", "nm", "nm"),
+        "axis_labels": (*([layer.steps.axis] if layer.steps else []), "z", "y", "x"),
+        "visible": layer.visible,
+    }
+
+
+def first_steps(gallery: Gallery) -> tuple[int, ...]:
+    """The step that is shown first, of the axis before z, y, x; none where no layer has steps."""
+    return tuple(layer.steps.first for layer in gallery.layers() if layer.steps and layer.visible)[:1]
 
 
 def _volume(gallery: Gallery, layer: ViewerLayer, channel: int | None) -> OnDisk:

@@ -7,7 +7,7 @@ import sys
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.geometry import Nm3
 from lsdflow_view.gallery import Gallery
-from lsdflow_view.napari_layers import napari_layers
+from lsdflow_view.napari_layers import first_steps, napari_layers
 
 
 def open_napari(gallery: Gallery, position_nm: Nm3 | None) -> None:
@@ -25,8 +25,10 @@ def open_napari(gallery: Gallery, position_nm: Nm3 | None) -> None:
     viewer = napari.Viewer(title="lsdflow")
     for layer in napari_layers(gallery):
         getattr(viewer, layer.method)(layer.data, **layer.arguments)
-    viewer.scale_bar.visible, viewer.scale_bar.unit = True, "nm"
+    viewer.scale_bar.visible = True
+    for step in first_steps(gallery):
+        viewer.dims.set_point(0, step)
     if position_nm is not None:
-        viewer.dims.set_point(range(-3, 0), position_nm)
+        viewer.dims.set_point(range(viewer.dims.ndim - 3, viewer.dims.ndim), position_nm)
         viewer.camera.center = position_nm
     napari.run()

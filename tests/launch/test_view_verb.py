@@ -1,0 +1,58 @@
+"""`lsdflow view` calls the command of the viewers' environment with what it was told, and says how to get it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_launch import commands
+from lsdflow_launch.cli import app
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    folder = tmp_path / "my exp"
+    folder.mkdir()
+    (folder / "experiment.toml").write_text("")
+    return folder
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a stand-in for lsdflow-view was told."""
+    fake = tmp_path / "lsdflow-view"
+    fake.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/told\nexit 2\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv(commands.BIN_VARIABLE, str(tmp_path))
+    return tmp_path / "told"
+
+
+def test_options_and_exit_code_go_through(experiment: Path, told: Path) -> None:
+    options = ["--at", "-1, 2, 3 vox", "--port", "9000", "--no-browser", "--host", "node1"]
+    assert CliRunner().invoke(app, ["view", str(experiment), *options]).exit_code == 2
+    wanted = ["show", str(experiment), "--port=9000", "--at=-1, 2, 3 vox", "--host=node1", "--no-browser"]
+    assert told.read_text().splitlines() == wanted
+
+
+def test_without_options_the_viewer_chooses(experiment: Path, told: Path) -> None:
+    assert CliRunner().invoke(app, ["view", str(experiment)]).exit_code == 2
+    assert told.read_text().splitlines() == ["show", str(experiment), "--port=0"]
+
+
+def test_a_folder_that_is_no_experiment_is_told_before_any_viewer_starts(tmp_path: Path, told: Path) -> None:
+    done = CliRunner().invoke(app, ["view", str(tmp_path)])
+    assert done.exit_code == 66
+    assert "no experiment file" in done.output
+    assert not told.exists()
+
+
+def test_without_that_environment_it_says_how_to_make_it(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(commands.BIN_VARIABLE, raising=False)
+    real = Path.is_file
+    monkeypatch.setattr(commands.Path, "is_file", lambda self: self.name != "lsdflow-view" and real(self))
+    monkeypatch.setattr(commands.shutil, "which", lambda name: None)
+    done = CliRunner().invoke(app, ["view", str(experiment)])
+    assert done.exit_code == 66
+    assert "make setup-view" in done.output
