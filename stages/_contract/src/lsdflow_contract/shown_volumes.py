@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSDS, RAW, SEGMENTATION
+from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSD_ERROR, LSDS, RAW, SEGMENTATION
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.viewer_state import Kind, ViewerLayer
 
-KINDS: dict[str, Kind] = {"raw": "image", "lsds": "lsds", "affinities": "affinities"}
+KINDS: dict[str, Kind] = {"raw": "image", "lsds": "lsds", "affinities": "affinities", "lsd_error": "image"}
 VISIBLE_AT_FIRST = ("raw", "segmentation")
 
 
@@ -46,6 +46,7 @@ def shown_volumes(
         *([ShownVolume("affinities", predicted, AFFS.dataset)] if predicted else []),
         ShownVolume("fragments", layout.fragments, FRAGMENTS.dataset),
         ShownVolume("segmentation", layout.segmentation, SEGMENTATION.dataset),
+        ShownVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset),
         ShownVolume("truth", layout.target_volume, truth_dataset),
     ]
     return tuple(volume for volume in known if volume.exists)

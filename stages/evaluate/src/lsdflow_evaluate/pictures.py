@@ -48,7 +48,7 @@ def picture_of(layer: str, values: NDArray[Any], plane: Plane, voxel_size_nm: Nm
         image, kind = lsds_to_rgb(image), "colour"
     elif layer == "affinities":
         image, kind = affinities_to_rgb(image), "colour"
-    elif layer != "raw":
+    elif layer not in ("raw", "lsd_error"):
         image, kind = image.astype(np.uint64), "labels"
     row, column = (voxel_size_nm[other] for other in range(3) if other != number)
     return Picture(layer, kind, plane.axis, plane.index_vox, np.ascontiguousarray(image), (row, column))
