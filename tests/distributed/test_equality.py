@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from disturbances import be_unable_to_write  # noqa: E402
+
 
 def largest_difference(one, other) -> float:
     assert one.keys() == other.keys()
@@ -16,13 +18,19 @@ def largest_difference(one, other) -> float:
 STEERED = {"average_decay": 0.5, "patience_iterations": 1000}
 
 
-@pytest.mark.parametrize(("strategy", "options"), [("ddp", {}), ("fsdp", STEERED)])
-def test_two_processes_learn_what_one_learns_with_accumulate_2(training, strategy: str, options: dict) -> None:
-    """And each goes on from the checkpoint of the other: what shared its weights loads whole, what was whole is cut."""
+@pytest.mark.parametrize(("strategy", "patches", "options"), [("ddp", 2, {}), ("fsdp", 1, STEERED)])
+def test_two_processes_learn_what_one_learns_with_twice_as_many_patches(
+    training, strategy: str, patches: int, options: dict
+) -> None:
+    """And each goes on from the checkpoint of the other: what shared its weights loads whole, what was whole is cut.
+
+    Only the first process writes: the second is unable to.
+    """
     alone, shared = (training(name, validation_fraction=0.3, **options) for name in ("alone", "shared"))
-    how = (f"strategy={strategy}", "fsdp_min_num_params=100")
-    assert alone.live(1, "accumulate=2") == [0], alone.errors
-    assert shared.live(2, *how) == [0, 0], shared.errors
+    how = (f"strategy={strategy}", "fsdp_min_num_params=100", f"accumulate={patches}")
+    twice = f"accumulate={2 * patches}"
+    assert alone.live(1, twice) == [0], alone.errors
+    assert shared.live(2, *how, before=[None, be_unable_to_write]) == [0, 0], shared.errors
     mine, theirs = shared.losses(), alone.losses()
     assert list(mine) == list(theirs) == [1, 2, 3]
     for number in mine:
@@ -32,9 +40,21 @@ def test_two_processes_learn_what_one_learns_with_accumulate_2(training, strateg
     assert shared.bundle(3).training_key == alone.bundle(3).training_key
 
     assert alone.live(2, *how, "max_iteration=4") == [0, 0], alone.errors
-    assert shared.live(1, "accumulate=2", "max_iteration=4") == [0], shared.errors
+    assert shared.live(1, twice, "max_iteration=4") == [0], shared.errors
     assert largest_difference(shared.weights(4), alone.weights(4)) < 1e-5
     assert float(shared.losses()[4]) == pytest.approx(float(alone.losses()[4]), rel=1e-5)
+
+
+def test_four_processes_learn_what_one_learns_with_four_patches_a_step(training) -> None:
+    """The sum over four goes another way round the ring than that over two; the losses are of all four."""
+    alone, shared = training("alone"), training("shared")
+    assert alone.live(1, "accumulate=4", "max_iteration=2") == [0], alone.errors
+    assert shared.live(4, "strategy=ddp", "max_iteration=2") == [0, 0, 0, 0], shared.errors
+    mine, theirs = shared.losses(), alone.losses()
+    assert list(mine) == list(theirs) == [1, 2]
+    for number in mine:
+        assert float(mine[number]) == pytest.approx(float(theirs[number]), rel=1e-5)
+    assert largest_difference(shared.weights(2), alone.weights(2)) < 1e-5
 
 
 def test_the_lsd_network_before_it_is_whole_in_every_process(training) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import StageError, StorageFailure, UsageError
-from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.experiment import Experiment, load_experiment, nearest
 from lsdflow_launch.cluster_cli import asker
 from lsdflow_launch.planning.evidence import made_in
 from lsdflow_launch.planning.plan import Asked, Plan, make_plan, plans_of
@@ -41,7 +41,7 @@ def add_plan_verb(app: typer.Typer) -> None:
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
             if on not in PLACES:
-                raise UsageError(f"no place {on!r}", wanted="local or slurm")
+                raise UsageError(f"no place {on!r}", wanted="local or slurm", hint=nearest(on, list(PLACES)))
             if compared:
                 _compare(experiment, as_json)
                 return
