@@ -139,7 +139,7 @@ test-tensorflow: setup-tensorflow
 test-view: setup setup-view .cache/readers/.installed
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/view/bin/pytest -n 2 --dist loadfile $(VIEW_TESTS)
 
-test-browser: setup setup-view .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test`)
+test-browser: setup setup-view docs .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test`)
 	tests/browser/install_chromium.sh
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/browser/bin/pytest --confcutdir=tests/browser $(BROWSER_TESTS)
 
