@@ -176,6 +176,14 @@ def test_what_finished_blocks_read_and_held_of_a_gpu_comes_from_their_attempts(t
     found = make_plan(experiment, Asked(), answers(begun)).estimates["watershed"]
     assert found["bytes_read"].value == pytest.approx(5000 * 10)
     assert found["vram_per_worker_bytes"].value == 9
+    on_gpus = ["cluster.watershed.worker_gres=gpu:1"]
+    assert make_plan(load_experiment(experiment.path, on_gpus), Asked(), answers(begun)).estimates["watershed"][
+        "seconds"
+    ].value == pytest.approx(70.0)
+    path = attempts / "20260101T000000-1-n1.tsv"
+    path.write_text(path.read_text().replace("\t7\t\n", "\t0\t\n").replace("\t9\t\n", "\t0\t\n"))
+    without = make_plan(load_experiment(experiment.path, on_gpus), Asked(), answers(begun)).estimates["watershed"]
+    assert (without["seconds"].value, "done on the CPU" in without["seconds"].source) == (None, True)
     other = make_plan(experiment, Asked(), answers({**begun, "key": "another"})).estimates["watershed"]
     assert other["bytes_read"].value is None
 
@@ -265,6 +273,16 @@ def test_prices_come_from_the_users_file_and_a_missing_price_is_told(tmp_path: P
     assert plan.costs["part"].at_least
     assert plan.as_dict()["currency"] == "EUR"
     assert make_plan(make(tmp_path / "b"), Asked(), answers()).costs == {}
+
+
+def test_nothing_is_left_and_costs_nothing_when_all_is_done(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a")
+    (experiment.layout.root / "prices.toml").write_text("[offers.full]\ncpu_hour = 1\ngpu_hour = 1\ngb_month = 0\n")
+    for stage in ("prepare", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate"):
+        finish(experiment, stage)
+    plan = make_plan(experiment, Asked(), answers())
+    assert [plan.left(name).value for name in ("cpu_hours", "gpu_hours", "bytes_written")] == [0, 0, 0]
+    assert (plan.costs["full"].value, plan.warnings) == (0, [])
 
 
 def test_a_wrong_or_missing_file_of_prices_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import StageError, StorageFailure, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment, nearest
 from lsdflow_launch.cluster_cli import asker
+from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.planning.evidence import made_in
 from lsdflow_launch.planning.plan import Asked, Plan, make_plan, plans_of
 from lsdflow_launch.planning.stored import compare, store_plan
@@ -27,15 +28,15 @@ def add_plan_verb(app: typer.Typer) -> None:
 
     @app.command()
     def plan(
-        folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
+        folder: Folder,
         measure: Annotated[bool, typer.Option("--measure", help="do a block of each stage that can run now")] = False,
         like: Annotated[Path | None, typer.Option(help="a finished experiment to learn from")] = None,
         prices: Annotated[Path | None, typer.Option(help="prices (default: prices.toml of the experiment)")] = None,
         on: Annotated[str, typer.Option(help="local or slurm (default: slurm if the file has [cluster])")] = "",
         compared: Annotated[bool, typer.Option("--compare", help="what was planned, and what it was")] = False,
-        override: Annotated[list[str] | None, typer.Option("--set", help="table.key=value")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
-        debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+        override: Set = None,
+        as_json: Json = False,
+        debug: Debug = False,
     ) -> None:
         """What a run will take: bytes, files, memory, hours, cost; from measured blocks. Writes DIR/plan.json."""
         with exit_codes(debug, as_json):

@@ -114,23 +114,24 @@ def _planned_by(stage: str, evidence: Evidence) -> str:
 
 def _seconds(name: str, evidence: Evidence) -> Quantity:
     """Of all blocks of a pass."""
-    plan = passes_of(evidence.here.facts)[name]
     return first_known(
         (
-            _of_finished(name, plan, evidence.here, "finished blocks of this experiment"),
+            _of_finished(name, evidence, evidence.here, "finished blocks of this experiment"),
             _measured_part(name, evidence, "seconds"),
-            *(_of_finished(name, plan, made, f"finished blocks of {made.where}") for made in _like(evidence)),
+            *(_of_finished(name, evidence, made, f"finished blocks of {made.where}") for made in _like(evidence)),
         ),
         NOT_MEASURED,
     )
 
 
-def _of_finished(name: str, plan: Mapping[str, Any], made: Made, what: str) -> Quantity:
+def _of_finished(name: str, evidence: Evidence, made: Made, what: str) -> Quantity:
     """Seconds of a pass from what finished blocks of it took, here or elsewhere."""
-    found = passes_of(made.facts).get(name, {})
-    taken = found.get("taken") or taken_as_a_whole(made)
+    found, plan, has_gpu = passes_of(made.facts).get(name, {}), passes_of(evidence.here.facts)[name], evidence.has_gpu
+    taken, noted = found.get("taken") or taken_as_a_whole(made), of_key(made.attempts, str(found.get("key", "")))
     if not taken or "voxels" not in found:
         return unknown("")
+    if has_gpu and noted is not None and noted.gpu_bytes == 0:
+        return unknown(f"the {what} were done on the CPU, but its workers have GPUs")
     per_voxel = taken["seconds_per_block"] * found["blocks"] / found["voxels"]
     shape = "" if found["block_shape_vox"] == plan["block_shape_vox"] else ", of another shape"
     return Quantity(per_voxel * plan["voxels"], f"{taken['records']} {what}{shape}")

@@ -52,18 +52,15 @@ class Plan:
 
     def left(self, name: str) -> Quantity:
         """A number of all stages, of the share that is left to do."""
-        return total(e[name].times(e.share_left) for e in self.estimates.values() if e.share_left > 0)
+        return _sum_of_left(name, list(self.estimates.values()))
 
     def by_partition(self) -> dict[str, dict[str, Quantity]]:
         """Hours that are left, by the partition that the workers of a stage run in."""
         found: dict[str, dict[str, Quantity]] = {}
         for partition in dict.fromkeys(a.workers.partition for a in self.allotments.values()):
             stages = [s for s, a in self.allotments.items() if a.workers.partition == partition]
-            left = [self.estimates[s] for s in stages if self.estimates[s].share_left > 0]
-            found[partition] = {
-                name: total(e[name].times(e.share_left) for e in left) if left else Quantity(0, "all is done")
-                for name in (*HOURS, "walltime_s")
-            }
+            ours = [self.estimates[s] for s in stages]
+            found[partition] = {name: _sum_of_left(name, ours) for name in (*HOURS, "walltime_s")}
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -83,6 +80,11 @@ class Plan:
             "cost": {offer: q.as_dict() for offer, q in self.costs.items()},
             "currency": self.currency,
         }
+
+
+def _sum_of_left(name: str, estimates: list[StageEstimate]) -> Quantity:
+    left = [e[name].times(e.share_left) for e in estimates if e.share_left > 0]
+    return total(left) if left else Quantity(0, "all is done")
 
 
 def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:

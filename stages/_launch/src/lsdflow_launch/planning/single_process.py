@@ -49,6 +49,9 @@ def training(evidence: Evidence) -> Alone:
         other = unknown(f"the training of {evidence.like.where} is another one (patches, network or device)")
         found.append(_of_iterations(evidence.like, wanted) if same else other)
     seconds = first_known(found, NOT_MEASURED)
+    if evidence.has_gpu and here.facts.get("device") == "cpu":
+        # Which device it was on is not recorded: this machine, which tells "cpu", may be a login node.
+        seconds = seconds.times(1.0, "; right if that was on a GPU as that of its partition")
     if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
         seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
     done = int(here.facts.get("done_iterations") or 0)
