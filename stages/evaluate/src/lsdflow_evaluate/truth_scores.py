@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3
 from lsdflow_contract.lut import read_lut
@@ -18,7 +19,7 @@ from lsdflow_evaluate.counting import CountedVolumes, counted
 from lsdflow_evaluate.regions import strided
 from lsdflow_evaluate.report.data import Score
 from lsdflow_evaluate.run_length import Skeletons
-from lsdflow_evaluate.scored_regions import ROI, THRESHOLD_ROI, Region
+from lsdflow_evaluate.scored_regions import NAMED, ROI, THRESHOLD_ROI, Region
 from lsdflow_evaluate.skeleton_files import read_skeletons, read_skeletons_of_mongo
 from lsdflow_evaluate.skeleton_nodes import Nodes
 from lsdflow_evaluate.skeletonise import lattice_step_vox, skeletons_of
@@ -103,7 +104,11 @@ def score_against_truth(
         named = (known.merge_function, known.threshold, int(known.facts["segments"]))
         for name, table in tables.items():
             runs = runs_of(*nodes[name], lut, traced.merge_min_nodes) if name in nodes else None
-            scores[name].append(threshold_score(named, lut, table, config.zeros, runs))
+            try:
+                scores[name].append(threshold_score(named, lut, table, config.zeros, runs))
+            except BadData as error:
+                error.where = error.where or f"evaluate.{name.replace(NAMED, 'regions.')}"
+                raise
     settings = {
         "segmentation 0": config.zeros,
         "region": str(regions[ROI].box),

@@ -27,7 +27,10 @@ OF_THE_TARGET = {
     "watershed": ("mask_file", "mask_dataset", "replace_sections", "replace_sections_with"),
     "agglomerate": (),
     "segment": ("threshold", "advice", "truth_dataset", "truth_roi", "extra_thresholds", "roi", "run_type"),
-    "evaluate": ("truth_dataset", "roi", "threshold_roi", "skeletons", "skeleton_lattice", "viewer_url", "zeros"),
+    "evaluate": (
+        *("truth_dataset", "roi", "threshold_roi", "regions", "skeletons", "skeleton_lattice", "viewer_url", "zeros"),
+        *("worst", "lsd_error", "lsd_error_downsample", "lsd_sigma"),
+    ),
 }
 HEADER = """\
 # Written by `lsdflow check-checkpoints`: a small segmentation with one checkpoint, on labels of a training volume.
