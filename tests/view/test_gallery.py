@@ -83,6 +83,7 @@ def test_fragments_that_are_still_to_be_made_are_no_chunk_and_no_error(tmp_path:
 def test_a_fragment_that_the_table_does_not_know_is_an_error_and_background_stays_background() -> None:
     lut = Lut(np.array([3, 9], np.uint64), np.array([3, 3], np.uint64))
     assert relabel(np.array([[0, 9], [3, 0]], np.uint64), lut, "here").tolist() == [[0, 3], [3, 0]]
+    assert relabel(np.zeros((0, 4), np.uint64), lut, "here").shape == (0, 4)
     empty = Lut(np.array([], np.uint64), np.array([], np.uint64))
     assert relabel(np.zeros(3, np.uint64), empty, "here").tolist() == [0, 0, 0]
     for table in (lut, empty):

@@ -114,21 +114,27 @@ class RelabelledVolume:
 
 
 def relabel(fragments: UInt64s, lut: Lut, where: str) -> UInt64s:
-    """The segment of each voxel; 0 stays 0. BadData, naming `where`, for a fragment that the table does not know."""
-    found, which = np.unique(fragments, return_inverse=True)
-    place = np.minimum(np.searchsorted(lut.fragments, found), max(0, len(lut) - 1))
-    known = (lut.fragments[place] == found) if len(lut) else np.zeros(len(found), bool)
-    unknown = found[~known & (found != 0)]
+    """The segment of each voxel; 0 stays 0. BadData, naming `where`, for a fragment that the table does not know.
+
+    Ids repeat along x: each run of equal voxels is looked up once.
+    """
+    flat = fragments.reshape(-1)
+    is_start = np.concatenate([flat[:1] == flat[:1], flat[1:] != flat[:-1]])
+    starts = np.flatnonzero(is_start)
+    runs, lengths = flat[starts], np.diff(starts, append=flat.size)
+    place = np.minimum(np.searchsorted(lut.fragments, runs), max(0, len(lut) - 1))
+    known = (lut.fragments[place] == runs) if len(lut) else np.zeros(len(runs), bool)
+    unknown = runs[~known & (runs != 0)]
     if unknown.size:
         raise BadData(
             f"fragment {int(unknown[0])} is not in the lookup table",
             where=where,
             hint="the fragments changed after segment read the graph: run segment again",
         )
-    segments = np.zeros(len(found), np.uint64)
+    segments = np.zeros(len(runs), np.uint64)
     segments[known] = lut.segments[place[known]]
-    segments[found == 0] = 0
-    relabelled: UInt64s = segments[which].reshape(fragments.shape)
+    segments[runs == 0] = 0
+    relabelled: UInt64s = np.repeat(segments, lengths).reshape(fragments.shape)
     return relabelled
 
 
