@@ -57,7 +57,8 @@ def _section(heading: str, anchor: str, schema: dict[str, Any], known: Mapping[s
     for key, about in keys.items():
         if (name := _table_of(about)) is not None:
             inner = f"{anchor}.{key}"
-            yield from _section(f"[{inner}]" if about.get("type") == "array" else inner, inner, known[name], known)
+            heading = f"{inner}.NAME" if "patternProperties" in about else inner
+            yield from _section(f"[{inner}]" if about.get("type") == "array" else heading, inner, known[name], known)
 
 
 def _row(anchor: str, key: str, about: dict[str, Any], required: bool, known: Mapping[str, Any]) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ def _row(anchor: str, key: str, about: dict[str, Any], required: bool, known: Ma
     name = f'<span id="{anchor}.{key}"></span>{code(key)}'
     inner = _table_of(about)
     what = plain(about.get("description", "") or (known[inner].get("description", "") if inner else ""))
-    kind = f"table: [{anchor}.{key}](#{anchor}.{key}-table)" if inner else plain(_kind(about))
+    kind = plain(_kind(about))
     if inner:
         kind = f"[table](#{anchor}.{key})"
         name = code(key)
@@ -73,15 +74,11 @@ def _row(anchor: str, key: str, about: dict[str, Any], required: bool, known: Ma
 
 
 def _table_of(about: dict[str, Any]) -> str | None:
-    """The name of the model, if the key is a table, or a list of tables, of a model of its own."""
-    choices = [about, *about.get("anyOf", [])]
+    """The name of the model, if the key is a table, or a list or names of tables, of a model of its own."""
+    choices = [about, *about.get("anyOf", []), *about.get("patternProperties", {}).values()]
     if about.get("type") == "array":
         choices.append(about.get("items", {}))
-    return next((c["$ref"].rsplit("/", 1)[1] for c in choices if "$ref" in c), None) if _is_listed(about) else None
-
-
-def _is_listed(about: dict[str, Any]) -> bool:
-    return "$ref" in json.dumps(about)
+    return next((c["$ref"].rsplit("/", 1)[1] for c in choices if "$ref" in c), None)
 
 
 def _default(about: dict[str, Any]) -> str:

@@ -235,7 +235,10 @@ def _unknown_keys(table: dict[str, Any], schema: dict[str, Any], known: dict[str
             found.append(key)
             continue
         reference = re.search(r'"#/\$defs/(\w+)"', json.dumps(about))
-        for inner in value if isinstance(value, list) else [value]:
+        inners = value if isinstance(value, list) else [value]
+        if "patternProperties" in about:  # tables by names that the user chooses
+            inners = list(value.values())
+        for inner in inners:
             if reference and isinstance(inner, dict):
                 found += [f"{key}.{p}" for p in _unknown_keys(inner, known[reference[1]], known)]
     return found
