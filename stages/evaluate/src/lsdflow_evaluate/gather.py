@@ -21,7 +21,7 @@ from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.layers import layers, open_layers, pictures, places_in, shown_box
 from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot
 from lsdflow_evaluate.report.records import FAILED, FINISHED, StageRecord
-from lsdflow_evaluate.scores_file import score_rows, verdict, worst_places
+from lsdflow_evaluate.scores_file import lsd_error_text, score_rows, verdict, worst_places
 from lsdflow_evaluate.seams import Seams
 from lsdflow_evaluate.snapshot import snapshot_of
 from lsdflow_evaluate.stage_records import stage_record, stages_of_mode
@@ -67,6 +67,7 @@ def report_data(
         advice=_advice(segmented),
         seams=str(Seams.of_dict(scores["seams"])) if "seams" in scores else "",
         worst=worst_places(scores),
+        lsd_error=lsd_error_text(scores),
         pictures=seen.pictures,
         snapshot=seen.snapshot,
         losses=history.loss_curves(experiment),

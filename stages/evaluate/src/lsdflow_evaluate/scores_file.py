@@ -17,6 +17,7 @@ from lsdflow_evaluate.report.data import Score, Verdict, WorstPlace
 from lsdflow_evaluate.truth_scores import TruthScores
 
 STAGE = "evaluate"
+MOST_NAMED = 5
 SHOWING = {"picture_edge_vox", "viewer_url"}
 NO_TRUTH = "no truth was given for this volume: there is nothing to compare with"
 
@@ -87,6 +88,16 @@ def _worst_place(told: Mapping[str, Any]) -> WorstPlace:
         voxel=voxel,
         at=",".join(f"{value:g}" for value in at_nm) if at_nm else "",
     )
+
+
+def lsd_error_text(scores: Mapping[str, Any]) -> str:
+    """How far the LSDs of the segmentation are from those predicted, without any truth; empty where it is not known."""
+    told = scores.get("lsd_error")
+    if not isinstance(told, Mapping) or "mean" not in told:
+        return ""
+    most = [f"{row['segment']} ({row['mean']:.2f})" for row in told.get("worst", ())[:MOST_NAMED]]
+    most_text = f"; most in segments {', '.join(most)}" if most else ""
+    return f"the LSDs of the segmentation differ by {told['mean']:.3f} (of 1) from those predicted{most_text}"
 
 
 def present_scores(experiment: Experiment, config: EvaluateConfig) -> dict[str, Any]:

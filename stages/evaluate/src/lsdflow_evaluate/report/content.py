@@ -7,11 +7,12 @@ here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from lsdflow_evaluate.report.data import ReportData, Score, SegmentCount
+from lsdflow_evaluate.report.data import ReportData, Score, SegmentCount, WorstPlace
 from lsdflow_evaluate.report.figures import Figure, figure_of
 from lsdflow_evaluate.report.records import Taken
 
@@ -23,10 +24,13 @@ LAYERS = {
     "segmentation": ("Segmentation", "segment has not finished here"),
     "truth": ("Truth", "no truth was given for this volume"),
 }
+# Shown where they are, not missed where they are not.
+FURTHER_LAYERS = {"lsd_error": "LSD error"}
 OTHER_NAMES = {"affs": "affinities", "lsd": "lsds", "ground_truth": "truth", "labels": "truth"}
 PLANES = {"z": ("y", "x"), "y": ("z", "x"), "x": ("z", "y")}  # rows, columns
 NOTHING = "\u2013"  # where a value would stand
 CROSS = "\u00d7"
+WORST_SHOWN = 6
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -178,6 +182,12 @@ def bytes_words(size: int | None) -> str:
     return f"{size / MIB:,.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.2g} MiB"
 
 
+def worst_first(worst: Sequence[WorstPlace]) -> tuple[list[WorstPlace], list[WorstPlace]]:
+    """The worst few of each kind, and the others."""
+    first = [p for kind in ("split", "merge") for p in [w for w in worst if w.kind == kind][:WORST_SHOWN]]
+    return first, [place for place in worst if place not in first]
+
+
 def planes(data: ReportData) -> tuple[Plane, ...]:
     """The three orthogonal planes with a panel for every layer; none at all if there is no picture."""
     return tuple(_plane(data, axis) for axis in PLANES) if data.pictures else ()
@@ -193,7 +203,8 @@ def _plane(data: ReportData, axis: str) -> Plane:
         Panel(title, figures.get(layer), "" if layer in figures else reason)
         for layer, (title, reason) in LAYERS.items()
     ]
-    panels += [Panel(figure.layer, figure) for layer, figure in figures.items() if layer not in LAYERS]
+    further = {layer: figure for layer, figure in figures.items() if layer not in LAYERS}
+    panels += [Panel(FURTHER_LAYERS.get(layer, figure.layer), figure) for layer, figure in further.items()]
     index = next((f"{axis} = {f.index_vox}" for f in figures.values()), "no picture")
     under = figures["raw"].uri if "raw" in figures else ""
     aspect = next((f.aspect for f in figures.values()), 1.0)

@@ -202,3 +202,4 @@ class ReportData:
     folder: str = "DIR"
     refresh_s: int | None = None
     no_scores: str = ""
+    lsd_error: str = ""

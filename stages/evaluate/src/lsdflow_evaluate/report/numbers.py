@@ -85,9 +85,9 @@ def _rand_chart(data: ReportData, merge_function: str) -> str:
     scores = sorted((s for s in data.scores if s.merge_function == merge_function), key=lambda s: s.threshold)
     x = np.array([s.threshold for s in scores])
     lines = [
-        Line("Rand split", x, np.array([s.rand_split for s in scores]), "s0"),
-        Line("Rand merge", x, np.array([s.rand_merge for s in scores]), "s1"),
-        Line("adapted Rand error", x, np.array([s.adapted_rand_error for s in scores]), "ink"),
+        Line("split", x, np.array([s.rand_split for s in scores]), "s0"),
+        Line("merge", x, np.array([s.rand_merge for s in scores]), "s1"),
+        Line("adapted error", x, np.array([s.adapted_rand_error for s in scores]), "ink"),
     ]
     runs = np.array([np.nan if s.normalized_erl is None else s.normalized_erl for s in scores])
     if np.isfinite(runs).any():

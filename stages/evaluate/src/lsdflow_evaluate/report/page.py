@@ -73,6 +73,7 @@ def _report(data: ReportData, looks: _Looks) -> str:
         stages=numbers.stage_rows(data),
         timeline=timeline(data.stages, time.time()),
         block_maps=[(stage, maps) for stage, maps in looks.maps.items() if stage in grids],
+        worst=content.worst_first(data.worst),
         missing=wording.missing_parts(data),
         methods=wording.methods(data),
         citations=wording.CITATIONS,

@@ -21,7 +21,7 @@ WRITTEN = {
     "predict": ("LSDs", "Affinities"),
     "watershed": ("Fragments",),
     "segment": ("Segmentation",),
-    "evaluate": ("Segmentation", "Truth"),
+    "evaluate": ("Segmentation", "Truth", "LSD error"),
 }
 STATES = {
     FINISHED: ("✓ finished", "good"),
@@ -59,8 +59,8 @@ def tiles(data: ReportData, record: StageRecord) -> tuple[Tile, ...]:
         Tile("Work", row.work if row else NOTHING, failed),
         Tile("Run time", row.run_time if row else NOTHING, f"{len(record.runs)} runs" if len(record.runs) > 1 else ""),
         Tile("Processor time", taken[0], "all processes together"),
-        Tile("Memory", taken[1], "the largest process"),
-        Tile("Read, written", f"{taken[2]}, {taken[3]}", taken[4]),
+        Tile("Memory", taken[1], "the largest process" + ("" if taken[4] == NOTHING else f"; GPU {taken[4]}")),
+        Tile("Read", taken[2], "" if taken[3] == NOTHING else f"{taken[3]} written"),
     )
 
 
