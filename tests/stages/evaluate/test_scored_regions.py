@@ -13,14 +13,14 @@ import pytest
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, ArraySpec
-from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.counting import counting_task, open_counted
 from lsdflow_evaluate.run_length import Skeletons, run_lengths
 from lsdflow_evaluate.skeleton_files import read_skeletons
-from lsdflow_evaluate.task import run, validate, verify
+from lsdflow_evaluate.task import repair, run, validate, verify
 from lsdflow_evaluate.truth_scores import trace as trace_of
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
@@ -152,3 +152,17 @@ def test_skeletons_in_a_dump_of_a_mongodb_are_found_by_their_name(make_experimen
     assert (found.skeletons.edges.tolist(), found.kind) == ([[0, 1]], "traced: mongo:gt@dump")
     wrong = validate(make_experiment("a", 'evaluate.skeletons="mongo:gt"'))
     assert [type(problem) for problem in wrong] == [ConfigError]
+
+
+def test_lost_rows_and_files_of_the_look_up_are_found_and_mended_to_the_same_scores(make_experiment: Make) -> None:
+    experiment = make_experiment("a", TRACED, 'evaluate.block_shape="100 vox"', "evaluate.worst=2")
+    trace(experiment)
+    wanted = scores_of(experiment)
+    next((experiment.layout.store / "overlaps_nodes_roi").rglob("*.parquet")).unlink()
+    next((experiment.layout.store / "evaluate").rglob("voxel.npy")).unlink()
+    with pytest.raises(BadData, match="lost or damaged"):
+        verify(experiment)
+    found = repair(experiment)
+    assert (found["broken"], found["nodes_broken"], found["fault_places_broken"]) == (0, 1, 0)
+    assert verify(experiment)["verified"]
+    assert json.loads((experiment.layout.report / "scores.json").read_text()) == wanted
