@@ -40,7 +40,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-blocks test-training test-tensorflow test-view test-browser test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -142,6 +142,10 @@ test-view: setup setup-view .cache/readers/.installed
 test-browser: setup setup-view docs .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test`)
 	tests/browser/install_chromium.sh
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/browser/bin/pytest --confcutdir=tests/browser $(BROWSER_TESTS)
+
+screenshots: setup .venv/browser/.installed  ## pictures of the docs, of the report of DEMO: docs/pictures/report_*.png
+	tests/browser/install_chromium.sh
+	.venv/browser/bin/python tests/browser/screenshots.py $(DEMO)/report docs/pictures
 
 test-real: setup  ## the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s tests/pipeline/test_real_volumes.py

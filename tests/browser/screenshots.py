@@ -1,0 +1,82 @@
+"""The pictures of the report in the docs, made from a real report by a real browser: `make screenshots DEMO=demo`.
+
+screenshots.py REPORT_FOLDER OUT_FOLDER: OUT_FOLDER/report_*.png
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+LARGEST_BYTES = 300_000
+# Fewer and fewer colours, until a picture is small enough.
+COLOURS = (256, 128, 64, 32)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: which page, how wide and high the window, which look, and the part of the page (CSS), if one."""
+
+    name: str
+    page: str
+    size: tuple[int, int] = (1280, 900)
+    look: str = "light"
+    part: str = ""
+
+
+SHOTS = (
+    Shot("report_top", "index.html", (1280, 1120)),
+    Shot("report_dark", "index.html", (1280, 1120), "dark"),
+    Shot("report_phone", "index.html", (390, 844)),
+    Shot("report_neurites", "index.html", part=".snapshot"),
+    Shot("report_numbers", "index.html", part="#numbers .charts"),
+    Shot("report_stages", "index.html", part="#stages"),
+    Shot("report_worst", "index.html", part="#worst"),
+    Shot("report_stage_page", "watershed.html", (1280, 1120)),
+)
+
+
+def main(report: Path, out: Path) -> None:
+    """Make them all; a part that this report does not have is told."""
+    out.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"], chromium_sandbox=False)
+        for shot in SHOTS:
+            taken = _taken(browser, report, shot)
+            if taken is None:
+                print(f"{shot.name}: this report has no {shot.part}")
+                continue
+            (out / f"{shot.name}.png").write_bytes(_small(taken))
+        browser.close()
+
+
+def _taken(browser: Browser, report: Path, shot: Shot) -> bytes | None:
+    width, height = shot.size
+    with browser.new_context(viewport={"width": width, "height": height}, color_scheme=shot.look) as context:  # type: ignore[arg-type]
+        page = context.new_page()
+        page.goto((report / shot.page).resolve().as_uri())
+        if not shot.part:
+            return page.screenshot()
+        found = page.locator(shot.part)
+        return found.first.screenshot() if found.count() else None
+
+
+def _small(picture: bytes) -> bytes:
+    """The picture in as many colours as fit the size that docs can bear."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    for colours in COLOURS:
+        buffer = io.BytesIO()
+        image.quantize(colours, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+        if buffer.tell() <= LARGEST_BYTES:
+            break
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
