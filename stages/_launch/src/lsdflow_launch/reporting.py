@@ -13,7 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import Interrupted, StageError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_launch.commands import run_stage, stage_command
 
@@ -29,7 +29,7 @@ NICENESS = 10
 def report_arguments(experiment: Experiment, refresh_s: float | None = None) -> list[str]:
     """The arguments of `evaluate` that write the report of an experiment."""
     overrides = [word for override in experiment.overrides for word in ("--set", override)]
-    refresh = ["--refresh", str(round(refresh_s))] if refresh_s else []
+    refresh = ["--refresh", str(max(1, round(refresh_s)))] if refresh_s else []
     return [VERB, "--experiment", str(experiment.path), *overrides, *refresh]
 
 
@@ -40,12 +40,11 @@ def report_now(experiment: Experiment, refresh_s: float | None = None) -> int:
 
 def watch(experiment: Experiment, every_s: float, wait: Callable[[float], object]) -> None:
     """Write the report again and again, until `wait` is interrupted; then once more, for browsers that stay."""
-    try:
-        while True:
-            report_now(experiment, every_s)
+    with contextlib.suppress(KeyboardInterrupt):
+        # Ctrl-C while a report is written ends that one with 75.
+        while report_now(experiment, every_s) != Interrupted.exit_code:
             wait(every_s)
-    except KeyboardInterrupt:
-        report_now(experiment)
+    report_now(experiment)
 
 
 @contextlib.contextmanager
