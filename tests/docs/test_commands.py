@@ -42,7 +42,8 @@ EXECUTED = (
     "bin/watershed plan --experiment demo",
     "bin/watershed verify --experiment demo",
     "bin/watershed schema",
-    "bin/watershed plan -e exp",
+    "bin/lsdflow trace exp",
+    "bin/lsdflow cite",
 )
 
 
