@@ -61,6 +61,13 @@ def find_no_patch() -> None:
     trainer.next_batches = failing
 
 
+def be_unable_to_write() -> None:
+    def refused(*_, **__):
+        raise BadData("this process does not write")
+
+    trainer.ckpt.save_checkpoint = trainer.ckpt.keep_best = trainer.write_snapshot = trainer.Curves = refused
+
+
 def run_out_of_memory() -> None:
     def failing(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
