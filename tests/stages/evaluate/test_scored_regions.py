@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import bson
 import numpy as np
+import pymongo
 import pytest
 
 from lsdflow_command.app import RunOptions
@@ -166,3 +168,25 @@ def test_lost_rows_and_files_of_the_look_up_are_found_and_mended_to_the_same_sco
     assert (found["broken"], found["nodes_broken"], found["fault_places_broken"]) == (0, 1, 0)
     assert verify(experiment)["verified"]
     assert json.loads((experiment.layout.report / "scores.json").read_text()) == wanted
+
+
+def test_with_a_mongodb_as_store_and_as_source_of_skeletons_the_scores_are_the_same(
+    make_experiment: Make, mongod: Any, tmp_path: Path
+) -> None:
+    given = (CORE, 'evaluate.block_shape="100 vox"', "evaluate.worst=3")
+    plain = make_experiment("a", *given, TRACED)
+    skeletons = trace(plain)
+    wanted = scores_of(plain)
+    source = mongod.uri_file("traced", tmp_path)
+    source.write_text(source.read_text().replace("/?", "/traced?"))
+    with pymongo.MongoClient(source.read_text().strip()) as client:
+        nodes = zip(skeletons.positions_nm.tolist(), skeletons.neurons.tolist(), strict=True)
+        rows = [{"id": n, "z": z, "y": y, "x": x, "neuron_id": neuron} for n, ((z, y, x), neuron) in enumerate(nodes)]
+        client["traced"]["gt.nodes"].insert_many(rows)
+        client["traced"]["gt.edges"].insert_many([{"source": a, "target": b} for a, b in skeletons.edges.tolist()])
+    store = ("store.engine=mongo", f"store.uri_file={mongod.uri_file('scores', tmp_path)}", "store.database=scores")
+    experiment = make_experiment("b", *given, *store, f'evaluate.skeletons="mongo:gt@{source}"')
+    for _ in range(2):
+        found = scores_of(experiment)
+        assert {**found, "settings": {}} == {**wanted, "settings": {}}
+        assert verify(experiment)["verified"]
