@@ -120,7 +120,7 @@ def test_every_dependency_is_pinned_exactly_or_ours() -> None:
 
 
 def test_locks_pin_with_hashes_and_name_no_address() -> None:
-    locks = [*(REPOSITORY / "stages").glob("*/*.lock"), *(REPOSITORY / "tests").glob("*.lock")]
+    locks = [*(REPOSITORY / "stages").glob("*/*.lock"), *(REPOSITORY / "tests").rglob("*.lock")]
     assert len(locks) >= 14
     for lock in locks:
         text = lock.read_text()
