@@ -20,6 +20,10 @@ PAGES = (
 # made by programs, from commands that they have run
 GENERATED = ("docs/bad_input.md", "docs/fault_baselines.md", "docs/fault_release.md")
 OURS = re.compile(r"^(bin/[a-z-]+|lsdflow|make) \S")
+PROGRAMS = re.compile(r"(bin/|\.venv/\w+/bin/|(make|torchrun|lsdflow|prepare|train-lsd|train-acrlsd|predict|segment) )")
+    r"(bin/|\.venv/\w+/bin/|make |torchrun |(lsdflow|prepare|train-lsd|train-acrlsd|predict|segment) )"
+)
+_INDENTED = re.compile(r"(?:^    \S.*\n?)+", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"(^|\s+)#(\s.*)?$")
 _ASSIGNMENT = re.compile(r"^[A-Z_]+=")
@@ -66,12 +70,13 @@ def commands_of(page: Path) -> Iterator[Command]:
 
 
 def shell_lines(text: str) -> Iterator[str]:
-    """Lines of the fenced blocks that hold commands; those that end in a backslash go on in the next."""
-    for language, block in _FENCE.findall(text):
-        if language in LANGUAGES:
-            for line in re.sub(r"\\\n\s*", "", block).splitlines():
-                if told := _COMMENT.sub("", line).strip():
-                    yield told
+    """Lines of fenced and indented blocks that hold commands; those that end in a backslash go on in the next."""
+    blocks = [block for language, block in _FENCE.findall(text) if language in LANGUAGES]
+    blocks += [block for block in _INDENTED.findall(_FENCE.sub("", text)) if PROGRAMS.match(block.strip())]
+    for block in blocks:
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            if told := _COMMENT.sub("", line).strip():
+                yield told
 
 
 def _simple_commands(page: str, line: str) -> Iterator[Command]:
