@@ -21,8 +21,6 @@ PAGES = (
 GENERATED = ("docs/bad_input.md", "docs/fault_baselines.md", "docs/fault_release.md")
 OURS = re.compile(r"^(bin/[a-z-]+|lsdflow|make) \S")
 PROGRAMS = re.compile(r"(bin/|\.venv/\w+/bin/|(make|torchrun|lsdflow|prepare|train-lsd|train-acrlsd|predict|segment) )")
-    r"(bin/|\.venv/\w+/bin/|make |torchrun |(lsdflow|prepare|train-lsd|train-acrlsd|predict|segment) )"
-)
 _INDENTED = re.compile(r"(?:^    \S.*\n?)+", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"(^|\s+)#(\s.*)?$")
