@@ -11,20 +11,23 @@ from rich.table import Table
 
 from lsdflow_launch.planning.wording import duration
 
-HEADS = ("stage", "state", "done", "failed", "retried", "rate", "left", "took", "planned", "last activity")
+HEADS = ("stage", "state", "done", "failed", "retried", "rate", "left", "took", "planned", "last sign")
 JOB_ROLES = ("run", "coordinator", "workers", "verify")
 PASS, ITERATIONS = "pass", "iterations_done"
 Facts = Mapping[str, Any]
 
 
 def show_status(states: Mapping[str, Facts], console: Console, now: float | None = None) -> None:
-    """The table, then a block of lines for each stage of which there is more to tell."""
+    """The table (done: blocks, or iterations), then a block of lines for each stage of which there is more to tell."""
     now = time.time() if now is None else now
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in HEADS:
-        table.add_column(head, no_wrap=True, justify="left" if head in ("stage", "state") else "right")
-    for stage, facts in states.items():
-        table.add_row(stage, *cells(facts, now))
+    rows = [(stage, *cells(facts, now)) for stage, facts in states.items()]
+    # A column in which nothing stands takes room that a narrow terminal has not.
+    shown = [n for n in range(len(HEADS)) if n < 2 or any(row[n] for row in rows)]
+    for head in (HEADS[n] for n in shown):
+        table.add_column(head, no_wrap=head != "state", justify="left" if head in ("stage", "state") else "right")
+    for row in rows:
+        table.add_row(*(row[n] for n in shown))
     console.print(table, highlight=False)
     for stage, facts in states.items():
         for line in more_lines(stage, facts):
@@ -70,7 +73,7 @@ def _state(facts: Facts) -> str:
 
 def _done(facts: Facts) -> str:
     if "blocks_done" in facts and "blocks" in facts:
-        return f"{facts['blocks_done']}/{facts['blocks']} blocks"
+        return f"{facts['blocks_done']}/{facts['blocks']}"
     return f"{facts[ITERATIONS]}/{facts['iterations_wanted']} it" if ITERATIONS in facts else ""
 
 

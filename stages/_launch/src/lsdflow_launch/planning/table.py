@@ -25,6 +25,10 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("GPU", "gpu_hours", hours),
     ("walltime", "walltime_s", duration),
 )
+# A terminal of 80 columns gets two tables: the work, and what it needs.
+WIDE, WORK_COLUMNS = 132, 5
+HEADS = tuple(head for head, _, _ in COLUMNS)
+LEFT, WORKERS = "left", "workers"
 WORDS = {"walltime_s": ("walltime", duration), "seconds": ("work", duration), "files": ("files", count)}
 WORDS |= {"rss_per_worker_bytes": ("RAM", size), "bytes_written": ("written", size)}
 
@@ -38,16 +42,23 @@ def shown(quantity: Quantity, text: Callable[[float], str]) -> str:
 
 def show_plan(plan: Plan, console: Console) -> None:
     """The table of stages, where its numbers are from, what is left in all, warnings and cost."""
-    table = _table(("stage", "left", *(head for head, _, _ in COLUMNS), "workers"))
-    for stage, estimate in plan.estimates.items():
-        job = plan.allotments[stage].workers
-        cells = [shown(estimate[name], text) if name in estimate.numbers else "" for _, name, text in COLUMNS]
-        table.add_row(
-            stage, f"{100 * estimate.share_left:.0f} %", *cells, f"{job.count} x {job.cores} on {job.partition}"
-        )
-    console.print(table)
+    if console.width >= WIDE:
+        console.print(_stages(plan, (LEFT, *HEADS, WORKERS)))
+    else:
+        console.print(_stages(plan, (LEFT, *HEADS[:WORK_COLUMNS])))
+        console.print(_stages(plan, (*HEADS[WORK_COLUMNS:], WORKERS)))
     for line in (*_sources(plan), *_totals(plan), *_warnings(plan)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _stages(plan: Plan, heads: Sequence[str]) -> Table:
+    table = _table(("stage", *heads))
+    for stage, estimate in plan.estimates.items():
+        job = plan.allotments[stage].workers
+        cells = {LEFT: f"{100 * estimate.share_left:.0f} %", WORKERS: f"{job.count} x {job.cores} on {job.partition}"}
+        cells |= {h: shown(estimate[name], text) for h, name, text in COLUMNS if name in estimate.numbers}
+        table.add_row(stage, *(cells.get(head, "") for head in heads))
+    return table
 
 
 def show_comparison(found: Sequence[Comparison], console: Console) -> None:
