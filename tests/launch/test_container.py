@@ -144,6 +144,14 @@ def test_every_command_is_shown_before_it_runs(docker: Path, experiment: Path) -
     assert f"prepare: lsdflow/prepare:0.1.0 is {ID}" in shown
 
 
+@pytest.mark.parametrize(("option", "given"), [("--quiet", ["LSDFLOW_LOUDNESS=quiet"]), ("--json", [])])
+def test_a_stage_in_a_container_is_as_loud_as_the_command(
+    docker: Path, experiment: Path, option: str, given: list[str]
+) -> None:
+    _run(experiment, "--to", "prepare", option)
+    assert [word for word in _calls(docker)[0] if word.startswith("LSDFLOW_LOUDNESS")] == given
+
+
 def test_overrides_and_replace_reach_the_stage_in_the_container(docker: Path, experiment: Path) -> None:
     _run(experiment, "--set", "compute.workers=5", "--replace", "--to", "prepare")
     assert _calls(docker)[0][-3:] == ["--set", "compute.workers=5", "--replace"]

@@ -34,12 +34,12 @@ def bare_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("lsdflow")
     before = (root.handlers[:], root.level, ours.level)
     root.handlers.clear()
-    monkeypatch.delenv(loudness.VARIABLE, raising=False)
+    monkeypatch.delenv(loudness.LOUDNESS_VARIABLE, raising=False)
     yield
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     ours.setLevel(before[2])
-    os.environ.pop(loudness.VARIABLE, None)
+    os.environ.pop(loudness.LOUDNESS_VARIABLE, None)
 
 
 def speaking() -> Verbs:
@@ -79,7 +79,7 @@ def test_quiet_leaves_errors_and_the_result_verbose_adds_what_helps_to_find_a_fa
 
 def test_what_a_command_starts_is_as_loud_as_the_command(bare_logging: None) -> None:
     CliRunner().invoke(speaking(), ["speak", "ha", "--quiet"])
-    assert os.environ[loudness.VARIABLE] == "quiet"
+    assert os.environ[loudness.LOUDNESS_VARIABLE] == "quiet"
     assert CliRunner().invoke(speaking(), ["speak", "ha"]).stderr.count("\n") == 1
 
 

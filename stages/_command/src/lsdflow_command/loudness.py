@@ -12,7 +12,7 @@ import sys
 
 from lsdflow_command.log_lines import log_formatter
 
-VARIABLE = "LSDFLOW_LOUDNESS"
+LOUDNESS_VARIABLE = "LSDFLOW_LOUDNESS"
 NORMAL = "normal"
 LEVELS = {"quiet": logging.ERROR, NORMAL: logging.INFO, "verbose": logging.DEBUG}
 _HANDLER = "lsdflow-stderr"
@@ -20,7 +20,7 @@ _HANDLER = "lsdflow-stderr"
 
 def loudness() -> str:
     """quiet, normal or verbose."""
-    word = os.environ.get(VARIABLE, NORMAL)
+    word = os.environ.get(LOUDNESS_VARIABLE, NORMAL)
     return word if word in LEVELS else NORMAL
 
 
@@ -31,7 +31,7 @@ def is_quiet() -> bool:
 
 def set_loudness(word: str) -> None:
     """Tell as much as `word` says from now on, here and in what is started from here."""
-    os.environ[VARIABLE] = word
+    os.environ[LOUDNESS_VARIABLE] = word
     _apply()
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes
+from lsdflow_command.completion import one_of
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.activity import with_activity
@@ -37,6 +38,8 @@ from lsdflow_launch.submit import submit as submit_chain
 
 LOG = logging.getLogger("lsdflow.status")
 Ask = Callable[[str, Sequence[str]], Any]
+WORKERS, OF_STAGES = "stage=N: workers of a stage (repeat)", one_of([f"{stage}=" for stage in BLOCK_STAGES])
+Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=OF_STAGES)]
 
 
 def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]) -> None:
@@ -48,7 +51,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
         first: First = STAGES[0],
         last: Last = STAGES[-1],
         override: Set = None,
-        workers: Annotated[list[str] | None, typer.Option(help="stage=N: workers of a stage (repeat)")] = None,
+        workers: Workers = None,
         only_workers: Annotated[
             bool, typer.Option("--only-workers", help="add --workers to stages that are running")
         ] = False,

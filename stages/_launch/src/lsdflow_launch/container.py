@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from lsdflow_command.loudness import LOUDNESS_VARIABLE, NORMAL, loudness
 from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.experiment import Experiment
@@ -58,6 +59,8 @@ class Containers:
     def command(self, stage: str, arguments: Sequence[str]) -> list[str]:
         """The whole command line of a stage's call."""
         environment = {DIGEST_VARIABLE: self.image(stage).digest}
+        if loudness() != NORMAL:
+            environment[LOUDNESS_VARIABLE] = loudness()
         uri_file = uri_file_of(self.experiment)
         if uri_file is not None:
             environment[URI_FILE_VARIABLE] = str(uri_file)
