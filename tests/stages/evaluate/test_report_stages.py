@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 from collections.abc import Callable
 
@@ -91,6 +92,15 @@ def test_a_pause_longer_than_the_work_is_cut_short_and_marked() -> None:
     assert first.width == pytest.approx(2 * second.width)
     assert first.width + second.width > 90
     assert found.ticks[-1][1].startswith("‖")
+
+
+def test_marks_of_a_timeline_never_stand_on_one_another() -> None:
+    runs = tuple(_run("predict", begin, 3, 0) for begin in (0, 900, 1800, 9000, 9003, 90_000, 200_000, 10**6))
+    found = timeline([StageRecord("predict", "finished", runs)], now=0)
+    assert found is not None
+    places = [left for left, _ in found.ticks]
+    assert len(places) >= 4
+    assert min(b - a for a, b in itertools.pairwise(places)) >= 12
 
 
 def test_what_runs_took_adds_up_and_memory_is_that_of_the_largest_process() -> None:

@@ -12,7 +12,7 @@ from lsdflow_evaluate.report.records import StageRecord, StageRun
 # So short a bar could not be seen.
 LEAST_PERCENT = 0.4
 MOST_RUNS = 200
-MOST_TICKS = 12
+LEAST_TICK_PERCENT = 12.0
 # A pause longer than this share of all run times is a break of the axis, drawn with this width.
 LONG_PAUSE_SHARE, BREAK_SHARE = 0.5, 0.06
 STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800)
@@ -73,10 +73,15 @@ class _Axis:
     def ticks(self) -> tuple[tuple[float, str], ...]:
         """Round times since the start; after a break, the time at which the next period began."""
         begin, end = self.periods[0]
-        step = next((s for s in STEPS_S if self.length_s / s <= 6), STEPS_S[-1])
+        step = next((s for s in STEPS_S if self.length_s / s <= 8), STEPS_S[-1])
         first = [(self.percent(begin + s), duration(s) if s else "0") for s in range(0, int(end - begin) + 1, step)]
         later = [(self.percent(b), f"‖ {duration(b - begin)}") for b, _ in self.periods[1:]]
-        return tuple([*first, *later][:MOST_TICKS])
+        shown: list[tuple[float, str]] = []
+        for tick in [*first, *later]:
+            if shown and tick[0] - shown[-1][0] < LEAST_TICK_PERCENT:
+                shown.pop()  # a later period is told rather than a round time before it
+            shown.append(tick)
+        return tuple(shown)
 
 
 def timeline(stages: Sequence[StageRecord], now: float) -> Timeline | None:
