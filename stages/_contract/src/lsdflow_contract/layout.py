@@ -23,6 +23,11 @@ class ExperimentLayout:
         return self.root / "experiment.schema.json"
 
     @property
+    def plan(self) -> Path:
+        """What a run was predicted to take."""
+        return self.root / "plan.json"
+
+    @property
     def images_env(self) -> Path:
         """The pinned images."""
         return self.root / "images.env"

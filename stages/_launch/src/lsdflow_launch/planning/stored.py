@@ -13,19 +13,12 @@ from typing import Any
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
-from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.planning.evidence import Made, passes_of, taken_as_a_whole
 from lsdflow_launch.planning.plan import Plan
 from lsdflow_launch.planning.quantity import Quantity
 
-NAME = "plan.json"
 COMPARED = ("walltime_s", "seconds", "rss_per_worker_bytes", "bytes_written", "files")
 MIB = 2**20
-
-
-def plan_path(experiment: Experiment) -> Path:
-    """Where the plan lies."""
-    return experiment.path.parent / NAME
 
 
 def store_plan(experiment: Experiment, plan: Plan) -> Path:
@@ -36,14 +29,14 @@ def store_plan(experiment: Experiment, plan: Plan) -> Path:
         if plan.estimates[stage].share_left == 0:
             kept = earlier if earlier and earlier["share_left"] > 0 else {**estimate, "share_left": 0.0}
             told["stages"][stage] = kept
-    write_json(plan_path(experiment), told)
-    return plan_path(experiment)
+    write_json(experiment.layout.plan, told)
+    return experiment.layout.plan
 
 
 def predicted_stages(experiment: Experiment) -> dict[str, Any]:
     """Estimates of the stages in plan.json; empty if there is none that can be read."""
     try:
-        found = read_json(plan_path(experiment))
+        found = read_json(experiment.layout.plan)
     except StageError:
         return {}
     stages = found.get("stages", {}) if isinstance(found, dict) else {}
@@ -85,7 +78,7 @@ def compare(experiment: Experiment, made: Mapping[str, Made]) -> list[Comparison
     before = predicted_stages(experiment)
     if not before:
         hint = "make one before the run: lsdflow plan DIR --measure"
-        raise MissingInput("there is no plan to compare with", where=plan_path(experiment), hint=hint)
+        raise MissingInput("there is no plan to compare with", where=experiment.layout.plan, hint=hint)
     found = []
     for stage, what in made.items():
         actual = _actual(what) if what.finished else {}
@@ -99,15 +92,6 @@ def compare(experiment: Experiment, made: Mapping[str, Made]) -> list[Comparison
 def planned_seconds(experiment: Experiment, stage: str) -> float | None:
     """The walltime that was predicted for a stage; None if none was."""
     return predicted(predicted_stages(experiment).get(stage, {}), "walltime_s")
-
-
-def finished_in(experiment: Experiment, stage: str) -> bool:
-    """True if the stage has left its manifest."""
-    try:
-        read_manifest(experiment.layout, stage)
-    except StageError:
-        return False
-    return True
 
 
 def _actual(made: Made) -> dict[str, float | None]:
