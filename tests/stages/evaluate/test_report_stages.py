@@ -18,7 +18,7 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate.block_maps import map_of
+from lsdflow_evaluate.block_maps import map_of, shown_work
 from lsdflow_evaluate.cli import app
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.pages import write_report
@@ -192,6 +192,21 @@ def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_setting
     assert present_scores(experiment, EvaluateConfig()) == {}
     write_report(experiment)
     assert "evaluate run makes them" in (experiment.layout.report / "index.html").read_text()
+
+
+def test_of_a_stage_with_several_works_the_one_with_the_blocks_of_the_manifest_is_told(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    grid = {"begin_vox": [0, 0, 0], "shape_vox": [18, 24, 26]}
+    for key, block in (("counting", [9, 12, 13]), ("later", [18, 24, 26])):
+        write_json(
+            experiment.layout.stage_runs("evaluate") / "grids" / f"{key}.json", {**grid, "block_shape_vox": block}
+        )
+    watershed = read_manifest(experiment.layout, "watershed")
+    found = watershed.model_copy(update={"key": "of its own", "facts": {"blocks": 8}})
+    assert shown_work(experiment, "evaluate", found, ["counting", "later"]) == "counting"
+    assert shown_work(experiment, "evaluate", None, ["counting", "later"]) == "later"
+    named = found.model_copy(update={"key": "later"})
+    assert shown_work(experiment, "evaluate", named, ["counting", "later"]) == "later"
 
 
 def test_the_grid_of_blocks_is_noted_when_their_work_begins(make_experiment: Make) -> None:

@@ -30,7 +30,7 @@ def block_map(
         keys = store.works(stage)
         if not keys:
             return None
-        key = manifest.key if manifest is not None and manifest.key in keys else keys[-1]
+        key = shown_work(experiment, stage, manifest, keys)
         grid = read_grid(experiment, stage, key) or (grid_of_manifest(manifest) if manifest else None)
         if grid is None or math.prod(grid.shape) > MOST_BLOCKS:
             return None
@@ -41,6 +41,17 @@ def block_map(
         return None
     again = {a.block for a in attempts if a.key == key[:KEY_LETTERS] and a.outcome != DONE}
     return map_of(grid, done, failed, again, seconds)
+
+
+def shown_work(experiment: Experiment, stage: str, manifest: Manifest | None, keys: Sequence[str]) -> str:
+    """Which of the stage's works is told of: the one its manifest names, or that has the manifest's number of blocks
+    (evaluate has several, and names none); else the newest."""
+    if manifest is None or manifest.key in keys:
+        return manifest.key if manifest is not None else keys[-1]
+    grids = {key: read_grid(experiment, stage, key) for key in keys}
+    wanted = manifest.facts.get("blocks")
+    fitting = [key for key, grid in grids.items() if grid is not None and math.prod(grid.shape) == wanted]
+    return fitting[-1] if fitting else keys[-1]
 
 
 def taken_by(attempts: Sequence[Attempt]) -> Taken:

@@ -12,6 +12,7 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_evaluate.block_maps import shown_work
 from lsdflow_evaluate.report.data import (
     BlockTimes,
     FragmentsBy,
@@ -178,7 +179,7 @@ def _marks(experiment: Experiment, stage: str) -> BlockStore | None:
     finished = manifests(experiment).get(stage)
     if not keys:
         return None
-    return store.blocks(stage, finished.key if finished is not None and finished.key in keys else keys[-1])
+    return store.blocks(stage, shown_work(experiment, stage, finished, keys))
 
 
 def _blocks_planned(experiment: Experiment, stage: str) -> int:
