@@ -313,6 +313,30 @@ def test_a_plan_is_kept_when_the_stage_has_finished_and_compared_with_what_happe
     assert found["walltime_s"].actual == 45.0
 
 
+def test_before_any_stage_has_finished_there_is_nothing_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = make(tmp_path / "a")
+    monkeypatch.setattr(plan_cli, "asker", lambda _: answers())
+    assert CliRunner().invoke(app, ["plan", str(experiment.layout.root)]).exit_code == 0
+    done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--compare"])
+    assert (done.exit_code, "no stage has finished yet" in done.output) == (0, True)
+    told = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--compare", "--json"])
+    assert json.loads(told.stdout) == {}
+
+
+def test_json_keeps_what_stages_plan_and_adds_the_estimates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = make(tmp_path / "a")
+    monkeypatch.setattr(plan_cli, "asker", lambda _: answers(measured=MEASURED))
+    done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--measure", "--json"])
+    told = json.loads(done.stdout)
+    assert (told["watershed"]["blocks"], told["segment"]["not known yet"]) == (10, NOT_YET["what"])
+    assert told["watershed"]["estimate"]["seconds"] == {"value": 30.0, "from": "one block measured on n1"}
+    assert told["experiment"]["bytes_to_come"]["at_least"] is True
+    kept = json.loads(experiment.layout.plan.read_text())
+    assert kept["stages"]["watershed"] == told["watershed"]["estimate"]
+
+
 def test_a_plan_made_after_the_end_predicts_nothing(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     finish(experiment, "watershed", blocks=10, seconds_in_blocks=60.0, peak_rss_mib=500.0)

@@ -63,6 +63,9 @@ def _stages(plan: Plan, heads: Sequence[str]) -> Table:
 
 def show_comparison(found: Sequence[Comparison], console: Console) -> None:
     """Predicted and actual, a line each."""
+    if not found:
+        console.print("no stage has finished yet: there is nothing to compare")
+        return
     table = _table(("stage", "what", "predicted", "actual", "actual / predicted"))
     told = [stage for stage in dict.fromkeys(x.stage for x in found) if _has_prediction(stage, found)]
     for line in (line for line in found if line.stage in told):
