@@ -66,7 +66,10 @@ def address(shown: tuple[Path, dict[str, Any]], commands: Path) -> Iterator[str]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         yield str(server.stdout.readline().strip()) if server.stdout else ""
         server.send_signal(signal.SIGINT)
-        assert server.wait(20) == 0
+        try:
+            assert server.wait(30) == 0
+        finally:
+            server.kill()  # nothing, if it has ended
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import webbrowser
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -24,7 +25,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_view.gallery import open_gallery
 from lsdflow_view.ranges import NoSuchRange, wanted_range
 from lsdflow_view.server import Site, ViewServer, client_folder
-from lsdflow_view.show import position_of
+from lsdflow_view.show import browser_on, position_of
 
 SECRET = b"outside of every volume"
 
@@ -159,7 +160,7 @@ def test_it_only_reads(served: Served, method: str) -> None:
 def test_it_listens_on_loopback_alone_unless_an_interface_is_named(served: Served) -> None:
     assert served.server.server_address[0] == "127.0.0.1"
     everywhere = ".".join("0000")
-    for host in (everywhere, "", "no.such.host.invalid"):
+    for host in (everywhere, "0", "0x0", "", "no.such.host.invalid"):
         with pytest.raises(UsageError):
             ViewServer(served.server.site, host)
     with pytest.raises(UsageError, match="cannot listen"):
@@ -243,6 +244,29 @@ def test_the_position_is_in_nm_or_the_middle_of_a_voxel_of_the_target(shown_expe
     assert np.array(state["position"][:3]) * voxel[::-1] == pytest.approx([1000.0, 800.0, 480.0])
 
 
+def test_the_token_is_in_no_argument_of_the_browser_and_in_no_file_of_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str, int]] = []
+
+    def look(address: str) -> None:
+        page = Path(address.removeprefix("file://"))
+        seen.append((address, page.read_text(), page.parent.stat().st_mode & 0o777))
+
+    monkeypatch.setattr(webbrowser, "open", look)
+    monkeypatch.setenv("DISPLAY", ":0")
+    with browser_on(served.server.url):
+        ((address, content, mode),) = seen
+        assert served.server.door.token not in address
+        assert served.server.url in content
+        assert mode == 0o700
+    assert not Path(address.removeprefix("file://")).exists()
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with browser_on(served.server.url), browser_on(None):
+        assert len(seen) == 1, "no screen, no browser"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_prints_its_address_and_ends_cleanly(shown_experiment: Experiment, number: int) -> None:
     command = [Path(sys.executable).parent / "lsdflow-view", "show", shown_experiment.path.parent, "--no-browser"]
@@ -251,7 +275,10 @@ def test_the_command_prints_its_address_and_ends_cleanly(shown_experiment: Exper
         host, port = address.removeprefix("http://").partition("/")[0].split(":")
         with socket.create_connection((host, int(port))):  # a browser that stays connected holds up nothing
             os.kill(viewer.pid, number)
-            told = viewer.communicate(timeout=20)[1]
+            try:
+                told = viewer.communicate(timeout=30)[1]
+            finally:
+                viewer.kill()  # nothing, if it has ended
     assert viewer.returncode == 0
     assert told.splitlines()[-1] == "the viewer has ended"
     assert "Traceback" not in told

@@ -6,12 +6,14 @@ import os
 import signal
 import tempfile
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from queue import SimpleQueue
 
 import typer
 
@@ -23,6 +25,7 @@ from lsdflow_view.napari_window import open_napari
 from lsdflow_view.server import Site, ViewServer, client_folder
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
+LOOK_AGAIN_S = 0.2
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
@@ -55,7 +58,7 @@ def serve(site: Site, listening: Listening) -> None:
         thread.start()
         typer.echo(server.url)
         typer.echo(_words(site.gallery, server), err=True)
-        with _browser(server.url if listening.browser else None):
+        with browser_on(server.url if listening.browser else None):
             wait()
         server.shutdown()
         thread.join()
@@ -93,19 +96,29 @@ def _words(gallery: Gallery, server: ViewServer) -> str:
 
 
 @contextmanager
-def _until_ended() -> Iterator[Callable[[], object]]:
-    """Gives a function that waits for SIGINT or SIGTERM, one or several; handlers are put back after."""
-    ended = threading.Event()
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in ENDS}
+def _until_ended() -> Iterator[Callable[[], None]]:
+    """Gives a function that waits for SIGINT or SIGTERM, one or several; handlers are put back after.
+
+    Handlers run in the main thread, between two of its steps. So what they touch must not be locked by the wait
+    itself (an Event may be, a SimpleQueue is not), and the wait must come back by itself: a signal that arrives as it
+    begins wakes nobody.
+    """
+    ended: SimpleQueue[int] = SimpleQueue()
+
+    def wait() -> None:
+        while ended.empty():
+            time.sleep(LOOK_AGAIN_S)
+
+    before = {number: signal.signal(number, lambda caught, _: ended.put(caught)) for number in ENDS}
     try:
-        yield ended.wait
+        yield wait
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _browser(url: str | None) -> Iterator[None]:
+def browser_on(url: str | None) -> Iterator[None]:
     """Open a browser where there is a screen. The address goes by a file that only its user can read: arguments of
     programs can be read by everybody on the machine."""
     if url is None or not any(os.environ.get(name) for name in DISPLAYS):
