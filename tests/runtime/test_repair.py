@@ -251,6 +251,6 @@ def test_a_lease_lost_in_the_middle_of_a_commit_leaves_no_done_mark(
         return written(*arguments)
 
     monkeypatch.setattr(block_module, "_write_rows", lose)
-    with blockwise._block_runner(task, task.fence) as do_block, pytest.raises(Interrupted):
+    with blockwise.block_runner(task, task.fence) as do_block, pytest.raises(Interrupted):
         do_block(BROKEN)
     assert task.marks.done() == set()
