@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,6 +46,6 @@ def address_of(option: str | None, environment: Mapping[str, str]) -> Address | 
 
 def _is_everywhere(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
+        return not any(socket.inet_aton(host))  # it also reads 0 and 0x0, as the server would
+    except OSError:
         return False
