@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_command.attempts import FOLDER, AttemptLog, AttemptReader
+from lsdflow_command.metrics import BlockCounts
 from lsdflow_command.runfolder import run_folder
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_contract.experiment import Experiment
@@ -94,6 +95,19 @@ def test_a_block_under_way_is_running_and_counted_when_it_has_ended(experiment: 
             assert [row["status"] for row in _rows(_runs(experiment) / "trace.tsv")] == ["RUNNING"]
         assert [attempt.outcome for attempt in reader.ended()] == ["done"]
         assert (reader.ended(), reader.without_end()) == ([], [])
+
+
+def test_a_block_that_failed_and_was_done_by_another_process_counts_as_done(experiment: Experiment) -> None:
+    """In the order of time, not in that of the processes' files."""
+    folder = _runs(experiment) / FOLDER
+    folder.mkdir(parents=True)
+    line = "7\t{start}\t" + KEY[:12] + "\t\t{outcome}\t1.0\t0\t0\t0\t0\t0\t\t0\t\n"
+    (folder / "20260101T000000-1-a.tsv").write_text(line.format(start=1800000002.0, outcome="done"))
+    (folder / "20260101T000000-2-b.tsv").write_text(line.format(start=1800000000.0, outcome="failed"))
+    counts = BlockCounts()
+    for attempt in AttemptReader(_runs(experiment)).ended():
+        counts.add(attempt)
+    assert (counts.failed, counts.retries, counts.attempts) == (set(), 1, {"done": 1, "failed": 1})
 
 
 def test_every_run_of_a_stage_has_its_row_with_what_it_took(experiment: Experiment) -> None:

@@ -115,12 +115,12 @@ class AttemptReader:
         return cls(runs, {path: path.stat().st_size for path in _files(runs)})
 
     def ended(self) -> list[Attempt]:
-        """Attempts that ended since this was asked last."""
+        """Attempts that ended since this was asked last, in the order in which they ended."""
         found: list[Attempt] = []
         for path in _files(self.runs):
             lines, self._read[path] = _whole_lines(path, self._read.get(path, 0))
             found += [attempt for line in lines if (attempt := _parsed(line, path)) is not None]
-        return found
+        return sorted(found, key=lambda attempt: attempt.started + attempt.seconds)
 
     def without_end(self) -> list[Attempt]:
         """Attempts that are under way, or whose processes were lost: of what `ended` has read, the next line."""
