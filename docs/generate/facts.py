@@ -103,7 +103,7 @@ def _common_tables() -> dict[str, Any]:
     if importlib.util.find_spec("lsdflow_launch") is None:
         return {}
     from lsdflow_contract.experiment import ComputeTable, ExperimentTable, StoreTable
-    from lsdflow_launch.cluster import ClusterTable
+    from lsdflow_launch.slurm.table import ClusterTable
 
     models: tuple[type[StrictModel], ...] = (ExperimentTable, StoreTable, ComputeTable)
     common = dict(zip(COMMON_TABLES, models, strict=True))

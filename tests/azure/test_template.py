@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from lsdflow_launch.cluster import ClusterTable
+from lsdflow_launch.slurm.table import ClusterTable
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
-from lsdflow_launch.template import toml_value
+from lsdflow_launch.init.template import toml_value
 from lsdflow_network.bundle import save_bundle
 from lsdflow_network.unet import UNet
 from lsdflow_predict import task as predict

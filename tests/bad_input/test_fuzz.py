@@ -17,7 +17,7 @@ from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import ComputeTable, ExperimentTable, StoreTable
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_launch.cluster import ClusterTable
+from lsdflow_launch.slurm.table import ClusterTable
 from lsdflow_predict.config import PredictConfig
 from lsdflow_prepare.config import TargetVolume, TrainingVolume
 from lsdflow_segment.config import SegmentConfig

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.testing import micro_network
-from lsdflow_launch.demo import write_volume
-from lsdflow_launch.start import images_text
+from lsdflow_launch.init.demo import write_volume
+from lsdflow_launch.init.experiment import images_text
+from lsdflow_launch.init.template import toml_value
 from lsdflow_launch.synthetic.volume import synthetic_em
-from lsdflow_launch.template import toml_value
 
 collect_ignore_glob = [] if os.environ.get("LSDFLOW_TEST_COMPOSE") else ["test_*.py"]
 

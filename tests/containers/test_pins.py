@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.experiment import STAGES
-from lsdflow_launch.pins import key_of, read_pins
+from lsdflow_launch.images.pins import key_of, read_pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "containers" / "pins.py"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_launch.pins import read_pins
+from lsdflow_launch.images.pins import read_pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTAINERS = REPOSITORY / "containers"

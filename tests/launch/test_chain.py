@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_launch.cluster import cluster_of
+from lsdflow_launch.slurm.table import cluster_of
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 FAKE = """#!{python}

@@ -10,8 +10,8 @@ import pytest
 
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment, ExperimentTable, load_experiment
-from lsdflow_launch.cluster import BlockTable, ClusterTable, JobTable, TrainTable, cluster_of, job_settings
-from lsdflow_launch.submit import settings_text
+from lsdflow_launch.slurm.submit import settings_text
+from lsdflow_launch.slurm.table import BlockTable, ClusterTable, JobTable, TrainTable, cluster_of, job_settings
 
 WRAPPERS = Path(__file__).resolve().parents[2] / "slurm_wrappers"
 

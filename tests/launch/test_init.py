@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_contract.errors import InternalError, MissingInput, NoVoxelSize
-from lsdflow_launch import looking, start, start_cli
 from lsdflow_launch.cli import app
+from lsdflow_launch.init import cli as start_cli
+from lsdflow_launch.init import experiment as start
+from lsdflow_launch.init import looking
 
 TABLES = {
     "experiment": {"properties": {"profile": {"enum": ["tiny", "standard"]}, "mode": {"enum": ["acrlsd", "mtlsd"]}}},

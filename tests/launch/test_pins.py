@@ -9,7 +9,7 @@ import pytest
 
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import STAGES
-from lsdflow_launch.pins import pin_of_stage, read_pins
+from lsdflow_launch.images.pins import pin_of_stage, read_pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGEST = "sha256:" + "0123456789abcdef" * 4

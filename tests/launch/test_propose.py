@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsdflow_launch.propose import (
+from lsdflow_launch.init.propose import (
     BLOCK_EDGES,
     BLOCK_GRAIN_VOX,
     BLOCKS_PER_WORKER,

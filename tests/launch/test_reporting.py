@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch.reporting import kept_up_to_date, watch
+from lsdflow_launch.telling.reporting import kept_up_to_date, watch
 
 FAKE = """#!{python}
 import json, sys
@@ -87,7 +87,7 @@ def test_a_failing_run_keeps_its_error_and_a_failing_report_does_not_matter(
 
 
 def test_without_the_command_evaluate_a_run_goes_on(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsdflow_launch.reporting.WRITER", "no-such-command")
+    monkeypatch.setattr("lsdflow_launch.telling.reporting.WRITER", "no-such-command")
     with kept_up_to_date(experiment, every_s=0.01):
         time.sleep(0.1)
 

@@ -13,10 +13,10 @@ import pytest
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Lengths
-from lsdflow_launch import start
-from lsdflow_launch.demo import make_demo
-from lsdflow_launch.looking import Seen, Start
-from lsdflow_launch.schema import DIALECT, experiment_schema, table_schemas
+from lsdflow_launch.init import experiment as start
+from lsdflow_launch.init.demo import make_demo
+from lsdflow_launch.init.looking import Seen, Start
+from lsdflow_launch.init.schema import DIALECT, experiment_schema, table_schemas
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.lease_file import Holder
+from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch.activity import with_activity
-from lsdflow_launch.state import status_of
-from lsdflow_launch.status_table import cells, show_status
+from lsdflow_launch.telling.activity import with_activity
+from lsdflow_launch.telling.state import status_of
+from lsdflow_launch.telling.status_table import cells, show_status
 
 BEGUN = {"state": "running or killed", "blocks": 40, "blocks_done": 3, "failed": 1}
 

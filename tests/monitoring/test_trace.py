@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.attempts import FOLDER, AttemptLog, AttemptReader
-from lsdflow_command.metrics import BlockCounts
 from lsdflow_command.runfolder import run_folder
+from lsdflow_command.watching.attempts import FOLDER, AttemptLog, AttemptReader
+from lsdflow_command.watching.metrics import BlockCounts
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.trace import COLUMNS
+from lsdflow_launch.telling.trace import COLUMNS
 
 from .conftest import make_experiment
 

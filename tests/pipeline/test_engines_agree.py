@@ -20,7 +20,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import voronoi_labels
-from lsdflow_evaluate.history import block_times
+from lsdflow_evaluate.shown.history import block_times
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment import task as segment

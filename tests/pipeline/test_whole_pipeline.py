@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An experiment after prepare, train-lsd and train-acrlsd (a few iterations of micro networks)."""
     folder = tmp_path_factory.mktemp("pipeline") / "trained"
     program = (
-        "import sys; from pathlib import Path; from lsdflow_launch.demo import make_demo;"
+        "import sys; from pathlib import Path; from lsdflow_launch.init.demo import make_demo;"
         "make_demo(Path(sys.argv[1]), (112, 66, 70), seed=3)"
     )
     subprocess.run(

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lsdflow_command.resources import Memory, Usage, memory, usage, workers_of
+from lsdflow_command.watching.resources import Memory, Usage, memory, usage, workers_of
 
 MIB = 2**20
 

@@ -14,8 +14,8 @@ from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import StoreTable, load_experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.model import StrictModel
-from lsdflow_launch.cluster import ClusterTable
-from lsdflow_launch.template import toml_value
+from lsdflow_launch.init.template import toml_value
+from lsdflow_launch.slurm.table import ClusterTable
 from lsdflow_predict.config import PredictConfig
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_runtime.formats.detect import open_source

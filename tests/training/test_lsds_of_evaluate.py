@@ -23,7 +23,7 @@ def test_descriptors_of_a_segmentation_are_the_training_targets(
     monkeypatch: pytest.MonkeyPatch, size: Nm3, sigma: float
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(EVALUATE), *sys.path])
-    from lsdflow_evaluate.label_descriptors import descriptors_of, radius_vox
+    from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
 
     labels = voronoi_labels((14, 18, 20), 7, 4)
     labels[:, 5:7] = 0

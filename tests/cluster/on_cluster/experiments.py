@@ -18,9 +18,9 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import micro_network
-from lsdflow_launch.demo import write_volume
+from lsdflow_launch.init.demo import write_volume
+from lsdflow_launch.init.template import toml_value
 from lsdflow_launch.synthetic.volume import synthetic_em
-from lsdflow_launch.template import toml_value
 from lsdflow_runtime.volumes import open_volume
 
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))

@@ -36,7 +36,7 @@ SETTINGS = (
     "predict.block_shape=28 vox",
 )
 DEMO = (
-    "import sys; from pathlib import Path; from lsdflow_launch.demo import make_demo;"
+    "import sys; from pathlib import Path; from lsdflow_launch.init.demo import make_demo;"
     "make_demo(Path(sys.argv[1]), (112, 66, 70), seed=3, mode='acrlsd')"
 )
 

@@ -19,10 +19,10 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.disagreement import disagreement
-from lsdflow_evaluate.label_descriptors import descriptors_of, radius_vox
-from lsdflow_evaluate.lsd_error import lsd_error_task
 from lsdflow_evaluate.task import run, verify, work_of
+from lsdflow_evaluate.without_truth.disagreement import disagreement
+from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
+from lsdflow_evaluate.without_truth.lsd_error import lsd_error_task
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.geometry import Box
-from lsdflow_evaluate.neurites import largest_labels, picture_of_neurites, surface_points, view_from
-from lsdflow_evaluate.regions import strided
-from lsdflow_evaluate.snapshot import lattice_step, readable_box
+from lsdflow_evaluate.scores.regions import strided
+from lsdflow_evaluate.shown.neurites import largest_labels, picture_of_neurites, surface_points, view_from
+from lsdflow_evaluate.shown.snapshot import lattice_step, readable_box
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 COLOURS = np.array([RED, BLUE], np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lsdflow_contract.geometry import Box
-from lsdflow_evaluate.pictures import central_planes, picture_of
+from lsdflow_evaluate.shown.pictures import central_planes, picture_of
 
 BOX = Box((2, 4, 6), (10, 20, 30))
 

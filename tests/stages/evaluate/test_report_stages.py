@@ -18,7 +18,6 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate.block_maps import map_of, shown_work
 from lsdflow_evaluate.cli import app
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.pages import write_report
@@ -26,8 +25,9 @@ from lsdflow_evaluate.report.block_pictures import column_means, column_states, 
 from lsdflow_evaluate.report.content import bytes_words
 from lsdflow_evaluate.report.records import BlockState, StageRecord, StageRun, Taken, together
 from lsdflow_evaluate.report.timeline import busy_periods, timeline
-from lsdflow_evaluate.scores_file import present_scores
-from lsdflow_evaluate.stage_records import stage_record
+from lsdflow_evaluate.scores.scores_file import present_scores
+from lsdflow_evaluate.shown.block_maps import map_of, shown_work
+from lsdflow_evaluate.shown.stage_records import stage_record
 from lsdflow_evaluate.task import run
 from lsdflow_runtime.block_grid import BlockGrid, read_grid
 

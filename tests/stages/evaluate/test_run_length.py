@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsdflow_contract.errors import BadData
-from lsdflow_evaluate.run_length import RunLengths, Skeletons, run_lengths
+from lsdflow_evaluate.scores.run_length import RunLengths, Skeletons, run_lengths
 
 
 def random_skeletons(seed: int) -> Skeletons:

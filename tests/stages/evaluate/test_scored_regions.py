@@ -19,11 +19,11 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.counting import counting_task, open_counted
-from lsdflow_evaluate.run_length import Skeletons, run_lengths
-from lsdflow_evaluate.skeleton_files import read_skeletons
+from lsdflow_evaluate.scores.counting import counting_task, open_counted
+from lsdflow_evaluate.scores.run_length import Skeletons, run_lengths
+from lsdflow_evaluate.scores.truth_scores import trace as trace_of
+from lsdflow_evaluate.skeletons.files import read_skeletons
 from lsdflow_evaluate.task import repair, run, validate, verify
-from lsdflow_evaluate.truth_scores import trace as trace_of
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.volumes import OutputArray, open_volume

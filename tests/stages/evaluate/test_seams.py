@@ -14,8 +14,8 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_evaluate.seams import Agreement, seams_of
 from lsdflow_evaluate.task import run
+from lsdflow_evaluate.without_truth.seams import Agreement, seams_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import OutputArray, Volume
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_evaluate.run_length import Skeletons
-from lsdflow_evaluate.skeleton_files import read_skeletons, read_skeletons_of_mongo
+from lsdflow_evaluate.scores.run_length import Skeletons
+from lsdflow_evaluate.skeletons.files import read_skeletons, read_skeletons_of_mongo
 
 WITH_PARENTS = "neuron,node,z,y,x,parent\n7,1,0,0,10,\n7,2,0,5,20.5,1\n9,3,1,2,3,-1\n7,4,0,5,30,2\n"
 NODES = "neuron,node,z,y,x\n7,1,0,0,10\n7,2,0,5,20.5\n9,3,1,2,3\n7,4,0,5,30\n"

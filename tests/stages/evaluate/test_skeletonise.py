@@ -8,7 +8,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from lsdflow_contract.testing import voronoi_labels
-from lsdflow_evaluate.skeletonise import lattice_step_vox, skeletons_of
+from lsdflow_evaluate.skeletons.skeletonise import lattice_step_vox, skeletons_of
 
 SPACING = (30.0, 10.0, 10.0)
 FIRST = (115.0, 5.0, 5.0)

@@ -20,9 +20,9 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate import truth_scores
 from lsdflow_evaluate.cli import app
-from lsdflow_evaluate.counting import counting_task, overlaps_of, table_of
+from lsdflow_evaluate.scores import truth_scores
+from lsdflow_evaluate.scores.counting import counting_task, overlaps_of, table_of
 from lsdflow_evaluate.task import plan, run, status, validate, verify
 from lsdflow_metrics.contingency import Contingency, contingency
 from lsdflow_metrics.scores import ZERO_POLICIES, ZeroPolicy, score

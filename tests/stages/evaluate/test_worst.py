@@ -18,13 +18,13 @@ from lsdflow_contract.arrays import FRAGMENTS, LABELS
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate import fault_places
 from lsdflow_evaluate.artefacts import open_segmented, target_grid
-from lsdflow_evaluate.comparing import compare
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.faults import worst_faults
-from lsdflow_evaluate.meeting import meeting
-from lsdflow_evaluate.region_scores import regions_and_worst
+from lsdflow_evaluate.faults import places as fault_places
+from lsdflow_evaluate.faults.meeting import meeting
+from lsdflow_evaluate.faults.ranking import worst_faults
+from lsdflow_evaluate.scores.comparing import compare
+from lsdflow_evaluate.scores.region_scores import regions_and_worst
 from lsdflow_evaluate.task import run, verify
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score

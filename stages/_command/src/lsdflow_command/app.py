@@ -33,9 +33,9 @@ from lsdflow_command.code_cache import use_own_code_cache
 from lsdflow_command.colour import error_text
 from lsdflow_command.completion import experiment_folders, settings
 from lsdflow_command.loudness import form_log_lines, start_logging
-from lsdflow_command.monitoring import monitored
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.verbs import Verbs
+from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from lsdflow_command.loudness import is_quiet
-from lsdflow_command.monitoring import MONITOR
+from lsdflow_command.watching.monitoring import MONITOR
 
 LOG = logging.getLogger("lsdflow.progress")
 SECONDS_BETWEEN_LINES = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.log_lines import JsonLines
-from lsdflow_command.run_resources import resources_taken
+from lsdflow_command.watching.run_resources import resources_taken
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors, write_json

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from lsdflow_contract.errors import Interrupted, MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
-from lsdflow_launch.cluster import BLOCK_STAGES
 from lsdflow_launch.commands import PASSED_ON, run_stage
-from lsdflow_launch.reporting import report_arguments
+from lsdflow_launch.slurm.table import BLOCK_STAGES
+from lsdflow_launch.telling.reporting import report_arguments
 
 LOG = logging.getLogger("lsdflow.run")
 FIRST, LAST = "prepare", "evaluate"

@@ -20,20 +20,20 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.answer import following, result_facts, stdout_for_json, tell
 from lsdflow_launch.chain import Chain, finished_mendable_stages
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
-from lsdflow_launch.cluster_cli import add_verbs, asker, whole_status
 from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.compose_env import write_compose_env
 from lsdflow_launch.export_cli import add_export_verb
+from lsdflow_launch.images.compose_env import write_compose_env
+from lsdflow_launch.init.cli import add_start_verbs
+from lsdflow_launch.init.schema import require_known_keys
 from lsdflow_launch.next_steps import FIRST_STEPS, after_run
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
-from lsdflow_launch.report_cli import add_report_verbs
-from lsdflow_launch.schema import require_known_keys
-from lsdflow_launch.start_cli import add_start_verbs
-from lsdflow_launch.state import problems_of
+from lsdflow_launch.slurm.cli import add_verbs, asker, whole_status
 from lsdflow_launch.sweep.cli import app as sweep_app
-from lsdflow_launch.trace_cli import add_trace_verb
+from lsdflow_launch.telling.report_cli import add_report_verbs
+from lsdflow_launch.telling.state import problems_of
+from lsdflow_launch.telling.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
 from lsdflow_launch.whole import Ask
 
@@ -142,7 +142,7 @@ def demo(
 ) -> None:
     """Make a synthetic EM volume with truth, and an experiment on it."""
     # scipy and h5py take longer to start than all the rest of the command
-    from lsdflow_launch.demo import make_demo
+    from lsdflow_launch.init.demo import make_demo
 
     with exit_codes(debug, as_json):
         layout, step = make_demo(folder, seed=seed, mode=mode), f"lsdflow run {folder}"
@@ -185,7 +185,7 @@ def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
         typer.echo(json.dumps(states))
         return
     from lsdflow_launch.planning.table import plain_console
-    from lsdflow_launch.status_table import show_status
+    from lsdflow_launch.telling.status_table import show_status
 
     show_status(states, plain_console())
 

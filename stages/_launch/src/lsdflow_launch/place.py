@@ -8,9 +8,9 @@ from pathlib import Path
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_launch.chain import Chain, stages_of
-from lsdflow_launch.cluster_cli import follow_on_slurm
-from lsdflow_launch.container import Containers
-from lsdflow_launch.reporting import kept_up_to_date
+from lsdflow_launch.images.container import Containers
+from lsdflow_launch.slurm.cli import follow_on_slurm
+from lsdflow_launch.telling.reporting import kept_up_to_date
 
 PLACES = ("local", "container", "slurm")
 

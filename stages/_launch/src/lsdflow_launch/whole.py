@@ -13,7 +13,7 @@ from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, LSDS
 from lsdflow_contract.errors import PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_launch.chain import stage_arguments
-from lsdflow_launch.cluster import cluster_of
+from lsdflow_launch.slurm.table import cluster_of
 
 Ask = Callable[[str, Sequence[str]], Any]
 

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.progress import Progress
+from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.errors import BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lsdflow_command.monitoring import hand_over
+from lsdflow_command.watching.monitoring import hand_over
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_folder, bundle_iterations, read_best
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment

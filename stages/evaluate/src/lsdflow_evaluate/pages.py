@@ -13,12 +13,12 @@ from typing import Any
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_atomically, write_json
-from lsdflow_evaluate import history
 from lsdflow_evaluate.artefacts import Segmented, open_segmented, open_truth, target_grid
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.gather import Gathered, report_data
 from lsdflow_evaluate.report import ReportData, render_pages
-from lsdflow_evaluate.scores_file import NO_TRUTH, present_scores, scores_without
+from lsdflow_evaluate.scores.scores_file import NO_TRUTH, present_scores, scores_without
+from lsdflow_evaluate.shown import history
+from lsdflow_evaluate.shown.gather import Gathered, report_data
 
 LOG = logging.getLogger("lsdflow.evaluate")
 NOT_YET = "no scores of this segmentation yet: evaluate run makes them"

@@ -23,21 +23,21 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
-from lsdflow_evaluate import history
 from lsdflow_evaluate.artefacts import Segmented, open_segmented, open_truth, target_grid
-from lsdflow_evaluate.comparing import Compared, compare, require_counting, work_of, works_there
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.counting import STAGE, counting_task
-from lsdflow_evaluate.disagreement import disagreement, write_lsd_error
-from lsdflow_evaluate.gather import Gathered, report_data
-from lsdflow_evaluate.later_works import drop_works
 from lsdflow_evaluate.pages import write_pages
-from lsdflow_evaluate.region_scores import advice_of, regions_and_worst, write_worst
-from lsdflow_evaluate.regions import region_box
-from lsdflow_evaluate.scored_regions import scored_regions
-from lsdflow_evaluate.scores_file import NO_TRUTH, scores_with_truth, scores_without
-from lsdflow_evaluate.seams import Seams, seams_of
-from lsdflow_evaluate.truth_scores import MONGO
+from lsdflow_evaluate.scores.comparing import Compared, compare, require_counting, work_of, works_there
+from lsdflow_evaluate.scores.counting import STAGE, counting_task
+from lsdflow_evaluate.scores.later_works import drop_works
+from lsdflow_evaluate.scores.region_scores import advice_of, regions_and_worst, write_worst
+from lsdflow_evaluate.scores.regions import region_box
+from lsdflow_evaluate.scores.scored_regions import scored_regions
+from lsdflow_evaluate.scores.scores_file import NO_TRUTH, scores_with_truth, scores_without
+from lsdflow_evaluate.scores.truth_scores import MONGO
+from lsdflow_evaluate.shown import history
+from lsdflow_evaluate.shown.gather import Gathered, report_data
+from lsdflow_evaluate.without_truth.disagreement import disagreement, write_lsd_error
+from lsdflow_evaluate.without_truth.seams import Seams, seams_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import plan_task, status_task, worker_task
 from lsdflow_runtime.daisy_runner import current_work

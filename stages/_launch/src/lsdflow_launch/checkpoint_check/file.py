@@ -19,7 +19,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_launch.checkpoint_check.region import STAGE, CheckedRegion
-from lsdflow_launch.template import toml_value
+from lsdflow_launch.init.template import toml_value
 
 Tables = dict[str, dict[str, Any]]
 OF_THE_TARGET = {

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.cluster import cluster_of, job_settings
 from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
 from lsdflow_launch.planning.allotment import has_cluster
-from lsdflow_launch.slurm_state import ask_slurm
+from lsdflow_launch.slurm.jobs import ask_slurm
+from lsdflow_launch.slurm.table import cluster_of, job_settings
 
 # Partition (a star marks the default one), is it up, nodes, time limit, what a node has.
 FORM = "%P|%a|%D|%l|%G"

@@ -12,11 +12,11 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import StageError, StorageFailure, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment, nearest
-from lsdflow_launch.cluster_cli import asker
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.planning.evidence import made_in
 from lsdflow_launch.planning.plan import Asked, Plan, make_plan, plans_of
 from lsdflow_launch.planning.stored import compare, store_plan
+from lsdflow_launch.slurm.cli import asker
 
 LOG = logging.getLogger("lsdflow.plan")
 WHOLE = "experiment"

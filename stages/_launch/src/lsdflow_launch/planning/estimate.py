@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lsdflow_launch.cluster import BLOCK_STAGES
 from lsdflow_launch.planning.allotment import Allotment
 from lsdflow_launch.planning.attempts_taken import of_key
 from lsdflow_launch.planning.evidence import (
@@ -24,6 +23,7 @@ from lsdflow_launch.planning.evidence import (
 )
 from lsdflow_launch.planning.quantity import Quantity, first_known, total, unknown
 from lsdflow_launch.planning.single_process import preparation, training
+from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 NOT_MEASURED = "no block is done, measured (--measure) or known from another experiment (--like)"
 SERIAL = ("segment", "evaluate")

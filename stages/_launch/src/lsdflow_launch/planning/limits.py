@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.cluster import BLOCK_STAGES, cluster_of
 from lsdflow_launch.planning.allotment import Job
 from lsdflow_launch.planning.estimate import StageEstimate
 from lsdflow_launch.planning.quantity import Quantity
 from lsdflow_launch.planning.wording import duration, size
+from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of
 
 if TYPE_CHECKING:
     from lsdflow_launch.planning.plan import Plan

@@ -13,7 +13,6 @@ from typing import Any
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.chain import stage_arguments, stages_of
-from lsdflow_launch.cluster import BLOCK_STAGES
 from lsdflow_launch.planning.allotment import Allotment, allotment_of, has_cluster
 from lsdflow_launch.planning.disk_use import Room, room_in
 from lsdflow_launch.planning.estimate import StageEstimate, estimate
@@ -21,6 +20,7 @@ from lsdflow_launch.planning.evidence import Evidence, Facts, Made, made_in, mea
 from lsdflow_launch.planning.limits import Warn, warnings_of
 from lsdflow_launch.planning.prices import cost_of, read_prices
 from lsdflow_launch.planning.quantity import Quantity, total
+from lsdflow_launch.slurm.table import BLOCK_STAGES
 from lsdflow_launch.whole import Ask
 
 HOURS = ("cpu_hours", "gpu_hours")

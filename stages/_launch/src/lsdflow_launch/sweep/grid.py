@@ -13,7 +13,7 @@ from typing import Any
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import did_you_mean
 from lsdflow_contract.hashing import hash_of
-from lsdflow_launch.template import toml_value
+from lsdflow_launch.init.template import toml_value
 
 LONGEST_NAME = 80
 _HASH_CHARACTERS = 8

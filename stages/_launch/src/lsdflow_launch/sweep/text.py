@@ -12,7 +12,7 @@ from typing import Any
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
-from lsdflow_launch.template import toml_value
+from lsdflow_launch.init.template import toml_value
 
 # Keys that hold a path, whatever their table; words like "truth" or "best" stand in some, and exist as no file.
 PATH_KEYS = {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lsdflow_command.app import RunOptions, interrupt_on_signals
 from lsdflow_command.loudness import form_log_lines, start_logging
-from lsdflow_command.monitoring import monitored
+from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment

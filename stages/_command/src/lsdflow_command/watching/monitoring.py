@@ -1,0 +1,196 @@
+"""Metrics of a running stage: a file that is written again and again, and a small HTTP server, each if wanted.
+
+    compute.metrics_every_s   metrics/<stage>-<host>-<pid>.prom, by rename, for the textfile collector of Prometheus'
+                              node_exporter; first after that many seconds, so a short run leaves none
+    compute.metrics_address   HTTP for a Prometheus that scrapes the stage itself
+
+Neither may disturb the work: a file that cannot be written and a port that is taken are lines in the log. At its end a
+run writes its last file, marked as ended; the next run of the stage removes it, and those of processes that died.
+What is measured: metrics.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lsdflow_command.processes import has_ended
+from lsdflow_command.watching.address import Address, address_of
+from lsdflow_command.watching.attempts import AttemptReader
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+
+if TYPE_CHECKING:
+    from lsdflow_command.progress import Progress
+    from lsdflow_command.watching.metrics import StageMetrics
+
+LOG = logging.getLogger("lsdflow.metrics")
+# What a process of another machine has not written for so long was left there by one that died.
+FORGOTTEN_SECONDS = 3600.0
+# Workers of other jobs may be many, and all write into one folder.
+WORKERS_WRITE_SECONDS = 60.0
+# A process that is forked in the middle of an import could wait for ever for what is imported; then forks wait instead.
+_IMPORTING = threading.Lock()
+
+
+@dataclass
+class Monitor:
+    """What is known of a run of a stage while it goes on.
+
+    attempts: those at its blocks, by whatever process. run_pid: the process whose memory, time and bytes are the
+    run's, with those of all below it. handed_over: another process tells of this run.
+    """
+
+    stage: str
+    experiment: Experiment
+    attempts: AttemptReader
+    run_pid: int = field(default_factory=os.getpid)
+    handed_over: bool = False
+    started: float = field(default_factory=time.time)
+    progress: Progress | None = None
+    exit_code: int | None = None
+    metrics: StageMetrics | None = None
+    port: int = 0
+    stop_serving: Callable[[], None] = lambda: None
+
+
+# The run that this thread of work belongs to: Progress tells it what is done.
+MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)
+
+
+@contextlib.contextmanager
+def monitored(
+    stage: str, experiment: Experiment, *, is_worker: bool = False, run_pid: int | None = None
+) -> Iterator[Monitor]:
+    """Tell the metrics of what is done within, in the ways that [compute] asks for; of the run of another process."""
+    address = address_of(experiment.compute.metrics_address, os.environ)
+    every_s = experiment.compute.metrics_every_s
+    runs = experiment.layout.stage_runs(stage)
+    attempts = AttemptReader() if is_worker else AttemptReader.from_now(runs)
+    monitor = Monitor(stage, experiment, attempts, run_pid or os.getpid())
+    token = MONITOR.set(monitor)
+    with contextlib.ExitStack() as out:
+        if every_s > 0:
+            out.enter_context(_written(monitor, max(every_s, WORKERS_WRITE_SECONDS) if is_worker else every_s))
+        if address is not None and not is_worker:
+            _serve(monitor, address)
+        try:
+            yield monitor
+            monitor.exit_code = 0
+        except BaseException as error:
+            monitor.exit_code = error.exit_code if isinstance(error, StageError) else 70
+            raise
+        finally:
+            monitor.stop_serving()
+            MONITOR.reset(token)
+
+
+def hand_over() -> None:
+    """Tell no longer: a process that this one starts for the same run knows what is done, and tells all of it."""
+    if (monitor := MONITOR.get()) is not None:
+        monitor.handed_over = True
+        monitor.stop_serving()
+
+
+def metrics_file(monitor: Monitor) -> Path:
+    """Where this process writes the metrics of its run."""
+    name = f"{monitor.stage}-{socket.gethostname()}-{os.getpid()}.prom"
+    return monitor.experiment.layout.metrics / name
+
+
+@contextlib.contextmanager
+def _written(monitor: Monitor, every_s: float) -> Iterator[None]:
+    file = _MetricsFile(metrics_file(monitor), monitor)
+    stop = threading.Event()
+
+    def write_again_and_again() -> None:
+        while not stop.wait(every_s):
+            file.write()
+
+    thread = threading.Thread(target=write_again_and_again, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=every_s)  # storage that hangs must not keep a run from ending
+        if file.begun and not thread.is_alive():
+            file.write()
+
+
+@dataclass
+class _MetricsFile:
+    path: Path
+    monitor: Monitor
+    begun: bool = False
+    failing: bool = False
+
+    def write(self) -> None:
+        """Put the file in place of the last; a failure is told once, and again after a success."""
+        if self.monitor.handed_over:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+            return
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        try:
+            content = _metrics_of(self.monitor).text()
+            if not self.begun:
+                _remove_left_behind(self.path.parent, self.monitor.stage)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            partial.replace(self.path)
+            self.begun, self.failing = True, False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the work goes on
+            if not self.failing:
+                LOG.warning("metrics cannot be written, the work goes on: %s", error)
+            self.failing = True
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _serve(monitor: Monitor, address: Address) -> None:
+    try:
+        metrics = _metrics_of(monitor)
+        monitor.port, monitor.stop_serving = metrics.serve(address.host, address.port)
+    except Exception as error:  # noqa: BLE001 - a port that is taken must not stop the work
+        LOG.warning("metrics are not served at %s, the work goes on: %s", address, error)
+        return
+    LOG.info("metrics: http://%s/metrics", Address(address.host, monitor.port))
+
+
+def _metrics_of(monitor: Monitor) -> StageMetrics:
+    """The collector; what it takes to be imported is paid only by runs that use it."""
+    _forks_wait_for_imports()
+    with _IMPORTING:
+        if monitor.metrics is None:
+            from lsdflow_command.watching.metrics import StageMetrics
+
+            monitor.metrics = StageMetrics(monitor)
+    return monitor.metrics
+
+
+@functools.cache
+def _forks_wait_for_imports() -> None:
+    os.register_at_fork(
+        before=_IMPORTING.acquire, after_in_parent=_IMPORTING.release, after_in_child=_IMPORTING.release
+    )
+
+
+def _remove_left_behind(folder: Path, stage: str) -> None:
+    """Remove files of this stage whose processes have ended: they would be collected for ever."""
+    for path in [*folder.glob(f"{stage}-*.prom"), *folder.glob(f".{stage}-*.prom.partial")]:
+        name = path.name.removeprefix(".").removesuffix(".partial").removesuffix(".prom")
+        host, _, pid = name.removeprefix(f"{stage}-").rpartition("-")
+        with contextlib.suppress(OSError, ValueError):
+            if has_ended(host, int(pid)) or time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
+                path.unlink()

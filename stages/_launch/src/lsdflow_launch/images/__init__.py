@@ -1,0 +1,1 @@
+"""Stages in containers: pins, engines, what is mounted, settings for compose."""

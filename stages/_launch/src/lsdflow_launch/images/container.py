@@ -1,0 +1,121 @@
+"""`lsdflow run --on container`: each stage by its pinned image, once that image was seen to be what the pin says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from lsdflow_command.loudness import LOUDNESS_VARIABLE, NORMAL, loudness
+from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
+from lsdflow_contract.errors import ContractMismatch
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import DIGEST_VARIABLE
+from lsdflow_launch.commands import run_command
+from lsdflow_launch.images.engines import Call, Engine, Image, engine_named, key_hint
+from lsdflow_launch.images.mounts import URI_FILE_VARIABLE, mounts_of, uri_file_of
+from lsdflow_launch.images.pins import Pin, pin_of_stage, read_pins
+
+LOG = logging.getLogger("lsdflow.run")
+USES_GPU = ("train-lsd", "train-acrlsd", "predict")
+# Exit code of docker and podman themselves.
+ENGINE_FAILED = 125
+
+
+class Containers:
+    """Runs the stages of one experiment in containers; looks at every image before it is used."""
+
+    def __init__(
+        self, experiment: Experiment, engine: str | None = None, sifs: Path | None = None, network: str | None = None
+    ) -> None:
+        self.experiment = experiment
+        self.engine: Engine = engine_named(engine, sifs or _sif_folder(experiment))
+        self.network = network
+        self._pins = read_pins(experiment.layout.images_env)
+        self._images: dict[str, Image] = {}
+
+    def check(self, stages: Sequence[str]) -> None:
+        """Look at the images of all stages, before the first one runs.
+
+        Raises ConfigError (78) for a missing pin, MissingInput (66) for a missing image, ContractMismatch (76) for an
+        image that is another one than its pin says.
+        """
+        for stage in stages:
+            self.image(stage)
+
+    def image(self, stage: str) -> Image:
+        """The stage's image, checked."""
+        if stage not in self._images:
+            pin = pin_of_stage(self._pins, stage, self.experiment.layout.images_env)
+            image = self.engine.find(stage, pin)
+            require_image(stage, pin, image)
+            LOG.info("%s: %s is %s", stage, pin.tagged, image.digest or image.reference)
+            self._images[stage] = image
+        return self._images[stage]
+
+    def command(self, stage: str, arguments: Sequence[str]) -> list[str]:
+        """The whole command line of a stage's call."""
+        environment = {DIGEST_VARIABLE: self.image(stage).digest}
+        if loudness() != NORMAL:
+            environment[LOUDNESS_VARIABLE] = loudness()
+        uri_file = uri_file_of(self.experiment)
+        if uri_file is not None:
+            environment[URI_FILE_VARIABLE] = str(uri_file)
+        call = Call(
+            name=f"lsdflow-{self.experiment.common.name}-{stage}-{os.getpid()}",
+            arguments=arguments,
+            mounts=mounts_of(self.experiment),
+            environment=environment,
+            network=self._network(),
+            gpu=stage in USES_GPU
+            and self.experiment.compute.device != "cpu"
+            and shutil.which("nvidia-smi") is not None,
+        )
+        return self.engine.command(stage, self.image(stage), call)
+
+    def __call__(self, stage: str, arguments: Sequence[str]) -> int:
+        """Run the stage, its command shown first. Returns the stage's exit code."""
+        command = self.command(stage, arguments)
+        LOG.info("$ %s", shlex.join(command))
+        code = run_command(command)
+        if code == ENGINE_FAILED:
+            LOG.error("%s could not start the container of %s", command[0], stage)
+        return code
+
+    def _network(self) -> str:
+        """A stage talks to nobody but the database of a mongo store, which may stand on this very host."""
+        if self.experiment.store.engine != "mongo":
+            return "none"
+        return self.network or "host"
+
+
+def require_image(stage: str, pin: Pin, image: Image) -> None:
+    """Refuse (76) an image of another stage, version, digest or contract than the pin and this launcher want."""
+    labels = image.labels
+    contract = labels.get("lsdflow.contract", "")
+    fits = contract.split(".", maxsplit=1)[0] == str(CONTRACT_MAJOR)
+    checks = [
+        ("stage", stage, labels.get("lsdflow.stage", "")),
+        ("version", pin.version, labels.get("org.opencontainers.image.version", "")),
+        ("contract", f"{CONTRACT_MAJOR}.x" if not fits else contract, contract),
+    ]
+    if pin.digest and pin.digest not in image.digests:
+        checks.append(("digest", pin.digest, ", ".join(image.digests)))
+    for what, wanted, found in checks:
+        if wanted != found:
+            raise ContractMismatch(
+                f"the image of {stage} is not the pinned one: another {what}",
+                where=f"{pin} ({image.reference})",
+                wanted=f"{what} {wanted}",
+                found=f"{what} {found}" if found else f"no {what} on the image",
+                hint=key_hint(stage)
+                + (f"; this launcher reads contract {CONTRACT_VERSION}" if what == "contract" else ""),
+            )
+
+
+def _sif_folder(experiment: Experiment) -> Path | None:
+    named = experiment.tables.get("cluster", {}).get("images")
+    return experiment.resolve(named) if isinstance(named, str) and named else None

@@ -1,0 +1,221 @@
+"""Docker, podman and Apptainer (singularity): what is known of an image, and the command line that runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from lsdflow_contract.errors import ConfigError, MissingInput, StoreUnreachable, UsageError
+from lsdflow_contract.experiment import did_you_mean
+from lsdflow_launch.images.mounts import Mount
+from lsdflow_launch.images.pins import Pin, key_of
+
+ENGINES = ("docker", "podman", "singularity")
+SIF_DIGEST_LABEL = "lsdflow.image.digest"
+# /tmp holds caches and daisy's logs; shared memory holds the batches of data loaders (docker's default is 64 MB).
+TEMPORARY = "/tmp:rw,nosuid,nodev,size=4g,mode=1777"  # noqa: S108
+SHARED_MEMORY = "2g"
+_NOT_HERE = re.compile(r"no such image|image not known|unable to find|failed to find", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is on this machine: what to call it, its labels, every digest by which it may be pinned."""
+
+    reference: str
+    labels: dict[str, str]
+    digests: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """The digest that stands in provenance: the registry's, else the id of the local image."""
+        return self.digests[0] if self.digests else ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a stage in its container."""
+
+    name: str
+    arguments: Sequence[str]
+    mounts: Sequence[Mount]
+    environment: dict[str, str] = field(default_factory=dict)
+    network: str = "none"
+    gpu: bool = False
+
+
+class Engine(Protocol):
+    """What runs containers."""
+
+    def find(self, stage: str, pin: Pin) -> Image:
+        """The pinned image. MissingInput (66) if it is not here, StoreUnreachable (69) if nobody answers."""
+
+    def command(self, stage: str, image: Image, call: Call) -> list[str]:
+        """The command line of a call."""
+
+
+@dataclass(frozen=True)
+class DockerLike:
+    """docker, or podman, which has the same options."""
+
+    program: str
+
+    def find(self, stage: str, pin: Pin) -> Image:
+        """By registry digest first, since a tag may have moved; then by tag."""
+        by_digest = [f"{pin.name}@{pin.digest}"] if pin.digest else []
+        for name in (*by_digest, pin.tagged):
+            if (facts := self._inspect(name)) is not None:
+                return _docker_image(facts)
+        order = f"make image STAGE={stage}{pin.make_option}"
+        raise MissingInput(
+            f"the image of {stage} is not on this machine",
+            where=f"{self.program}, {pin.key} of images.env",
+            wanted=pin,
+            hint=f"{self.program} pull {pin}   or, in a clone of that version: {order}",
+        )
+
+    def command(self, stage: str, image: Image, call: Call) -> list[str]:
+        """By the image's id, which is what was checked; nothing of the host but the mounts, no way to gain rights."""
+        del stage
+        return [
+            *(self.program, "run", "--rm", "--pull=never", "--name", call.name),
+            *(["--init"] if self.program == "docker" else []),
+            *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+            *(f"--user={os.getuid()}:{os.getgid()}", *self._user_namespace(), f"--network={call.network}"),
+            *("--tmpfs", TEMPORARY, f"--shm-size={SHARED_MEMORY}"),
+            *(self._gpu() if call.gpu else ()),
+            *_mount_options(call.mounts),
+            *(part for name, value in call.environment.items() for part in ("--env", f"{name}={value}")),
+            *(image.reference, *call.arguments),
+        ]
+
+    def knows(self, name: str) -> bool:
+        """Whether the engine finds an image by just this name."""
+        return self._inspect(name) is not None
+
+    def _inspect(self, name: str) -> dict[str, Any] | None:
+        done = _ask([self.program, "image", "inspect", name])
+        if done.returncode == 0:
+            return dict(json.loads(done.stdout)[0])
+        if _NOT_HERE.search(done.stderr):
+            return None
+        raise StoreUnreachable(f"{self.program} does not answer", where=self.program, found=done.stderr.strip())
+
+    def _user_namespace(self) -> list[str]:
+        """Rootless podman maps uids: keep the caller's, or files would belong to somebody else."""
+        return ["--userns=keep-id"] if self.program == "podman" and os.getuid() != 0 else []
+
+    def _gpu(self) -> list[str]:
+        return ["--gpus", "all"] if self.program == "docker" else ["--device", "nvidia.com/gpu=all"]
+
+
+@dataclass(frozen=True)
+class Apptainer:
+    """Apptainer or SingularityCE, with SIFs in one folder: <stage>_<version>_<12 hex of the digest>.sif."""
+
+    program: str
+    folder: Path
+
+    def find(self, stage: str, pin: Pin) -> Image:
+        """The SIF made from the pinned image; for a pin without digest the only SIF of that version."""
+        sif = self._sif(stage, pin)
+        done = _ask([self.program, "inspect", "--json", "--labels", str(sif)])
+        if done.returncode != 0:
+            raise MissingInput("not a SIF that can be read", where=sif, found=done.stderr.strip()[-500:])
+        labels = json.loads(done.stdout)["data"]["attributes"].get("labels") or {}
+        digest = labels.get(SIF_DIGEST_LABEL, "")
+        return Image(str(sif), labels, (digest,) if digest else ())
+
+    def command(self, stage: str, image: Image, call: Call) -> list[str]:
+        """`exec`, since `run` evaluates its arguments in a shell; nothing of the caller's environment or home."""
+        return [
+            *(self.program, "exec", "--cleanenv", "--no-eval", "--no-home", "--pwd", "/"),
+            *(["--nv"] if call.gpu else []),
+            *_mount_options(call.mounts),
+            *(part for name, value in call.environment.items() for part in ("--env", f"{name}={value}")),
+            *(image.reference, stage, *call.arguments),
+        ]
+
+    def _sif(self, stage: str, pin: Pin) -> Path:
+        stem = f"{stage}_{pin.version}"
+        short = pin.digest.removeprefix("sha256:")[:12]
+        plain, exact = self.folder / f"{stem}.sif", self.folder / f"{stem}_{short}.sif"
+        wanted = exact if short else plain
+        if wanted.is_file():
+            return wanted
+        others = sorted(self.folder.glob(f"{stem}_*.sif"))
+        if not short and len(others) == 1:
+            return others[0]
+        if not short and others:
+            names = ", ".join(p.name for p in others)
+            raise ConfigError(
+                f"several SIFs of {pin}", where=self.folder, found=names, hint=f"pin the digest: {pin.key}"
+            )
+        hint = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={self.folder}"
+        raise MissingInput(f"the SIF of {stage} is not there", where=self.folder, wanted=wanted.name, hint=hint)
+
+
+def engine_named(name: str | None, sif_folder: Path | None) -> Engine:
+    """The engine of that name, else the first that is installed.
+
+    Raises UsageError (2) for an unknown name, MissingInput (66) if none is installed, ConfigError (78) if Apptainer
+    is told no folder of SIFs.
+    """
+    if name is not None and name not in (*ENGINES, "apptainer"):
+        raise UsageError(f"no engine {name!r}", wanted=", ".join(ENGINES), hint=did_you_mean(name, ENGINES))
+    programs = {"singularity": ("apptainer", "singularity"), "apptainer": ("apptainer", "singularity")}
+    for wanted in (name,) if name else ENGINES:
+        for program in programs.get(wanted, (wanted,)):
+            if shutil.which(program):
+                return _engine(program, sif_folder)
+    wanted_name = name or ", ".join(ENGINES)
+    raise MissingInput(
+        "nothing here runs containers", wanted=wanted_name, hint="install one, or: lsdflow run --on local"
+    )
+
+
+def _engine(program: str, sif_folder: Path | None) -> Engine:
+    if program in ("docker", "podman"):
+        return DockerLike(program)
+    if sif_folder is None:
+        hint = "lsdflow run DIR --on container --images FOLDER, or images = FOLDER in [cluster]"
+        raise ConfigError(f"{program} needs the folder of the SIFs", hint=hint)
+    return Apptainer(program, sif_folder)
+
+
+def _docker_image(facts: dict[str, Any]) -> Image:
+    image_id = _with_prefix(str(facts["Id"]))
+    from_registry = [text.rpartition("@")[2] for text in facts.get("RepoDigests") or []]
+    labels = (facts.get("Config") or {}).get("Labels") or facts.get("Labels") or {}
+    return Image(image_id, labels, (*from_registry, image_id))
+
+
+def _with_prefix(digest: str) -> str:
+    return digest if digest.startswith("sha256:") else f"sha256:{digest}"  # podman leaves it out
+
+
+def _mount_options(mounts: Sequence[Mount]) -> Iterator[str]:
+    """--mount takes one line of CSV, so that colons, commas and quotes in a path do no harm."""
+    for mount in mounts:
+        fields = ["type=bind", f"source={mount.source}", f"target={mount.target}", *([] if mount.writable else ["ro"])]
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow(fields)
+        yield from ("--mount", line.getvalue())
+
+
+def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def key_hint(stage: str) -> str:
+    """Where a stage's pin is changed."""
+    return f"change {key_of(stage)} in images.env, or build and pull what it names"

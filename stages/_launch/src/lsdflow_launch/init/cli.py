@@ -1,0 +1,83 @@
+"""The verbs that come before an experiment runs: init, schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_command.completion import one_of
+from lsdflow_contract.checkpoint import Mode
+from lsdflow_contract.experiment import Profile, load_experiment
+from lsdflow_launch.init.experiment import draft_experiment
+from lsdflow_launch.init.looking import Start
+from lsdflow_launch.init.propose import Choice
+from lsdflow_launch.init.schema import experiment_schema, table_schemas
+from lsdflow_launch.init.template import toml_value
+from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.telling.state import problems_of
+
+Train = Annotated[
+    list[Path] | None, typer.Option(help="volume with labels to train on (repeat for more); none = --volume, if it has")
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(help="tiny, standard or snemi3d; none = proposed", autocompletion=one_of(get_args(Profile))),
+]
+ModeOption = Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities", autocompletion=one_of(get_args(Mode)))]
+VoxelSize = Annotated[str | None, typer.Option(help='of all volumes, z, y, x: "40, 8, 8 nm"; none = as they say')]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show the file; write nothing")]
+
+
+def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> None:
+    """Register init and schema."""
+
+    @app.command()
+    def init(
+        folder: Folder,
+        volume: Annotated[Path, typer.Option(help="volume to segment")],
+        train: Train = None,
+        labels: Annotated[Path | None, typer.Option(help="labels of --train, if in another container")] = None,
+        truth: Annotated[Path | None, typer.Option(help="true labels of --volume, for the scores")] = None,
+        profile: ProfileOption = None,
+        mode: ModeOption = "acrlsd",
+        voxel_size: VoxelSize = None,
+        dry_run: DryRun = False,
+        override: Set = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Look at the volumes, propose sizes, write DIR/experiment.toml with every option explained."""
+        with exit_codes(debug, as_json):
+            more = tuple(override or ())
+            told = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more)
+            draft = draft_experiment(told)
+            if dry_run:
+                typer.echo(json.dumps(_as_json(draft.choices, text=draft.text)) if as_json else draft.text, nl=as_json)
+                return
+            layout = draft.write()
+            following = f"lsdflow run {folder}"
+            if as_json:
+                wrote = [str(path) for path in (layout.experiment_toml, layout.schema_json, layout.images_env)]
+                problems = problems_of(load_experiment(folder))
+                typer.echo(json.dumps(_as_json(draft.choices, wrote=wrote, problems=problems, next=following)))
+                return
+            typer.echo(f"wrote {layout.experiment_toml}, {layout.images_env.name} and {layout.schema_json.name}")
+            for choice in draft.choices:
+                typer.echo(f"  {choice.key} = {toml_value(choice.value)}    # {choice.why}")
+            show_problems(folder)
+            typer.echo(f"next: {following}")
+
+    @app.command()
+    def schema() -> None:
+        """JSON schema of the whole experiment file, for editors: keys, words, units, what each means."""
+        typer.echo(json.dumps(experiment_schema(table_schemas()), indent=1, ensure_ascii=False))
+
+
+def _as_json(choices: Sequence[Choice], **more: Any) -> dict[str, Any]:
+    return {**more, "proposed": [dataclasses.asdict(choice) for choice in choices]}

@@ -1,0 +1,161 @@
+"""`lsdflow init`: an experiment folder with its commented file, the schema for editors and the image pins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs, UsageError
+from lsdflow_contract.experiment import STAGES, did_you_mean
+from lsdflow_contract.files import write_atomically
+from lsdflow_contract.geometry import Lengths
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_launch.commands import stage_command
+from lsdflow_launch.init.looking import Seen, Start, look
+from lsdflow_launch.init.propose import Choice
+from lsdflow_launch.init.schema import experiment_schema, table_schemas
+from lsdflow_launch.init.template import experiment_text, merged
+
+DEFAULT_PROFILE = "standard"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An experiment that is not written yet."""
+
+    layout: ExperimentLayout
+    text: str
+    schema: dict[str, Any]
+    images: str
+    choices: tuple[Choice, ...] = ()
+
+    def write(self) -> ExperimentLayout:
+        """Write experiment.toml, experiment.schema.json and images.env."""
+        schema = json.dumps(self.schema, indent=1, ensure_ascii=False) + "\n"
+        texts = {self.layout.schema_json: schema, self.layout.images_env: self.images}
+        for path, text in {**texts, self.layout.experiment_toml: self.text}.items():
+            _write(path, text)
+        return self.layout
+
+
+def init_experiment(start: Start) -> ExperimentLayout:
+    """Write an experiment as told, without a look at the volumes. Raises as `draft_experiment`."""
+    return draft_experiment(start, lambda _tables, _start: Seen(start)).write()
+
+
+def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start], Seen] = look) -> Draft:
+    """The experiment that `init` would write, with what is proposed after a look at the volumes.
+
+    Raises NotOurs (73) if there is an experiment already, MissingInput (66) for a volume that does not exist,
+    ConfigError (78) for a malformed override, or one of a table, key or word that there is not; what `look` raises.
+    """
+    layout = ExperimentLayout(start.root)
+    if layout.experiment_toml.exists():
+        hint = f"choose another folder, or go on with this one: lsdflow status {start.root}"
+        raise NotOurs("there is an experiment already", where=layout.experiment_toml, hint=hint)
+    for path in filter(None, (*start.train, start.volume, start.labels, start.truth)):
+        if not path.exists():
+            raise MissingInput("no such volume", where=path)
+    _refuse_wrong_length(start.voxel_size)
+    overrides = [_parsed(o) for o in start.overrides]
+    schemas = table_schemas()
+    schema = experiment_schema(schemas)
+    _refuse_unknown_words(start, schema)
+    for parts, _ in overrides:
+        _refuse_unknown(parts[0], parts[1], schemas)
+    seen = looking(merged(_chosen(start, None), overrides), start)
+    told = {".".join(parts) for parts, _ in overrides}
+    choices = tuple(choice for choice in seen.choices if choice.key not in told)
+    values = _proposed(_chosen(seen.start, start.root), choices)
+    text = experiment_text(schemas, merged(values, overrides), {c.key: c.why for c in choices})
+    return Draft(layout, text, schema, images_text(), choices)
+
+
+def images_text() -> str:
+    """The pins of this installation: one line a stage, never `latest`."""
+    lines = [
+        "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published images."
+    ]
+    with ThreadPoolExecutor() as pool:
+        versions = pool.map(_version, STAGES)
+    for stage, version in zip(STAGES, versions, strict=True):
+        lines.append(f"{stage.upper().replace('-', '_')}_IMAGE=lsdflow/{stage}:{version}")
+    return "\n".join(lines) + "\n"
+
+
+def _version(stage: str) -> str:
+    done = subprocess.run([stage_command(stage), "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.split()[1]
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _refuse_wrong_length(voxel_size: str | None) -> None:
+    try:
+        Lengths.parse(voxel_size or "1 nm")
+    except ValueError as error:
+        raise UsageError(str(error), where="--voxel-size", wanted='"40, 8, 8 nm" (z, y, x)') from error
+
+
+def _refuse_unknown_words(start: Start, schema: Mapping[str, Any]) -> None:
+    """ConfigError (78) for a profile or mode that there is not."""
+    known = schema["properties"]["experiment"]["properties"]
+    for option, word in (("profile", start.profile), ("mode", start.mode)):
+        words = known[option].get("enum", [])
+        if word is not None and word not in words:
+            raise ConfigError(f"no {option} {word!r}", where=f"--{option}", hint=did_you_mean(word, words))
+
+
+def _refuse_unknown(table: str, key: str, schemas: Mapping[str, dict[str, Any]]) -> None:
+    if table not in schemas:
+        raise ConfigError(f"no table {table!r}", where="--set", hint=did_you_mean(table, list(schemas)))
+    known = list(schemas[table].get("properties", {}))
+    if key not in known:
+        raise ConfigError(f"no key {table}.{key}", where="--set", hint=did_you_mean(key, known))
+
+
+def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
+    """Tables of what was told; paths relative to `root`, or absolute where there is none."""
+
+    def path_of(path: Path) -> str:
+        return str(path.resolve()) if root is None else os.path.relpath(path.resolve(), root.resolve())
+
+    size = {"voxel_size": start.voxel_size} if start.voxel_size else {}
+    training = []
+    for number, path in enumerate(start.train or (start.volume,)):
+        labels = {"labels": path_of(start.labels)} if start.labels else {}
+        training.append({"name": f"{path.stem}-{number}", "raw": path_of(path), **labels, **size})
+    truth = {"truth": path_of(start.truth)} if start.truth else {}
+    profile = start.profile or DEFAULT_PROFILE
+    return {
+        "experiment": {"name": start.root.resolve().name, "mode": start.mode, "profile": profile},
+        "prepare": {"training": training, "target": {"raw": path_of(start.volume), **truth, **size}},
+    }
+
+
+def _proposed(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
+    """`values` with the choices laid over them; what is proposed for [[prepare.training]] holds for all volumes."""
+    found = merged(values, [(c.key.split("."), c.value) for c in choices if not c.key.startswith("prepare.training.")])
+    shared = {c.key.rpartition(".")[2]: c.value for c in choices if c.key.startswith("prepare.training.")}
+    prepare = found["prepare"]
+    return {**found, "prepare": {**prepare, "training": [{**volume, **shared} for volume in prepare["training"]]}}
+
+
+def _parsed(override: str) -> tuple[list[str], Any]:
+    dotted, equals, text = override.partition("=")
+    parts = dotted.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError("an override is table.key=value", where="--set", found=override)
+    try:
+        return parts, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return parts, text.strip()

@@ -1,0 +1,131 @@
+"""A look at the volumes that `lsdflow init` is told of: prepare reads them, here its answer becomes proposals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lsdflow_command.cores import available_cores
+from lsdflow_contract.errors import InternalError, NoVoxelSize, UsageError
+from lsdflow_contract.experiment import STAGES
+from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
+from lsdflow_launch.init.template import toml_value
+
+LOG = logging.getLogger("lsdflow.init")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What `init` was told; without `train`, the labels of `volume` are looked for. None = proposed."""
+
+    root: Path
+    train: tuple[Path, ...]
+    volume: Path
+    labels: Path | None = None
+    truth: Path | None = None
+    profile: str | None = None
+    mode: str = "acrlsd"
+    voxel_size: str | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look has shown: what was told with what was found by itself, choices, facts of the volumes."""
+
+    start: Start
+    choices: tuple[Choice, ...] = ()
+    volumes: Mapping[str, Any] | None = None
+
+
+def this_machine() -> Machine:
+    """Cores and memory that are free for blocks here, and whether networks have a GPU."""
+    gpu = shutil.which("nvidia-smi") is not None
+    return Machine(available_cores(), psutil.virtual_memory().available, gpu)
+
+
+def look(tables: Mapping[str, Any], start: Start) -> Seen:
+    """Let prepare look at the volumes of an experiment that is not written yet.
+
+    A problem of a volume is left to `validate`, which tells all of them. Raises NoVoxelSize (65) with the option that
+    gives it, UsageError (2) where there are no labels to train on and no --train.
+    """
+    try:
+        answer = _ask(tables)
+    except InternalError as error:
+        LOG.warning("nothing is proposed, the volumes could not be looked at: %s", error.what)
+        return Seen(start)
+    if "volumes" not in answer:
+        return Seen(start)
+    for problem in answer["problems"]:
+        if problem["error"] == NoVoxelSize.__name__:
+            raise _without_voxel_size(problem)
+    volumes = answer["volumes"]
+    trained = [facts for label, facts in volumes.items() if label.startswith("training/")]
+    if not start.train and not trained and "target" in volumes:
+        raise _without_labels(start, answer)
+    found = _with_what_lies_beside(start, volumes)
+    if "target" not in volumes:
+        return Seen(found, _truth_choice(start, found), volumes)
+    training, target = [Volume.of(facts) for facts in trained], Volume.of(volumes["target"])
+    choices = proposals(training, target, this_machine(), start.profile)
+    return Seen(found, (*_truth_choice(start, found), *choices), volumes)
+
+
+def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """What prepare answers. Its table alone is written, to a folder of our own."""
+    table = tables["prepare"]
+    lines = [f"{key} = {toml_value(value)}" for key, value in table.items()]
+    with tempfile.TemporaryDirectory(prefix="lsdflow-init-") as folder:
+        path = Path(folder) / "experiment.toml"
+        path.write_text("\n".join([f"[{STAGES[0]}]", *lines]) + "\n", encoding="utf-8")
+        answer = ask_stage(STAGES[0], ["look", "--experiment", str(path), "--json"])
+    return answer if isinstance(answer, dict) else {}
+
+
+def _with_what_lies_beside(start: Start, volumes: Mapping[str, Any]) -> Start:
+    """Labels that nobody named: those of the volume train, and those of the target are its truth."""
+    found = start if start.train else replace(start, train=(start.volume,))
+    if start.truth is not None:
+        return found
+    if volumes.get("target", {}).get("labels_beside"):
+        return replace(found, truth=start.volume)
+    if not start.train and start.labels is not None:
+        return replace(found, truth=start.labels)
+    return found
+
+
+def _truth_choice(start: Start, found: Start) -> tuple[Choice, ...]:
+    """Why there is a truth that nobody named; it stands in the file as what was told does."""
+    if found.truth is None or start.truth is not None:
+        return ()
+    trained = found.volume.resolve() in {path.resolve() for path in found.train}
+    why = "labels in the same container" if start.labels is None else "the labels given"
+    why += "; they are trained on, so the scores flatter: hold out what should be judged" if trained else ""
+    path = os.path.relpath(found.truth.resolve(), start.root.resolve())
+    return (Choice("prepare.target.truth", path, why),)
+
+
+def _without_voxel_size(problem: Mapping[str, Any]) -> NoVoxelSize:
+    return NoVoxelSize(
+        problem["what"],
+        where=problem["where"],
+        wanted=problem["wanted"],
+        found=problem["found"],
+        hint='give it, z, y, x: lsdflow init ... --voxel-size "40, 8, 8 nm"',
+    )
+
+
+def _without_labels(start: Start, answer: Mapping[str, Any]) -> UsageError:
+    found = "; ".join(problem["what"] for problem in answer["problems"])
+    hint = "lsdflow init ... --train LABELLED.zarr, or --labels LABELS.zarr (zarr, N5, HDF5, TIFF, precomputed)"
+    return UsageError("there are no labels to train on", where=start.volume, found=found, hint=hint)

@@ -1,0 +1,1 @@
+"""Experiments as jobs of a SLURM cluster: what is asked for, submitted, followed and told."""

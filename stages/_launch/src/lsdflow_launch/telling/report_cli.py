@@ -1,0 +1,51 @@
+"""The verbs report and cite of `lsdflow`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_launch.answer import result_facts, stdout_for_json, tell
+from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.telling.reporting import EVERY_S, report_now, watch
+
+
+def add_report_verbs(app: typer.Typer, show_result: Callable[[ExperimentLayout], None]) -> None:
+    """Register report and cite."""
+
+    @app.command()
+    def report(
+        folder: Folder,
+        again: Annotated[bool, typer.Option("--watch", help="write it again and again, until Ctrl-C")] = False,
+        every_s: Annotated[float, typer.Option("--every", min=5, help="--watch: seconds between reports")] = EVERY_S,
+        override: Set = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Write the report of what is there now: at any moment, quick; nothing is counted again."""
+        code = 0
+        with exit_codes(debug, as_json):
+            experiment = load_experiment(folder, override or [])
+            with stdout_for_json(as_json):
+                if again:
+                    watch(experiment, every_s, time.sleep)
+                else:
+                    code = report_now(experiment)
+            if as_json:
+                tell(result_facts(experiment, code), "", as_json)
+            else:
+                show_result(experiment.layout)
+        raise typer.Exit(code)
+
+    @app.command()
+    def cite(as_bibtex: Annotated[bool, typer.Option("--bibtex", help="for BibTeX")] = False) -> None:
+        """What to cite in a paper that uses lsdflow."""
+        for found in (SOFTWARE, *REFERENCES):
+            typer.echo(bibtex(found) if as_bibtex else f"{found.text()}\n")

@@ -1,0 +1,1 @@
+"""Scores against truth: from one counting of fragments x truth, for every region and threshold."""

@@ -1,0 +1,1 @@
+"""What is told without truth: seams at block faces, and where segmentation and network disagree."""
