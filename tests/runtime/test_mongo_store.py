@@ -28,6 +28,7 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
+from lsdflow_contract.overlaps import Overlaps
 from lsdflow_runtime.mongo_connection import MongoConnection, mongo_address
 from lsdflow_runtime.stores import open_store, problems_of_store
 
@@ -406,3 +407,17 @@ def test_replacing_leaves_the_rows_of_one_work_only_and_no_mark_without_its_rows
     assert store.blocks("watershed", "new").done() == {0}
     assert store.works("watershed") == ["new"]
     assert store.works("predict") == ["no-rows"]
+
+
+def test_works_of_evaluate_stand_side_by_side(make_mongo: MakeMongo) -> None:
+    """The counting, the look-up of skeletons and the search for places belong together: none takes the others' rows."""
+    store = open_store(make_mongo())
+    for key in ("counting", "places"):
+        store.begin("evaluate", key)
+        store.rag.write_overlaps(key, "roi", 0, Overlaps(*(np.array([1], np.uint64) for _ in range(3))))
+        store.blocks("evaluate", key).mark_done(0, {"checksums": {}})
+        store.drop_others("evaluate", key)
+    assert store.works("evaluate") == ["counting", "places"]
+    for key in ("counting", "places"):
+        assert store.blocks("evaluate", key).done() == {0}
+        assert len(store.rag.read_overlaps(key, "roi", 0)) == 1

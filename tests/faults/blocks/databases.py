@@ -52,8 +52,10 @@ class Databases:
             for name in names:
                 client.drop_database(name)
 
-    def marks(self, database: str, stage: str) -> dict[str, float]:
-        """Block -> when it was done."""
+    def marks(self, database: str, stage: str) -> list[dict[int, float]]:
+        """Block -> when it was done, of each work."""
+        works: dict[str, dict[int, float]] = {}
         with self.mongod.admin() as client:
-            found = client[database][DONE[stage]].find({}, {"block_id": 1, "record.finished": 1})
-            return {str(document["block_id"]): float(document["record"]["finished"]) for document in found}
+            for document in client[database][DONE[stage]].find({}, {"block_id": 1, "key": 1, "record.finished": 1}):
+                works.setdefault(document["key"], {})[document["block_id"]] = float(document["record"]["finished"])
+        return list(works.values())

@@ -172,9 +172,10 @@ class World:
     def marks(self, folder: Path, stage: str) -> dict[str, float]:
         """Block -> when it was done; blocks of a second pass are 1/number."""
         if has_database(folder):
-            return self.databases.marks(folder.name, stage)
-        works = [marks.records() for marks in marks_of(folder, stage)]
-        times = [{number: float(r["finished"]) for number, r in work.items()} for work in works if work]
+            times = self.databases.marks(folder.name, stage)
+        else:
+            works = [marks.records() for marks in marks_of(folder, stage)]
+            times = [{number: float(r["finished"]) for number, r in work.items()} for work in works if work]
         # A stage of two passes has two blocks of the same number.
         passes = enumerate(sorted(times, key=lambda work: min(work.values())))
         return {f"{n}/{number}" if n else str(number): when for n, work in passes for number, when in work.items()}

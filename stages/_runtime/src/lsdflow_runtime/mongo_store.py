@@ -18,6 +18,7 @@ from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.overlaps import overlaps_collection
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.mongo_blocks import MongoBlocks
@@ -68,7 +69,7 @@ class MongoStore:
     def drop_others(self, stage: str, key: str) -> None:
         """Remove the graph rows of other works of the stage: tools that know no keys see one graph."""
         for other in self.works(stage):
-            if other != key and self._has_rows(other):
+            if other != key and self._has_graph_rows(other):
                 # The marks first: a mark without its rows would be believed.
                 self.blocks(stage, other).forget()
                 self.rag.drop(other)
@@ -105,8 +106,11 @@ class MongoStore:
     def _forget_work(self, name: str) -> None:
         self.connection.call(lambda db: db[ADMINISTRATION].delete_one({"_id": name}))
 
-    def _has_rows(self, key: str) -> bool:
-        return bool(self.connection.call(lambda db: db[HEADERS].find_one({"key": key})))
+    def _has_graph_rows(self, key: str) -> bool:
+        """True for rows of the graph. What evaluate counts is no graph: its works stand side by side."""
+        graph = {"$not": {"$regex": f"^{overlaps_collection('')}"}}
+        find = {"key": key, "collection": graph}
+        return bool(self.connection.call(lambda db: db[HEADERS].find_one(find)))
 
     def _places(self, plan: BlockPlan | None, number: int) -> dict[str, Any]:
         grid = self._target_grid()
