@@ -72,7 +72,7 @@ class Composed:
         return {row["Service"]: row["ExitCode"] for row in rows if row["State"] == "exited"}
 
 
-def call(*command: str | Path, timeout_s: float = 300, **environment: str) -> Finished:
+def call(*command: str | Path, timeout_s: float = 900, **environment: str) -> Finished:
     """Run a command with its output kept."""
     ours = ("LSDFLOW_TEST", "LSDFLOW_UID", "LSDFLOW_GID", "MONGO", "COMPOSE")
     plain = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
