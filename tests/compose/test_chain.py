@@ -48,7 +48,7 @@ def test_a_chain_by_compose_with_mongo_gives_the_bits_of_a_local_run(chain: Comp
     _assert_same_bits(chain.folder, reference)
     assert (chain.folder / "report" / "index.html").stat().st_size > 0
     left = {path.name for path in (chain.folder / "store").iterdir()}
-    assert left == {"owner.json", "evaluate"}, "marks and rows are in the database; evaluate leaves files for its workers"
+    assert left == {"owner.json", "evaluate"}, "marks and rows are in the database"
 
 
 def test_nobody_gets_into_the_database_without_its_password(chain: Composed) -> None:
