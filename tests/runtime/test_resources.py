@@ -15,6 +15,8 @@ import pytest
 from lsdflow_command.watching.resources import Memory, Usage, memory, usage, workers_of
 
 MIB = 2**20
+# Linux adds up the pages of a process per processor, and compares the peak with a sum that may lag behind.
+INEXACT = 2 * MIB
 
 
 def test_memory_is_what_psutil_says_and_the_peak_stays() -> None:
@@ -24,7 +26,8 @@ def test_memory_is_what_psutil_says_and_the_peak_stays() -> None:
     assert with_it.resident == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
     taken.close()
     after = memory()
-    assert after.peak_resident >= with_it.resident > after.resident
+    assert after.peak_resident >= with_it.resident - INEXACT
+    assert with_it.resident - after.resident > 32 * MIB
     assert after.peak_virtual >= after.peak_resident
 
 

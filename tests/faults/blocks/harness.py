@@ -183,7 +183,7 @@ class World:
     def count_done(self, folder: Path, stage: str) -> int:
         """How many blocks are done."""
         if has_database(folder):
-            return len(self.databases.marks(folder.name, stage))
+            return sum(len(work) for work in self.databases.marks(folder.name, stage))
         return sum(marks.count_done() for marks in marks_of(folder, stage))
 
     def is_whole(self, stage: str, folder: Path) -> bool:

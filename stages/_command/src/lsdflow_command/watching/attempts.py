@@ -72,8 +72,9 @@ class AttemptLog:
     @contextmanager
     def attempt(self, block: int) -> Iterator[None]:
         """Note what the attempt at a block takes, and how it ends."""
-        before, began = usage(), time.perf_counter()
-        self._write(f"{block}\t{time.time():.3f}\t{self.key}\t{self.job}")
+        # Both clocks here, before anything is written: begin + seconds is then never later than the next begin.
+        before, started, began = usage(), time.time(), time.perf_counter()
+        self._write(f"{block}\t{started:.6f}\t{self.key}\t{self.job}")
         outcome, error = DONE, ""
         try:
             yield
@@ -84,7 +85,7 @@ class AttemptLog:
         finally:
             used, peak, (gpu, gpu_bytes) = usage() - before, memory(), gpu_in_use()
             measured = (
-                *(f"{time.perf_counter() - began:.4f}", f"{used.cpu_s:.2f}", peak.peak_resident, peak.peak_virtual),
+                *(f"{time.perf_counter() - began:.6f}", f"{used.cpu_s:.2f}", peak.peak_resident, peak.peak_virtual),
                 *(used.read_bytes, used.written_bytes, gpu, gpu_bytes),
             )
             self._write("".join(f"\t{value}" for value in (outcome, *measured, error)) + "\n")
