@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tarfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from lsdflow_agglomerate import task as agglomerate
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_evaluate import task as evaluate
 from lsdflow_runtime.volumes import open_volume
 from lsdflow_segment import task as segment
 from lsdflow_watershed import task as watershed
@@ -21,7 +23,19 @@ ARCHIVES = sorted((Path(__file__).resolve().parents[1] / "data" / "archives").gl
 STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment}
 
 
-@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def _has_scores(path: Path) -> bool:
+    with tarfile.open(path) as archive:
+        return "report/scores.json" in archive.getnames()
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".tar.gz")
+
+
+EVALUATED = [path for path in ARCHIVES if _has_scores(path)]
+
+
+@pytest.fixture(params=ARCHIVES, ids=_name)
 def archived(request: pytest.FixtureRequest, tmp_path: Path) -> Experiment:
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path / "old", filter="data")
@@ -30,8 +44,8 @@ def archived(request: pytest.FixtureRequest, tmp_path: Path) -> Experiment:
     return load_experiment(tmp_path / "old", [] if said else ['watershed.id_mode="blocks"'])
 
 
-def test_there_is_an_archive() -> None:
-    assert ARCHIVES
+def test_there_are_archives() -> None:
+    assert len(ARCHIVES) > len(EVALUATED) > 0
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -56,3 +70,18 @@ def test_a_later_stage_goes_on_from_the_graph_of_an_earlier_contract_with_the_sa
     assert {path.name: path.read_bytes() for path in layout.luts.glob("*.npz")} == tables
     found = open_volume(layout.segmentation, "volumes/segmentation")
     assert np.array_equal(found.read(found.box), voxels)
+
+
+@pytest.mark.parametrize("archived", EVALUATED, indirect=True, ids=_name)
+def test_scores_of_an_earlier_contract_are_verified_and_scored_anew_the_same(archived: Experiment) -> None:
+    layout = archived.layout
+    scores = layout.report / "scores.json"
+    told = json.loads(scores.read_text())
+    assert evaluate.verify(archived)["verified"]
+    layout.manifest("evaluate").unlink()
+    scores.unlink()
+    for folder in (*layout.store.glob("overlaps_*"), layout.store / "evaluate", layout.store / "blocks" / "evaluate"):
+        shutil.rmtree(folder)
+    evaluate.run(archived, RunOptions())
+    found = json.loads(scores.read_text())
+    assert {name: found[name] for name in told} == told
