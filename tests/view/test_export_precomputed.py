@@ -13,15 +13,23 @@ from killed_export import killed_after
 from slow_levels import slow_level, slow_mean, slow_mode
 from typer.testing import CliRunner
 
+from lsdflow_contract.arrays import RAW, SEGMENTATION, ArraySpec
+from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_runtime.formats.detect import open_source
+from lsdflow_runtime.volumes import OutputArray
 from lsdflow_view.cli import app
-from lsdflow_view.export.layers import open_layer
-from lsdflow_view.export.precomputed import export_precomputed
+from lsdflow_view.export.downsample import whole_bins
+from lsdflow_view.export.layers import Layer, open_layer
+from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
+from lsdflow_view.export.precomputed_layer import PrecomputedLayer
+from lsdflow_view.export.pyramid import pyramid
+from lsdflow_view.export.read_back import ReadBack
 from lsdflow_view.export.segments import table_of_blocks
 from lsdflow_view.export.shape_works import ShapeOptions
 
 STEP = (1, 2, 2)
 RESOLUTIONS_NM = ([9.3, 9.3, 40.0], [18.6, 18.6, 40.0])
+WHOLE = VolumeOptions()
 THREE_EXACT = ShapeOptions(meshes=3, skeletons=3, error_nm=0.0)
 
 
@@ -29,7 +37,7 @@ THREE_EXACT = ShapeOptions(meshes=3, skeletons=3, error_nm=0.0)
 def exported(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw, affinities and segmentation; exact meshes and skeletons of the three largest segments."""
     out = tmp_path_factory.mktemp("precomputed") / "out"
-    written = export_precomputed(tiny.experiment, out, ("raw", "affinities", "segmentation"), None, THREE_EXACT)
+    written = export_precomputed(tiny.experiment, out, ("raw", "affinities", "segmentation"), WHOLE, THREE_EXACT)
     assert (written["meshes"], written["skeletons"]) == (3, 3)
     return out
 
@@ -112,7 +120,7 @@ def test_neuroglancer_lists_the_chosen_segments_with_their_voxels(exported: Path
 
 def test_a_simplified_mesh_stays_within_its_error(tiny: Any, tmp_path: Path, segmentation: np.ndarray) -> None:
     (segment,) = _largest(segmentation, 1)
-    export_precomputed(tiny.experiment, tmp_path / "o", ("segmentation",), 1, ShapeOptions(meshes=1))
+    export_precomputed(tiny.experiment, tmp_path / "o", ("segmentation",), VolumeOptions(1), ShapeOptions(meshes=1))
     mesh = CloudVolume(f"file://{tmp_path / 'o/segmentation'}", progress=False).mesh.get(segment)
     low, high = _bounds_nm(segmentation, segment, tiny)
     np.testing.assert_allclose(mesh.vertices.min(axis=0), low, atol=9.31)
@@ -132,7 +140,7 @@ def test_sizes_and_boxes_of_segments_are_those_of_a_loop_over_segments(segmentat
 
 def test_a_killed_export_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path) -> None:
     def export(out: Path) -> dict[str, int]:
-        return export_precomputed(tiny.experiment, out, ("raw", "segmentation"), None, THREE_EXACT)
+        return export_precomputed(tiny.experiment, out, ("raw", "segmentation"), WHOLE, THREE_EXACT)
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     blocks = export(whole)["blocks"]
@@ -142,6 +150,33 @@ def test_a_killed_export_goes_on_to_the_same_bytes(tiny: Any, tmp_path: Path) ->
     assert export(killed) == {"blocks": 0, "meshes": 2, "skeletons": 3}
     assert _tree(killed) == _tree(whole)
     assert export(killed) == {"blocks": 0}
+
+
+# 1 x 9 x 9 chunks: along a curve that has no bit for z, shards hold 1 x 8 x 8; 9 x 5 x 1: they hold 8 x 8 x 1.
+@pytest.mark.parametrize(("shape", "shards"), [((20, 520, 520), 4), ((520, 281, 33), 2)])
+@pytest.mark.parametrize("spec", [RAW, SEGMENTATION])
+def test_shards_are_read_by_cloud_volume_and_tensorstore_where_they_lie(
+    tmp_path: Path, shape: Vox3, shards: int, spec: ArraySpec
+) -> None:
+    layer = _sharded_layer(tmp_path, shape, spec)
+    works = layer.works()
+    for work in works:
+        assert work.begin()
+        for number in reversed(range(work.count)):
+            work.write(number)
+    (tmp_path / "out" / "info").write_text(json.dumps(layer.info()))
+    assert works[0].count == len(list(works[0].folder.iterdir())) == shards
+    assert json.loads((tmp_path / "out" / "info").read_text())["scales"][0]["sharding"]["hash"] == "identity"
+    expected, reduction = layer.layer.volume.read(layer.layer.volume.box), layer.layer.reduction
+    for mip, level in enumerate(layer.levels):
+        if mip:
+            bins = whole_bins(expected, *level.cut_voxels(level.box, layer.levels[mip - 1].box))
+            expected = reduction(bins, level.step)
+        found = CloudVolume(f"file://{tmp_path / 'out'}", mip=mip, progress=False)
+        assert found.voxel_offset.tolist() == list(level.box.begin_vox[::-1])
+        np.testing.assert_array_equal(np.asarray(found[:])[..., 0].T, expected)
+        other = open_source(tmp_path / "out", str(found.info["scales"][mip]["key"]))  # by tensorstore
+        np.testing.assert_array_equal(other.read(other.box), expected)
 
 
 def test_what_cannot_be_is_told_before_anything_is_written(tiny: Any, tmp_path: Path) -> None:
@@ -163,6 +198,22 @@ def test_an_experiment_without_any_volume_is_told_so(tmp_path: Path) -> None:
     for format_ in ("ome", "precomputed"):
         found = CliRunner().invoke(app, ["export", format_, str(tmp_path), str(tmp_path / "o")])
         assert (found.exit_code, "prepare" in found.output) == (66, True)
+
+
+def _sharded_layer(folder: Path, shape: Vox3, spec: ArraySpec) -> PrecomputedLayer:
+    """Noise in bricks, and background that fills whole chunks, also those that the volume's end cuts."""
+    begin, size_nm = (3, 5, 7), (40.0, 10.0, 10.0)
+    offset = tuple(b * s for b, s in zip(begin, size_nm, strict=True))
+    grid = Geometry(size_nm, (offset[0], offset[1], offset[2]), shape)
+    bricks = np.random.default_rng(1).integers(0, 200, [-(-n // 9) for n in shape]).astype(spec.dtype)
+    values = bricks.repeat(9, 0).repeat(9, 1).repeat(9, 2)[tuple(map(slice, shape))] + np.ones((), spec.dtype)
+    values[:, :70] = 0
+    values[:, 256:] = 0
+    output = OutputArray(folder / "source.zarr", spec, grid, grid.box, (64, 128, 128))
+    output.create({"key": "k"})
+    output.open().write(grid.box, values)
+    layer = Layer("it", "image" if spec is RAW else "labels", output.open(), "i")
+    return PrecomputedLayer(layer, folder / "out", pyramid(size_nm, Box(begin, shape), 3), ReadBack(), True)
 
 
 def _largest(labels: np.ndarray, count: int) -> list[int]:

@@ -10,6 +10,7 @@ import typer
 
 from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
+from lsdflow_command.cores import available_cores
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
@@ -37,17 +38,28 @@ MeshError = Annotated[
         "--mesh-error-nm", min=0, help="how far a vertex may be moved to save triangles (default: one edge of a voxel)"
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="processes that write (default: the cores that this job has); each holds a few blocks"),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
 
 @app.command()
-def ome(folder: Folder, out: Out, named: Named = None, levels: Levels = None, debug: Debug = False) -> None:
+def ome(
+    folder: Folder,
+    out: Out,
+    named: Named = None,
+    levels: Levels = None,
+    workers: Workers = None,
+    debug: Debug = False,
+) -> None:
     """OME-NGFF 0.5 (zarr 3): raw as image, labels beside it; lsds and affinities as channel images, if named."""
     with exit_codes(debug):
         # zarr takes a second to start
         from lsdflow_view.export.ngff import export_ome
 
-        written = export_ome(load_experiment(folder), out, tuple(named or ()), levels)
+        written = export_ome(load_experiment(folder), out, tuple(named or ()), levels, workers or available_cores())
         typer.echo(f"{out}: OME-NGFF 0.5, {written} blocks written" if written else f"{out}: all there already")
 
 
@@ -57,6 +69,10 @@ def precomputed(
     out: Out,
     named: Named = None,
     levels: Levels = None,
+    sharded: Annotated[
+        bool, typer.Option("--sharded", help="chunks in shards: a sixtieth of the files, for large volumes")
+    ] = False,
+    workers: Workers = None,
     meshes: Meshes = "0",
     skeletons: Skeletons = "0",
     of: Annotated[str, typer.Option("--shapes-of", help="layer of these segments")] = "segmentation",
@@ -73,11 +89,12 @@ def precomputed(
     with exit_codes(debug):
         wanted = (_count(meshes, "--meshes"), _count(skeletons, "--skeletons"))
         # cloud-volume and what makes shapes take seconds to start
-        from lsdflow_view.export.precomputed import export_precomputed
+        from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
         from lsdflow_view.export.shape_works import ShapeOptions
 
         shapes = ShapeOptions(*wanted, of, level, error_nm, memory_gib)
-        written = export_precomputed(load_experiment(folder), out, tuple(named or ()), levels, shapes)
+        how, cores = VolumeOptions(levels, sharded), workers or available_cores()
+        written = export_precomputed(load_experiment(folder), out, tuple(named or ()), how, shapes, cores)
         told = ", ".join(f"{count} {what}" for what, count in written.items() if count)
         typer.echo(f"{out}: precomputed, {told} written" if told else f"{out}: all there already")
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from lsdflow_command.app import interrupt_on_signals
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import NotOurs
-from lsdflow_contract.files import read_json, storage_errors, write_json
+from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
 from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.lease import Fence, lease
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
+from lsdflow_view.export.crew import Crew
 
 UNDER_WAY = ".export"
 NOTED = "keys.json"
@@ -28,13 +29,15 @@ NOTED = "keys.json"
 class Work:
     """Pieces numbered 0 to `count` - 1 (blocks, segments) to be written, each by itself and whole.
 
-    name, key: what their done marks stand for. begin: makes what the pieces are written into; True if it was not
-    there before, so that no mark of it can be right. write: writes one piece, to last a loss of power.
+    name, key: what their done marks stand for. folder: what the pieces are written into. begin: makes it; True if it
+    was not there before, so that no mark of it can be right. write: writes one piece, to last a loss of power; it
+    travels to worker processes.
     """
 
     name: str
     key: str
     count: int
+    folder: Path
     begin: Callable[[], bool]
     write: Callable[[int], None]
 
@@ -68,8 +71,8 @@ def close_folder(out: Path) -> None:
         shutil.rmtree(out / UNDER_WAY)
 
 
-def run_works(label: str, unit: str, under_way: Path, works: list[Work]) -> int:
-    """Write all pieces that have no done mark, in order; returns how many that were."""
+def run_works(label: str, unit: str, under_way: Path, works: list[Work], workers: int = 1) -> int:
+    """Write all pieces that have no done mark, one work after another; returns how many that were."""
     open_marks = [(work, DoneMarks.of(under_way, work.name, work.key)) for work in works]
     for work, marks in open_marks:
         if work.begin():
@@ -77,23 +80,33 @@ def run_works(label: str, unit: str, under_way: Path, works: list[Work]) -> int:
     if not works:
         return 0
     total, already = sum(work.count for work in works), sum(marks.count_done() for _, marks in open_marks)
-    with Progress(label, total=total, unit=unit, already=already) as progress:
-        for work, marks in open_marks:
-            _run(work, marks, Fence.of_holder(under_way), progress)
+    fence = Fence.of_holder(under_way)
+    with (
+        Progress(label, total=total, unit=unit, already=already) as progress,
+        Crew(min(workers, max(1, total - already)), [work.write for work in works], fence) as crew,
+    ):
+        for index, (_, marks) in enumerate(open_marks):
+            _run(index, works[index], marks, crew, progress)
     return total - already
 
 
-def _run(work: Work, marks: DoneMarks, fence: Fence, progress: Progress) -> None:
+def _run(index: int, work: Work, marks: DoneMarks, crew: Crew, progress: Progress) -> None:
     done = marks.done()
-    for number in range(work.count):
-        if number in done:
-            continue
-        work.write(number)
-        fence.require()
+    left = [number for number in range(work.count) if number not in done]
+    for count, number in enumerate(crew.written(index, left), 1):
+        crew.fence.require()
         marks.mark_done(number, {"piece": number})
         progress.advance()
-        if number % PACK_BLOCKS == PACK_BLOCKS - 1:
-            marks.pack(work.count, fence)
+        if count % PACK_BLOCKS == 0:
+            marks.pack(work.count, crew.fence)
+    _sweep(work.folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed writers left beside the files that they did not finish."""
+    with storage_errors(folder):
+        for partial in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+            partial.unlink(missing_ok=True)
 
 
 def _claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ image yet.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer
-from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import OutputArray, Volume
 from lsdflow_view.export.coarser import coarser_values
 from lsdflow_view.export.folder import Work, close_folder, export_folder, run_works
@@ -34,6 +34,7 @@ from lsdflow_view.export.ngff_metadata import (
     write_group,
 )
 from lsdflow_view.export.pyramid import Level, level_count, level_geometry, pyramid
+from lsdflow_view.export.read_back import ReadBack
 
 
 class _NgffArray(ArraySpec):
@@ -52,6 +53,7 @@ class _Image:
     layer: Layer
     folder: Path
     levels: tuple[Level, ...]
+    read_back: ReadBack
 
     @cached_property
     def key(self) -> str:
@@ -77,13 +79,14 @@ class _Image:
 
     def work(self, level: Level) -> Work:
         """The blocks of a level."""
-        plan = BlockPlan(level.box, self.layer.volume.chunk_shape_vox)
+        array = self.array(level)
         return Work(
             name=f"{self.layer.name}-{level.number}",
             key=self.key,
-            count=len(plan),
-            begin=lambda: self.array(level).create(self.provenance()),
-            write=lambda number: self._write(level, plan.block(number)),
+            count=len(self._plan(level)),
+            folder=array.folder,
+            begin=lambda: array.create(self.provenance()),
+            write=partial(self._write, level),
         )
 
     def provenance(self) -> dict[str, Any]:
@@ -95,8 +98,12 @@ class _Image:
             "inputs": {self.layer.name: self.layer.identity},
         }
 
-    def _write(self, level: Level, block: Block) -> None:
-        target = self._opened(level.number)
+    def _plan(self, level: Level) -> BlockPlan:
+        """Whole files of the target: no two processes write the same one."""
+        return BlockPlan(level.box, self.layer.volume.chunk_shape_vox)
+
+    def _write(self, level: Level, number: int) -> None:
+        target, block = self._opened(level.number), self._plan(level).block(number)
         if level.number == 0:
             values = self.layer.volume.read(block.write)
         else:
@@ -104,6 +111,7 @@ class _Image:
             read = self._opened(finer.number).read
             values = coarser_values(read, block.write, level, finer, self.layer.reduction)
         target.write(block.write, values)
+        self.read_back.require(number, values, lambda: target.read(block.write), f"{target.where} {block}")
         target.make_durable(block.write)
 
     def _opened(self, number: int) -> Volume:
@@ -116,21 +124,24 @@ class _Image:
         return {}
 
 
-def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count: int | None) -> int:
+def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count: int | None, workers: int = 1) -> int:
     """Write the named layers (none: the usual ones) to `out`; returns how many blocks were written.
 
-    count: levels of each image; None: until it fits on a screen. Labels belong to raw, which is always written.
+    count: levels of each image; None: until it fits on a screen. workers: processes that write. Labels belong to raw,
+    which is always written.
     """
     layers = open_layers(experiment, named)
     if all(layer.name != "raw" for layer in layers):
         layers = (open_layer(experiment, "raw"), *layers)
     raw = layers[0].volume.geometry
     count = count or level_count(raw.voxel_size_nm, raw.box)
-    images = [_Image(layer, _place(out, layer), _levels(layer, count)) for layer in layers]
+    checked = ReadBack.of_fraction(experiment.compute.verify_fraction)
+    images = [_Image(layer, _place(out, layer), _levels(layer, count), checked) for layer in layers]
     finished, keys = finished_layers(out), {image.layer.name: image.key for image in images}
     with export_folder(out, finished, keys) as under_way:
         left = [image for image in images if image.layer.name not in (finished or {})]
-        written = run_works("export ome", "block", under_way, [i.work(level) for i in left for level in i.levels])
+        works = [image.work(level) for image in left for level in image.levels]
+        written = run_works("export ome", "block", under_way, works, workers)
         _write_metadata(out, images, {**(finished or {}), **keys})
     close_folder(out)
     return written

@@ -2,7 +2,8 @@
 
 OUT/<layer>/info               type, resolution (nm) and voxel_offset of each level; x, y, z order
 OUT/<layer>/<resolution>/...   chunks: raw for images, compressed_segmentation for labels; not compressed beyond that,
-                               so that any web server and any reader (tensorstore, neuroglancer, igneous) can serve them
+                               so that any web server and any reader (tensorstore, neuroglancer, igneous) can serve
+                               them; or shards of such chunks (precomputed_shards)
 OUT/<layer>/mesh, skeletons    of chosen segments (shapes)
 OUT/lsdflow_export.json        what is finished
 
@@ -12,6 +13,7 @@ the volume begins.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,34 @@ from lsdflow_view.export.folder import close_folder, export_folder, run_works
 from lsdflow_view.export.layers import Layer, open_layers
 from lsdflow_view.export.precomputed_layer import PrecomputedLayer
 from lsdflow_view.export.pyramid import level_count, pyramid
+from lsdflow_view.export.read_back import ReadBack
 from lsdflow_view.export.shape_works import ShapeOptions, shape_works
 
 RECORD = "lsdflow_export.json"
 
 
+@dataclass(frozen=True)
+class VolumeOptions:
+    """How volumes are cut: levels (None: until one fits on a screen), chunks in files of their own or in shards."""
+
+    levels: int | None = None
+    sharded: bool = False
+
+
 def export_precomputed(
-    experiment: Experiment, out: Path, named: tuple[str, ...], count: int | None, shapes: ShapeOptions
+    experiment: Experiment,
+    out: Path,
+    named: tuple[str, ...],
+    options: VolumeOptions,
+    shapes: ShapeOptions,
+    workers: int = 1,
 ) -> dict[str, int]:
-    """Write the named layers (none: the usual ones) below `out`; returns how much of what was written now."""
-    layers = [_on_the_way(layer, out, count) for layer in open_layers(experiment, named)]
+    """Write the named layers (none: the usual ones) below `out`; returns how much of what was written now.
+
+    workers: processes that write blocks.
+    """
+    checked = ReadBack.of_fraction(experiment.compute.verify_fraction)
+    layers = [_on_the_way(layer, out, options, checked) for layer in open_layers(experiment, named)]
     # What cannot be is told before anything is written.
     shaped = shape_works(_shaped(layers, shapes), shapes)
     record, keys = _record(out), {layer.layer.name: layer.key for layer in layers}
@@ -41,7 +61,7 @@ def export_precomputed(
     with export_folder(out, finished, keys) as under_way:
         left = [layer for layer in layers if layer.layer.name not in (finished or {})]
         works = [work for layer in left for work in layer.works()]
-        written = {"blocks": run_works("export precomputed", "block", under_way, works)}
+        written = {"blocks": run_works("export precomputed", "block", under_way, works, workers)}
         record = {"layers": {**(finished or {}), **keys}, "shapes": (record or {}).get("shapes", {})}
         _finish(out, layers, record)
         for work in shaped:
@@ -78,12 +98,12 @@ def _shaped(layers: list[PrecomputedLayer], shapes: ShapeOptions) -> Precomputed
     )
 
 
-def _on_the_way(layer: Layer, out: Path, count: int | None) -> PrecomputedLayer:
+def _on_the_way(layer: Layer, out: Path, options: VolumeOptions, checked: ReadBack) -> PrecomputedLayer:
     geometry = layer.volume.geometry
     where = f"offset of {layer.volume.where}"
     box = geometry.box.translate(whole_voxels(geometry.offset_nm, geometry.voxel_size_nm, where))
-    count = count or level_count(geometry.voxel_size_nm, box)
-    return PrecomputedLayer(layer, out / layer.name, pyramid(geometry.voxel_size_nm, box, count))
+    levels = pyramid(geometry.voxel_size_nm, box, options.levels or level_count(geometry.voxel_size_nm, box))
+    return PrecomputedLayer(layer, out / layer.name, levels, checked, options.sharded)
 
 
 def _record(out: Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,18 @@ import numpy as np
 import numpy.typing as npt
 from cloudvolume import CloudVolume
 
-from lsdflow_contract.files import storage_errors
+from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of
-from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.chunk_files import make_durable
 from lsdflow_view.export.coarser import coarser_values
 from lsdflow_view.export.folder import Work
 from lsdflow_view.export.layers import Layer
+from lsdflow_view.export.precomputed_shards import CHUNK_VOX, shard_of, shard_shape_vox, sharding
 from lsdflow_view.export.pyramid import Level
+from lsdflow_view.export.read_back import ReadBack
 
-CHUNK_VOX = 64
 BLOCK_VOX = 128
 _ENCODINGS = {"image": "raw", "labels": "compressed_segmentation"}
 # Folders beside the levels that the info file names.
@@ -36,6 +37,8 @@ class PrecomputedLayer:
     layer: Layer
     folder: Path
     levels: tuple[Level, ...]
+    read_back: ReadBack
+    sharded: bool
 
     @cached_property
     def key(self) -> str:
@@ -78,29 +81,47 @@ class PrecomputedLayer:
         return values.T if self.layer.volume.channels else values[..., 0].T
 
     def _work(self, level: Level) -> Work:
-        plan = BlockPlan(level.box, (BLOCK_VOX,) * 3)
+        folder = self.folder / self._scale(level)["key"]
         return Work(
             name=f"{self.layer.name}-{level.number}",
             key=self.key,
-            count=len(plan),
-            begin=lambda: not (self.folder / self._scale(level)["key"]).is_dir(),
-            write=lambda number: self._write(level, plan.block(number)),
+            count=len(self._plan(level)),
+            folder=folder,
+            begin=lambda: not folder.is_dir(),
+            write=partial(self._write, level),
         )
 
-    def _write(self, level: Level, block: Block) -> None:
+    def _plan(self, level: Level) -> BlockPlan:
+        """Whole files, shards or chunks: no two processes write the same one."""
+        return BlockPlan(level.box, shard_shape_vox(level.box) if self.sharded else (BLOCK_VOX,) * 3)
+
+    def _write(self, level: Level, number: int) -> None:
+        block = self._plan(level).block(number)
+        values = self._values(level, block.write)
+        with storage_errors(self.folder):
+            self._put(level, block.write, values)
+            self.read_back.require(
+                number, values, lambda: self.read(level.number, block.write), f"{self.folder} {block}"
+            )
+            if not self.sharded:
+                make_durable(self.folder, self._chunk_files(level, block.write))
+
+    def _values(self, level: Level, box: Box) -> npt.NDArray[Any]:
         if level.number == 0:
             begin = self.levels[0].box.begin_vox
-            own = block.write.translate((-begin[0], -begin[1], -begin[2]))
-            values = self.layer.volume.read(own)
-        else:
-            finer = self.levels[level.number - 1]
-            values = coarser_values(
-                lambda box: self.read(finer.number, box), block.write, level, finer, self.layer.reduction
-            )
+            return self.layer.volume.read(box.translate((-begin[0], -begin[1], -begin[2])))
+        finer = self.levels[level.number - 1]
+        return coarser_values(lambda part: self.read(finer.number, part), box, level, finer, self.layer.reduction)
+
+    def _put(self, level: Level, box: Box, values: npt.NDArray[Any]) -> None:
         target = values.T if self.layer.volume.channels else values.T[..., np.newaxis]
-        with storage_errors(self.folder):
-            self._opened(level.number)[_xyz_slices(block.write)] = target
-            make_durable(self.folder, self._chunk_files(level, block.write))
+        opened = self._opened(level.number)
+        if self.sharded:
+            name, content = shard_of(opened, level.number, _xyz_slices(box), target)
+            path = self.folder / self._scale(level)["key"] / name
+            write_atomically(path, lambda file: file.write(content))
+        else:
+            opened[_xyz_slices(box)] = target
 
     def _chunk_files(self, level: Level, box: Box) -> list[Path]:
         folder = self.folder / self._scale(level)["key"]
@@ -119,6 +140,7 @@ class PrecomputedLayer:
             "chunk_sizes": [[CHUNK_VOX] * 3],
             "encoding": _ENCODINGS[self.layer.kind],
             **({"compressed_segmentation_block_size": [8, 8, 8]} if labels else {}),
+            **({"sharding": sharding(level.box)} if self.sharded else {}),
         }
 
     def _opened(self, number: int) -> CloudVolume:

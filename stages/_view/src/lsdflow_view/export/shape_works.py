@@ -89,6 +89,7 @@ class ShapeWork:
             name=f"{self.layer.layer.name}-{self.kind}",
             key=self.key,
             count=len(self.rows),
+            folder=self._folder,
             begin=self._begin,
             write=lambda number: self._write(self.rows[number]),
         )

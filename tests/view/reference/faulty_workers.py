@@ -1,0 +1,75 @@
+"""Pieces of work that go wrong in a worker process, in the ways that workers do. Workers import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import StorageFailure
+from lsdflow_view.export.folder import Work, run_works
+
+Write = Callable[[int], None]
+
+
+class OddError(Exception):
+    """Made of two things: it does not survive pickling."""
+
+    def __init__(self, what: str, number: int) -> None:
+        super().__init__(f"{what} {number}")
+
+
+def note(folder: Path, number: int) -> None:
+    """A piece that leaves a file, with the process that wrote it."""
+    (folder / str(number)).write_text(str(os.getpid()))
+
+
+def note_and_stay(folder: Path, number: int) -> None:
+    """The same, but it takes long."""
+    note(folder, number)
+    time.sleep(120)
+
+
+def die_at(folder: Path, fatal: int, number: int) -> None:
+    """Killed at one piece, each time."""
+    if number == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    note(folder, number)
+
+
+def written_then_killed(write: Write, flag: Path, number: int) -> None:
+    """Killed once, when the piece is written and nobody knows it yet; beside it lies what an earlier kill left."""
+    write(number)
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def full(_: int) -> None:
+    """No space left."""
+    raise StorageFailure("writing failed: No space left on device", where="here", hint="free some space")
+
+
+def odd(_: int) -> None:
+    """An error of a library."""
+    raise OddError("odd", 3)
+
+
+def with_writes(change: Callable[[Work], Write]) -> Callable[..., int]:
+    """run_works, with the writing of every work changed."""
+
+    def run(label: str, unit: str, under_way: Path, works: list[Work], workers: int = 1) -> int:
+        changed: list[Any] = [replace(work, write=change(work)) for work in works]
+        return run_works(label, unit, under_way, changed, workers)
+
+    return run
+
+
+def killed_once(flag: Path) -> Callable[..., int]:
+    """run_works, in which one worker is killed."""
+    return with_writes(lambda work: partial(written_then_killed, work.write, flag))
