@@ -1,7 +1,14 @@
-"""A small finished experiment: target, truth, predictions, fragments, tables, segmentation, manifests."""
+"""A small finished experiment: target, truth, predictions, fragments, tables, segmentation, manifests.
+
+A run of evaluate writes all pages with their pictures, which takes seconds. So tests that only read what a run left
+share `finished` and `finished_without_truth`, tests that change it take a copy (`copy_of`), and tests of scores alone
+take them from `scores_now`, which draws nothing.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSDS, RAW, SEGMENTATION, ArraySpec
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.lut import Lut, lut_name, write_lut
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import affinities_of, membrane_raw, voronoi_labels
+from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.shown.history import Collector
+from lsdflow_evaluate.task import _scored, run
 from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.volumes import OutputArray
 
@@ -23,6 +34,7 @@ BLOCK_VOX = (8, 8, 16)
 THRESHOLDS = (0.1, 0.28, 0.29, 0.9)
 
 MakeExperiment = Callable[..., Experiment]
+ScoresNow = Callable[[Experiment], dict[str, Any]]
 
 
 def truth_labels() -> np.ndarray:
@@ -128,3 +140,47 @@ def make_experiment(tmp_path: Path) -> MakeExperiment:
         return load_experiment(tmp_path / name, list(overrides))
 
     return make
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> MakeExperiment:
+    """Copy an experiment to tmp_path/name, to be changed there, and load it with overrides."""
+
+    def copied(source: Experiment, name: str, *overrides: str) -> Experiment:
+        shutil.copytree(source.layout.root, tmp_path / name)
+        return load_experiment(tmp_path / name, list(overrides))
+
+    return copied
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """The experiment after a run of evaluate. Only to be read: many tests share it."""
+    root = tmp_path_factory.mktemp("finished") / "a"
+    build(root)
+    run(load_experiment(root), RunOptions())
+    return load_experiment(root)
+
+
+@pytest.fixture(scope="session")
+def finished_without_truth(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """The same of an experiment without truth. Only to be read."""
+    root = tmp_path_factory.mktemp("without_truth") / "a"
+    build(root)
+    shutil.rmtree(load_experiment(root).layout.target_volume / LABELS.dataset)
+    run(load_experiment(root), RunOptions())
+    return load_experiment(root)
+
+
+@pytest.fixture(scope="session")
+def scores_now() -> ScoresNow:
+    """Count and score as a run does, without its report; a part that fails raises."""
+
+    def scored(experiment: Experiment) -> dict[str, Any]:
+        collector = Collector()
+        _, scores = _scored(experiment, experiment.table("evaluate", EvaluateConfig), RunOptions(), collector)
+        if collector.errors:
+            raise collector.errors[0]
+        return dict(json.loads(json.dumps(scores)))
+
+    return scored

@@ -106,11 +106,11 @@ def test_a_merger_stands_first_and_the_map_does_not_depend_on_the_blocks(make_ex
         given = (*SET, f"evaluate.lsd_error_downsample={step}", f'evaluate.block_shape="{shape}"')
         experiment = make_experiment(name, *given)
         segments, (first, _) = merged_cells(experiment)
-        run(experiment, RunOptions())
+        told.append(disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told)
         maps.append(map_of(experiment))
-        told.append(json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"])
+    run(experiment, RunOptions())
     assert np.array_equal(maps[0], maps[1])
-    assert told[0] == told[1]
+    assert told[0] == told[1] == json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"]
     taken = (slice(None, None, step),) * 3
     worst = told[0]["worst"]
     for row in worst:
@@ -155,13 +155,11 @@ def test_another_segmentation_gets_a_map_of_its_own_and_the_first_comes_back_who
 
 
 def test_without_stored_lsds_there_is_no_map_and_one_reason_and_asked_for_it_is_an_error(
-    make_experiment: Make,
+    finished: Experiment, copy_of: Make
 ) -> None:
-    experiment = make_experiment("a")
-    run(experiment, RunOptions())
-    told = json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"]
+    told = json.loads((finished.layout.report / "scores.json").read_text())["lsd_error"]
     assert told["made"] is False
     assert "store_lsds = true" in told["reason"]
-    assert not experiment.layout.lsd_error.exists()
+    assert not finished.layout.lsd_error.exists()
     with pytest.raises(MissingInput, match="LSDs are not stored"):
-        run(make_experiment("a", "evaluate.lsd_error=on"), RunOptions())
+        run(copy_of(finished, "a", "evaluate.lsd_error=on"), RunOptions())

@@ -6,10 +6,17 @@ import math
 
 import numpy as np
 import pytest
+from scipy import ndimage
 
 from lsdflow_contract.geometry import Box
 from lsdflow_evaluate.scores.regions import strided
-from lsdflow_evaluate.shown.neurites import largest_labels, picture_of_neurites, surface_points, view_from
+from lsdflow_evaluate.shown.neurites import (
+    _enlarging,
+    largest_labels,
+    picture_of_neurites,
+    surface_points,
+    view_from,
+)
 from lsdflow_evaluate.shown.snapshot import lattice_step, readable_box
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -54,6 +61,15 @@ def test_what_lies_nearer_hides_what_lies_behind() -> None:
     ids = largest_labels(labels, 2)
     turned = picture_of_neurites(labels, (1.0, 1.0, 1.0), COLOURS, ids, behind).pixels
     assert turned[row, column, 0] > turned[row, column, 2]
+
+
+@pytest.mark.parametrize(("shape", "enlarge"), [((7, 11), 3), ((1, 5), 4), ((6, 2), 1)])
+def test_a_map_is_enlarged_axis_by_axis_as_it_is_at_once(shape: tuple[int, int], enlarge: int) -> None:
+    values = np.random.default_rng(1).random(shape)
+    found = _enlarging(shape[0], enlarge) @ values @ _enlarging(shape[1], enlarge).T
+    np.testing.assert_allclose(
+        found, ndimage.zoom(values, enlarge, order=3, grid_mode=True, mode="nearest"), atol=1e-12
+    )
 
 
 def test_z_points_up_and_x_to_the_right_and_all_else_is_clear() -> None:

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
@@ -28,7 +27,6 @@ from lsdflow_evaluate.report.timeline import busy_periods, timeline
 from lsdflow_evaluate.scores.scores_file import present_scores
 from lsdflow_evaluate.shown.block_maps import map_of, shown_work
 from lsdflow_evaluate.shown.stage_records import stage_record
-from lsdflow_evaluate.task import run
 from lsdflow_runtime.block_grid import BlockGrid, read_grid
 
 Make = Callable[..., Experiment]
@@ -176,10 +174,9 @@ def test_the_command_report_tells_what_it_could_not_read_and_writes_the_pages_al
 
 
 def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_settings_of_now(
-    make_experiment: Make,
+    finished: Experiment, copy_of: Make
 ) -> None:
-    experiment = make_experiment()
-    run(experiment, RunOptions())
+    experiment = copy_of(finished, "a")
     scores = json.loads((experiment.layout.report / "scores.json").read_text())
     assert present_scores(experiment, EvaluateConfig()) == scores
     assert present_scores(experiment, EvaluateConfig(picture_edge_vox=64)) == scores
@@ -209,9 +206,11 @@ def test_of_a_stage_with_several_works_the_one_with_the_blocks_of_the_manifest_i
     assert shown_work(experiment, "evaluate", named, ["counting", "later"]) == "later"
 
 
-def test_the_grid_of_blocks_is_noted_when_their_work_begins(make_experiment: Make) -> None:
+def test_the_grid_of_blocks_is_noted_when_their_work_begins(
+    make_experiment: Make, scores_now: Callable[[Experiment], dict]
+) -> None:
     experiment = make_experiment("a", 'evaluate.block_shape="9, 12, 13 vox"')
-    run(experiment, RunOptions())
+    scores_now(experiment)
     works = {path.name for path in (experiment.layout.store / "blocks" / "evaluate").iterdir()}
     keys = [path.stem for path in (experiment.layout.stage_runs("evaluate") / "grids").glob("*.json")]
     assert works <= set(keys)

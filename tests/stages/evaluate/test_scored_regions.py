@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,16 +128,15 @@ def test_a_mask_that_is_not_there_and_a_region_outside_are_told_before_anything_
             make_experiment("a", wrong).table("evaluate", EvaluateConfig)
 
 
-def test_the_advice_of_segment_is_in_the_scores_without_truth(make_experiment: Make) -> None:
-    experiment = make_experiment("a")
-    shutil.rmtree(experiment.layout.target_volume / LABELS.dataset)
-    found = scores_of(experiment)
+def test_the_advice_of_segment_is_in_the_scores_without_truth(finished_without_truth: Experiment) -> None:
+    report = finished_without_truth.layout.report
+    found = json.loads((report / "scores.json").read_text())
     wanted = {"threshold": 0.28, "method": "stability", "reason": "the widest plateau"}
     assert (found["has_truth"], found["advice"]) == (
         False,
         {**wanted, "merge_function": "hist_quant_75", "taken": 0.28},
     )
-    assert not (experiment.layout.report / "worst.csv").exists()
+    assert not (report / "worst.csv").exists()
 
 
 def test_skeletons_in_a_dump_of_a_mongodb_are_found_by_their_name(make_experiment: Make) -> None:

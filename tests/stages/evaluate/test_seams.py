@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_evaluate.task import run
 from lsdflow_evaluate.without_truth.seams import Agreement, seams_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import OutputArray, Volume
@@ -101,9 +98,7 @@ def test_faces_beyond_a_segmentation_of_a_part_are_left_out(tmp_path: Path) -> N
     assert (found.faces, found.inside) == slow_counts(values, BLOCK)
 
 
-def test_scores_and_page_tell_of_seams(make_experiment: Callable[..., Experiment]) -> None:
-    finished = make_experiment()
-    run(finished, RunOptions())
+def test_scores_and_page_tell_of_seams(finished: Experiment) -> None:
     told = json.loads((finished.layout.report / "scores.json").read_text())["seams"]
     assert 0 <= told["faces"]["share"] <= 1
     assert told["faces"]["pairs"] > 100

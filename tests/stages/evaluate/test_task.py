@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, RAW, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
@@ -30,7 +30,10 @@ from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
+Scores = Callable[[Experiment], dict[str, Any]]
 RUN = RunOptions()
+# For tests of what else is scored.
+BARE = ('evaluate.skeletons="none"', "evaluate.worst=0")
 NUMBERS = ("voi_split", "voi_merge", "voi", "rand", "rand_split", "rand_merge", "adapted_rand_error", "nvi_split")
 
 
@@ -56,10 +59,11 @@ def truth_of(experiment: Experiment) -> np.ndarray:
 
 
 @pytest.mark.parametrize("zeros", ZERO_POLICIES)
-def test_every_threshold_scores_exactly_what_the_whole_volume_scores(make_experiment: Make, zeros: ZeroPolicy) -> None:
-    experiment = make_experiment("a", f"evaluate.zeros={zeros}")
-    run(experiment, RUN)
-    rows = scores_of(experiment)["thresholds"]
+def test_every_threshold_scores_exactly_what_the_whole_volume_scores(
+    make_experiment: Make, scores_now: Scores, zeros: ZeroPolicy
+) -> None:
+    experiment = make_experiment("a", f"evaluate.zeros={zeros}", *BARE)
+    rows = scores_now(experiment)["thresholds"]
     assert [row["threshold"] for row in rows] == [0.1, 0.28, 0.29, 0.9]
     for row in rows:
         whole = score(contingency(segmentation_at(experiment, row["threshold"]), truth_of(experiment)), zeros)
@@ -67,41 +71,41 @@ def test_every_threshold_scores_exactly_what_the_whole_volume_scores(make_experi
         assert row["zeros"] == zeros
 
 
-def test_the_numbers_on_top_are_those_of_the_threshold_that_segment_took(make_experiment: Make) -> None:
-    experiment = make_experiment()
-    run(experiment, RUN)
-    found = scores_of(experiment)
+def test_the_numbers_on_top_are_those_of_the_threshold_that_segment_took(finished: Experiment) -> None:
+    found = scores_of(finished)
     assert (found["threshold"], found["merge_function"], found["has_truth"]) == (0.28, "hist_quant_75", True)
-    written = open_volume(experiment.layout.segmentation, SEGMENTATION.dataset)
-    whole = score(contingency(written.read(written.box), truth_of(experiment)))
+    written = open_volume(finished.layout.segmentation, SEGMENTATION.dataset)
+    whole = score(contingency(written.read(written.box), truth_of(finished)))
     assert {name: found[name] for name in NUMBERS} == {name: getattr(whole, name) for name in NUMBERS}
 
 
-def test_a_region_scores_what_its_crop_scores(make_experiment: Make) -> None:
-    experiment = make_experiment("a", 'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}')
-    run(experiment, RUN)
+def test_a_region_scores_what_its_crop_scores(make_experiment: Make, scores_now: Scores) -> None:
+    experiment = make_experiment("a", 'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}', *BARE)
+    found = scores_now(experiment)
     crop = (slice(3, 13), slice(5, 20), slice(2, 22))
     whole = score(contingency(segmentation_at(experiment, 0.28)[crop], truth_of(experiment)[crop]))
-    assert scores_of(experiment)["voi"] == whole.voi
-    assert scores_of(experiment)["roi"] == {"begin_vox": [3, 5, 2], "shape_vox": [10, 15, 20]}
+    assert found["voi"] == whole.voi
+    assert found["roi"] == {"begin_vox": [3, 5, 2], "shape_vox": [10, 15, 20]}
 
 
-def test_the_threshold_is_chosen_on_one_region_and_reported_on_another(make_experiment: Make) -> None:
+def test_the_threshold_is_chosen_on_one_region_and_reported_on_another(
+    make_experiment: Make, scores_now: Scores
+) -> None:
     regions = (
         'evaluate.threshold_roi={begin="0 vox", shape="18, 24, 10 vox"}',
         'evaluate.roi={begin="0, 0, 10 vox", shape="18, 24, 16 vox"}',
     )
-    experiment = make_experiment("a", *regions)
-    run(experiment, RUN)
+    experiment = make_experiment("a", *regions, *BARE)
+    found = scores_now(experiment)
     there = (slice(None), slice(None), slice(0, 10))
     by_hand = min(
         (0.1, 0.28, 0.29, 0.9),
         key=lambda t: score(contingency(segmentation_at(experiment, t)[there], truth_of(experiment)[there])).voi,
     )
-    assert scores_of(experiment)["threshold"] == by_hand == 0.29
+    assert found["threshold"] == by_hand == 0.29
     here = (slice(None), slice(None), slice(10, 26))
     whole = score(contingency(segmentation_at(experiment, 0.29)[here], truth_of(experiment)[here]))
-    assert scores_of(experiment)["voi"] == whole.voi
+    assert found["voi"] == whole.voi
 
 
 REGIONS = (
@@ -110,46 +114,60 @@ REGIONS = (
 )
 
 
+@pytest.fixture(scope="module")
+def two_regions(finished: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """An experiment after a run with REGIONS. Only to be read."""
+    root = tmp_path_factory.mktemp("two_regions") / "a"
+    shutil.copytree(finished.layout.root, root)
+    run(load_experiment(root, list(REGIONS)), RUN)
+    return load_experiment(root, list(REGIONS))
+
+
 @pytest.mark.parametrize("shape", ["1, 24, 26 vox", "5, 7, 11 vox", "100 vox"])
 @pytest.mark.parametrize("regions", [(), REGIONS], ids=["everywhere", "two regions"])
 def test_scores_do_not_depend_on_how_the_volume_is_cut(
-    make_experiment: Make, shape: str, regions: tuple[str, ...]
+    make_experiment: Make,
+    finished: Experiment,
+    two_regions: Experiment,
+    scores_now: Scores,
+    shape: str,
+    regions: tuple[str, ...],
 ) -> None:
-    run(make_experiment("a", *regions), RUN)
-    run(make_experiment("b", *regions, f'evaluate.block_shape="{shape}"'), RUN)
-    assert scores_of(make_experiment("a")) == scores_of(make_experiment("b"))
+    found = scores_now(make_experiment("b", *regions, f'evaluate.block_shape="{shape}"'))
+    whole = scores_of(two_regions if regions else finished)
+    assert found == {name: value for name, value in whole.items() if name not in ("seams", "advice", "lsd_error")}
 
 
-def test_worker_processes_count_the_same_as_one(make_experiment: Make) -> None:
-    run(make_experiment("a", *REGIONS), RUN)
-    run(make_experiment("b", *REGIONS, "compute.runner=daisy", "compute.workers=2"), RUN)
-    assert scores_of(make_experiment("a")) == scores_of(make_experiment("b"))
-    identities = [read_manifest(make_experiment(name).layout, "evaluate").identity for name in "ab"]
+def test_worker_processes_count_the_same_as_one(make_experiment: Make, two_regions: Experiment) -> None:
+    experiment = make_experiment("b", *REGIONS, "compute.runner=daisy", "compute.workers=2")
+    run(experiment, RUN)
+    assert scores_of(experiment) == scores_of(two_regions)
+    identities = [read_manifest(e.layout, "evaluate").identity for e in (experiment, two_regions)]
     assert identities[0] == identities[1]
 
 
-def test_what_was_counted_is_not_counted_again_but_other_fragments_are(make_experiment: Make) -> None:
-    experiment = make_experiment()
+def test_what_was_counted_is_not_counted_again_but_other_fragments_are(finished: Experiment, copy_of: Make) -> None:
+    experiment = copy_of(finished, "a")
 
     def counted() -> dict[int, float]:
         task = counting_task(experiment)
         assert task is not None
         return {number: record["finished"] for number, record in task.marks.records().items()}
 
-    run(experiment, RUN)
     first = counted()
+    assert len(first) == 18
     run(experiment, RUN)
     assert counted() == first
     spoil_watershed(experiment)
     assert counted() == {}
 
 
-def test_verify_finds_what_was_counted_lost_or_damaged(make_experiment: Make) -> None:
-    experiment = make_experiment("a", *REGIONS)
-    run(experiment, RUN)
-    assert verify(experiment)["blocks_read_back"] == len(
-        list((experiment.layout.store / "overlaps_roi").rglob("*.parquet"))
-    )
+def test_verify_finds_what_was_counted_lost_or_damaged(two_regions: Experiment, copy_of: Make) -> None:
+    experiment = copy_of(two_regions, "a", *REGIONS)
+    counting = counting_task(experiment)
+    assert counting is not None
+    rows = (experiment.layout.store / "overlaps_roi" / counting.key).rglob("*.parquet")
+    assert verify(experiment)["blocks_read_back"] == len(list(rows)) == 18
     path = sorted((experiment.layout.store / "overlaps_threshold_roi").rglob("*.parquet"))[-1]
     content = path.read_bytes()
     path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
@@ -177,11 +195,10 @@ def test_a_table_comes_back_from_its_rows(rows: list[tuple[int, int, int]], rest
     assert found.unlabelled_vox == rest
 
 
-def test_success_is_voi_below_the_limit(make_experiment: Make) -> None:
-    run(make_experiment("a"), RUN)
-    assert scores_of(make_experiment("a"))["success"] == {"criterion": "voi < 2", "passed": True}
-    run(make_experiment("a", "evaluate.voi_limit=0.01"), RUN)
-    assert scores_of(make_experiment("a"))["success"] == {"criterion": "voi < 0.01", "passed": False}
+def test_success_is_voi_below_the_limit(finished: Experiment, copy_of: Make, scores_now: Scores) -> None:
+    assert scores_of(finished)["success"] == {"criterion": "voi < 2", "passed": True}
+    strict = scores_now(copy_of(finished, "a", "evaluate.voi_limit=0.01", *BARE))
+    assert strict["success"] == {"criterion": "voi < 0.01", "passed": False}
 
 
 def trace_columns(experiment: Experiment) -> None:
@@ -196,24 +213,24 @@ def trace_columns(experiment: Experiment) -> None:
     (experiment.layout.root / "traced.csv").write_text("\n".join(rows))
 
 
-def test_a_better_threshold_has_longer_runs(make_experiment: Make) -> None:
-    experiment = make_experiment("a", "evaluate.skeletons=traced.csv")
+def test_a_better_threshold_has_longer_runs(make_experiment: Make, scores_now: Scores) -> None:
+    experiment = make_experiment("a", "evaluate.skeletons=traced.csv", "evaluate.worst=0")
     trace_columns(experiment)
-    run(experiment, RUN)
-    rows = {row["threshold"]: row for row in scores_of(experiment)["thresholds"]}
+    rows = {row["threshold"]: row for row in scores_now(experiment)["thresholds"]}
     assert 0 < rows[0.1]["normalized_erl"] < rows[0.28]["normalized_erl"] < rows[0.29]["normalized_erl"] == 1
     assert rows[0.9]["normalized_erl"] == 0
     assert rows[0.1]["split_edges"] > rows[0.28]["split_edges"] > rows[0.29]["split_edges"] == 0
     assert rows[0.9]["merged_edges"] > rows[0.29]["merged_edges"] == 0
 
 
-def test_thinned_truth_of_a_perfect_segmentation_has_the_longest_runs(make_experiment: Make) -> None:
-    experiment = make_experiment("a", "evaluate.skeleton_lattice=[1, 1, 1]")
-    run(experiment, RUN)
-    rows = {row["threshold"]: row for row in scores_of(experiment)["thresholds"]}
+def test_thinned_truth_of_a_perfect_segmentation_has_the_longest_runs(
+    make_experiment: Make, scores_now: Scores
+) -> None:
+    found = scores_now(make_experiment("a", "evaluate.skeleton_lattice=[1, 1, 1]", "evaluate.worst=0"))
+    rows = {row["threshold"]: row for row in found["thresholds"]}
     assert rows[0.29]["normalized_erl"] == 1
     assert rows[0.9]["normalized_erl"] < 0.01
-    assert "thinned truth" in scores_of(experiment)["settings"]["skeletons"]
+    assert "thinned truth" in found["settings"]["skeletons"]
 
 
 @pytest.mark.parametrize("step", [(1, 1, 1), (2, 3, 2), (5, 4, 7)])
@@ -230,34 +247,30 @@ def test_the_lattice_read_by_pieces_is_the_strided_volume(make_experiment: Make,
     assert np.array_equal(truth_scores._lattice(truth, box, step), wanted)
 
 
-def test_traced_skeletons_are_used_and_cropped(make_experiment: Make) -> None:
-    experiment = make_experiment("a", "evaluate.skeletons=traced.csv")
+def test_traced_skeletons_are_used_and_cropped(make_experiment: Make, scores_now: Scores) -> None:
+    experiment = make_experiment("a", "evaluate.skeletons=traced.csv", "evaluate.worst=0")
     rows = ["neuron,node,z,y,x,parent"]
     rows += [f"7,{i + 1},{405 + 20 * i},131,150,{i or ''}" for i in range(25)]
     (experiment.layout.root / "traced.csv").write_text("\n".join(rows))
-    run(experiment, RUN)
-    found = scores_of(experiment)
+    found = scores_now(experiment)
     assert found["edges"] == 17
     assert found["settings"]["skeletons"] == "traced: traced.csv"
 
 
-def test_masked_truth_does_not_count(make_experiment: Make) -> None:
-    experiment = make_experiment()
+def test_masked_truth_does_not_count(make_experiment: Make, scores_now: Scores) -> None:
+    experiment = make_experiment("a", *BARE)
     volume = open_volume(experiment.layout.target_volume, LABELS.dataset)
     states = np.ones(volume.geometry.shape_vox, np.uint8)
     states[:9] = 0
     output = OutputArray(experiment.layout.target_volume, MASK, volume.geometry, volume.box, (8, 8, 16))
     output.create({"key": "made by the test"})
     output.open().write(volume.box, states)
-    run(experiment, RUN)
     whole = score(contingency(segmentation_at(experiment, 0.28)[9:], truth_of(experiment)[9:]))
-    assert scores_of(experiment)["voi"] == whole.voi
+    assert scores_now(experiment)["voi"] == whole.voi
 
 
-def test_without_truth_there_is_a_report_and_no_score(make_experiment: Make) -> None:
-    experiment = make_experiment()
-    shutil.rmtree(experiment.layout.target_volume / LABELS.dataset)
-    run(experiment, RUN)
+def test_without_truth_there_is_a_report_and_no_score(finished_without_truth: Experiment) -> None:
+    experiment = finished_without_truth
     found = scores_of(experiment)
     assert found["has_truth"] is False
     assert "no truth" in found["reason"]
@@ -266,17 +279,15 @@ def test_without_truth_there_is_a_report_and_no_score(make_experiment: Make) -> 
     assert read_manifest(experiment.layout, "evaluate").facts["has_truth"] is False
 
 
-def test_the_page_shows_layers_losses_times_versions_and_the_viewer_state(make_experiment: Make) -> None:
-    experiment = make_experiment()
-    run(experiment, RUN)
-    page = page_of(experiment)
+def test_the_page_shows_layers_losses_times_versions_and_the_viewer_state(finished: Experiment) -> None:
+    page = page_of(finished)
     for words in ("Affinities", "Segmentation", "hist_quant_75", "0.1.0", "the widest plateau"):
         assert words in page
     assert page.count("data:image/png") >= 18
-    state = json.loads((experiment.layout.report / "neuroglancer.json").read_text())
+    state = json.loads((finished.layout.report / "neuroglancer.json").read_text())
     names = [layer["name"] for layer in state["layers"]]
     assert names == ["raw", "lsds", "affinities", "fragments", "segmentation", "truth"]
-    assert str(experiment.layout.root) not in page
+    assert str(finished.layout.root) not in page
 
 
 def spoil_fragments(experiment: Experiment) -> None:
@@ -318,10 +329,9 @@ def spoil_watershed(experiment: Experiment) -> None:
     ],
 )
 def test_a_report_is_made_also_when_something_is_missing_and_the_command_fails(
-    make_experiment: Make, spoil: Callable[[Experiment], None], kind: type[StageError]
+    finished: Experiment, copy_of: Make, spoil: Callable[[Experiment], None], kind: type[StageError]
 ) -> None:
-    experiment = make_experiment()
-    run(experiment, RUN)
+    experiment = copy_of(finished, "a")
     spoil(experiment)
     shutil.rmtree(experiment.layout.report)
     with pytest.raises(kind) as error:
@@ -332,8 +342,8 @@ def test_a_report_is_made_also_when_something_is_missing_and_the_command_fails(
     assert (status(experiment)["report"], status(experiment)["finished"]) == (True, False)
 
 
-def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(make_experiment: Make) -> None:
-    experiment = make_experiment()
+def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(finished: Experiment, copy_of: Make) -> None:
+    experiment = copy_of(finished, "a")
     failure = BadData("the affinities are spoilt", where="block 3").as_dict()
     DoneMarks.of(experiment.layout.store, "watershed", "watershed-key").mark_failed(3, failure)
     outcome = {"exit_code": 79, "error": MissingInput("agglomerate stopped early").as_dict()}
@@ -344,10 +354,9 @@ def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(make_
     assert "block 3: the affinities are spoilt" in page
 
 
-def test_tables_of_other_fragments_are_not_scored(make_experiment: Make) -> None:
-    experiment = make_experiment()
-    run(experiment, RUN)
-    assert {row["merge_function"] for row in scores_of(experiment)["thresholds"]} == {"hist_quant_75"}
+def test_tables_of_other_fragments_are_not_scored(finished: Experiment) -> None:
+    assert len(list(finished.layout.luts.glob("lut_mean_*.npz"))) == 1
+    assert {row["merge_function"] for row in scores_of(finished)["thresholds"]} == {"hist_quant_75"}
 
 
 def test_truth_without_a_label_in_the_region_is_said_not_scored_as_perfect(make_experiment: Make) -> None:
@@ -365,8 +374,9 @@ def test_validate_and_plan_say_what_can_be_known(make_experiment: Make) -> None:
     assert plan(make_experiment("a"))["voxels_compared"] == 18 * 24 * 26
 
 
-def test_the_command_tells_its_exit_code(make_experiment: Make) -> None:
-    experiment = make_experiment()
+def test_the_command_tells_its_exit_code(finished: Experiment, copy_of: Make) -> None:
+    experiment = copy_of(finished, "a")
+    experiment.layout.manifest("evaluate").unlink()
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 0
     told = status(experiment)
     assert (told["report"], told["finished"], told["done"]) == (True, True, told["blocks"])

@@ -121,9 +121,10 @@ def _paint_labels(labels: NDArray[np.uint64]) -> Bytes:
     step = -(-max(labels.shape) // LONGEST_SIDE_PX)
     labels = labels[::step, ::step]
     enlarge = max(1, OUTLINED_SIDE_PX // max(labels.shape))
-    labels = np.repeat(np.repeat(labels, enlarge, axis=0), enlarge, axis=1)
     ids, place = np.unique(labels, return_inverse=True)
-    rgb = colours_of_ids(ids)[place.reshape(labels.shape)]
+    place = place.reshape(labels.shape).repeat(enlarge, axis=0).repeat(enlarge, axis=1)
+    labels = labels.repeat(enlarge, axis=0).repeat(enlarge, axis=1)
+    rgb = colours_of_ids(ids)[place]
     alpha = np.where(labels == 0, 0, np.where(outlines(labels), 255, FILL_ALPHA)).astype(np.uint8)
     return np.dstack([rgb, alpha])
 
@@ -148,10 +149,14 @@ def _image(pixels: Bytes) -> Image.Image:
     """The picture; RGBA of few colours as indices into a palette, which is several times smaller and quicker."""
     if pixels.ndim != 3 or pixels.shape[2] != 4:
         return Image.fromarray(pixels)
-    colours, place = np.unique(pixels.view(np.uint32)[..., 0], return_inverse=True)
+    flat = pixels.view(np.uint32).ravel()
+    # Only one pixel of each run of equal ones is sorted.
+    begins = np.flatnonzero(np.diff(flat, prepend=~flat[:1]))
+    colours, place = np.unique(flat[begins], return_inverse=True)
     if len(colours) > MOST_PALETTE_COLOURS:
         return Image.fromarray(pixels)
-    image = Image.fromarray(place.reshape(pixels.shape[:2]).astype(np.uint8), "P")
+    indices = place.astype(np.uint8).repeat(np.diff(begins, append=flat.size))
+    image = Image.fromarray(indices.reshape(pixels.shape[:2]), "P")
     parts = colours.view(np.uint8).reshape(-1, 4)
     image.putpalette(parts[:, :3].tobytes())
     image.info["transparency"] = parts[:, 3].tobytes()
