@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from lsdflow_contract.errors import InternalError, MissingInput
+from lsdflow_launch.shared_start import answer_of
 
 LOG = logging.getLogger("lsdflow.run")
 BIN_VARIABLE = "LSDFLOW_BIN"
@@ -47,7 +48,7 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
     Raises InternalError if the answer is no JSON.
     """
     started = time.monotonic()
-    done = subprocess.run([stage_command(stage), *arguments], capture_output=True, text=True, check=False)
+    done = answer_of([stage_command(stage), *arguments])
     LOG.debug("$ %s    # exit code %d, %.1f s", shlex.join([stage, *arguments]), done.returncode, _since(started))
     try:
         return json.loads(done.stdout)

@@ -14,6 +14,7 @@ from typing import Any
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_launch.commands import stage_command
+from lsdflow_launch.shared_start import answer_of
 
 QUICK_S = 15.0
 # torch on a cold network disk takes its time to load.
@@ -39,19 +40,15 @@ def ask_program(command: Sequence[str], limit_s: float = QUICK_S) -> Answer:
     if shutil.which(command[0]) is None:
         return Answer(problem=f"no {command[0]} here", here=False)
     try:
-        child = subprocess.Popen(  # noqa: SIM115, RUF100 - not waited for if it hangs
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        done = answer_of(command, limit_s)
     except OSError as error:
         return Answer(problem=f"cannot be started: {error.strerror}")
-    try:
-        out, err = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        child.kill()
         return Answer(problem=f"no answer within {limit_s:.0f} s")
-    if child.returncode:
-        return Answer(out, problem=(err.strip() or out.strip())[-300:] or f"exit code {child.returncode}")
-    return Answer(out)
+    if done.returncode:
+        words = done.stderr.strip() or done.stdout.strip()
+        return Answer(done.stdout, problem=words[-300:] or f"exit code {done.returncode}")
+    return Answer(done.stdout)
 
 
 def ask_stage_in_time(stage: str, arguments: Sequence[str], limit_s: float = STAGE_S) -> dict[str, Any]:

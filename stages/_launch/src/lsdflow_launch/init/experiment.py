@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.cores import available_cores
 from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs, UsageError
 from lsdflow_contract.experiment import STAGES, did_you_mean
 from lsdflow_contract.files import write_atomically
@@ -22,6 +22,7 @@ from lsdflow_launch.init.looking import Seen, Start, look
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.schema import experiment_schema, table_schemas
 from lsdflow_launch.init.template import experiment_text, merged
+from lsdflow_launch.shared_start import answer_of
 
 DEFAULT_PROFILE = "standard"
 
@@ -83,7 +84,7 @@ def images_text() -> str:
     lines = [
         "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published images."
     ]
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         versions = pool.map(_version, STAGES)
     for stage, version in zip(STAGES, versions, strict=True):
         lines.append(f"{stage.upper().replace('-', '_')}_IMAGE=lsdflow/{stage}:{version}")
@@ -91,7 +92,8 @@ def images_text() -> str:
 
 
 def _version(stage: str) -> str:
-    done = subprocess.run([stage_command(stage), "--version"], capture_output=True, text=True, check=True)
+    done = answer_of([stage_command(stage), "--version"])
+    done.check_returncode()
     return done.stdout.split()[1]
 
 

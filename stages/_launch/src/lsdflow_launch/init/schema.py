@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from lsdflow_command.cores import available_cores
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import (
     STAGES,
@@ -30,7 +31,7 @@ _LEFT_OUT = ("$defs", "title", "prefixItems", "$ref", "anyOf", "default")
 
 def table_schemas() -> dict[str, dict[str, Any]]:
     """The schema of every table by its name, in the order of the file; those of stages as the stages tell them."""
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         of_stages = dict(zip(STAGES, pool.map(lambda stage: ask_stage(stage, ["schema"]), STAGES), strict=True))
     first: dict[str, type[StrictModel]] = {"experiment": ExperimentTable, "store": StoreTable, "compute": ComputeTable}
     schemas = {name: model.model_json_schema() for name, model in first.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from lsdflow_command.cores import available_cores
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
@@ -19,14 +20,14 @@ WHOLE = "experiment"
 def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[str, Any]]:
     """For each stage of the chain: state, seconds, last outcome, and what the stage itself says."""
     stages = stages_of(experiment)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage, ask), stages), strict=True))
 
 
 def problems_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, list[dict[str, Any]]]:
     """All problems that the stages find, by stage, and those of the experiment as a whole; writes nothing."""
     stages = stages_of(experiment)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         whole = pool.submit(whole_problems, experiment, ask)
         answers = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), stages)
         found = dict(zip(stages, answers, strict=True))

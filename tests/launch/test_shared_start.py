@@ -1,0 +1,90 @@
+"""A command that is asked in a fork answers as one started by itself, and finds loaded what all commands need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lsdflow_launch import shared_start
+from lsdflow_launch.doctor.outside import ask_program
+from lsdflow_launch.shared_start import answer_of, of_this_python
+
+TELL = """import os, sys
+print(sys.argv, os.getcwd(), os.environ.get("ASKED"), os.environ.get("LSDFLOW_BIN"), __name__)
+print("what went wrong", file=sys.stderr)
+sys.exit({code})
+"""
+HEAVY = {"scipy", "h5py", "zarr", "numba", "torch", "daisy", "pymongo", "pyarrow"}
+
+
+def _command(folder: Path, text: str, python: str = sys.executable) -> Path:
+    path = folder / "asked"
+    path.write_text(f"#!{python}\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("code", ["0", "66", "None", "'a text'"])
+def test_the_answer_is_that_of_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    command = _command(tmp_path, TELL.format(code=code))
+    answer_of([command])  # the shared process is there before the caller's folder and environment change
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASKED", "since a moment")
+    monkeypatch.delenv("LSDFLOW_BIN", raising=False)
+    assert of_this_python(command)
+    told = answer_of([command, "plan", "--json"])
+    by_itself = subprocess.run([command, "plan", "--json"], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (by_itself.returncode, by_itself.stdout)
+    assert told.stderr.startswith("what went wrong")
+    assert "since a moment" in told.stdout
+
+
+def test_a_fork_has_loaded_what_all_commands_need_and_nothing_heavy(tmp_path: Path) -> None:
+    command = _command(tmp_path, "import sys; print(*{name.partition('.')[0] for name in sys.modules})")
+    loaded = set(answer_of([command]).stdout.split())
+    assert {"numpy", "pydantic", "typer", "lsdflow_command"} <= loaded
+    assert HEAVY & loaded == set()
+
+
+def test_every_question_has_a_process_of_its_own(tmp_path: Path) -> None:
+    command = _command(tmp_path, "import os, sys; print(os.getpid(), hasattr(sys, 'marked')); sys.marked = True")
+    first, second = (answer_of([command]).stdout.split() for _ in range(2))
+    assert first[0] != second[0]
+    assert first[1] == second[1] == "False"
+
+
+def test_a_traceback_and_a_killed_command_are_no_success(tmp_path: Path) -> None:
+    failed = answer_of([_command(tmp_path, "raise ValueError('broken')")])
+    assert failed.returncode == 1
+    assert "ValueError: broken" in failed.stderr
+    assert answer_of([_command(tmp_path, "import os; os.kill(os.getpid(), 9)")]).returncode != 0
+
+
+def test_the_doctor_does_not_wait_for_a_command_that_hangs(tmp_path: Path) -> None:
+    command = _command(tmp_path, "import time; print('begun', flush=True); time.sleep(600)")
+    assert ask_program([str(command)], 0.2).problem == "no answer within 0 s"
+
+
+def test_a_command_of_another_python_is_started_as_a_program(tmp_path: Path) -> None:
+    shell = _command(tmp_path, 'echo "$0 $*"; exit 3', python="/bin/sh")
+    assert not of_this_python(shell)
+    told = answer_of([shell, "plan"])
+    assert (told.returncode, told.stdout) == (3, f"{shell} plan\n")
+    ours = _command(tmp_path, TELL)
+    ours.chmod(0o644)
+    assert not of_this_python(ours)
+    assert not of_this_python(_command(tmp_path, TELL, python=f"{sys.executable} -I"))
+    assert not of_this_python(tmp_path / "none")
+
+
+def test_without_a_shared_process_the_command_is_started_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_socket(*_: object) -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(shared_start, "_answer_in_fork", no_socket)
+    assert answer_of([_command(tmp_path, "print('here')")]).stdout == "here\n"
