@@ -127,6 +127,24 @@ def test_a_simplified_mesh_stays_within_its_error(tiny: Any, tmp_path: Path, seg
     np.testing.assert_allclose(mesh.vertices.max(axis=0), high, atol=9.31)
 
 
+def test_shapes_of_a_coarser_level_are_where_its_voxels_are(
+    tiny: Any, tmp_path: Path, segmentation: np.ndarray
+) -> None:
+    options = ShapeOptions(meshes=2, skeletons=2, level=1, error_nm=0.0)
+    export_precomputed(tiny.experiment, tmp_path / "o", ("segmentation",), WHOLE, options)
+    volume = CloudVolume(f"file://{tmp_path / 'o/segmentation'}", mip=1, progress=False)
+    begin, size_nm = _origin_vox(tiny) // STEP, np.multiply(tiny.grid.voxel_size_nm, STEP)
+    coarse = slow_level(segmentation, tuple(_origin_vox(tiny)), STEP, slow_mode)
+    for segment in _largest(segmentation, 2):
+        voxels = np.argwhere(coarse == segment) + begin
+        vertices = volume.mesh.get(segment).vertices[:, ::-1]
+        np.testing.assert_allclose(vertices.min(axis=0), voxels.min(axis=0) * size_nm, atol=0.01)
+        np.testing.assert_allclose(vertices.max(axis=0), (voxels.max(axis=0) + 1) * size_nm, atol=0.01)
+        nodes = volume.skeleton.get(segment).vertices[:, ::-1] / size_nm - begin - 0.5
+        np.testing.assert_allclose(nodes, np.rint(nodes), atol=0.01)
+        assert (coarse[tuple(np.rint(nodes).astype(int).T)] == segment).all()
+
+
 def test_sizes_and_boxes_of_segments_are_those_of_a_loop_over_segments(segmentation: np.ndarray) -> None:
     starts = [(z, y) for z in range(0, segmentation.shape[0], 7) for y in range(0, segmentation.shape[1], 33)]
     table = table_of_blocks((segmentation[z : z + 7, y : y + 33], (z, y, 0)) for z, y in starts)

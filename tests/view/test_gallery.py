@@ -23,7 +23,7 @@ from shown_experiment import (
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
-from lsdflow_contract.lut import Lut, read_lut
+from lsdflow_contract.lut import Lut, lut_name, read_lut, write_lut
 from lsdflow_view.gallery import Gallery, open_gallery
 from lsdflow_view.napari_layers import first_steps, napari_layers
 from lsdflow_view.napari_window import open_napari
@@ -101,6 +101,13 @@ def test_few_tables_stay_in_memory_and_the_newest_always(gallery: Gallery) -> No
     shelf.table(paths[2])
     assert shelf.table(paths[0]) is not first
     assert len(LutShelf(kept_bytes=1).table(paths[0])) == len(first)
+
+
+def test_a_table_that_does_not_ascend_is_refused(tmp_path: Path) -> None:
+    twisted = Lut(np.array([9, 3], np.uint64), np.array([3, 3], np.uint64))
+    write_lut(tmp_path / lut_name(MERGE_FUNCTION, CHOSEN), twisted, {})
+    with pytest.raises(BadData, match="not ascending"):
+        LutShelf().table(tmp_path / lut_name(MERGE_FUNCTION, CHOSEN))
 
 
 def test_tables_of_other_fragments_are_not_shown(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_volume_that_is_itself_a_link_to_other_storage_is_served(tmp_path: Pat
         "luts/thresholds.json",
         f"thresholds/{MERGE_FUNCTION}/c/0/0/0",
         f"thresholds/{MERGE_FUNCTION}/c/0/0/0/99",
-        f"thresholds/{MERGE_FUNCTION}/c/9/0/0/0",
+        f"thresholds/{MERGE_FUNCTION}/c/3/0/0/0",
         f"thresholds/{MERGE_FUNCTION}/c/-1/0/0/0",
         f"thresholds/{MERGE_FUNCTION}/c/0/0/0/%D9%A3",
         "thresholds/other/zarr.json",

@@ -35,6 +35,12 @@ def note_and_stay(folder: Path, number: int) -> None:
     time.sleep(120)
 
 
+def note_in_spite_of_a_key(folder: Path, number: int) -> None:
+    """Ctrl-C at a terminal reaches every process of a command."""
+    os.kill(os.getpid(), signal.SIGINT)
+    note(folder, number)
+
+
 def die_at(folder: Path, fatal: int, number: int) -> None:
     """Killed at one piece, each time."""
     if number == fatal:
