@@ -6,8 +6,10 @@ The stages are stand-ins that answer as theirs do; tests/runtime/test_measured_b
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,13 @@ from lsdflow_launch.cli import app
 from lsdflow_launch.planning import cli as plan_cli
 from lsdflow_launch.planning import plan as plan_module
 from lsdflow_launch.planning.allotment import memory_bytes, time_limit_s
-from lsdflow_launch.planning.disk_use import Room, disk_use
+from lsdflow_launch.planning.disk_use import Room, disk_use, room_in
+from lsdflow_launch.planning.evidence import made_in
 from lsdflow_launch.planning.plan import Asked, make_plan
+from lsdflow_launch.planning.prices import Offer, Prices, cost_of
+from lsdflow_launch.planning.quantity import Quantity, total
 from lsdflow_launch.planning.stored import compare, store_plan
+from lsdflow_launch.planning.table import shown
 from lsdflow_launch.planning.wording import duration, money, size
 
 Ask = Callable[[str, Sequence[str]], Any]
@@ -161,6 +167,7 @@ def test_a_stage_whose_inputs_are_not_there_yet_is_planned_as_another_experiment
     found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(1000.0)
     assert (found["blocks"].value, str(other.layout.root) in found["blocks"].source) == (100, True)
+    assert found.share_left == 1
     part = load_experiment(here.path, ["watershed.roi=some"])
     assert make_plan(part, Asked(like=other.layout.root), ask).estimates["watershed"]["seconds"].value is None
 
@@ -304,8 +311,6 @@ def test_a_plan_is_kept_when_the_stage_has_finished_and_compared_with_what_happe
     over = {**WATERSHED, "blocks_done": 10, "taken": {**TAKEN, "seconds_per_block": 6.0, "peak_rss_mib": 500.0}}
     # made again after the end: the prediction of before stays
     store_plan(experiment, make_plan(experiment, Asked(), answers(over)))
-    from lsdflow_launch.planning.evidence import made_in
-
     found = {line.name: line for line in compare(experiment, {"watershed": made_in(experiment, "watershed", over)})}
     assert (found["seconds"].predicted, found["seconds"].actual) == (pytest.approx(30.0), pytest.approx(60.0))
     assert found["seconds"].ratio == pytest.approx(2.0)
@@ -341,8 +346,6 @@ def test_a_plan_made_after_the_end_predicts_nothing(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     finish(experiment, "watershed", blocks=10, seconds_in_blocks=60.0, peak_rss_mib=500.0)
     store_plan(experiment, make_plan(experiment, Asked(), answers()))
-    from lsdflow_launch.planning.evidence import made_in
-
     found = compare(experiment, {"watershed": made_in(experiment, "watershed", WATERSHED)})
     assert found
     assert all(line.predicted is None for line in found)
@@ -380,3 +383,96 @@ def test_numbers_are_worded_for_people() -> None:
     assert [size(n) for n in (0, 999, 999_600, 1.5e12)] == ["0 B", "999 B", "1 MB", "1.5 TB"]
     assert [duration(s) for s in (0.5, 90, 600, 11100, 200_000)] == ["0.5 s", "90 s", "10 min", "3 h 05", "2 d 7 h"]
     assert [money(v) for v in (0, 0.001, 12.345)] == ["0.00", "< 0.01", "12.35"]
+
+
+def test_no_more_workers_work_than_there_are_blocks(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a", "[compute]\nworkers = 50\n")
+    found = make_plan(experiment, Asked(), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))
+    assert found.estimates["watershed"]["walltime_s"].value == pytest.approx(7.0)
+
+
+def test_a_measured_block_counts_by_its_voxels_and_not_as_one_of_the_blocks(tmp_path: Path) -> None:
+    half = answers(measured={**MEASURED, "voxels": 500})
+    found = make_plan(make(tmp_path / "a"), Asked(measure=True), half).estimates["watershed"]
+    assert (found["seconds"].value, found["bytes_written"].value) == (pytest.approx(60.0), 8000)
+
+
+def test_of_a_stage_that_has_begun_the_disk_is_scaled_and_only_the_rest_is_left(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a")
+    experiment.layout.fragments.mkdir()
+    (experiment.layout.fragments / "0").write_bytes(b"x" * 600)
+    (experiment.layout.fragments / "1").write_bytes(b"")
+    for stage in ("prepare", "train-acrlsd", "predict", "agglomerate", "segment", "evaluate"):
+        finish(experiment, stage)
+    plan = make_plan(experiment, Asked(), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))
+    found = plan.estimates["watershed"]
+    assert (found["bytes_written"].value, found["files"].value) == (1500, 5)
+    assert plan.left("seconds").value == pytest.approx(0.6 * 70)
+    assert plan.left("bytes_written").value == pytest.approx(900)
+
+
+def test_of_several_passes_the_most_memory_counts_and_so_it_is_compared(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a")
+    taken = [{**TAKEN, "peak_rss_mib": mib} for mib in (300.0, 100.0)]
+    passes = {str(n): {**WATERSHED, "blocks_done": 4, "taken": told} for n, told in enumerate(taken)}
+    plan = make_plan(experiment, Asked(), answers({**WATERSHED, "passes": passes}))
+    assert plan.estimates["watershed"]["rss_per_worker_bytes"].value == 300 * MIB
+    store_plan(experiment, plan)
+    finish(experiment, "watershed", blocks=10)
+    made = {"watershed": made_in(experiment, "watershed", {**WATERSHED, "passes": passes})}
+    actual = {line.name: line.actual for line in compare(experiment, made)}
+    assert actual["rss_per_worker_bytes"] == 300 * MIB
+
+
+def test_gpu_hours_are_those_in_which_workers_hold_a_gpu_or_a_part_of_one(tmp_path: Path) -> None:
+    hour = answers(measured={**MEASURED, "seconds": 3600.0})
+    on_gpus = "[cluster.watershed]\nworkers = 5\nworker_gres = 'gpu:2'\n"
+    found = make_plan(make(tmp_path / "a", on_gpus), Asked(measure=True), hour).estimates["watershed"]
+    assert found["gpu_hours"].value == pytest.approx(2 * 10, rel=1e-3)
+    shared = make(tmp_path / "b", "[compute]\nworkers = 4\n")
+    facts = {**WATERSHED, "device": "cuda", "gpus": 1, "blocks_done": 4, "taken": TAKEN}
+    # 70 s in blocks of four workers that share one GPU: it is held for 17.5 s
+    plan = make_plan(shared, Asked(), answers(facts))
+    assert plan.estimates["watershed"]["gpu_hours"].value == pytest.approx(17.5 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("limit", "restarts", "told"),
+    [("1:05:00", 1, "goes on"), ("1:15:00", 1, ""), ("40:00", 1, "goes on"), ("40:00", 0, "not enough")],
+)
+def test_a_job_needs_time_for_its_warning_and_counts_its_first_start_too(
+    tmp_path: Path, limit: str, restarts: int, told: str
+) -> None:
+    text = f"[cluster]\nwarn_s = 600\nmax_restarts = {restarts}\n[cluster.watershed]\nworkers = 10\ntime = '{limit}'\n"
+    # an hour of work: ten blocks of an hour by ten workers
+    begun = {**WATERSHED, "taken": {**TAKEN, "seconds_per_block": 3600.0}}
+    plan = make_plan(make(tmp_path / "a", text), Asked(), answers(begun))
+    ours = " | ".join(warn.what for warn in plan.warnings if "cluster.watershed.time" in warn.what)
+    assert told in ours
+    assert bool(told) == bool(ours)
+
+
+def test_a_sum_of_which_a_part_is_not_known_is_never_told_as_the_whole() -> None:
+    partly = Quantity(1.0, "a", at_least=True)
+    assert total([partly, Quantity(2.0, "b")]).at_least
+    assert not total([Quantity(1.0, "a"), Quantity(2.0, "b")]).at_least
+    assert shown(Quantity(0.0, "a", at_least=True), str) == "?"
+    assert shown(partly, str) == "> 1.0"
+    assert shown(Quantity(0.0, "a"), str) == "0.0"
+
+
+def test_hours_of_which_nothing_is_known_yet_do_not_cost_nothing() -> None:
+    prices = Prices(offers={"spot": Offer(gpu_hour=9.0, gb_month=0.0)})
+    hours = {"cpu_hours": Quantity(0.0, "", at_least=True), "gpu_hours": Quantity(1.0, "")}
+    found = cost_of(prices, hours, Quantity(5.0, ""))["spot"]
+    assert (found.value, found.at_least) == (9.0, True)
+
+
+def test_room_is_what_this_user_may_write_and_not_what_root_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = SimpleNamespace(f_bavail=3, f_bfree=9, f_frsize=10, f_bsize=1000, f_files=7, f_favail=5, f_ffree=6)
+    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    assert room_in(tmp_path) == Room(30, 5)
+    told.f_files = 0
+    assert room_in(tmp_path) == Room(30, None)

@@ -21,6 +21,7 @@ from lsdflow_launch.telling.state import status_of
 from lsdflow_launch.telling.status_table import cells, show_status
 
 BEGUN = {"state": "running or killed", "blocks": 40, "blocks_done": 3, "failed": 1}
+OF_EARLIER_RUN = "20\t1000.0\tkey\t\tdone\t1.0\t1.0\t1\t1\t1\t1\t\t0\t\n"
 
 
 @pytest.fixture
@@ -70,11 +71,13 @@ def test_blocks_that_were_tried_again_are_counted_and_give_the_speed(experiment:
         for block in (0, 1, 2):
             with log.attempt(block):
                 pass
-        for _ in range(2):
+        for _ in range(3):
             with pytest.raises(RuntimeError), log.attempt(7):
                 raise RuntimeError
+        # Done by an earlier run: neither this run's speed nor a second attempt.
+        os.write(os.open(log.path, os.O_WRONLY | os.O_APPEND), OF_EARLIER_RUN.encode())
     found = with_activity(experiment, "watershed", BEGUN)
-    assert found["retried"] == 1
+    assert found["retried"] == 2
     # three blocks in two minutes, 37 are left
     assert found["blocks_per_minute"] == pytest.approx(1.5, rel=0.05)
     assert found["minutes_left"] == pytest.approx(37 / 1.5, rel=0.05)

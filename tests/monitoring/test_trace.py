@@ -138,3 +138,36 @@ def test_attempts_that_cannot_be_noted_do_not_stop_the_work(
         _attempt(log, 0)
         _attempt(log, 1)
     assert [record.message.split(":")[0] for record in caplog.records] == ["what the blocks take is no longer noted"]
+
+
+def test_attempts_are_numbered_as_they_began_and_each_figure_stands_in_its_column(experiment: Experiment) -> None:
+    """A block of a worker that hangs is given to another one, which is done with it first."""
+    folder = _runs(experiment) / FOLDER
+    folder.mkdir(parents=True)
+    line = "7\t{start}\t" + KEY[:12] + "\t\tdone\t{seconds}\t1.5\t11\t22\t33\t44\tA100\t55\t\n"
+    (folder / "20260101T000000-1-slow.tsv").write_text(line.format(start=1800000000.0, seconds=100.0))
+    (folder / "20260101T000000-2-quick.tsv").write_text(line.format(start=1800000050.0, seconds=3.0))
+    _trace(experiment)
+    rows = _rows(_runs(experiment) / "trace.tsv")
+    assert [(row["host"], row["attempt"]) for row in rows] == [("slow", "1"), ("quick", "2")]
+    figures = [rows[1][name] for name in ("peak_rss", "peak_vmem", "rchar", "wchar", "%cpu", "realtime", "gpu")]
+    assert figures == ["11", "22", "33", "44", "50.0", "3000", "A100"]
+    assert [rows[1][name] for name in ("submit", "start", "complete")] == [
+        "1800000050000",
+        "1800000050000",
+        "1800000053000",
+    ]
+
+
+def test_a_run_that_was_stopped_is_no_failure_and_its_figures_are_those_of_its_outcome(experiment: Experiment) -> None:
+    folder = _runs(experiment) / "20260101T000000-5"
+    folder.mkdir(parents=True)
+    (folder / "config.resolved.json").write_text("{}")
+    taken = {"cpu_s": 30.0, "peak_resident_bytes": 11, "read_bytes": 33, "written_bytes": 44}
+    outcome = {"exit_code": 75, "seconds": 20.0, "started": 1800000000.0, "resources": taken, "host": "n1", "job": "8"}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    _trace(experiment)
+    (row,) = _rows(experiment.layout.root / "trace.tsv")
+    assert (row["status"], row["exit"], row["%cpu"]) == ("ABORTED", "75", "150.0")
+    assert [row[name] for name in ("peak_rss", "rchar", "wchar", "native_id", "host")] == ["11", "33", "44", "8", "n1"]
+    assert (row["start"], row["complete"]) == ("1800000000000", "1800000020000")
