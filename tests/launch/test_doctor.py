@@ -137,6 +137,31 @@ def test_a_file_server_whose_clock_is_off_is_told(tmp_path: Path, monkeypatch: p
     assert (found.state, "3600.0 s behind" in found.found) == ("warn", True)
 
 
+@pytest.mark.parametrize(
+    ("change", "subject"),
+    [
+        ({"read_mb_per_s": 2.0}, "speed"),
+        ({"write_mb_per_s": 2.0}, "speed"),
+        ({"flock": False, "flock_problem": "no locks"}, "locks"),
+        ({"clock_ahead_s": -6.0}, "clock of the file system"),
+        ({"file_system": "overlay"}, "file system"),
+    ],
+)
+def test_what_makes_a_folder_slow_or_odd_is_told_and_stops_nothing(
+    tmp_path: Path, change: dict[str, Any], subject: str
+) -> None:
+    good = {**mount.tried_out(tmp_path), "read_mb_per_s": 200.0, "write_mb_per_s": 200.0, "file_system": "ext4"}
+    good |= {"free_bytes": 10**12, "free_files": None, "clock_ahead_s": 0.0}
+    assert {line.state for line in folder.findings_of(tmp_path, good)} == {"ok"}
+    found = states(folder.findings_of(tmp_path, {**good, **change}))
+    assert {name: line.state for name, line in found.items() if line.state != "ok"} == {subject: "warn"}
+
+
+def test_bytes_that_are_not_read_back_are_to_be_mended(tmp_path: Path) -> None:
+    facts = {**mount.tried_out(tmp_path), "reads_back_what_was_written": False}
+    assert states(folder.findings_of(tmp_path, facts))["reading back"].state == "MEND"
+
+
 def test_memory_and_network_file_systems_are_named(tmp_path: Path) -> None:
     facts = mount.tried_out(tmp_path)
     kinds = {kind: states(folder.findings_of(tmp_path, {**facts, "file_system": kind})) for kind in ("tmpfs", "nfs4")}
@@ -169,6 +194,27 @@ def test_limits_of_the_machine_that_stop_a_run_are_to_be_mended(monkeypatch: pyt
         os.umask(before)
     assert (found["open files"].state, found["open files"].to_do) == ("MEND", "ulimit -n 4096")
     assert found["umask"].state == "MEND"
+
+
+@pytest.mark.parametrize(
+    ("mask", "limit", "umask", "files"),
+    [
+        (0o022, 1024, "ok", "ok"),
+        (0o077, 1023, "ok", "MEND"),
+        (0o200, resource.RLIM_INFINITY, "MEND", "ok"),
+        (0o002, 10**6, "ok", "ok"),
+    ],
+)
+def test_only_a_limit_that_stops_a_run_is_to_be_mended(
+    monkeypatch: pytest.MonkeyPatch, mask: int, limit: int, umask: str, files: str
+) -> None:
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (limit, limit))
+    before = os.umask(mask)
+    try:
+        found = states(machine.machine())
+    finally:
+        os.umask(before)
+    assert (found["umask"].state, found["open files"].state) == (umask, files)
 
 
 def test_a_temp_folder_that_is_gone_is_to_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +281,7 @@ def test_a_program_that_hangs_is_given_up(program: Program) -> None:
     assert time.monotonic() - started < 20
 
 
-SINFO = "print('cpu*|up|2|1-00:00:00|(null)'); print('old|down|1|infinite|(null)')"
+SINFO = "print('cpu*|up|2|1-00:00:00|(null)'); print('old|down|1|infinite|(null)'); print('slow|drain|1|infinite|')"
 CLUSTER = '[cluster]\npartition_cpu = "cpu"\npartition_gpu = "{}"\n'
 
 
@@ -245,6 +291,7 @@ CLUSTER = '[cluster]\npartition_cpu = "cpu"\npartition_gpu = "{}"\n'
         (CLUSTER.format("a100"), "MEND", "there is no a100"),
         (CLUSTER.format("cpu"), "ok", "cpu"),
         (CLUSTER.format("old"), "warn", "not up: old"),
+        (CLUSTER.format("slow"), "warn", "not up: slow"),
         ("", "warn", "there is no gpu"),
     ],
 )
