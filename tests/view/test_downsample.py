@@ -56,6 +56,11 @@ def test_thick_sections_are_halved_last_and_the_last_level_fits_on_a_screen() ->
     assert level_count((40.0, 8.0, 8.0), levels[0].box) == 5
 
 
+def test_an_axis_that_is_twice_as_thick_waits_until_the_others_are_as_thick() -> None:
+    levels = pyramid((20.0, 10.0, 10.0), Box((0, 0, 0), (64, 64, 64)), 3)
+    assert [level.voxel_size_nm for level in levels] == [(20.0, 10.0, 10.0), (20.0, 20.0, 20.0), (40.0, 40.0, 40.0)]
+
+
 def test_the_centre_of_a_coarser_voxel_is_the_centre_of_the_voxels_it_is_made_of() -> None:
     base = Geometry((40.0, 8.0, 8.0), (100.0, 16.0, 0.0), (20, 64, 64))
     for level in pyramid(base.voxel_size_nm, base.box, 4):
