@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,18 @@ import pytest
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import LSD_ERROR, LSDS, SEGMENTATION, quantise_u8
-from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.overlaps import Overlaps
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.task import run, verify, work_of
-from lsdflow_evaluate.without_truth.disagreement import disagreement
+from lsdflow_evaluate.without_truth import lsd_error
+from lsdflow_evaluate.without_truth.disagreement import disagreement, most_likely_wrong
 from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
-from lsdflow_evaluate.without_truth.lsd_error import lsd_error_task
+from lsdflow_evaluate.without_truth.lsd_error import error_of, lsd_error_task
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
@@ -58,6 +61,15 @@ def test_descriptors_are_those_of_the_definition_at_every_voxel() -> None:
     labels[:, 4] = 0
     whole = descriptors_of(labels, Box((0, 0, 0), labels.shape), SIGMA, SIZE)
     assert np.abs(whole - described(labels)).max() < 2e-4
+
+
+def test_a_plate_one_voxel_thick_has_no_correlation_across_it() -> None:
+    labels = np.zeros((7, 9, 10), np.uint64)
+    labels[3] = np.tri(9, 10, dtype=np.uint64)
+    plate = descriptors_of(labels, Box((0, 0, 0), labels.shape), SIGMA, SIZE)[:, labels > 0]
+    assert (plate[6:8] == 0.5).all()
+    assert plate[3].max() < 1e-6
+    assert plate[8].max() > 0.6
 
 
 def test_a_part_has_the_bits_of_the_whole_if_its_context_is_there() -> None:
@@ -163,3 +175,43 @@ def test_without_stored_lsds_there_is_no_map_and_one_reason_and_asked_for_it_is_
     assert not finished.layout.lsd_error.exists()
     with pytest.raises(MissingInput, match="LSDs are not stored"):
         run(copy_of(finished, "a", "evaluate.lsd_error=on"), RunOptions())
+
+
+def test_where_there_is_no_segment_the_map_is_dark_whatever_was_predicted() -> None:
+    labels = np.zeros((6, 7, 8), np.uint64)
+    labels[:, :3] = 5
+    found = error_of(labels, Box((0, 0, 0), labels.shape), np.full((10, *labels.shape), 255, np.uint8), SIGMA, SIZE)
+    assert not found[labels == 0].any()
+    assert found[labels == 5].min() > 50
+
+
+def test_segments_of_few_voxels_are_not_listed_and_equal_ones_stand_by_their_ids() -> None:
+    sizes = np.array([64, 63, 100, 100], np.uint64)
+    sums = np.array([64 * 51, 63 * 255, 100 * 102, 100 * 102], np.uint64)
+    listed = most_likely_wrong(Overlaps(np.array([9, 1, 8, 4], np.uint64), sums, sizes))
+    assert listed == [(4, 0.4, 100), (8, 0.4, 100), (9, 0.2, 64)]
+
+
+def test_the_sigma_is_that_of_the_network_that_predicted_the_lsds(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = make_experiment("a")
+    known = [("other", ("lsds",), (9.0,) * 3), ("used", ("affs",), (8.0,) * 3), ("used", ("lsds", "affs"), SIGMA)]
+    bundles = [SimpleNamespace(weights_sha256=w, outputs=o, sigma_nm=s) for w, o, s in known]
+    monkeypatch.setattr(lsd_error, "_bundles", lambda _: iter(bundles))
+    predict = read_manifest(experiment.layout, "predict")
+    grid = open_volume(experiment.layout.target_volume, "volumes/raw").geometry
+    used = predict.model_copy(update={"inputs": {"lsd_checkpoint": "used"}})
+    assert lsd_error._sigma_nm(experiment, EvaluateConfig(), used, grid) == SIGMA
+    with pytest.raises(ConfigError, match="sigma"):
+        lsd_error._sigma_nm(experiment, EvaluateConfig(), predict, grid)
+
+
+def test_the_error_is_the_mean_of_the_differences_of_ten_channels() -> None:
+    labels = voronoi_labels((8, 9, 10), 3, 1)
+    box = Box((0, 0, 0), labels.shape)
+    predicted = quantise_u8(descriptors_of(labels, box, SIGMA, SIZE))
+    assert error_of(labels, box, predicted, SIGMA, SIZE).max() <= 1
+    predicted[4] = np.where(predicted[4] < 128, predicted[4] + 100, predicted[4] - 100)
+    found = error_of(labels, box, predicted, SIGMA, SIZE)
+    assert (found.min(), found.max()) in {(10, 10), (9, 10), (10, 11), (9, 11)}

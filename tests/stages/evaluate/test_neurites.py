@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import ndimage
 
+from lsdflow_contract.arrays import SEGMENTATION
+from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_evaluate.scores.regions import strided
 from lsdflow_evaluate.shown.neurites import (
@@ -17,7 +20,8 @@ from lsdflow_evaluate.shown.neurites import (
     surface_points,
     view_from,
 )
-from lsdflow_evaluate.shown.snapshot import lattice_step, readable_box
+from lsdflow_evaluate.shown.snapshot import lattice_step, readable_box, snapshot_of
+from lsdflow_runtime.volumes import open_volume
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 COLOURS = np.array([RED, BLUE], np.uint8)
@@ -79,6 +83,18 @@ def test_z_points_up_and_x_to_the_right_and_all_else_is_clear() -> None:
     rows, columns = np.nonzero(alpha > 128)
     assert rows.max() < 0.45 * alpha.shape[0]
     assert columns.min() > 0.55 * alpha.shape[1]
+
+
+def test_volumes_of_the_largest_are_those_of_their_voxels_whatever_the_lattice(
+    make_experiment: Callable[..., Experiment],
+) -> None:
+    volume = open_volume(make_experiment().layout.segmentation, SEGMENTATION.dataset)
+    found = snapshot_of(volume)
+    assert found is not None
+    labels, counts = np.unique(volume.read(volume.box), return_counts=True)
+    voxels = dict(zip(labels.tolist(), counts.tolist(), strict=True))
+    for label, nm3 in zip(found.ids, found.volumes_nm3, strict=True):
+        assert nm3 == pytest.approx(voxels[label] * 20 * 10.5 * 10.5, rel=0.25)
 
 
 def test_anisotropic_spacing_keeps_lengths() -> None:

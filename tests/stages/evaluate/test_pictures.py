@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pytest
+
+from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.geometry import Box
+from lsdflow_evaluate.shown.layers import shown_box
 from lsdflow_evaluate.shown.pictures import central_planes, picture_of
 
 BOX = Box((2, 4, 6), (10, 20, 30))
@@ -33,3 +39,12 @@ def test_each_layer_becomes_its_kind_with_the_right_pixel_size() -> None:
         assert raw.pixel_size_nm == sizes[plane.axis]
         assert labels.image.dtype == np.uint64
         assert raw.image[0, 1] == raw.image.ravel()[1]
+
+
+def test_pictures_are_the_middle_of_the_most_finished_volume() -> None:
+    boxes = {name: Box((n, 0, 0), (9, 9, 9)) for n, name in enumerate(("raw", "truth", "fragments", "segmentation"))}
+    volumes: Any = {name: SimpleNamespace(box=box) for name, box in boxes.items()}
+    assert shown_box(volumes) == boxes["segmentation"]
+    assert shown_box({name: volumes[name] for name in ("raw", "truth")}) == boxes["raw"]
+    with pytest.raises(MissingInput):
+        shown_box({})

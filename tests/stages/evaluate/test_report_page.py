@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from lsdflow_evaluate.report import ReportData, render_report
-from lsdflow_evaluate.report.content import duration
+from lsdflow_evaluate.report import ReportData, render_pages, render_report
+from lsdflow_evaluate.report.content import duration, tiles, worst_first
 from lsdflow_evaluate.report.data import (
     BlockTimes,
     LossCurve,
@@ -21,7 +21,10 @@ from lsdflow_evaluate.report.data import (
     SizeHistogram,
     StageVersion,
     Verdict,
+    WorstPlace,
 )
+from lsdflow_evaluate.report.numbers import charts, score_values, stage_rows
+from lsdflow_evaluate.report.records import StageRecord
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}</style>"
 KINDS = {"raw": "grey", "lsds": "colour", "affinities": "colour", "fragments": "labels", "segmentation": "labels"}
@@ -190,6 +193,58 @@ def test_the_summary_carries_the_numbers_of_the_chosen_threshold() -> None:
         "1 min 15 s",
     ):
         assert text in summary
+
+
+def test_every_value_of_the_chosen_score_stands_beside_its_name() -> None:
+    score = dataclasses.replace(
+        _score(0.4, True), nvi_merge=0.15, expected_run_length_nm=2500.0, max_erl_nm=5000.0, normalized_erl=0.5
+    )
+    assert dict(score_values(score)) == {
+        "VOI split": "1.0000 bits",
+        "VOI merge": "0.5000 bits",
+        "Rand split": "0.9000",
+        "Rand merge": "0.8000",
+        "adapted Rand error": "0.3000",
+        "NVI split": "0.2000",
+        "NVI merge": "0.1500",
+        "expected run length": "2.50 µm of 5 µm",
+        "normalised ERL": "0.5000",
+    }
+
+
+def test_every_curve_of_quality_shows_its_own_values() -> None:
+    voi, rand = charts(_full())["quality"]
+    for told in ("split: 1 at 0.3", "merge: 0.5 at 0.3", "sum: 1.5 at 0.3"):
+        assert f"<title>{told}</title>" in voi
+    for told in ("split: 0.9 at 0.3", "merge: 0.8 at 0.3", "adapted error: 0.3 at 0.3"):
+        assert f"<title>{told}</title>" in rand
+
+
+@pytest.mark.parametrize(("passed", "state"), [(True, "good"), (False, "bad"), (None, "")])
+def test_the_tile_of_the_voi_looks_as_its_verdict(passed: bool | None, state: str) -> None:
+    data = dataclasses.replace(_full(), verdicts=(Verdict("VOI sum", 1.5, "<", 2.0, passed),))
+    assert tiles(data)[0].state == state
+
+
+def test_blocks_of_a_stage_are_counted_of_all_that_were_planned() -> None:
+    row = next(row for row in stage_rows(_full()) if row.stage == "watershed")
+    assert (row.done_percent, row.failed, row.block_time) == (75.0, 1, "2 s · 95 %: 2.9 s")
+
+
+def test_six_of_each_kind_of_the_worst_are_shown_first_and_none_is_lost() -> None:
+    kinds = ["split"] * 8 + ["merge"] * 3
+    places = [WorstPlace(kind, str(n), 1.0 / (n + 1), None) for n, kind in enumerate(kinds)]
+    first, others = worst_first(places)
+    assert [place.what for place in first] == ["0", "1", "2", "3", "4", "5", "8", "9", "10"]
+    assert [place.what for place in others] == ["6", "7"]
+
+
+def test_the_page_of_a_stage_shows_its_own_problems_alone() -> None:
+    records = (StageRecord("watershed", "failed"), StageRecord("segment", "not started"))
+    problem = Problem("watershed", "2 blocks failed")
+    pages = dict(render_pages(dataclasses.replace(_full(), stages=records, problems=(problem,))))
+    assert {name for name, page in pages.items() if "2 blocks failed" in page} == {"index", "watershed"}
+    assert pages["watershed"].index('id="errors"') < pages["watershed"].index('id="summary"')
 
 
 def test_failed_blocks_are_named_in_the_table_of_stages() -> None:

@@ -6,6 +6,7 @@ import base64
 import io
 import itertools
 import json
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -26,7 +27,10 @@ from lsdflow_evaluate.report.records import BlockState, StageRecord, StageRun, T
 from lsdflow_evaluate.report.timeline import busy_periods, timeline
 from lsdflow_evaluate.scores.scores_file import present_scores
 from lsdflow_evaluate.shown.block_maps import map_of, shown_work
+from lsdflow_evaluate.shown.gather import _stages
+from lsdflow_evaluate.shown.history import loss_curves, run_problems
 from lsdflow_evaluate.shown.stage_records import stage_record
+from lsdflow_evaluate.task import verify
 from lsdflow_runtime.block_grid import BlockGrid, read_grid
 
 Make = Callable[..., Experiment]
@@ -170,7 +174,60 @@ def test_the_command_report_tells_what_it_could_not_read_and_writes_the_pages_al
     chunk.unlink()
     done = CliRunner().invoke(app, ["report", "-e", str(experiment.path)])
     assert done.exit_code == BadData.exit_code
-    assert 'id="errors"' in (experiment.layout.report / "index.html").read_text()
+    shown = {path.stem for path in experiment.layout.report.glob("*.html") if 'id="errors"' in path.read_text()}
+    assert shown == {"index", "segment"}
+
+
+def test_scores_that_were_changed_after_the_run_are_not_shown(finished: Experiment, copy_of: Make) -> None:
+    experiment = copy_of(finished, "a")
+    path = experiment.layout.report / "scores.json"
+    write_json(path, {**json.loads(path.read_text()), "voi": 0.001})
+    assert present_scores(finished, EvaluateConfig())["voi"] > 0.001
+    assert present_scores(experiment, EvaluateConfig()) == {}
+    with pytest.raises(BadData, match="not those of the manifest"):
+        verify(experiment)
+
+
+def test_only_the_error_of_the_last_run_is_a_problem(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    broken = {"exit_code": 65, "error": {"what": "the affinities are spoilt"}}
+    _outcome(experiment, "agglomerate", "20260101T000000-1", **broken)
+    assert [problem.what for problem in run_problems(experiment)] == ["the affinities are spoilt"]
+    _outcome(experiment, "agglomerate", "20260102T000000-1", exit_code=0)
+    assert run_problems(experiment) == []
+
+
+def test_losses_are_read_row_by_row_and_rows_that_cannot_be_read_are_left_out(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    path = experiment.layout.train_dir("train-lsd") / "loss.csv"
+    path.write_text(path.read_text() + "\n3,cut off,,,\nhalf a li")
+    (curve,) = loss_curves(experiment)
+    assert (curve.stage, curve.iterations.tolist()) == ("train-lsd", [1, 2, 2, 3])
+    nan = np.nan
+    assert list(curve.series) == ["loss", "validation_loss"]
+    np.testing.assert_array_equal(curve.series["loss"], [0.5, 0.25, nan, nan])
+    np.testing.assert_array_equal(curve.series["validation_loss"], [nan, nan, 0.3, nan])
+
+
+def test_the_log_of_a_stage_is_the_end_of_that_of_its_newest_run(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    for name in ("20260101T000000-1", "20260102T000000-1"):
+        _outcome(experiment, "agglomerate", name, exit_code=0)
+        lines = [f"{name} line {n} in {experiment.layout.root}/store" for n in range(100)]
+        (experiment.layout.stage_runs("agglomerate") / name / "log.txt").write_text("\n".join(lines))
+    found = stage_record(experiment, "agglomerate", None)
+    assert found.log.splitlines() == [f"20260102T000000-1 line {n} in ./store" for n in range(60, 100)]
+    assert found.log_path.endswith("20260102T000000-1/log.txt")
+
+
+@pytest.mark.parametrize(("failing", "state"), [(False, "finished"), (True, "failed")])
+def test_the_run_that_writes_the_page_is_told_as_it_will_end(make_experiment: Make, failing: bool, state: str) -> None:
+    experiment = make_experiment()
+    _outcome(experiment, "evaluate", f"20260101T000000-{os.getpid()}")
+    own = _stages(experiment, {}, failing)[-1]
+    assert (own.stage, own.state, own.last and own.last.exit_code) == ("evaluate", state, int(failing))
+    _outcome(experiment, "evaluate", "20260102T000000-0")
+    assert _stages(experiment, {}, failing)[-1].state == "unended"
 
 
 def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_settings_of_now(

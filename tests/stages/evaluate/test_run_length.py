@@ -87,6 +87,11 @@ def test_a_cut_in_the_middle_halves_the_run() -> None:
     assert (found.split_edges, found.split_skeletons, found.merged_edges) == (1, 1, 0)
 
 
+def test_a_skeleton_that_is_split_twice_is_one_split_skeleton() -> None:
+    found = run_lengths(both(chain(6, 1), chain(6, 2)), np.array([1, 1, 3, 3, 5, 5] + [2] * 6, np.uint64))
+    assert (found.split_edges, found.split_skeletons, found.skeletons) == (2, 1, 2)
+
+
 def test_a_segment_over_two_neurons_has_run_length_zero() -> None:
     found = run_lengths(both(chain(6, 1), chain(6, 2)), np.full(12, 9, np.uint64))
     assert (found.expected_run_length_nm, found.merged_edges, found.merging_segments) == (0.0, 10, 1)

@@ -1,0 +1,104 @@
+"""What scores.json becomes for people: verdict, rows, words of the worst places, tables; numbers where they belong."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsdflow_contract.lut import Lut
+from lsdflow_evaluate.report.data import WorstPlace
+from lsdflow_evaluate.scores.region_scores import write_worst
+from lsdflow_evaluate.scores.run_length import Skeletons
+from lsdflow_evaluate.scores.scores_file import lsd_error_text, score_rows, verdict, worst_places
+from lsdflow_evaluate.scores.threshold_scores import ThresholdScore, best_of, runs_of
+from lsdflow_evaluate.shown.history import segment_counts
+from lsdflow_metrics.contingency import contingency
+from lsdflow_metrics.scores import score
+
+FIRST, SECOND = {"segment": 7, "truth": 1, "voxels": 1500}, {"segment": 9, "truth": 2, "voxels": 40}
+FAULT = {"id": 5, "voxels": 1540, "bits": 0.25, "parts": 3, "first": FIRST, "second": SECOND}
+PLACE = {"position_nm": [410.0, 5.25, 26.25], "position_vox": [0, 0, 0], "distance_nm": 10.5}
+
+
+@pytest.mark.parametrize(("voi", "passed"), [(1.99, True), (2.0, False), (2.01, False), (None, None)])
+def test_a_voi_at_the_limit_is_no_success(voi: float | None, passed: bool | None) -> None:
+    assert verdict(voi, 2.0).passed is passed
+
+
+def _row(merge_function: str, threshold: float) -> dict[str, Any]:
+    truth, segments = np.array([1, 1, 2, 2], np.uint64), np.array([1, 1, 1, 2], np.uint64)
+    return ThresholdScore(merge_function, threshold, 2, score(contingency(segments, truth)), None).as_dict()
+
+
+def test_the_chosen_row_is_that_of_the_merge_function_and_the_threshold() -> None:
+    listed = [_row("mean", 0.3), _row("hist_quant_75", 0.2), _row("hist_quant_75", 0.3)]
+    rows = score_rows({**listed[2], "thresholds": listed})
+    assert [row.chosen for row in rows] == [False, False, True]
+    facts = tuple({**row, "segments": 2} for row in listed)
+    assert [count.chosen for count in segment_counts(facts, ("hist_quant_75", 0.3))] == [False, False, True]
+    assert not any(count.chosen for count in segment_counts(facts, None))
+
+
+def test_of_thresholds_with_the_same_voi_the_lowest_is_chosen() -> None:
+    truth = np.array([1, 1, 2, 2], np.uint64)
+    perfect, wrong = (score(contingency(s, truth)) for s in (truth, np.ones(4, np.uint64)))
+    made = [("a", 0.5, perfect), ("a", 0.3, perfect), ("a", 0.4, perfect), ("a", 0.1, wrong), ("b", 0.2, perfect)]
+    assert best_of([ThresholdScore(name, at, 2, found, None) for name, at, found in made], "a") == 0.3
+
+
+def test_a_node_in_no_fragment_lies_in_no_segment() -> None:
+    skeletons = Skeletons(
+        np.array([[0.0, 0, 0], [0, 0, 5], [0, 0, 9]]), np.ones(3, np.uint64), np.array([[0, 1], [1, 2]])
+    )
+    lut = Lut(np.array([4, 6], np.uint64), np.array([4, 4], np.uint64))
+    found = runs_of(skeletons, np.array([0, 4, 6], np.uint64), lut, 1)
+    assert (found.omitted_edges, found.correct_edges, found.expected_run_length_nm) == (1, 1, 4 * 4 / 9)
+
+
+def test_a_split_is_told_by_its_segments_and_a_merge_by_its_truth_objects() -> None:
+    told = worst_places({"worst": [{**FAULT, "kind": "split", **PLACE}, {**FAULT, "kind": "merge"}]})
+    assert told == (
+        WorstPlace(
+            "split",
+            "truth 5 lies in 3 segments; the largest are 7 (1,500 vox) and 9 (40 vox)",
+            0.25,
+            (0, 0, 0),
+            "410,5.25,26.25",
+        ),
+        WorstPlace(
+            "merge", "segment 5 holds 3 truth objects; the largest are 1 (1,500 vox) and 2 (40 vox)", 0.25, None
+        ),
+    )
+    assert worst_places({}) == ()
+
+
+def test_ranks_of_the_worst_begin_anew_for_each_kind_and_region(tmp_path: Path) -> None:
+    faults = [{**FAULT, "kind": kind, **PLACE} for kind in ("split", "split", "merge", "merge")]
+    path = tmp_path / "worst.csv"
+    write_worst(path, {"worst": faults, "regions": {"core": {"worst": faults[1:3]}}})
+    with path.open() as file:
+        rows = [
+            (row["region"], row["kind"], row["rank"], row["segment_2"], row["z_nm"]) for row in csv.DictReader(file)
+        ]
+    assert rows == [
+        ("", "split", "1", "9", "410.0"),
+        ("", "split", "2", "9", "410.0"),
+        ("", "merge", "1", "9", "410.0"),
+        ("", "merge", "2", "9", "410.0"),
+        ("core", "split", "1", "9", "410.0"),
+        ("core", "merge", "1", "9", "410.0"),
+    ]
+    write_worst(path, {})
+    assert not path.exists()
+
+
+def test_the_lsd_error_is_told_with_the_worst_segments_and_only_where_it_was_made() -> None:
+    worst = [{"segment": n, "mean": 0.5 / n, "voxels_taken": 99} for n in range(1, 8)]
+    text = lsd_error_text({"lsd_error": {"mean": 0.0625, "worst": worst}})
+    assert "differ by 0.062 (of 1)" in text
+    assert text.endswith("most in segments 1 (0.50), 2 (0.25), 3 (0.17), 4 (0.12), 5 (0.10)")
+    assert lsd_error_text({"lsd_error": {"made": False, "reason": "none stored"}}) == ""
