@@ -82,6 +82,17 @@ def test_sections_are_held_out_where_enough_are_left_to_train_on() -> None:
     few_sections = dataclasses.replace(FIB25, shape_vox=(200, 250, 250))
     assert "train-acrlsd.validation_fraction" not in proposed(few_sections)
     assert "train-acrlsd.validation_fraction" not in proposed(SMALL)
+    # 9.1 million labelled voxels are enough, but not with 15 % of them held out
+    few_labels = proposed(dataclasses.replace(FIB25, labelled=0.58))
+    assert few_labels["experiment.profile"] == "standard"
+    assert "train-acrlsd.validation_fraction" not in few_labels
+
+
+def test_only_labels_within_the_mask_count() -> None:
+    facts = {"shape_vox": [1, 2, 3], "voxel_size_nm": [4.0, 5.0, 6.0], "dtype": "uint8", "grey": [0, 255]}
+    labels = {"labelled_fraction": 0.5, "trained_fraction": 0.25}
+    assert Volume.of({**facts, "labels": labels}).labelled == 0.125
+    assert Volume.of({**facts, "labels": None}).labelled is None
 
 
 def test_one_range_of_grey_values_for_all_volumes_that_do_not_say_which_is_black() -> None:

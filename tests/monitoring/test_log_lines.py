@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -62,3 +64,12 @@ def test_events_of_a_run_are_its_log_and_a_fault_has_its_traceback(tmp_path: Pat
     assert [(event["message"], event["block"]) for event in events] == [("block 7", 7), ("the run ended", None)]
     assert "ZeroDivisionError" in events[1]["traceback"]
     assert len((folder / "log.txt").read_text().splitlines()) > 2
+
+
+def test_quiet_tells_errors_and_no_warnings() -> None:
+    code = (
+        "import logging; from lsdflow_command.loudness import set_loudness, start_logging; start_logging();"
+        "set_loudness('quiet'); logging.warning('careful'); logging.error('broken')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ("broken" in done.stderr, "careful" in done.stderr) == (True, False)

@@ -76,6 +76,11 @@ def test_after_a_run_what_is_left_has_the_seconds_and_bytes_of_that_run(sweep: S
     assert facts["bytes_left"] == 3 * own_bytes(sweep.run_folder(first)) > 0
 
 
+def test_a_stage_takes_the_mean_of_the_runs_that_made_it(sweep: SweepFolder) -> None:
+    SweepRunner(sweep, FakeStages()).run_all(sweep.plan.runs[:2])
+    assert set(estimate(sweep, 1)["seconds_once"].values()) == {SECONDS}
+
+
 def test_after_all_runs_nothing_is_left(sweep: SweepFolder) -> None:
     SweepRunner(sweep, FakeStages()).run_all(sweep.plan.runs)
     facts = estimate(sweep, 2)
