@@ -57,12 +57,24 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder, json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module", params=["from disk", "with levels"])
+def levels(request: pytest.FixtureRequest, shown: tuple[Path, dict[str, Any]], commands: Path) -> Path | None:
+    """An export in three levels, or none."""
+    if request.param == "from disk":
+        return None
+    folder, _ = shown
+    out = folder.with_name("levels")
+    subprocess.run([commands / "lsdflow", "export", "ome", folder, out, "--levels=3"], check=True)
+    return out
+
+
 @pytest.fixture(scope="module")
-def address(shown: tuple[Path, dict[str, Any]], commands: Path) -> Iterator[str]:
+def address(shown: tuple[Path, dict[str, Any]], levels: Path | None, commands: Path) -> Iterator[str]:
     """What `lsdflow view` prints; Ctrl-C ends it, with exit code 0."""
     folder, facts = shown
     at = ",".join(map(str, facts["at_nm"]))
-    command = [commands / "lsdflow", "view", folder, "--no-browser", f"--at={at}"]
+    more = [f"--export={levels}"] if levels else []
+    command = [commands / "lsdflow", "view", folder, "--no-browser", f"--at={at}", *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         yield str(server.stdout.readline().strip()) if server.stdout else ""
         server.send_signal(signal.SIGINT)
@@ -75,6 +87,9 @@ def address(shown: tuple[Path, dict[str, Any]], commands: Path) -> Iterator[str]
 @pytest.fixture(scope="module")
 def opened(drawing_visit: Any, address: str) -> Any:
     """The viewer, with the chunks that it shows at first."""
+    drawing_visit.page.goto("about:blank")
+    drawing_visit.console_errors.clear()  # of a server before, which has ended
+    drawing_visit.requests.clear()
     drawing_visit.page.goto(address)
     drawing_visit.page.wait_for_function(IS_READY, timeout=PATIENCE_MS)
     return drawing_visit
@@ -103,7 +118,8 @@ def test_it_opens_where_it_was_told_and_the_voxels_there_are_those_of_the_disk_a
     opened.page.mouse.move(panel["x"] + panel["width"] / 2, panel["y"] + panel["height"] / 2, steps=3)
     opened.page.wait_for_function(f"() => ({UNDER_MOUSE})().raw !== null", timeout=PATIENCE_MS)
     seen = opened.page.evaluate(UNDER_MOUSE)
-    assert int(seen["raw"]) == facts["raw"]
+    # With levels, a coarser one may have come first.
+    opened.page.wait_for_function(f"raw => ({UNDER_MOUSE})().raw == raw", arg=facts["raw"], timeout=PATIENCE_MS)
     assert int(seen["thresholds hist_quant_75"]) == facts["segment"]
     assert len(set(facts["segments"])) == 3
     for number, segment in enumerate(facts["segments"]):
@@ -125,6 +141,13 @@ def test_the_canvas_shows_the_raw_and_not_black(opened: Any) -> None:
     assert np.ptp(grey, axis=2).max() <= 2, "raw is grey"
     assert grey.mean() > 30
     assert grey.std() > 5, "one colour is no image"
+
+
+def test_far_out_a_coarser_level_is_read_where_there_is_one(opened: Any, address: str, levels: Path | None) -> None:
+    opened.page.evaluate("() => { window.viewer.navigationState.zoomFactor.value = 8; }")  # voxels of a pixel
+    opened.page.wait_for_function(IS_READY, timeout=PATIENCE_MS)
+    coarser = [url for url in opened.network_requests() if url.startswith(f"{address}volumes/raw/2/c/")]
+    assert bool(coarser) == (levels is not None)
 
 
 def test_no_request_leaves_the_machine(opened: Any, address: str) -> None:

@@ -51,6 +51,7 @@ def make_shown_experiment(root: Path) -> None:
         facts = {"fragments_fingerprint": "of watershed", "merge_function": MERGE_FUNCTION, "threshold": threshold}
         write_lut(root / "luts" / lut_name(MERGE_FUNCTION, threshold), lut, facts)
     write_array(root / "segmentation.zarr", SEGMENTATION, SEGMENTED, looked_up(fragments, luts[CHOSEN]), (16, 32, 32))
+    finish(root, "prepare", {"target": "data/target.zarr"}, {})
     finish(root, "predict", {"affs": str((predicted / AFFS.dataset).relative_to(root))}, {})
     finish(root, "watershed", {"fragments": f"fragments.zarr/{FRAGMENTS.dataset}"}, {})
     chosen = {"merge_function": MERGE_FUNCTION, "threshold": CHOSEN}

@@ -50,6 +50,7 @@ class ViewerLayer:
     visible: bool = True
     array_axes: tuple[str, ...] = ()  # as the array names its axes; none = d0, d1, ...
     steps: Steps | None = None
+    places_itself: bool = False  # an OME-NGFF image: it tells its levels and its offset by itself
 
 
 def neuroglancer_state(
@@ -121,11 +122,19 @@ def _transform(layer: ViewerLayer) -> dict[str, Any]:
     # "c^": an axis of channels that the shader reads, not an axis of space.
     leading = [layer.steps.axis] if layer.steps else [] if layer.kind in {"image", "labels"} else ["c^"]
     output = {**{axis: [1, ""] for axis in leading}, **space}
-    shift = [0.0] * len(leading) + [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]
+    shift = [0.0] * len(leading) + _shift_vox(layer)
     rank = len(output)
-    names = layer.array_axes or tuple(f"d{i}" for i in range(rank))
+    named = ("z", "y", "x") if layer.places_itself else layer.array_axes
+    names = named or tuple(f"d{i}" for i in range(rank))
     return {
         "inputDimensions": dict(zip(names, output.values(), strict=True)),
         "outputDimensions": output,
         "matrix": [[float(i == j) for j in range(rank)] + [shift[i]] for i in range(rank)],
     }
+
+
+def _shift_vox(layer: ViewerLayer) -> list[float]:
+    """An OME image comes with its offset, which the viewer takes for that of the middle of voxel 0: half a voxel less."""
+    if layer.places_itself:
+        return [0.5, 0.5, 0.5]
+    return [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]

@@ -29,12 +29,16 @@ def add_view_verb(app: typer.Typer) -> None:
         host: Annotated[str, typer.Option(help="it listens on this machine alone, or on one named interface")] = "",
         browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser on it")] = True,
         napari: Annotated[bool, typer.Option("--napari", help="napari instead of neuroglancer")] = False,
+        export: Annotated[
+            Path | None, typer.Option(help="a folder of `lsdflow export ome`: its coarser levels are shown")
+        ] = None,
         debug: Debug = False,
     ) -> None:
         """All volumes and the segmentation of every threshold in neuroglancer, straight from disk; Ctrl-C ends it."""
         with exit_codes(debug):
             load_experiment(folder)  # a wrong folder is told without the viewer as well
-            told = [f"--port={port}", *([f"--at={at}"] if at else []), *([f"--host={host}"] if host else [])]
+            named = {"--at": at, "--host": host, "--export": export}
+            told = [f"--port={port}", *(f"{option}={value}" for option, value in named.items() if value)]
             flags = {"--no-browser": not browser, "--napari": napari, "--debug": debug}
             options = [*told, *(flag for flag, wanted in flags.items() if wanted)]
             code = run_command([str(viewer_command()), "show", str(folder), *options])

@@ -48,12 +48,13 @@ def show(
     host: Annotated[str, typer.Option(help="name or address of one interface")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser on it")] = True,
     napari: Annotated[bool, typer.Option("--napari", help="napari instead of neuroglancer")] = False,
+    export: Annotated[Path | None, typer.Option(help="a folder of `export ome`: its coarser levels are shown")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
 ) -> None:
     """All volumes and every threshold in neuroglancer (or napari), straight from disk; Ctrl-C ends it."""
     with exit_codes(debug):
         listening = None if napari else Listening(host, port, browser)
-        show_experiment(load_experiment(folder), listening, at)
+        show_experiment(load_experiment(folder), listening, at, export)
 
 
 app.add_typer(export_app)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,26 @@ from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes, viewer_layers
 from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
 from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_view.coarser_levels import exported_images
 from lsdflow_view.relabelled import AXIS, LutShelf, RelabelledVolume
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Open volumes by name, and by merge function the segmentations of all its thresholds."""
+    """Open volumes by name, and by merge function the segmentations of all its thresholds.
+
+    images: the multiscale images that neuroglancer shows in place of volumes of the same name.
+    """
 
     volumes: Mapping[str, Volume]
     relabelled: Mapping[str, RelabelledVolume]
     chosen: tuple[str, float] | None
+    images: Mapping[str, Path] = field(default_factory=dict)
 
     @cached_property
     def folders(self) -> dict[str, Path]:
-        """The folder of each volume: all that is served of the disk."""
-        return {name: Path(volume.where) for name, volume in self.volumes.items()}
+        """The folder of each volume or of its image: all that is served of the disk."""
+        return {name: Path(volume.where) for name, volume in self.volumes.items()} | dict(self.images)
 
     def layers(self) -> tuple[ViewerLayer, ...]:
         """The layers of a viewer, their paths below the served address."""
@@ -41,7 +46,8 @@ class Gallery:
         stepped = [self._stepped(merge_function) for merge_function in self.relabelled]
         # what a slider changes is shown; the written segmentation is one of its steps
         hidden = {"segmentation"} if any(layer.visible for layer in stepped) else set()
-        return (*(replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain), *stepped)
+        shown = (replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain)
+        return (*(replace(layer, places_itself=layer.name in self.images) for layer in shown), *stepped)
 
     def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
         """The state of neuroglancer, everything served at `address`."""
@@ -61,15 +67,19 @@ class Gallery:
         return replace(layer, steps=steps, visible=is_chosen)
 
 
-def open_gallery(experiment: Experiment) -> Gallery:
-    """Open what is there, finished or not. MissingInput if there is nothing yet."""
+def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
+    """Open what is there, finished or not, and its coarser levels if an export is named.
+
+    Raises MissingInput (66) if there is nothing yet, and as `exported_images`.
+    """
     shown = shown_volumes(experiment.layout, _manifest(experiment, "predict"), _truth_dataset(experiment))
     if not shown:
         raise MissingInput(
             "there is no volume to show", where=experiment.layout.root, hint="run prepare first: lsdflow run DIR"
         )
     volumes = {volume.name: _opened(volume) for volume in shown}
-    return Gallery(volumes, _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment")))
+    images = {} if export is None else exported_images(experiment, export)
+    return Gallery(volumes, _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment")), images)
 
 
 def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[str, RelabelledVolume]:

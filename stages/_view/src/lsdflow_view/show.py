@@ -27,6 +27,8 @@ from lsdflow_view.server import Site, ViewServer, client_folder
 ENDS = (signal.SIGINT, signal.SIGTERM)
 LOOK_AGAIN_S = 0.2
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+# From here on a panel that shows the whole volume asks for thousands of chunks.
+LARGE_VOX = 2048
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,17 @@ class Listening:
     browser: bool = True
 
 
-def show_experiment(experiment: Experiment, listening: Listening | None, at: str | None = None) -> None:
+def show_experiment(
+    experiment: Experiment, listening: Listening | None, at: str | None = None, export: Path | None = None
+) -> None:
     """In neuroglancer, served until it is ended; in a window of napari where nothing listens.
 
-    Raises MissingInput (66) for an experiment without volumes, UsageError (2) for a wrong position or address.
+    Raises MissingInput (66) for an experiment without volumes, UsageError (2) for a wrong position or address, and as
+    `exported_images`.
     """
-    gallery = open_gallery(experiment)
+    if export is not None and listening is None:
+        raise UsageError("napari shows the volumes themselves", where="--export", hint="leave --napari or --export out")
+    gallery = open_gallery(experiment, export)
     position_nm = position_of(gallery, at)
     if listening is None:
         open_napari(gallery, position_nm)
@@ -90,9 +97,16 @@ def _words(gallery: Gallery, server: ViewServer) -> str:
     port = server.server_address[1]
     return (
         f"layers: {names}\n"
+        f"{_advice(gallery)}"
         f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, then the same address\n"
         "whoever knows the address can read these volumes; Ctrl-C ends it"
     )
+
+
+def _advice(gallery: Gallery) -> str:
+    if gallery.images or max(max(v.geometry.shape_vox) for v in gallery.volumes.values()) < LARGE_VOX:
+        return ""
+    return "far out it is slow, without coarser levels: lsdflow export ome DIR FOLDER, then --export FOLDER\n"
 
 
 @contextmanager

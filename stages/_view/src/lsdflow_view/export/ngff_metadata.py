@@ -58,6 +58,13 @@ def write_group(folder: Path, attributes: Mapping[str, Any]) -> None:
     write_json(folder / "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)})
 
 
+def image_folder(out: Path, name: str, kind: str) -> Path:
+    """Where the multiscale image of a layer lies: raw is the export's own, others lie below it."""
+    if name == "raw":
+        return out
+    return out / ("labels" if kind == "labels" else "images") / name
+
+
 def finished_layers(out: Path) -> dict[str, str] | None:
     """Key of each layer of a finished export; None if there is none."""
     group = out / "zarr.json"

@@ -1,0 +1,74 @@
+"""A viewer with the levels of an export: only those of the same data, each in its place, nothing else of the disk."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from shown_experiment import make_shown_experiment
+
+from lsdflow_contract.errors import MissingInput, NotOurs, UsageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_view.export.ngff import export_ome
+from lsdflow_view.gallery import open_gallery
+from lsdflow_view.served_files import file_in
+from lsdflow_view.show import show_experiment
+
+SERVED = "http://127.0.0.1:1/t"
+LEVELLED = ("raw", "fragments", "segmentation", "truth")
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    """What viewers show, and beside it its export in two levels."""
+    make_shown_experiment(tmp_path / "exp")
+    found = load_experiment(tmp_path / "exp")
+    export_ome(found, tmp_path / "levels", (), 2)
+    return found
+
+
+def test_volumes_of_an_export_come_in_its_levels_and_say_their_place_themselves(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    gallery = open_gallery(experiment, tmp_path / "levels")
+    layers = {layer["name"]: layer["source"] for layer in gallery.state(SERVED)["layers"]}
+    shifts = {name: [row[-1] for row in source["transform"]["matrix"]] for name, source in layers.items()}
+    assert {name for name, shift in shifts.items() if shift == [0.5, 0.5, 0.5]} == set(LEVELLED)
+    assert all(list(layers[name]["transform"]["inputDimensions"]) == ["z", "y", "x"] for name in LEVELLED)
+    plain = {layer["name"]: layer["source"] for layer in open_gallery(experiment).state(SERVED)["layers"]}
+    assert {name: source["url"] for name, source in layers.items()} == {n: s["url"] for n, s in plain.items()}
+    for name in LEVELLED:
+        assert all(file_in(gallery.folders[name], (level, "zarr.json")) for level in "01"), name
+        assert file_in(gallery.folders[name], ("..", "..", "experiment.toml")) is None
+    assert file_in(gallery.folders["affinities"], ("zarr.json",))
+
+
+def test_a_volume_made_anew_since_the_export_is_shown_from_the_experiment_and_told(
+    experiment: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = read_manifest(experiment.layout, "segment").model_copy(update={"identity": "made anew"})
+    experiment.layout.manifest("segment").unlink()
+    again.write(experiment.layout)
+    with caplog.at_level(logging.WARNING):
+        gallery = open_gallery(experiment, tmp_path / "levels")
+    assert set(gallery.images) == {"raw", "fragments", "truth"}
+    assert "segmentation was exported from other data" in caplog.text
+    assert gallery.folders["segmentation"] == Path(gallery.volumes["segmentation"].where)
+
+
+def test_what_is_no_export_of_this_experiment_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(MissingInput, match="no finished OME-NGFF export"):
+        open_gallery(experiment, experiment.layout.root)
+    for stage in ("prepare", "watershed", "segment"):
+        manifest = read_manifest(experiment.layout, stage).model_copy(update={"identity": "other"})
+        experiment.layout.manifest(stage).unlink()
+        manifest.write(experiment.layout)
+    with pytest.raises(NotOurs, match="the export is of other data"):
+        open_gallery(experiment, tmp_path / "levels")
+
+
+def test_napari_has_no_use_for_an_export(experiment: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="napari shows the volumes themselves"):
+        show_experiment(experiment, None, export=tmp_path / "levels")
