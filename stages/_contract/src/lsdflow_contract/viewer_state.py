@@ -134,7 +134,7 @@ def _transform(layer: ViewerLayer) -> dict[str, Any]:
 
 
 def _shift_vox(layer: ViewerLayer) -> list[float]:
-    """An OME image comes with its offset, which the viewer takes for that of the middle of voxel 0: half a voxel less."""
+    """An OME image brings its offset, which the viewer takes for that of the middle of voxel 0: half a voxel less."""
     if layer.places_itself:
         return [0.5, 0.5, 0.5]
     return [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]

@@ -19,7 +19,7 @@ LOG = logging.getLogger("lsdflow.view")
 
 
 def exported_images(experiment: Experiment, export: Path) -> dict[str, Path]:
-    """The folder of the multiscale image of each volume that `export` holds; those of other data are left out, and told.
+    """The folder of the multiscale image of each volume in `export`; those of other data are left out, and told.
 
     Raises MissingInput (66) if it is no finished export, NotOurs (73) if nothing in it is of this experiment as it is.
     """
