@@ -226,9 +226,15 @@ def test_with_a_mongodb_as_store_and_as_source_of_skeletons_the_scores_are_the_s
         rows = [{"id": n, "z": z, "y": y, "x": x, "neuron_id": neuron} for n, ((z, y, x), neuron) in enumerate(nodes)]
         client["traced"]["gt.nodes"].insert_many(rows)
         client["traced"]["gt.edges"].insert_many([{"source": a, "target": b} for a, b in skeletons.edges.tolist()])
-    store = ("store.engine=mongo", f"store.uri_file={mongod.uri_file('scores', tmp_path)}", "store.database=scores")
+    uri = mongod.uri_file("scores", tmp_path)
+    store = ("store.engine=mongo", f"store.uri_file={uri}", "store.database=scores")
     experiment = make_experiment("b", *given, *store, f'evaluate.skeletons="mongo:gt@{source}"')
+    marks = []
     for _ in range(2):
         found = scores_of(experiment)
         assert {**found, "settings": {}} == {**wanted, "settings": {}}
         assert verify(experiment)["verified"]
+        with pymongo.MongoClient(uri.read_text().strip()) as client:
+            marks.append(list(client["scores"]["blocks_evaluated"].find().sort("_id")))
+    assert len({mark["key"] for mark in marks[0]}) == 3
+    assert marks[0] == marks[1], "a pass was counted again"

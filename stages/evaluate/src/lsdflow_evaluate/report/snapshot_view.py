@@ -38,6 +38,7 @@ def snapshot_view(snapshot: Snapshot) -> SnapshotView:
         ("#" + "".join(f"{part:02x}" for part in colour), str(label), volume)
         for colour, label, volume in zip(colours.tolist(), snapshot.ids, volumes, strict=True)
     )
+    largest = f"the {len(neurites)} largest segments" if len(neurites) > 1 else "the only segment"
     where = "the whole segmentation" if snapshot.whole else f"the box in its middle, {snapshot.box}"
     return SnapshotView(
         uri=png_uri(snapshot.pixels),
@@ -47,8 +48,8 @@ def snapshot_view(snapshot: Snapshot) -> SnapshotView:
         before=before,
         bar=scale_bar(width * snapshot.pixel_nm),
         neurites=neurites,
-        alt=f"3-D view of the {len(neurites)} largest segments in {where}",
-        caption=f"The {len(neurites)} largest segments of {where}; z points up.",
+        alt=f"3-D view of {largest} in {where}",
+        caption=f"{largest.capitalize()} of {where}; z points up.",
     )
 
 
