@@ -59,8 +59,9 @@ def _schema(app: typer.Typer) -> dict[str, Any]:
 
 
 def _command(command: Any) -> dict[str, Any]:
-    """A command and its verbs: help, arguments, options."""
+    """A command and its verbs: help, arguments, options; passes_on: it takes those of another program, too."""
     return {
+        "passes_on": bool(command.context_settings.get("ignore_unknown_options")),
         "help": (command.help or "").strip(),
         "arguments": [_argument(p) for p in command.params if not _is_option(p)],
         "options": [_option(p) for p in command.params if _is_option(p)],

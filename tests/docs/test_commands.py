@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FACTS = REPOSITORY / ".cache" / "docs"
 ARCHIVE = REPOSITORY / "tests" / "data" / "archives" / "contract-1.3.tar.gz"
 BLOCK_SIDE = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
-OTHER_ENVIRONMENTS = {"lsdflow-view": "a package of an environment of its own: tests/view"}
+OTHER_ENVIRONMENTS = {"lsdflow-view": "of an environment of its own: tests/view/test_commands_of_pages.py"}
 # As they stand in README.md and docs/; `demo`, `own` and `exp` are the archived experiment.
 EXECUTED = (
     "bin/lsdflow --version",
@@ -190,6 +190,8 @@ def _problem(command: Command, about: dict[str, Any], tables: dict[str, Any]) ->
         if word in about["commands"] and not given:
             about = about["commands"][word]
             options = {n: option for option in about["options"] for n in option["names"]}
+        elif about["passes_on"]:
+            return ""  # what it passes on is looked at in tests/view/test_commands_of_pages.py
         elif word.startswith("-") and not re.match(r"-\d", word):
             if name not in options and name != "--help":
                 return f"no option {name}"
