@@ -128,7 +128,7 @@ test: setup test-docs test-blocks test-training test-tensorflow test-view test-b
 
 # The longest files come first: with one file per process at a time, the last ones must be short.
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 
 test-training: setup-mlflow
 	.venv/training/bin/pytest -n 2 --dist loadfile --durations=15 $(TRAINING_TESTS)

@@ -279,6 +279,11 @@ def log_of(folder: Path, stage: str) -> str:
     return "".join(path.read_text() for path in sorted((folder / "runs" / stage).glob("*/log.txt")))
 
 
+def slow_ms(left: int) -> float:
+    """So much longer for each of `left` blocks: what is to happen in their middle does, on a busy machine too."""
+    return 3000 / left
+
+
 def store_of(number: int) -> str:
     """The store of the nth fault of a row: each third has MongoDB."""
     return STORES[number % 3 == 1]

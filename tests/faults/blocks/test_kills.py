@@ -23,6 +23,7 @@ from harness import (
     count,
     is_alive,
     seeds,
+    slow_ms,
     store_of,
     wait_for,
     workers_of,
@@ -91,7 +92,7 @@ def test_f1_workers_killed_at_random_moments(world: World) -> None:
     for number, seed in enumerate(seeds("F1", 7, 167)):
         chance, stage = random.Random(seed), STAGES[number % len(STAGES)]
         folder = world.before(stage, f"f1-{number}", store_of(number))
-        pid = world.server.start(stage, folder, *DAISY, harm={"slow": 15})
+        pid = world.server.start(stage, folder, *DAISY, harm={"slow": slow_ms(BLOCKS)})
         moments = sorted(chance.sample(range(1, BLOCKS - 8), 3))
         for least in moments:
             wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
@@ -113,7 +114,7 @@ def test_f3_f4_coordinator_told_to_stop_or_killed(world: World, row: str) -> Non
         for seed in seeds(f"{row} {number}", KILLS, KILLS):
             chance, done = random.Random(seed), world.count_done(folder, stage)
             settings = DAISY if chance.random() < 0.5 else (SERIAL,)
-            pid = world.server.start(stage, folder, *settings, harm={"slow": 15})
+            pid = world.server.start(stage, folder, *settings, harm={"slow": slow_ms(BLOCKS - done)})
             least = done + chance.randrange(1, (BLOCKS - done) // 2)
             wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
             told = signal.SIGKILL if row == "F4" else chance.choice([signal.SIGTERM, signal.SIGUSR2])

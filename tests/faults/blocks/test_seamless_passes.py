@@ -9,7 +9,20 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import BLOCKS, DAISY, SERIAL, TABLES, World, identity, is_alive, marks_of, seeds, wait_for, workers_of
+from harness import (
+    BLOCKS,
+    DAISY,
+    SERIAL,
+    TABLES,
+    World,
+    identity,
+    is_alive,
+    marks_of,
+    seeds,
+    slow_ms,
+    wait_for,
+    workers_of,
+)
 
 STAGE = "agglomerate"
 SEAMLESS = TABLES.replace('id_mode = "blocks"', 'id_mode = "seamless"') + '[agglomerate]\nsuper_block = "16 vox"\n'
@@ -67,7 +80,7 @@ def killed(world: World, folder: Path, chance: random.Random, total: int) -> Non
         nth = chance.randrange(1, total - done)
         code = world.server.run(STAGE, folder, SERIAL, harm={chance.choice(POINTS): nth})
     else:
-        pid = world.server.start(STAGE, folder, *DAISY, harm={"slow": 15})
+        pid = world.server.start(STAGE, folder, *DAISY, harm={"slow": slow_ms(total - done)})
         least = done + chance.randrange(0, max(1, (total - done) // 2))
         wait_for("blocks", lambda: len(commits(folder)) >= least)
         workers = [worker.pid for worker in workers_of(pid)]

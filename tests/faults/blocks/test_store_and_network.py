@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from harness import BLOCKS, DAISY, SERIAL, STAGES, World, seeds, store_of, wait_for
+from harness import BLOCKS, DAISY, SERIAL, STAGES, World, seeds, slow_ms, store_of, wait_for
 from proxy import Proxy
 
 # Stages whose rows are in the database; segment has its marks there.
@@ -52,7 +52,7 @@ def test_f7_a_killed_database_keeps_what_it_acknowledged_and_the_run_goes_on(wor
         chance, stage = random.Random(seed), WITH_ROWS[number % len(WITH_ROWS)]
         folder, log = world.before(stage, f"f7-{number}", "mongo"), tmp_path / f"{number}.jsonl"
         settings = DAISY if number % 2 else (SERIAL,)
-        pid = world.server.start(stage, folder, *settings, harm={"slow": 15, "acknowledged": str(log)})
+        pid = world.server.start(stage, folder, *settings, harm={"slow": slow_ms(BLOCKS), "acknowledged": str(log)})
         moments, lost, faults = sorted(chance.sample(range(1, BLOCKS - 8), KILLS)), [], []
         for least in moments:
             wait_for("blocks", lambda path=log, n=least: marked(path) >= n)
@@ -78,7 +78,7 @@ def test_f8_a_database_that_stays_away_ends_the_run_with_69_and_the_next_goes_on
         chance, stage = random.Random(seed), WITH_ROWS[number % len(WITH_ROWS)]
         folder, log = world.before(stage, f"f8-{number}", "mongo", retry_s=1), tmp_path / f"{number}.jsonl"
         settings = (SERIAL,) if number % 2 else DAISY
-        pid = world.server.start(stage, folder, *settings, harm={"slow": 15, "acknowledged": str(log)})
+        pid = world.server.start(stage, folder, *settings, harm={"slow": slow_ms(BLOCKS), "acknowledged": str(log)})
         least = chance.randrange(1, BLOCKS - 8)
         wait_for("blocks", lambda path=log, n=least: marked(path) >= n)
         mongod.kill()
@@ -107,7 +107,7 @@ def test_f9_a_network_cut_between_workers_and_database_leaves_the_same_bits(worl
         chance, stage = random.Random(seed), STAGES[number % len(STAGES)]
         folder = world.before(stage, f"f9-database-{number}", "mongo", port=proxy.port)
         settings, kind = (SERIAL,) if number % 2 else DAISY, ("closed", "silent")[number // 2 % 2]
-        pid = world.server.start(stage, folder, *settings, harm={"slow": 15})
+        pid = world.server.start(stage, folder, *settings, harm={"slow": slow_ms(BLOCKS)})
         least, seconds = chance.randrange(1, BLOCKS - 8), cut_s(chance)
         wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
         proxy.cut(kind)

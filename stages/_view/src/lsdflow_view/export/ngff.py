@@ -29,6 +29,7 @@ from lsdflow_view.export.layers import USUAL, Layer, open_layer, open_layers
 from lsdflow_view.export.ngff_metadata import (
     PROVENANCE,
     finished_layers,
+    image_folder,
     image_metadata,
     labels_metadata,
     write_group,
@@ -136,7 +137,9 @@ def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count:
     raw = layers[0].volume.geometry
     count = count or level_count(raw.voxel_size_nm, raw.box)
     checked = ReadBack.of_fraction(experiment.compute.verify_fraction)
-    images = [_Image(layer, _place(out, layer), _levels(layer, count), checked) for layer in layers]
+    images = [
+        _Image(layer, image_folder(out, layer.name, layer.kind), _levels(layer, count), checked) for layer in layers
+    ]
     finished, keys = finished_layers(out), {image.layer.name: image.key for image in images}
     with export_folder(out, finished, keys) as under_way:
         left = [image for image in images if image.layer.name not in (finished or {})]
@@ -150,12 +153,6 @@ def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count:
 def _levels(layer: Layer, count: int) -> tuple[Level, ...]:
     geometry = layer.volume.geometry
     return pyramid(geometry.voxel_size_nm, geometry.box, count)
-
-
-def _place(out: Path, layer: Layer) -> Path:
-    if layer.name == "raw":
-        return out
-    return out / ("labels" if layer.kind == "labels" else "images") / layer.name
 
 
 def _write_metadata(out: Path, images: list[_Image], keys: dict[str, str]) -> None:
