@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.geometry import Box
 from lsdflow_runtime.formats.detect import open_source
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.volumes import Volume, open_volume
 from lsdflow_view.cli import app
 from lsdflow_view.export.folder import export_folder
 from lsdflow_view.export.layers import open_layer
@@ -146,8 +146,6 @@ def test_a_wrong_layer_and_one_that_is_not_there_are_told(tiny: Any, tmp_path: P
 
 def test_memory_is_that_of_blocks_not_of_the_volume(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    from lsdflow_runtime.volumes import Volume
-
     plain = Volume.read
     monkeypatch.setattr(Volume, "read", lambda self, box, *a: read.append(_asked(box)) or plain(self, box, *a))
     export_ome(tiny.experiment, tmp_path / "o.zarr", ("raw",), 3)
@@ -165,3 +163,13 @@ def _sha256(values: np.ndarray) -> str:
 
 def _tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_every_block_lasts_a_loss_of_power_before_it_counts(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lasting: list[str] = []
+    durable = Volume.make_durable
+    monkeypatch.setattr(Volume, "make_durable", lambda v, box: (lasting.append(f"{v.where} {box}"), durable(v, box))[1])
+    written = export_ome(tiny.experiment, tmp_path / "out", ("raw", "segmentation"), 2)
+    assert len(set(lasting)) == len(lasting) == written > 0
