@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,15 @@ def test_without_a_shared_process_the_command_is_started_by_itself(
 
     monkeypatch.setattr(shared_start, "_answer_in_fork", no_socket)
     assert answer_of([_command(tmp_path, "print('here')")]).stdout == "here\n"
+
+
+def test_without_room_for_the_answer_the_command_is_started_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = _command(tmp_path, TELL.format(code=66))
+    monkeypatch.setattr(
+        shared_start.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(tmp_path / "not there"))
+    )
+    told = answer_of([command])
+    assert told.returncode == 66
+    assert "__main__" in told.stdout

@@ -16,12 +16,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 LOG = logging.getLogger("lsdflow.run")
-_FORKS = multiprocessing.get_context("forkserver")
-# What a fork finds loaded: this module alone would leave numpy and pydantic to each of them.
-_FORKS.set_forkserver_preload(["lsdflow_launch.cli"])
+
+
+@cache
+def _forks() -> ForkServerContext:
+    """The one shared process, started with the first question."""
+    context = multiprocessing.get_context("forkserver")
+    # What a fork finds loaded: this module alone would leave numpy and pydantic to each of them.
+    context.set_forkserver_preload(["lsdflow_launch.cli"])
+    return context
 
 
 def answer_of(command: Sequence[str | Path], limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
@@ -34,7 +42,7 @@ def answer_of(command: Sequence[str | Path], limit_s: float | None = None) -> su
     if of_this_python(Path(words[0])):
         try:
             return _answer_in_fork(words, limit_s)
-        except OSError as error:  # no room or too long a name for the socket of the shared process
+        except OSError as error:  # no room for the answer, or too long a name for the socket of the shared process
             LOG.debug("%s is started by itself: %s", words[0], error)
     return _answer_of_program(words, limit_s)
 
@@ -62,13 +70,15 @@ def _answer_of_program(words: list[str], limit_s: float | None) -> subprocess.Co
 def _answer_in_fork(words: list[str], limit_s: float | None) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="lsdflow-", ignore_cleanup_errors=True) as name:
         told = Path(name)
-        child = _FORKS.Process(target=_act_as, args=(words, dict(os.environ), str(Path.cwd()), told))
+        child = _forks().Process(target=_act_as, args=(words, dict(os.environ), str(Path.cwd()), told))
         child.start()
         child.join(limit_s)
         if child.is_alive():
             child.kill()
             raise subprocess.TimeoutExpired(words, limit_s or 0)
         out, err, code = (_text(told / part) for part in ("out", "err", "code"))
+    if not code and (child.exitcode or 0) >= 0:
+        raise OSError("its answer could not be kept: the temporary folder is full, or lost")
     # A child that was killed leaves no code.
     return subprocess.CompletedProcess(words, int(code or child.exitcode or 1), out, err)
 

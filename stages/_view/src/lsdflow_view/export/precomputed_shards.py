@@ -1,5 +1,5 @@
 """Shards of a precomputed volume (neuroglancer_uint64_sharded_v1): many chunks in one file, so that 10^12 voxels are
-some 10^5 files and not 10^7.
+some 60,000 files (of 256^3 voxels) and not 4 million.
 
 Chunks are numbered along a space-filling curve (compressed Morton code); a shard holds 2^SHARD_BITS that follow each
 other, which is a box: 4 x 4 x 4 chunks, or longer along the other axes where the volume is thin. cloud-volume knows
