@@ -27,7 +27,8 @@ import torch
 
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.geometry import Box
-from lsdflow_network.composition import AcrLsd, chain_shapes
+from lsdflow_network.chain import chain_shapes
+from lsdflow_network.composition import AcrLsd
 from lsdflow_network.precision import Precision, memory_format
 from lsdflow_network.shapes import nearest_valid_input_shapes, output_shape_vox
 from lsdflow_network.unet import UNet
@@ -120,9 +121,9 @@ def lsd_tile(device: str, sizes: Sizes, folder: Path, tile: int, precision: str)
 def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
     """One block of affinities with the LSDs around it, kept on the device."""
     from lsdflow_network.inference import load_predictor
-    from lsdflow_predict.networks import UNetShapes
     from lsdflow_predict.patches import LsdSource, TileCache, Window, predict_box
     from lsdflow_predict.scheme import plan_affinities, plan_lsds
+    from lsdflow_predict.unet_shapes import UNetShapes
 
     lsd = load_predictor(bundle_in(folder), device=device, precision=precision)
     affinity = load_predictor(bundle_in(folder / "affs"), device=device, precision=precision)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
 from lsdflow_network import shapes
-from lsdflow_network.composition import AcrLsd, chain_input_for, chain_shapes, chain_tile_step_vox
+from lsdflow_network.chain import chain_input_for, chain_shapes, chain_tile_step_vox
+from lsdflow_network.composition import AcrLsd
 from lsdflow_network.unet import UNet
 
 MALA = UNetSpec(in_channels=1, num_fmaps=12, fmap_inc_factor=6, downsample_factors=((2, 2, 2), (2, 2, 2), (3, 3, 3)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +23,10 @@ from lsdflow_contract.files import write_json
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_evaluate.cli import app
+from lsdflow_evaluate.problems import validate
 from lsdflow_evaluate.scores import truth_scores
 from lsdflow_evaluate.scores.counting import counting_task, overlaps_of, table_of
-from lsdflow_evaluate.task import plan, run, status, validate, verify
+from lsdflow_evaluate.task import plan, run, status, verify
 from lsdflow_metrics.contingency import Contingency, contingency
 from lsdflow_metrics.scores import ZERO_POLICIES, ZeroPolicy, score
 from lsdflow_runtime.done_marks import DoneMarks
@@ -374,6 +377,17 @@ def test_validate_and_plan_say_what_can_be_known(make_experiment: Make) -> None:
     assert [type(p) for p in outside] == [ConfigError]
     assert [type(p) for p in validate(make_experiment("a", "evaluate.skeletons=absent.csv"))] == [MissingInput]
     assert plan(make_experiment("a"))["voxels_compared"] == 18 * 24 * 26
+
+
+def test_validate_does_not_wait_for_what_scores_and_draws(make_experiment: Make) -> None:
+    code = (
+        "import sys; from lsdflow_evaluate.cli import app;"
+        "app(['validate', '--experiment', sys.argv[1]], standalone_mode=False);"
+        "print({'scipy', 'skimage', 'jinja2', 'matplotlib'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code, str(make_experiment("a").path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["evaluate: no problems found", "set()"]
 
 
 def test_the_command_tells_its_exit_code(finished: Experiment, copy_of: Make) -> None:

@@ -10,13 +10,8 @@ from torch import nn
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_network.unet import UNet
 from lsdflow_predict import task
-from lsdflow_predict.device_memory import (
-    fitting_tile_edge,
-    main_memory_bytes,
-    network_bytes,
-    weights_of,
-    window_device,
-)
+from lsdflow_predict.device_memory import window_device
+from lsdflow_predict.memory_needed import fitting_tile_edge, main_memory_bytes, network_bytes, weights_of
 
 
 def a_spec(channels: int = 1, factors=((2, 2, 2), (1, 3, 3)), fmaps: int = 3, **variant) -> UNetSpec:

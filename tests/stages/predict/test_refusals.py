@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +14,10 @@ from lsdflow_contract.checkpoint import WEIGHTS, bundle_folder
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, NotOurs, StageError
 from lsdflow_contract.geometry import Box
 from lsdflow_network.bundle import load_bundle
-from lsdflow_predict import task
 from lsdflow_predict.cli import app
-from lsdflow_predict.networks import choose_device, grey_levels
+from lsdflow_predict.devices import choose_device
+from lsdflow_predict.networks import grey_levels
+from lsdflow_predict.problems import validate
 
 
 def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
@@ -21,13 +25,26 @@ def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
     with pytest.raises(kind) as caught:
         experiment.run(*overrides)
     assert not (experiment.root / "predictions").exists()
-    problems = task.validate(experiment.experiment(*overrides))
+    problems = validate(experiment.experiment(*overrides))
     assert caught.value.what in [p.what for p in problems]
     return caught.value
 
 
 def test_nothing_is_wrong_with_the_tiny_experiment(make_experiment):
-    assert task.validate(make_experiment().experiment()) == []
+    assert validate(make_experiment().experiment()) == []
+
+
+def test_validate_does_not_wait_for_torch_to_load(make_experiment):
+    """It takes seconds; where there is a driver of GPUs it has to be asked."""
+    code = (
+        "import sys; from pathlib import Path;"
+        "from lsdflow_network import devices; from lsdflow_predict.cli import app;"
+        "devices.gpu_count.__defaults__ = (Path('/nowhere'),);"
+        "app(['validate', '--experiment', sys.argv[1]], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    experiment = make_experiment().experiment()
+    done = subprocess.run([sys.executable, "-c", code, experiment.path], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["predict: no problems found", "False"]
 
 
 def test_another_lsd_network_than_trained_with(make_experiment, micro_bundle):
@@ -119,7 +136,7 @@ def test_options_that_the_mode_does_not_have(make_experiment, setting):
 
 def test_all_problems_are_listed_at_once(make_experiment):
     settings = ('predict.mask="none"', "predict.checkpoint=99", 'predict.roi={begin="0 vox", shape="999 vox"}')
-    assert {p.exit_code for p in task.validate(make_experiment().experiment(*settings))} == {66, 78}
+    assert {p.exit_code for p in validate(make_experiment().experiment(*settings))} == {66, 78}
 
 
 def test_outputs_of_other_settings_are_kept_without_replace(make_experiment):

@@ -1,6 +1,6 @@
 """Questions to commands of this very Python, asked in forks of one process that has loaded what all commands need.
 
-Starting Python and loading numpy, pydantic and typer takes a stage longer than many of its answers, and `init`,
+Starting Python and loading numpy, pydantic, typer and zarr takes a stage longer than many of its answers, and `init`,
 `validate` and `doctor` ask up to twenty times. The command is run as it lies there, in a process of its own, with the
 environment and the working folder of the caller; one of another Python (the trainings, a container) is started as any
 program is.
@@ -27,8 +27,8 @@ LOG = logging.getLogger("lsdflow.run")
 def _forks() -> ForkServerContext:
     """The one shared process, started with the first question."""
     context = multiprocessing.get_context("forkserver")
-    # What a fork finds loaded: this module alone would leave numpy and pydantic to each of them.
-    context.set_forkserver_preload(["lsdflow_launch.cli"])
+    # What a fork finds loaded: this module alone would leave numpy, pydantic and zarr to each of them.
+    context.set_forkserver_preload(["lsdflow_launch.cli", "zarr"])
     return context
 
 

@@ -24,7 +24,8 @@ from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.geometry import Vox3
 from lsdflow_network import shapes
 from lsdflow_network.bundle import load_bundle
-from lsdflow_network.composition import AcrLsd, chain_shapes, chain_tile_step_vox
+from lsdflow_network.chain import chain_shapes, chain_tile_step_vox
+from lsdflow_network.composition import AcrLsd
 from lsdflow_network.cpu_unet import CpuUNet
 from lsdflow_network.onednn import has_packed_convolutions
 from lsdflow_network.precision import Precision, autocast, choose_precision, memory_format

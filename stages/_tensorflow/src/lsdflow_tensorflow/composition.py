@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lsdflow_contract.checkpoint import UNetSpec
-from lsdflow_network.composition import chain_shapes
+from lsdflow_network.chain import chain_shapes
 from lsdflow_tensorflow.unet import UNet, crop_centre
 
 

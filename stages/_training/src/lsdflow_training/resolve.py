@@ -14,6 +14,8 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
+from lsdflow_network.chain import chain_input_for
+from lsdflow_network.devices import gpu_count
 from lsdflow_training.config import AffinityTrainingConfig, TrainingConfig
 from lsdflow_training.data.patch_maker import checked_data_path
 from lsdflow_training.initial_weights import InitialWeights, find_initial_weights
@@ -141,13 +143,9 @@ def _without_defaults(part: Augmentation | Targets) -> dict[str, Any]:
 
 def choose_device(wanted: str) -> str:
     """auto -> cuda if there is one, else cpu; ConfigError for a GPU that is not there."""
-    if wanted == "cpu":
-        return wanted
-    import torch
-
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        return "cuda" if gpu_count() else "cpu"
+    if wanted.startswith("cuda") and not gpu_count():
         raise ConfigError(
             "there is no GPU here", where="compute.device", wanted=wanted, found="no CUDA device", hint='use "auto"'
         )
@@ -156,8 +154,6 @@ def choose_device(wanted: str) -> str:
 
 def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:
     """Raw input of the LSD network whose LSDs are this input of the affinity network."""
-    from lsdflow_network.composition import chain_input_for
-
     return chain_input_for(lsd.unet, unet, affinity_input_vox)
 
 

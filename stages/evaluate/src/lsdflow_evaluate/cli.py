@@ -19,7 +19,11 @@ from lsdflow_command.app import (
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_evaluate.config import EvaluateConfig
 
-app = stage_app(StageCommand(name="evaluate", config=EvaluateConfig, task="lsdflow_evaluate.task"))
+app = stage_app(
+    StageCommand(
+        name="evaluate", config=EvaluateConfig, task="lsdflow_evaluate.task", problems="lsdflow_evaluate.problems"
+    )
+)
 Refresh = Annotated[int | None, typer.Option(min=1, help="browsers load the pages again after so many seconds")]
 
 

@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 from lsdflow_contract.geometry import LengthsField
 from lsdflow_contract.model import StrictModel
 
+STAGE = "evaluate"
+# What names skeletons in a database begins with.
+MONGO = "mongo:"
+
 
 class RegionConfig(StrictModel):
     """A part of the target: where it begins, from the target's first voxel, and how large it is."""

@@ -11,29 +11,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
-from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
+from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_evaluate.artefacts import Segmented, open_segmented, open_truth, target_grid
-from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.pages import write_pages
 from lsdflow_evaluate.scores.comparing import Compared, compare, require_counting, work_of, works_there
-from lsdflow_evaluate.scores.counting import STAGE, counting_task
+from lsdflow_evaluate.scores.counting import counting_task
 from lsdflow_evaluate.scores.later_works import drop_works
 from lsdflow_evaluate.scores.region_scores import advice_of, regions_and_worst, write_worst
 from lsdflow_evaluate.scores.regions import region_box
-from lsdflow_evaluate.scores.scored_regions import scored_regions
 from lsdflow_evaluate.scores.scores_file import NO_TRUTH, scores_with_truth, scores_without
-from lsdflow_evaluate.scores.truth_scores import MONGO
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.gather import Gathered, report_data
 from lsdflow_evaluate.without_truth.disagreement import disagreement, write_lsd_error
@@ -45,7 +42,6 @@ from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
-from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_blocks
 from lsdflow_runtime.volumes import open_volume
 
@@ -108,18 +104,6 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     works = (*(gathered.compared.works if gathered.compared else ()), *(disagree.works if disagree else ()))
     drop_works(experiment, works)
     _write_manifest(experiment, config, scores, works, time.time() - started)
-
-
-def validate(experiment: Experiment) -> list[StageError]:
-    """All problems that can be seen now; what earlier stages have not made yet is no problem."""
-    config = experiment.table(STAGE, EvaluateConfig)
-    checks: list[Callable[[], object]] = []
-    if config.skeletons not in ("auto", "truth", "none"):
-        checks.append(lambda: _require_skeletons(experiment, config))
-    if experiment.layout.target_volume.exists():
-        checks.append(lambda: _require_regions(experiment, config))
-    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
-    return problems + problems_of_store(experiment)
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
@@ -238,33 +222,3 @@ def _write_manifest(
         facts={**facts, "seconds": seconds},
         identity=hash_of([key, scores]),
     ).write(experiment.layout)
-
-
-def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
-    path = experiment.resolve(config.skeletons)
-    if config.skeletons.startswith(MONGO):
-        name, _, source = config.skeletons.removeprefix(MONGO).partition("@")
-        if not name or not source:
-            wanted = '"mongo:NAME@FILE": the name of the skeletons, and a file with a MongoDB URI or a folder of a dump'
-            raise ConfigError("no name or no source of skeletons", where="evaluate.skeletons", wanted=wanted)
-        path = experiment.resolve(source)
-    if not path.exists():
-        raise MissingInput("no skeletons there", where=path, hint='"truth", "auto", "none", or a file or folder')
-
-
-def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
-    grid = target_grid(experiment)
-    truth = open_truth(experiment, config, grid)
-    if truth is None:
-        if config.roi is not None or config.threshold_roi is not None or config.regions:
-            raise MissingInput("a region to score, but no truth", where=experiment.layout.target_volume)
-        return
-    scored_regions(experiment, config, grid, truth.labels.box)
-
-
-def _problem_of(check: Callable[[], object]) -> StageError | None:
-    try:
-        check()
-    except StageError as error:
-        return error
-    return None

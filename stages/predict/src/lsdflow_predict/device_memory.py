@@ -1,48 +1,16 @@
-"""How much memory there is, what networks need of it, and where the raw and the LSDs of a block are held: on the GPU if
-it has room for them.
+"""How much memory a device has left, and where the raw and the LSDs of a block are held: on the GPU if it has room.
 
 Where they are held changes no bit: they are bytes that are copied.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Sequence
-from pathlib import Path
-
-import numpy as np
 import torch
 
-from lsdflow_contract.checkpoint import UNetSpec
-from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_network import shapes
-from lsdflow_predict.patches import LSD_CHANNELS
-from lsdflow_predict.scheme import Layer, Scheme
+from lsdflow_predict.memory_needed import main_memory_bytes
 
 # Of the memory that is free when a worker starts; the rest is for its networks, their tiles and other workers.
 _SHARE_FOR_WINDOWS = 0.25
-_SHARE_FOR_NETWORKS = 0.6
-_MOST_STEPS = 100
-_FLOAT_BYTES = 4
-# The finest level holds the skip connection (1), the merged input (2), a result (1) and work space; measured: 5.8.
-_LIVE_COPIES = 6
-# Once as loaded, and packed for the processor (for Winograd twice as many).
-_COPIES_OF_WEIGHTS = 3
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
-
-def main_memory_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
-    """Main memory this process may use: the machine's, or the limit of its container or job if that is smaller."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in limits:
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            found.append(int(text))
-    return min(found)
 
 
 def memory_of_device(device: str) -> int:
@@ -51,61 +19,6 @@ def memory_of_device(device: str) -> int:
         return main_memory_bytes()
     free, _ = torch.cuda.mem_get_info(torch.device(device))
     return int(free)
-
-
-def network_bytes(spec: UNetSpec, input_vox: Vox3) -> int:
-    """Memory of a network and of one evaluation of it, roughly, bytes."""
-    voxels = int(np.prod(input_vox))
-    widest = max(spec.num_fmaps, spec.fmaps_after(0), _half_merged(spec))
-    activations: int = voxels * _FLOAT_BYTES * (spec.in_channels + _LIVE_COPIES * widest)
-    return activations + _COPIES_OF_WEIGHTS * _FLOAT_BYTES * weights_of(spec)
-
-
-def _half_merged(spec: UNetSpec) -> int:
-    """Half of the feature maps that the finest level merges: all of num_fmaps, where the upsampling reduces them."""
-    return (spec.num_fmaps + spec.upsampled_fmaps(0)) // 2 if spec.downsample_factors else spec.num_fmaps
-
-
-def weights_of(spec: UNetSpec) -> int:
-    """Weights of the convolutions of a U-Net, without biases and heads."""
-    levels = range(len(spec.downsample_factors))
-    total = 0
-    for level in range(len(levels) + 1):
-        entering = spec.fmaps_of(level - 1) if level else spec.in_channels
-        total += _pass_weights(entering, spec.fmaps_of(level), spec.kernels_before(level))
-    for level in levels:
-        both = spec.fmaps_of(level) + spec.upsampled_fmaps(level)
-        total += _pass_weights(both, spec.fmaps_after(level), spec.kernels_after(level))
-        if spec.upsampling != "repeat":
-            factor = math.prod(spec.downsample_factors[level])
-            total += factor * spec.fmaps_of(level + 1) * spec.upsampled_fmaps(level)
-    return total
-
-
-def _pass_weights(entering: int, fmaps: int, kernels: Sequence[Vox3]) -> int:
-    """Weights of convolutions one after another: `entering` channels, then `fmaps` each."""
-    return sum(math.prod(kernel) * fmaps * (fmaps if i else entering) for i, kernel in enumerate(kernels))
-
-
-def fitting_tile_edge(specs: Sequence[UNetSpec], memory_bytes: int) -> int:
-    """Edge of the largest cubic output, in voxels, of which each network fits beside the others; 0 if none does."""
-    fitting = 0
-    for step in range(1, _MOST_STEPS):
-        edge = step * max(max(shapes.tile_step_vox(spec)) for spec in specs)
-        inputs = [shapes.input_shape_for_output(spec, (edge, edge, edge)) for spec in specs]
-        if sum(network_bytes(s, i) for s, i in zip(specs, inputs, strict=True)) > _SHARE_FOR_NETWORKS * memory_bytes:
-            break
-        fitting = edge
-    return fitting
-
-
-def window_bytes(scheme: Scheme, layer: Layer) -> int:
-    """Raw, LSDs and outputs around one block of a layer, bytes; with one pass also the raw around the LSDs."""
-    block = Box(layer.region.begin_vox, layer.block_vox)
-    inputs = layer.tiling.inputs_hull(block)
-    raw = inputs if scheme.lsds is None else scheme.lsds.tiling.inputs_hull(inputs)
-    lsds = LSD_CHANNELS * inputs.size if scheme.lsds is not None else 0
-    return inputs.size + raw.size + lsds + LSD_CHANNELS * int(np.prod(layer.block_vox))
 
 
 def window_device(device: str, needed_bytes: int) -> str:

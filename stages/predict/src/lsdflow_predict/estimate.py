@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from lsdflow_contract.errors import ConfigError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.geometry import Box
-from lsdflow_predict.checkpoints import BundleAt, Networks
-from lsdflow_predict.device_memory import fitting_tile_edge, main_memory_bytes, memory_of_device, network_bytes
+from lsdflow_predict.checkpoints import BundleAt
+from lsdflow_predict.device_memory import memory_of_device
+from lsdflow_predict.devices import choose_device
 from lsdflow_predict.job import Job
-from lsdflow_predict.networks import choose_device, prepare_torch
+from lsdflow_predict.memory_needed import fitting_tile_edge, tile_bytes, worker_bytes
+from lsdflow_predict.networks import prepare_torch
 from lsdflow_predict.opened import load
-from lsdflow_predict.patches import LSD_CHANNELS
-from lsdflow_predict.scheme import Layer, Scheme
+from lsdflow_predict.scheme import Layer
 from lsdflow_predict.tiles import Tiling
 from lsdflow_runtime.block_task import BlockTask
-
-_PROCESS_BYTES = 500_000_000
 
 
 def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[st
     }
     if first_pass is not None:
         facts["lsd_blocks"] = len(first_pass.plan)
-        facts["lsd_bytes_out_uncompressed"] = LSD_CHANNELS * first_pass.plan.total.size
+        facts["lsd_bytes_out_uncompressed"] = LSDS.channels * first_pass.plan.total.size
     if scheme.lsds is not None:
         facts["lsd_tile_input_vox"] = list(scheme.lsds.tiling.input_vox)
         if first_pass is None:
@@ -75,38 +73,6 @@ def lsd_tiles_per_affinity_tile(affinities: Layer, lsds: Layer) -> float:
     return len(list(lsds.tiling.indices_touching(needed))) / len(list(affinities.tiling.indices_touching(block)))
 
 
-def worker_bytes(scheme: Scheme, networks: Networks) -> int:
-    """Main memory of one worker on the CPU, roughly: one tile of the network and the arrays of one block, bytes."""
-    layer = scheme.affinities
-    inputs = layer.tiling.inputs_hull(Box(layer.region.begin_vox, layer.block_vox)).size
-    arrays = inputs * (1 + (LSD_CHANNELS if scheme.lsds is not None else 0))
-    arrays += int(np.prod(layer.block_vox)) * 2 * sum(networks.affinities.bundle.outputs.values())
-    return _PROCESS_BYTES + arrays + tile_bytes(scheme, networks)
-
-
-def tile_bytes(scheme: Scheme, networks: Networks) -> int:
-    """Memory one evaluation of the larger network needs, roughly, bytes; on a GPU this lies there."""
-    sizes = [network_bytes(networks.affinities.bundle.unet, scheme.affinities.tiling.input_vox)]
-    if scheme.lsds is not None and networks.lsds is not None:
-        sizes.append(network_bytes(networks.lsds.bundle.unet, scheme.lsds.tiling.input_vox))
-    return max(sizes)
-
-
-def memory_problem(scheme: Scheme, networks: Networks, experiment: Experiment) -> None:
-    """ConfigError if the workers together need more main memory than this machine has (networks on the CPU only)."""
-    have = main_memory_bytes()
-    workers = experiment.compute.workers if experiment.compute.runner == "daisy" else 1
-    need = worker_bytes(scheme, networks)
-    if choose_device(experiment.compute.device) == "cpu" and need * workers > have:
-        raise ConfigError(
-            "the workers need more main memory than there is",
-            where="predict.block_shape, predict.tile_shape, compute.workers",
-            wanted=f"{workers} workers x {need / 1e9:.1f} GB",
-            found=f"{have / 1e9:.1f} GB",
-            hint="make predict.tile_shape or predict.block_shape smaller, or use fewer compute.workers",
-        )
-
-
 def seconds_of_finished(task: BlockTask) -> float | None:
     """Mean seconds of the finished blocks that had work to do; None if there are none."""
     records = [task.marks.record(number) for number in sorted(task.marks.done())[:1000]]
@@ -137,7 +103,7 @@ def measured_tiles(job: Job) -> dict[str, float]:
 def _seconds(job: Job, found: BundleAt, tiling: Tiling, device: str) -> float:
     network = load(job, found, device)
     raw = torch.zeros(tiling.input_vox, dtype=torch.uint8)
-    lsds = raw.expand(LSD_CHANNELS, *raw.shape) if found.bundle.unet.in_channels > 1 else None
+    lsds = raw.expand(LSDS.channels, *raw.shape) if found.bundle.unet.in_channels > 1 else None
     network(raw, lsds, list(found.bundle.outputs))
     started = time.monotonic()
     network(raw, lsds, list(found.bundle.outputs))

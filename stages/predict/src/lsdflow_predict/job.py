@@ -13,8 +13,8 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_predict.checkpoints import Networks, choose_networks
 from lsdflow_predict.config import PredictConfig
-from lsdflow_predict.networks import UNetShapes
 from lsdflow_predict.scheme import Scheme, largest_shapes, plan_affinities, plan_lsds, region_of
+from lsdflow_predict.unet_shapes import UNetShapes
 from lsdflow_runtime.volumes import Volume, open_volume
 
 STAGE = "predict"

@@ -1,20 +1,17 @@
-"""The networks as predict sees them: shape arithmetic for tiling, and one patch in, grey levels out."""
+"""The networks as predict sees them: one patch in, grey levels out; and how torch is set for them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import BadData, ConfigError
-from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_network import shapes
+from lsdflow_contract.geometry import Box
 from lsdflow_network.out_of_memory import first_line, is_out_of_memory
 
 U8 = npt.NDArray[np.uint8]
@@ -24,28 +21,6 @@ Network = Callable[[Tensor, Tensor | None, Sequence[str]], tuple[Tensor, bool]]
 # Of glibc's malloc.h: from which size on memory is mapped, and how much free memory is kept.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGEST_INT = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class UNetShapes:
-    """Shape arithmetic of a bundle's U-Net (the protocol NetShapes)."""
-
-    spec: UNetSpec
-
-    @property
-    def step_vox(self) -> Vox3:
-        """Product of the downsampling factors."""
-        return shapes.tile_step_vox(self.spec)
-
-    @property
-    def context_vox(self) -> Vox3:
-        """Voxels lost on each side: (input - output) / 2."""
-        z, y, x = shapes.context_vox(self.spec)
-        return z // 2, y // 2, x // 2
-
-    def output_covering(self, wanted_vox: Vox3) -> Vox3:
-        """Smallest output shape of the network that is at least `wanted_vox`."""
-        return shapes.output_shape_vox(self.spec, shapes.input_shape_for_output(self.spec, wanted_vox))
 
 
 def grey_levels(network: Network, raw: Tensor, lsds: Tensor | None, names: Sequence[str], where: Box) -> Tensor:
@@ -84,28 +59,6 @@ def _keep_freed_memory() -> None:
         return  # Not glibc: slower, not wrong.
     mallopt(_MMAP_THRESHOLD, _LARGEST_INT)
     mallopt(_TRIM_THRESHOLD, _LARGEST_INT)
-
-
-def choose_device(wanted: str, worker: int = 0) -> str:
-    """The torch device of `worker`: "auto" takes the GPUs in turn, or the CPU if there is none.
-
-    Raises ConfigError if a GPU is asked for and there is none.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "auto":
-        return f"cuda:{worker % count}" if count else "cpu"
-    if wanted == "cuda" and count:
-        return f"cuda:{worker % count}"
-    number = int(wanted.partition(":")[2] or 0)
-    if wanted.startswith("cuda") and number >= count:
-        raise ConfigError(
-            "there is no such GPU",
-            where="compute.device",
-            wanted=wanted,
-            found=f"{count} GPUs",
-            hint='device = "auto" or "cpu"; in a container: was it started with --nv / --gpus?',
-        )
-    return wanted
 
 
 def _explained(error: Exception, where: Box) -> Exception:

@@ -15,9 +15,11 @@ from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.geometry import Box
 from lsdflow_network.inference import load_predictor
 from lsdflow_predict.checkpoints import BundleAt
-from lsdflow_predict.device_memory import window_bytes, window_device
+from lsdflow_predict.device_memory import window_device
+from lsdflow_predict.devices import choose_device
 from lsdflow_predict.job import Job, open_mask, open_raw
-from lsdflow_predict.networks import U8, Network, choose_device, prepare_torch
+from lsdflow_predict.memory_needed import window_bytes
+from lsdflow_predict.networks import U8, Network, prepare_torch
 from lsdflow_predict.patches import (
     LsdSource,
     ReadBox,

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.geometry import Box
 from lsdflow_predict.networks import U8, Network, grey_levels
 from lsdflow_predict.tiles import Index3, Tiling, assemble, crop_to_cell, hull
 
 ReadBox = Callable[[Box], Tensor]
-LSD_CHANNELS = 10
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LsdSource:
             output = grey_levels(self.network, patch, None, ("lsds",), self.tiling.output(index))
             return crop_to_cell(self.tiling, output).to(self.device).contiguous()
 
-        result = torch.zeros((LSD_CHANNELS, *box.shape_vox), dtype=torch.uint8, device=self.device)
+        result = torch.zeros((LSDS.channels, *box.shape_vox), dtype=torch.uint8, device=self.device)
         return assemble(self.tiling, box, result, lambda index: self.cache.get(index, compute))
 
 
@@ -123,7 +123,7 @@ def predict_box(
 
 def paste(window: Window | None, box: Box) -> U8:
     """LSDs (10, *box.shape) of a window where it covers the box, 0 elsewhere."""
-    result = np.zeros((LSD_CHANNELS, *box.shape_vox), np.uint8)
+    result = np.zeros((LSDS.channels, *box.shape_vox), np.uint8)
     if window is not None:
         shared = window.box.intersect(box)
         result[(slice(None), *shared.slices(box.begin_vox))] = window.crop(shared).cpu().numpy()

@@ -1,4 +1,4 @@
-"""All problems of a prediction that can be known before it starts."""
+"""All problems of a prediction that can be known before it starts; found without torch, which takes long to load."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_predict.checkpoints import check_weights, choose_networks
 from lsdflow_predict.config import PredictConfig
-from lsdflow_predict.estimate import memory_problem
+from lsdflow_predict.devices import choose_device
 from lsdflow_predict.job import STAGE, check_options, cut_up, open_mask, open_raw
-from lsdflow_predict.networks import choose_device
+from lsdflow_predict.memory_needed import memory_problem
 from lsdflow_predict.scheme import region_of
+from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.volumes import Volume
+
+
+def validate(experiment: Experiment) -> list[StageError]:
+    """All problems; nothing is written."""
+    return find_problems(experiment) + problems_of_store(experiment)
 
 
 def find_problems(experiment: Experiment) -> list[StageError]:

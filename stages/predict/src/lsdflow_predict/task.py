@@ -11,7 +11,7 @@ from typing import Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import LSDS, affinities_to
-from lsdflow_contract.errors import InternalError, StageError
+from lsdflow_contract.errors import InternalError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_network.torch_build import torch_facts
@@ -20,7 +20,6 @@ from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.estimate import device_taken, estimate
 from lsdflow_predict.job import STAGE, Job, gather, open_mask
 from lsdflow_predict.opened import open_affinities, open_lsds, predictions_of
-from lsdflow_predict.problems import find_problems
 from lsdflow_predict.scheme import Layer, raw_read_around
 from lsdflow_runtime.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.blocks import BlockPlan
@@ -29,7 +28,6 @@ from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
-from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.verify import verify_blocks, verify_task
 from lsdflow_runtime.volumes import OutputArray
 
@@ -76,11 +74,6 @@ def verify(experiment: Experiment) -> dict[str, Any]:
     if job.stores_lsds_first:
         facts["lsds_blocks_read_back"] = verify_blocks(lsd_task(job))
     return facts
-
-
-def validate(experiment: Experiment) -> list[StageError]:
-    """All problems; nothing is written."""
-    return find_problems(experiment) + problems_of_store(experiment)
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

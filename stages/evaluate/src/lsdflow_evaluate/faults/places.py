@@ -29,6 +29,7 @@ from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.lut import Lut
 from lsdflow_contract.manifest import work_key
+from lsdflow_evaluate.config import STAGE
 from lsdflow_evaluate.faults.meeting import meeting_of, most_central
 from lsdflow_evaluate.faults.parts import (
     FIRST,
@@ -44,7 +45,7 @@ from lsdflow_evaluate.faults.parts import (
     vox3,
 )
 from lsdflow_evaluate.faults.ranking import Fault
-from lsdflow_evaluate.scores.counting import STAGE, open_counted, table_of
+from lsdflow_evaluate.scores.counting import open_counted, table_of
 from lsdflow_evaluate.scores.later_works import LaterWork, leave_work
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan

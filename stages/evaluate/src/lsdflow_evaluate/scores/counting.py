@@ -23,14 +23,12 @@ from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_contract.overlaps import NOT_LABELLED, Overlaps
 from lsdflow_evaluate.artefacts import Truth, open_truth, target_grid
-from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import Region, scored_regions
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.volumes import Volume, open_volume
-
-STAGE = "evaluate"
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.report.data import Score, Verdict, WorstPlace
 from lsdflow_evaluate.scores.truth_scores import TruthScores
 
-STAGE = "evaluate"
 MOST_NAMED = 5
 SHOWING = {"picture_edge_vox", "viewer_url"}
 NO_TRUTH = "no truth was given for this volume: there is nothing to compare with"

@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3
 from lsdflow_contract.lut import read_lut
 from lsdflow_evaluate.artefacts import Segmented, Truth
-from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.config import MONGO, EvaluateConfig
 from lsdflow_evaluate.report.data import Score
 from lsdflow_evaluate.scores.counting import CountedVolumes, counted
 from lsdflow_evaluate.scores.regions import strided
@@ -27,7 +27,6 @@ from lsdflow_evaluate.skeletons.skeletonise import lattice_step_vox, skeletons_o
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.block_task import BlockTask
 
-MONGO = "mongo:"
 # Thinning truth holds the whole lattice in memory: beyond this many points "auto" leaves it out.
 MOST_LATTICE_POINTS = 1 << 27
 # A thinned skeleton can touch its neighbour's voxels at a face: a few nodes are no merge.

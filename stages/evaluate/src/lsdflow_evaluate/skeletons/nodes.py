@@ -21,7 +21,8 @@ from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import work_key
 from lsdflow_contract.overlaps import Overlaps
-from lsdflow_evaluate.scores.counting import STAGE, CountedVolumes, open_counted
+from lsdflow_evaluate.config import STAGE
+from lsdflow_evaluate.scores.counting import CountedVolumes, open_counted
 from lsdflow_evaluate.scores.later_works import LaterWork, leave_work
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask

@@ -30,8 +30,7 @@ from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_contract.overlaps import Overlaps
 from lsdflow_evaluate.artefacts import target_grid
-from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.scores.counting import STAGE
+from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan

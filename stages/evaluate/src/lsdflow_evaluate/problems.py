@@ -1,0 +1,54 @@
+"""All problems of an evaluation that can be known before it starts; what scores and draws takes long to load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lsdflow_contract.errors import ConfigError, MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_evaluate.artefacts import open_truth, target_grid
+from lsdflow_evaluate.config import MONGO, STAGE, EvaluateConfig
+from lsdflow_evaluate.scores.scored_regions import scored_regions
+from lsdflow_runtime.stores import problems_of_store
+
+
+def validate(experiment: Experiment) -> list[StageError]:
+    """All problems that can be seen now; what earlier stages have not made yet is no problem."""
+    config = experiment.table(STAGE, EvaluateConfig)
+    checks: list[Callable[[], object]] = []
+    if config.skeletons not in ("auto", "truth", "none"):
+        checks.append(lambda: _require_skeletons(experiment, config))
+    if experiment.layout.target_volume.exists():
+        checks.append(lambda: _require_regions(experiment, config))
+    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    return problems + problems_of_store(experiment)
+
+
+def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
+    path = experiment.resolve(config.skeletons)
+    if config.skeletons.startswith(MONGO):
+        name, _, source = config.skeletons.removeprefix(MONGO).partition("@")
+        if not name or not source:
+            wanted = '"mongo:NAME@FILE": the name of the skeletons, and a file with a MongoDB URI or a folder of a dump'
+            raise ConfigError("no name or no source of skeletons", where="evaluate.skeletons", wanted=wanted)
+        path = experiment.resolve(source)
+    if not path.exists():
+        raise MissingInput("no skeletons there", where=path, hint='"truth", "auto", "none", or a file or folder')
+
+
+def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
+    grid = target_grid(experiment)
+    truth = open_truth(experiment, config, grid)
+    if truth is None:
+        if config.roi is not None or config.threshold_roi is not None or config.regions:
+            raise MissingInput("a region to score, but no truth", where=experiment.layout.target_volume)
+        return
+    scored_regions(experiment, config, grid, truth.labels.box)
+
+
+def _problem_of(check: Callable[[], object]) -> StageError | None:
+    try:
+        check()
+    except StageError as error:
+        return error
+    return None

@@ -1,0 +1,130 @@
+"""How much main memory there is, and what networks, their tiles and the arrays of a block need of it: arithmetic."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lsdflow_contract.arrays import LSDS
+from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_network import shapes
+from lsdflow_predict.checkpoints import Networks
+from lsdflow_predict.devices import choose_device
+from lsdflow_predict.scheme import Layer, Scheme
+
+_SHARE_FOR_NETWORKS = 0.6
+_MOST_STEPS = 100
+_FLOAT_BYTES = 4
+# The finest level holds the skip connection (1), the merged input (2), a result (1) and work space; measured: 5.8.
+_LIVE_COPIES = 6
+# Once as loaded, and packed for the processor (for Winograd twice as many).
+_COPIES_OF_WEIGHTS = 3
+_PROCESS_BYTES = 500_000_000
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def main_memory_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+    """Main memory this process may use: the machine's, or the limit of its container or job if that is smaller."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in limits:
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found.append(int(text))
+    return min(found)
+
+
+def network_bytes(spec: UNetSpec, input_vox: Vox3) -> int:
+    """Memory of a network and of one evaluation of it, roughly, bytes."""
+    voxels = int(np.prod(input_vox))
+    widest = max(spec.num_fmaps, spec.fmaps_after(0), _half_merged(spec))
+    activations: int = voxels * _FLOAT_BYTES * (spec.in_channels + _LIVE_COPIES * widest)
+    return activations + _COPIES_OF_WEIGHTS * _FLOAT_BYTES * weights_of(spec)
+
+
+def _half_merged(spec: UNetSpec) -> int:
+    """Half of the feature maps that the finest level merges: all of num_fmaps, where the upsampling reduces them."""
+    return (spec.num_fmaps + spec.upsampled_fmaps(0)) // 2 if spec.downsample_factors else spec.num_fmaps
+
+
+def weights_of(spec: UNetSpec) -> int:
+    """Weights of the convolutions of a U-Net, without biases and heads."""
+    levels = range(len(spec.downsample_factors))
+    total = 0
+    for level in range(len(levels) + 1):
+        entering = spec.fmaps_of(level - 1) if level else spec.in_channels
+        total += _pass_weights(entering, spec.fmaps_of(level), spec.kernels_before(level))
+    for level in levels:
+        both = spec.fmaps_of(level) + spec.upsampled_fmaps(level)
+        total += _pass_weights(both, spec.fmaps_after(level), spec.kernels_after(level))
+        if spec.upsampling != "repeat":
+            factor = math.prod(spec.downsample_factors[level])
+            total += factor * spec.fmaps_of(level + 1) * spec.upsampled_fmaps(level)
+    return total
+
+
+def _pass_weights(entering: int, fmaps: int, kernels: Sequence[Vox3]) -> int:
+    """Weights of convolutions one after another: `entering` channels, then `fmaps` each."""
+    return sum(math.prod(kernel) * fmaps * (fmaps if i else entering) for i, kernel in enumerate(kernels))
+
+
+def fitting_tile_edge(specs: Sequence[UNetSpec], memory_bytes: int) -> int:
+    """Edge of the largest cubic output, in voxels, of which each network fits beside the others; 0 if none does."""
+    fitting = 0
+    for step in range(1, _MOST_STEPS):
+        edge = step * max(max(shapes.tile_step_vox(spec)) for spec in specs)
+        inputs = [shapes.input_shape_for_output(spec, (edge, edge, edge)) for spec in specs]
+        if sum(network_bytes(s, i) for s, i in zip(specs, inputs, strict=True)) > _SHARE_FOR_NETWORKS * memory_bytes:
+            break
+        fitting = edge
+    return fitting
+
+
+def window_bytes(scheme: Scheme, layer: Layer) -> int:
+    """Raw, LSDs and outputs around one block of a layer, bytes; with one pass also the raw around the LSDs."""
+    block = Box(layer.region.begin_vox, layer.block_vox)
+    inputs = layer.tiling.inputs_hull(block)
+    raw = inputs if scheme.lsds is None else scheme.lsds.tiling.inputs_hull(inputs)
+    lsds = LSDS.channels * inputs.size if scheme.lsds is not None else 0
+    return inputs.size + raw.size + lsds + LSDS.channels * int(np.prod(layer.block_vox))
+
+
+def worker_bytes(scheme: Scheme, networks: Networks) -> int:
+    """Main memory of one worker on the CPU, roughly: one tile of the network and the arrays of one block, bytes."""
+    layer = scheme.affinities
+    inputs = layer.tiling.inputs_hull(Box(layer.region.begin_vox, layer.block_vox)).size
+    arrays = inputs * (1 + (LSDS.channels if scheme.lsds is not None else 0))
+    arrays += int(np.prod(layer.block_vox)) * 2 * sum(networks.affinities.bundle.outputs.values())
+    return _PROCESS_BYTES + arrays + tile_bytes(scheme, networks)
+
+
+def tile_bytes(scheme: Scheme, networks: Networks) -> int:
+    """Memory one evaluation of the larger network needs, roughly, bytes; on a GPU this lies there."""
+    sizes = [network_bytes(networks.affinities.bundle.unet, scheme.affinities.tiling.input_vox)]
+    if scheme.lsds is not None and networks.lsds is not None:
+        sizes.append(network_bytes(networks.lsds.bundle.unet, scheme.lsds.tiling.input_vox))
+    return max(sizes)
+
+
+def memory_problem(scheme: Scheme, networks: Networks, experiment: Experiment) -> None:
+    """ConfigError if the workers together need more main memory than this machine has (networks on the CPU only)."""
+    have = main_memory_bytes()
+    workers = experiment.compute.workers if experiment.compute.runner == "daisy" else 1
+    need = worker_bytes(scheme, networks)
+    if choose_device(experiment.compute.device) == "cpu" and need * workers > have:
+        raise ConfigError(
+            "the workers need more main memory than there is",
+            where="predict.block_shape, predict.tile_shape, compute.workers",
+            wanted=f"{workers} workers x {need / 1e9:.1f} GB",
+            found=f"{have / 1e9:.1f} GB",
+            hint="make predict.tile_shape or predict.block_shape smaller, or use fewer compute.workers",
+        )
