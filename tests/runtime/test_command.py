@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from lsdflow_command.app import StageCommand, stage_app
@@ -30,6 +32,18 @@ class Sleepy(ModuleType):
         type("Made", (), {"attribute": Noticed()})
 
 
+class Unhelpful(ModuleType):
+    """A stage that is told to stop under a library that makes an error of its own of whatever it meets."""
+
+    def run(self, experiment: Experiment, options: object) -> None:
+        del experiment, options
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+        except Exception:  # noqa: BLE001 - as libraries do
+            raise ImportError("cannot import name 'node'") from None
+
+
 class Faulty(ModuleType):
     """A stage with a mistake of ours."""
 
@@ -41,21 +55,26 @@ class Faulty(ModuleType):
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "experiment.toml").write_text('[experiment]\nname = "a"\n')
     monkeypatch.setitem(sys.modules, "sleepy_task", Sleepy("sleepy_task"))
+    monkeypatch.setitem(sys.modules, "unhelpful_task", Unhelpful("unhelpful_task"))
     monkeypatch.setitem(sys.modules, "faulty_task", Faulty("faulty_task"))
     return tmp_path
 
 
 def outcome(experiment: Path) -> dict[str, object]:
-    (path,) = (experiment / "runs" / "sleepy").glob("*/outcome.json")
+    (path,) = (experiment / "runs").glob("*/*/outcome.json")
     return dict(read_json(path))
 
 
 APP = stage_app(StageCommand(name="sleepy", config=StrictModel, task="sleepy_task"))
+UNHELPFUL = stage_app(StageCommand(name="unhelpful", config=StrictModel, task="unhelpful_task"))
 FAULTY = stage_app(StageCommand(name="faulty", config=StrictModel, task="faulty_task"))
 
 
-def test_a_signal_in_the_middle_of_an_import_ends_with_75_and_says_so_in_the_outcome(experiment: Path) -> None:
-    assert CliRunner().invoke(APP, ["run", "-e", str(experiment)]).exit_code == 75
+@pytest.mark.parametrize("app", [APP, UNHELPFUL])
+def test_a_signal_in_the_middle_of_an_import_ends_with_75_and_says_so_in_the_outcome(
+    experiment: Path, app: typer.Typer
+) -> None:
+    assert CliRunner().invoke(app, ["run", "-e", str(experiment)]).exit_code == 75
     assert outcome(experiment)["exit_code"] == 75
 
 

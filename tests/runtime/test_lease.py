@@ -109,7 +109,7 @@ def test_an_earlier_start_of_the_same_job_does_not_make_the_requeued_one_wait(
 
 
 def test_a_coordinator_that_lost_its_lease_is_stopped_with_73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lsdflow_command.app import interrupt_on_signals
+    from lsdflow_command.interruption import interrupt_on_signals
 
     monkeypatch.setattr(lease_file, "RENEWAL_SECONDS", 0.2)
 
@@ -145,7 +145,7 @@ def test_commit_and_renewal_that_see_the_loss_at_once_end_with_73(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The renewal's signal must not come into the end of the work: it would hide the 73 by its own 75."""
-    from lsdflow_command.app import interrupt_on_signals
+    from lsdflow_command.interruption import interrupt_on_signals
 
     read, ending = LeaseFile.holder, threading.Event()
 

@@ -15,6 +15,7 @@ gp = pytest.importorskip("gunpowder")
 torch = pytest.importorskip("torch")
 h5py = pytest.importorskip("h5py")
 
+from lsdflow_command.interruption import interrupt_on_signals  # noqa: E402
 from lsdflow_contract.checkpoint import (  # noqa: E402
     bundle_folder,
     bundle_iterations,
@@ -240,6 +241,22 @@ def test_a_signal_leaves_a_checkpoint_and_is_resumable(prepared, tmp_path, monke
     monkeypatch.undo()
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [1]
     assert run(training, tmp_path / "t", max_iteration=2).iteration == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_python_drops_before_the_first_step_ends_the_training_too(
+    prepared, tmp_path, monkeypatch
+) -> None:
+    class Dropping:
+        def __del__(self) -> None:  # what a handler raises in here, Python drops
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(trainer_module, "compile_everything", lambda: Dropping() and None)
+    with pytest.raises(Interrupted, match="SIGTERM"), interrupt_on_signals():
+        run(prepared("affinities"), tmp_path / "t", max_iteration=2)
+    assert bundle_iterations(tmp_path / "t" / "checkpoints") == []
+    monkeypatch.undo()
+    assert run(prepared("affinities"), tmp_path / "t", max_iteration=2).iteration == 2
 
 
 def test_worker_processes_end_with_the_training(prepared, tmp_path) -> None:

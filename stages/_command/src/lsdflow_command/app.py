@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -32,6 +31,7 @@ import typer
 from lsdflow_command.code_cache import use_own_code_cache
 from lsdflow_command.colour import error_text
 from lsdflow_command.completion import experiment_folders, settings
+from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unwrapped_interrupts
 from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.verbs import Verbs
@@ -149,37 +149,6 @@ def _name_file(error: StageError, experiment: Experiment) -> None:
         error.where = f"{path}: {error.where}" if error.where else path
 
 
-@contextmanager
-def interrupt_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGUSR2 end the work as Interrupted (75): whatever is finished stays. Handlers are put back after."""
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGUSR2)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def unwrapped_interrupts() -> Iterator[None]:
-    """An Interrupted comes out as itself: Python wraps what is raised while a class is made, so in any import."""
-    try:
-        yield
-    except StageError:
-        raise
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, Interrupted):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        raise cause from None
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    raise Interrupted(f"stopped by {signal.Signals(number).name}", hint="run the same command again to go on")
-
-
 def _version_callback(stage: StageCommand) -> Callable[..., None]:
     def print_version(wanted: bool) -> None:
         if wanted:
@@ -223,7 +192,9 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
             LOG.debug("%s: %s", loaded.path, config.model_dump_json())
             folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
             with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
-                stage.module().run(loaded, RunOptions(replace=replace))
+                task = stage.module()
+                end_if_asked()
+                task.run(loaded, RunOptions(replace=replace))
             if json_:
                 typer.echo(json.dumps(_made(loaded, stage.name)))
 

@@ -20,9 +20,9 @@ from lsdflow_command.app import (
     SetOption,
     StageCommand,
     exit_codes,
-    interrupt_on_signals,
     naming_file,
 )
+from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lsdflow_command.app import RunOptions
+from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import Progress
 from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.errors import BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
@@ -125,6 +126,7 @@ def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
                     if count % PACK_BLOCKS == 0:
                         task.marks.pack(total, fence)
         else:
+            end_if_asked()
             serve = lead_with_daisy if task.experiment.compute.runner == "cluster" else run_with_daisy
             with _watched(task, progress, total - len(pending), fence):
                 serve(task, pending)
@@ -184,6 +186,7 @@ def _attempt(
     Errors that concern every block are raised.
     """
     for attempt in range(1, attempts + 1):
+        end_if_asked()
         try:
             do_block(number)
         except (Interrupted, KeyboardInterrupt):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from lsdflow_command.interruption import end_if_asked
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -22,7 +24,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While inside, signals are remembered instead of ending the process; a second one ends it the usual way."""
+    """While inside, signals are remembered instead of ending the process; a second one ends it the usual way.
+
+    Raises Interrupted at once if one came before, and was lost on its way (see `end_if_asked`).
+    """
     request = StopRequest()
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
@@ -33,6 +38,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
     for number in SIGNALS:
         signal.signal(number, remember)
     try:
+        for handler in before.values():
+            end_if_asked(handler)
         yield request
     finally:
         for number, handler in before.items():

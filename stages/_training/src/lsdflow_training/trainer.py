@@ -22,6 +22,7 @@ from pathlib import Path
 import gunpowder as gp
 import torch
 
+from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import Interrupted
@@ -131,6 +132,7 @@ class Trainer:
         self.watch.judge(self.iteration)
         begun_at = self.iteration
         if not self._finished():
+            end_if_asked()
             compile_everything()
             ranks = self.group.ranks
             self.patches = read_patches(self.keys, self.recipe, self.sources, ranks.rank, ranks.world)

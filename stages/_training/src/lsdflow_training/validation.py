@@ -9,6 +9,7 @@ import gunpowder as gp
 import torch
 from torch import nn
 
+from lsdflow_command.interruption import end_if_asked
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_training.data.batches import batch_seed, seeded
 from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipeline
@@ -53,6 +54,7 @@ def _patches_of(keys: Keys, recipe: Recipe, source: Source, count: int, mine: sl
     patches = []
     with gp.build(pipeline):
         for number, begin in list(enumerate(patch_begins(source.validation, recipe.shapes.output_vox, count)))[mine]:
+            end_if_asked()
             request = seeded(batch_request(keys, recipe, begin), batch_seed(recipe.seed, number))
             patches.append(to_patch(pipeline.request_batch(request), keys, torch.device("cpu")))
     return [patch for patch in patches if any(bool((w > 0).any()) for w in patch.weights.values())]

@@ -16,9 +16,9 @@ from lsdflow_command.app import (
     SetOption,
     StageCommand,
     exit_codes,
-    interrupt_on_signals,
     stage_app,
 )
+from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_segment.config import SegmentConfig
 

@@ -7,7 +7,8 @@ import sys
 import typer
 from work import root, tell
 
-from lsdflow_command.app import RunOptions, exit_codes, interrupt_on_signals
+from lsdflow_command.app import RunOptions, exit_codes
+from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_row import task
 

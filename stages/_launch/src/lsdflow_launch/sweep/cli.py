@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lsdflow_command.app import exit_codes, interrupt_on_signals
+from lsdflow_command.app import exit_codes
+from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract.errors import BlocksFailed, UsageError
 from lsdflow_launch.answer import following, stdout_for_json, tell

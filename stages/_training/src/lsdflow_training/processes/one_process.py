@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from lsdflow_command.app import RunOptions, interrupt_on_signals
+from lsdflow_command.app import RunOptions
+from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError

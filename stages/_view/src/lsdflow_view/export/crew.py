@@ -19,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Self
 
+from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.loudness import start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_runtime.lease import Fence
@@ -61,6 +62,7 @@ class Crew:
         waiting, losses = deque(numbers), 0
         if self.count == 1:
             for number in waiting:
+                end_if_asked()
                 self.works[work](number)
                 yield number
             return
@@ -77,6 +79,7 @@ class Crew:
         under_way: dict[Future[None], int] = {}
         try:
             while waiting or under_way:
+                end_if_asked()
                 while waiting and len(under_way) < 2 * self.count:
                     # Handed out, then taken: a pool that breaks here takes none.
                     future = self._opened().submit(_write, work, waiting[0])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsdflow_command.app import interrupt_on_signals
+from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
