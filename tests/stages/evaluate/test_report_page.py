@@ -122,6 +122,7 @@ def test_hostile_names_are_shown_as_text_wherever_they_come_from() -> None:
         created=HOSTILE,
         roi=HOSTILE,
         advice=HOSTILE,
+        crumbs=HOSTILE,
         neuroglancer_help=HOSTILE,
         neuroglancer_state={"name": HOSTILE},
         settings={HOSTILE: HOSTILE},

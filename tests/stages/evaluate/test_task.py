@@ -364,6 +364,18 @@ def test_tables_of_other_fragments_are_not_scored(finished: Experiment) -> None:
     assert {row["merge_function"] for row in scores_of(finished)["thresholds"]} == {"hist_quant_75"}
 
 
+@pytest.mark.parametrize(("fragments", "told"), [(1000, True), (20, False), (0, False)])
+def test_the_page_of_a_network_that_has_hardly_learnt_says_so(
+    make_experiment: Make, fragments: int, told: bool
+) -> None:
+    experiment = make_experiment("a")
+    found = read_manifest(experiment.layout, "watershed")
+    found.model_copy(update={"facts": {"totals": {"fragments": float(fragments)}}}).write(experiment.layout)
+    run(experiment, RUN)
+    text = "1,000 fragments of 11 voxels on average. A network that knows membranes"
+    assert (text in page_of(experiment)) == ("train longer" in page_of(experiment)) == told
+
+
 def test_truth_without_a_label_in_the_region_is_said_not_scored_as_perfect(make_experiment: Make) -> None:
     experiment = make_experiment("a", 'evaluate.roi={begin="0 vox", shape="18, 3, 26 vox"}')
     with pytest.raises(BadData, match="nothing to compare"):

@@ -172,7 +172,7 @@ class ReportData:
     """Everything the page shows. Only `experiment` and `created` are always there.
 
     `folder`: the name of the experiment's folder; `refresh_s`: the page is loaded again after so long (a run goes on);
-    `no_scores`: why there are none.
+    `no_scores`: why there are none; `crumbs`: what to do where fragments are far too small.
     """
 
     experiment: str
@@ -183,6 +183,7 @@ class ReportData:
     scores: tuple[Score, ...] = ()
     segment_counts: tuple[SegmentCount, ...] = ()
     advice: str = ""
+    crumbs: str = ""
     seams: str = ""
     pictures: tuple[Picture, ...] = ()
     losses: tuple[LossCurve, ...] = ()

@@ -32,6 +32,9 @@ VIEWER_HELP = (
     "neuroglancer, and paste this state (or report/neuroglancer.json) into its JSON editor."
 )
 
+# Fragments of a trained network have hundreds of voxels and more; of one that has learnt nothing, some ten.
+CRUMB_VOXELS = 50
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -65,6 +68,7 @@ def report_data(
         no_scores=str(scores.get("reason", "")),
         segment_counts=history.segment_counts(facts, _chosen(segmented, scores)),
         advice=_advice(segmented),
+        crumbs=_crumbs(segmented, finished.get("watershed")),
         seams=str(Seams.of_dict(scores["seams"])) if "seams" in scores else "",
         worst=worst_places(scores),
         lsd_error=lsd_error_text(scores),
@@ -150,3 +154,17 @@ def _advice(segmented: Segmented | None) -> str:
     if not isinstance(advice, dict):
         return ""
     return f"threshold {advice['threshold']:.4f} by {advice['method']}: {advice['reason']}"
+
+
+def _crumbs(segmented: Segmented | None, watershed: Manifest | None) -> str:
+    """What to do where fragments are crumbs: the mark of a network that has hardly learnt."""
+    fragments = watershed.facts.get("totals", {}).get("fragments", 0) if watershed else 0
+    if segmented is None or not fragments:
+        return ""
+    mean = segmented.fragments.box.size / fragments
+    if mean >= CRUMB_VOXELS:
+        return ""
+    return (
+        f"{fragments:,.0f} fragments of {mean:.0f} voxels on average. A network that knows membranes leaves far fewer, "
+        "far larger ones: look at the affinities and at the loss, and train longer (max_iteration, max_minutes)."
+    )
