@@ -476,3 +476,53 @@ def test_room_is_what_this_user_may_write_and_not_what_root_may(
     assert room_in(tmp_path) == Room(30, 5)
     told.f_files = 0
     assert room_in(tmp_path) == Room(30, None)
+
+
+TRAINING = {"kind": "mtlsd", "max_iteration": 1000, "max_minutes": None, "done_iterations": 0, "device": "cpu"}
+STEPS = {"it_per_s": 4.0, "iteration": 50, "seconds": 15.0, "peak_rss_mib": 100.0, "device": "cpu", "host": "n1"}
+
+
+def of_training(plan: dict[str, Any], steps: dict[str, Any], asked: list[str] | None = None) -> Ask:
+    """Stages of which only train-acrlsd can run."""
+
+    def ask(stage: str, arguments: Sequence[str]) -> Any:
+        if stage != "train-acrlsd":
+            return answers()(stage, arguments) if stage == "prepare" else NOT_YET
+        if asked is not None:
+            asked.append(arguments[0])
+        return plan if arguments[0] == "plan" else steps
+
+    return ask
+
+
+def test_measured_steps_of_a_training_are_scaled_to_all_its_iterations(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a")
+    found = make_plan(experiment, Asked(measure=True), of_training(TRAINING, STEPS)).estimates["train-acrlsd"]
+    assert (found["seconds"].value, found["rss_per_worker_bytes"].value) == (250.0, 100 * 2**20)
+    assert found["seconds"].source == "50 iterations measured on n1, cpu"
+    assert found["vram_per_worker_bytes"].value is None
+    limited = make_plan(experiment, Asked(measure=True), of_training({**TRAINING, "max_minutes": 1}, STEPS))
+    assert limited.estimates["train-acrlsd"]["seconds"].value == 60.0
+    four = make_plan(experiment, Asked(measure=True), of_training({**TRAINING, "processes": 4}, STEPS))
+    assert four.estimates["train-acrlsd"]["seconds"].source.endswith("one process alone")
+
+
+def test_steps_measured_on_the_cpu_say_nothing_of_a_training_with_a_gpu(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a", "[cluster.train-acrlsd]\ngres = 'gpu:1'\n")
+    found = make_plan(experiment, Asked(measure=True, on_slurm=True), of_training(TRAINING, STEPS))
+    assert found.estimates["train-acrlsd"]["seconds"].value is None
+    assert "measured on the CPU" in found.estimates["train-acrlsd"]["seconds"].source
+    on_a_gpu = {**STEPS, "device": "cuda", "device_name": "H200", "device_peak_mib": 2.0}
+    found = make_plan(experiment, Asked(measure=True, on_slurm=True), of_training(TRAINING, on_a_gpu))
+    assert found.estimates["train-acrlsd"]["seconds"].value == 250.0
+    assert found.estimates["train-acrlsd"]["vram_per_worker_bytes"].value == 2 * 2**20
+
+
+def test_a_training_that_tells_its_own_speed_is_not_measured(tmp_path: Path) -> None:
+    asked: list[str] = []
+    experiment = make(tmp_path / "a")
+    losses = experiment.layout.train_dir("train-acrlsd") / "loss.csv"
+    losses.parent.mkdir(parents=True)
+    losses.write_text("iteration,loss,it_per_s\n10,0.5,2\n")
+    found = make_plan(experiment, Asked(measure=True), of_training(TRAINING, STEPS, asked)).estimates["train-acrlsd"]
+    assert (found["seconds"].value, asked) == (500.0, ["plan"])

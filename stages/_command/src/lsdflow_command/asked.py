@@ -1,6 +1,6 @@
 """Verbs of a stage that `lsdflow plan --measure` and `lsdflow doctor` ask: what a block takes, what is here.
 
-measure   do a block into a throw-away folder and tell what it took (stages that work on blocks)
+measure   do a block, or some steps of a training, into a throw-away folder and tell what it took
 doctor    what this command finds on this machine: devices of its network library, the store of the experiment
 """
 
@@ -33,7 +33,7 @@ Maybe = Annotated[Path | None, typer.Option("--experiment", "-e", help="experime
 def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
     """Register measure and doctor."""
 
-    @app.command(help="Do a block into a throw-away folder, and tell what it took.")
+    @app.command(help="Do a block, or some steps, into a throw-away folder, and tell what it took.")
     def measure(
         experiment: ExperimentOption,
         into: Into,
@@ -45,7 +45,7 @@ def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
             loaded = load_experiment(experiment, override or [])
             take = getattr(stage.module(), "measure", None)
             if take is None:
-                raise UsageError(f"{stage.name} does not work on blocks: there is none to measure")
+                raise UsageError(f"{stage.name} does not work on blocks or in steps: there is none to measure")
             with naming_file(loaded):
                 _show(take(loaded, into.absolute()), json_)
 

@@ -25,6 +25,7 @@ from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_evaluate.artefacts import Segmented, open_segmented, open_truth, target_grid
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.pages import write_pages
+from lsdflow_evaluate.problems import validate  # noqa: F401 - a verb like the others
 from lsdflow_evaluate.scores.comparing import Compared, compare, require_counting, work_of, works_there
 from lsdflow_evaluate.scores.counting import counting_task
 from lsdflow_evaluate.scores.later_works import drop_works

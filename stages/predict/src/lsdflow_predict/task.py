@@ -1,4 +1,4 @@
-"""The verbs of the stage predict: block tasks for the runtime, made from a Job."""
+"""The verbs of the stage predict: block tasks for the runtime, made from a Job; validate is in problems.py."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.estimate import device_taken, estimate
 from lsdflow_predict.job import STAGE, Job, gather, open_mask
 from lsdflow_predict.opened import open_affinities, open_lsds, predictions_of
+from lsdflow_predict.problems import validate  # noqa: F401 - a verb like the others
 from lsdflow_predict.scheme import Layer, raw_read_around
 from lsdflow_runtime.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.blocks import BlockPlan

@@ -8,15 +8,17 @@ affinities   raw -> affinities (baseline)
 from __future__ import annotations
 
 import logging
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.checkpoint import Bundle, read_bundle
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import StageError, UsageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
 from lsdflow_training.foreign.imported import imported
+from lsdflow_training.measured import measure_training
 from lsdflow_training.prepared import Prepared
 from lsdflow_training.stage import (
     lsd_bundle_folder,
@@ -27,6 +29,9 @@ from lsdflow_training.stage import (
     training_status,
     verify_training,
 )
+
+if TYPE_CHECKING:
+    from lsdflow_training.build import FrozenLsd
 
 STAGE = "train-acrlsd"
 LOG = logging.getLogger("lsdflow.training")
@@ -68,6 +73,14 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     return training_plan(_prepared(experiment))
 
 
+def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What some steps take; done into a throw-away folder."""
+    reason = imported(experiment, STAGE)
+    if reason is not None:
+        raise UsageError(f"{STAGE} has nothing to do: {reason}")
+    return measure_training(_prepared(experiment), folder, _frozen_lsd(experiment))
+
+
 def doctor(_experiment: Experiment | None) -> dict[str, Any]:
     """What this command finds on this machine: torch and its GPUs."""
     from lsdflow_network.torch_build import torch_facts
@@ -103,11 +116,11 @@ def _lsd_bundle(experiment: Experiment) -> Bundle | None:
     return read_bundle(lsd_bundle_folder(experiment, _config(experiment).lsd_checkpoint))
 
 
-def _frozen_lsd(experiment: Experiment) -> object:
+def _frozen_lsd(experiment: Experiment) -> FrozenLsd | None:
     if experiment.common.mode != "acrlsd":
         return None
     from lsdflow_network.inference import load_network
-    from lsdflow_training.build import FrozenLsd
+    from lsdflow_training.build import FrozenLsd  # torch takes seconds to load
 
     folder = lsd_bundle_folder(experiment, _config(experiment).lsd_checkpoint)
     return FrozenLsd(*load_network(folder, expect_kind="lsd"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import StageError, UsageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
 from lsdflow_training.foreign.imported import imported
+from lsdflow_training.measured import measure_training
 from lsdflow_training.stage import (
     prepare_training,
     run_training,
@@ -45,6 +47,14 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     if reason is not None:
         return {"nothing_to_do": reason}
     return training_plan(prepare_training(experiment, _config(experiment), STAGE, "lsd"))
+
+
+def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """What some steps take; done into a throw-away folder."""
+    reason = _not_needed(experiment) or imported(experiment, STAGE)
+    if reason is not None:
+        raise UsageError(f"{STAGE} has nothing to do: {reason}")
+    return measure_training(prepare_training(experiment, _config(experiment), STAGE, "lsd"), folder)
 
 
 def status(experiment: Experiment) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def add_plan_verb(app: typer.Typer) -> None:
     @app.command()
     def plan(
         folder: Folder,
-        measure: Annotated[bool, typer.Option("--measure", help="do a block of each stage that can run now")] = False,
+        measure: Annotated[bool, typer.Option("--measure", help="do a block or steps of what can run now")] = False,
         like: Annotated[Path | None, typer.Option(help="a finished experiment to learn from")] = None,
         prices: Annotated[Path | None, typer.Option(help="prices (default: prices.toml of the experiment)")] = None,
         on: Annotated[str, typer.Option(help="local or slurm (default: slurm if the file has [cluster])")] = "",

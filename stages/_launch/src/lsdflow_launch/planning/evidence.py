@@ -1,7 +1,7 @@
 """What is known of a stage's work, and from where: finished blocks of this experiment, a measured block, another one.
 
 1. here      blocks that are done already (`<stage> plan`: taken), bytes on the disk
-2. measured  a block done into a throw-away folder (`<stage> measure`)
+2. measured  a block, or some steps of a training, done into a throw-away folder (`<stage> measure`)
 3. like      a finished experiment that the user names, scaled by voxels
 """
 
@@ -25,6 +25,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.planning.attempts_taken import Taken, taken_by_attempts
 from lsdflow_launch.planning.disk_use import DiskUse, disk_use, made_by
+from lsdflow_launch.slurm.table import BLOCK_STAGES
 from lsdflow_launch.whole import Ask
 
 LOG = logging.getLogger("lsdflow.plan")
@@ -121,7 +122,7 @@ def passes_of(facts: Mapping[str, Any]) -> dict[str, Facts]:
 
 
 def measure(experiment: Experiment, stages: Sequence[str], ask: Ask) -> dict[str, Facts]:
-    """One block of each stage, one stage after another, into a folder beside the results that is removed again.
+    """A block or some steps of each stage, one stage after another, into a folder beside the results, removed again.
 
     A stage that cannot run yet says so: {"not known": why}.
     """
@@ -134,7 +135,7 @@ def measure(experiment: Experiment, stages: Sequence[str], ask: Ask) -> dict[str
 
 
 def _measured(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Facts:
-    LOG.info("%s: a block is measured", stage)
+    LOG.info("%s: %s measured", stage, "a block is" if stage in BLOCK_STAGES else "some steps are")
     started = time.monotonic()
     try:
         told = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder / stage)])
@@ -143,7 +144,7 @@ def _measured(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Fac
     seconds = time.monotonic() - started
     shutil.rmtree(folder / stage, ignore_errors=True)
     if "exit_code" in told:
-        return {"not known": f"no block can be measured yet: {told['what']}"}
+        return {"not known": f"nothing can be measured yet: {told['what']}"}
     # Starting the command, opening inputs, loading networks: paid once, whatever the number of blocks.
     to_start = seconds - told["seconds"] - told.get("seconds_of_first_block", 0.0)
     return {**told, "seconds_to_start": max(to_start, 0.0)}

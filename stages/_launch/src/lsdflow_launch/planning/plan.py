@@ -143,7 +143,10 @@ def _target_voxels(prepared: Facts) -> int | None:
 
 
 def _stages_to_measure(here: Mapping[str, Made]) -> list[str]:
-    return [s for s, made in here.items() if s in BLOCK_STAGES and "blocks" in made.facts and not made.finished]
+    """Stages that can do a block or a step now; a training that has begun tells its speed itself."""
+    blocks = [s for s, made in here.items() if s in BLOCK_STAGES and "blocks" in made.facts and not made.finished]
+    steps = [s for s, made in here.items() if "max_iteration" in made.facts and not made.manifest.get("it_per_s")]
+    return [*steps, *blocks]
 
 
 def _like(folder: Path | None, ask: Ask) -> dict[str, Made]:

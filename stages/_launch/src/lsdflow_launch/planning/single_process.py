@@ -10,6 +10,7 @@ from lsdflow_launch.planning.evidence import Evidence, Made
 from lsdflow_launch.planning.quantity import Quantity, first_known, unknown
 
 NOT_MEASURED = "not known before it has run, here or in another experiment (--like)"
+MIB = 2**20
 SAME_TRAINING = ("kind", "raw_shape_vox", "output_shape_vox", "patches_per_step", "device")
 
 
@@ -43,7 +44,7 @@ def training(evidence: Evidence) -> Alone:
     """Iterations at the speed of this training so far, or of the same training elsewhere."""
     here = evidence.here
     wanted, minutes = here.facts.get("max_iteration"), here.facts.get("max_minutes")
-    found = [_of_iterations(here, wanted)]
+    found = [_of_iterations(here, wanted), _of_measured(evidence, wanted)]
     if evidence.like is not None:
         same = all(evidence.like.facts.get(key) == here.facts.get(key) for key in SAME_TRAINING)
         other = unknown(f"the training of {evidence.like.where} is another one (patches, network or device)")
@@ -63,6 +64,7 @@ def training(evidence: Evidence) -> Alone:
         "walltime_s": seconds,
         "bytes_written": size,
         "files": _counted(here, "files") or (like and _counted(like, "files")) or unknown(NOT_MEASURED),
+        **_memory(evidence.measured),
     }
     return Alone(numbers, 0.0 if here.finished else max(0.0, 1 - done / wanted) if wanted else 1.0)
 
@@ -72,6 +74,28 @@ def _of_iterations(made: Made, wanted: Any) -> Quantity:
     if not speed or not wanted:
         return unknown("")
     return Quantity(wanted / speed, f"{made.where}: {made.manifest.get('iteration')} iterations, {speed} a second")
+
+
+def _of_measured(evidence: Evidence, wanted: Any) -> Quantity:
+    """All iterations at the speed of the measured ones, which are those of one process."""
+    measured = evidence.measured
+    if "it_per_s" not in measured or not wanted:
+        return unknown(measured.get("not known", ""))
+    if evidence.has_gpu and measured["device"] == "cpu":
+        return unknown("its steps were measured on the CPU, but it will have a GPU: measure there")
+    several = "" if evidence.here.facts.get("processes", 1) == 1 else ", one process alone"
+    return Quantity(wanted / measured["it_per_s"], f"{_source(measured)}{several}")
+
+
+def _memory(measured: Mapping[str, Any]) -> dict[str, Quantity]:
+    """Of a process with those that make its patches, and of its GPU; nothing where nothing was measured."""
+    names = {"rss_per_worker_bytes": "peak_rss_mib", "vram_per_worker_bytes": "device_peak_mib"}
+    return {name: Quantity(measured[fact] * MIB, _source(measured)) for name, fact in names.items() if fact in measured}
+
+
+def _source(measured: Mapping[str, Any]) -> str:
+    device = measured.get("device_name", measured["device"])
+    return f"{measured['iteration']} iterations measured on {measured['host']}, {device}"
 
 
 def _of_bytes(made: Made, expected: float) -> Quantity:

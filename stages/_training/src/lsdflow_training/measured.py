@@ -1,0 +1,93 @@
+"""Measured steps of a training: some are done into a throw-away folder, and what they took is told.
+
+The volumes are those of the experiment; all that is written goes to the folder. What starts a training (compiling, the
+first batches) is left out of its speed: it is that of the steps after the first two.
+"""
+
+from __future__ import annotations
+
+import csv
+import resource
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lsdflow_contract.errors import NotOurs, UsageError
+from lsdflow_training.prepared import Prepared
+from lsdflow_training.processes.distribution import Distribution
+from lsdflow_training.recipe import Recipe
+from lsdflow_training.records import Records
+from lsdflow_training.steering import Steering
+
+if TYPE_CHECKING:
+    from lsdflow_training.build import FrozenLsd
+
+MOST_STEPS, MOST_MINUTES = 50, 1.0
+STEPS_OF_THE_START = 2
+
+
+def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = None) -> dict[str, Any]:
+    """Iterations a second of one process, and memory; `folder` is left with what was written.
+
+    Raises NotOurs (73) for a folder that holds something, UsageError (2) for tensorflow, and what a training raises.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise NotOurs("the folder of the measurement is not empty", where=folder, hint="name one that does not exist")
+    if prepared.config.backend == "tensorflow":
+        raise UsageError("a training with tensorflow is not measured", hint="its log tells its speed")
+    from lsdflow_training.trainer import train
+
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = _some_steps(prepared.recipe)
+    outcome = train(recipe, prepared.sources, folder, prepared.key, lsd)
+    return {
+        "it_per_s": steady_speed(folder / "loss.csv"),
+        "iteration": outcome.iteration,
+        "seconds": 60 * outcome.minutes,
+        "peak_rss_mib": _peak_rss_mib(recipe.num_workers),
+        **_device_taken(recipe.device),
+        "host": socket.gethostname(),
+    }
+
+
+def steady_speed(losses: Path) -> float:
+    """Iterations a second of the rows of a loss.csv, without its first steps if there are others.
+
+    Each row has the mean speed since the start, so that row n was written n / speed seconds after it.
+    """
+    with losses.open(newline="", encoding="utf-8") as file:
+        rows = [(int(row["iteration"]), float(row["it_per_s"])) for row in csv.DictReader(file) if row["it_per_s"]]
+    skipped = min(STEPS_OF_THE_START, len(rows) - 1)
+    begin, begin_s = (rows[skipped - 1][0], rows[skipped - 1][0] / rows[skipped - 1][1]) if skipped else (0, 0.0)
+    end, speed = rows[-1]
+    return (end - begin) / (end / speed - begin_s)
+
+
+def _some_steps(recipe: Recipe) -> Recipe:
+    """The same steps, of one process, with nothing around them: no validation, no snapshots, no records."""
+    how = replace(
+        recipe.schedules,
+        max_iteration=min(MOST_STEPS, recipe.schedules.max_iteration),
+        max_minutes=MOST_MINUTES,
+        validation_patches=0,
+    )
+    alone = replace(recipe.distribution, processes=Distribution.processes)
+    steering = replace(recipe.steering, patience=Steering.patience)
+    return replace(recipe, schedules=how, distribution=alone, steering=steering, records=Records())
+
+
+def _peak_rss_mib(workers: int) -> float:
+    """Of this process and of those that make patches, of which the largest is known."""
+    own, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return (own + workers * largest) / 1024
+
+
+def _device_taken(device: str) -> dict[str, Any]:
+    if not device.startswith("cuda"):
+        return {"device": device}
+    import torch
+
+    peak = torch.cuda.max_memory_reserved(torch.device(device))
+    name = torch.cuda.get_device_name(torch.device(device))
+    return {"device": device, "device_name": name, "device_peak_mib": peak / 2**20}
