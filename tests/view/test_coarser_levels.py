@@ -12,6 +12,7 @@ from lsdflow_contract.errors import MissingInput, NotOurs, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_view.export.ngff import export_ome
+from lsdflow_view.export.ngff_metadata import image_folder
 from lsdflow_view.gallery import open_gallery
 from lsdflow_view.served_files import file_in
 from lsdflow_view.show import show_experiment
@@ -65,8 +66,21 @@ def test_what_is_no_export_of_this_experiment_is_refused(experiment: Experiment,
         manifest = read_manifest(experiment.layout, stage).model_copy(update={"identity": "other"})
         experiment.layout.manifest(stage).unlink()
         manifest.write(experiment.layout)
-    with pytest.raises(NotOurs, match="the export is of other data"):
+    with pytest.raises(NotOurs, match="nothing in the export can be shown") as caught:
         open_gallery(experiment, tmp_path / "levels")
+    assert "segmentation was exported from other data" in str(caught.value.found)
+
+
+def test_a_damaged_image_is_told_as_such_and_shown_from_the_experiment(
+    experiment: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = image_folder(tmp_path / "levels", "segmentation", "labels")
+    (folder / "0" / "zarr.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        gallery = open_gallery(experiment, tmp_path / "levels")
+    assert set(gallery.images) == {"raw", "fragments", "truth"}
+    assert "segmentation cannot be read in the export" in caplog.text
+    assert gallery.folders["segmentation"] == Path(gallery.volumes["segmentation"].where)
 
 
 def test_napari_has_no_use_for_an_export(experiment: Experiment, tmp_path: Path) -> None:

@@ -29,24 +29,29 @@ def exported_images(experiment: Experiment, export: Path) -> dict[str, Path]:
             "no finished OME-NGFF export", where=export, hint="lsdflow export ome DIR FOLDER, then name that FOLDER"
         )
     there = {name: image_folder(export, name, "labels") for name in USUAL if name in finished}
-    same = {name: folder for name, folder in there.items() if _is_of(experiment, name, folder)}
-    if not same:
+    wrong = {name: what for name, folder in there.items() if (what := _what_is_wrong(experiment, name, folder))}
+    if wrong.keys() == there.keys():
+        found = "; ".join(f"{name} {what}" for name, what in wrong.items())
         raise NotOurs(
-            "the export is of other data",
+            "nothing in the export can be shown for this experiment",
             where=export,
             wanted=f"an export of {experiment.layout.root} as it is now",
-            found=", ".join(there) or "no volume that a viewer shows in levels",
+            found=found or "no volume that a viewer shows in levels",
             hint="export again, to a new folder: lsdflow export ome DIR FOLDER",
         )
-    for name in there.keys() - same.keys():
-        LOG.warning("%s: %s was exported from other data; it is shown from the experiment, in one level", export, name)
-    return same
+    for name, what in wrong.items():
+        LOG.warning("%s: %s %s; what the experiment has of it is shown in one level", export, name, what)
+    return {name: folder for name, folder in there.items() if name not in wrong}
 
 
-def _is_of(experiment: Experiment, name: str, folder: Path) -> bool:
-    """True if the finest level was made from the volume that the experiment holds now."""
+def _what_is_wrong(experiment: Experiment, name: str, folder: Path) -> str:
+    """Why the image does not stand for the volume that the experiment holds now; empty if it does."""
     try:
-        told = open_volume(folder, "0").provenance.get("inputs", {})
-        return bool(told.get(name) == open_layer(experiment, name).identity)
+        exported = open_volume(folder, "0").provenance.get("inputs", {})
+    except (MissingInput, BadData) as error:
+        return f"cannot be read in the export ({error.what})"
+    try:
+        same = exported.get(name) == open_layer(experiment, name).identity
     except (MissingInput, BadData):
-        return False
+        return "is not in the experiment"
+    return "" if same else "was exported from other data"
