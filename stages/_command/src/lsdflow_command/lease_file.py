@@ -2,7 +2,8 @@
 
 1. write a file of our own, then link it to the name: of several that try, one succeeds (links are atomic)
 2. a thread renews it by its time stamp; all times are those of the file server, so clocks of machines do not matter
-3. one that was not renewed for EXPIRY_SECONDS is dead: it is renamed away (one of several succeeds), then step 1
+3. one that was not renewed for EXPIRY_SECONDS is dead: who links a claim on it (one of several succeeds) looks again,
+   and takes it away; then step 1.  Without a claim, somebody who looked long ago would take away its successor.
    At once dead: its process was on this machine and is gone, or it was an earlier start of our own job.
 """
 
@@ -25,11 +26,13 @@ from pathlib import Path
 from lsdflow_command.processes import has_ended
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import storage_errors
+from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import JOB_VARIABLE
 
 LOG = logging.getLogger("lsdflow.lease")
 EXPIRY_SECONDS = 60.0
 RENEWAL_SECONDS = 5.0
+CLAIM_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -96,29 +99,37 @@ class LeaseFile:
                 found = self.holder()
                 if found is None:
                     continue
-                age_s = self._age_s(own)
+                age_s = self._age_s(own, self.path)
                 if not (found.is_gone() or age_s > EXPIRY_SECONDS):
                     raise refusal(found, max(age_s, 0.0))
-                LOG.warning("taking over from a process that is gone: %s, process %d", found.host, found.pid)
-                self.take_away(found)
+                self.take_away(found, own)
             return ours
         finally:
             own.unlink(missing_ok=True)
 
-    def take_away(self, found: Holder) -> None:
-        """Rename a dead one away. A living one, by which somebody replaced it meanwhile, is put back."""
-        dead = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.dead")
-        with contextlib.suppress(FileNotFoundError):
-            self.path.rename(dead)
-            if _parsed(dead.read_bytes()) != found:
-                _linked(dead, self.path)
-            dead.unlink()
+    def take_away(self, found: Holder, own: Path) -> None:
+        """Take a dead one away, unless another process is about to, or did.  own: our file, to link as our claim.
 
-    def _age_s(self, own: Path) -> float:
-        """Seconds since it was renewed, by the file server's clock: `own` is touched to learn the time there."""
+        Of a process that was killed meanwhile, the claim expires as a holder does.
+        """
+        claim = self.path.with_name(f".{self.path.name}.{hash_of(asdict(found))[:16]}.claim")
+        if not _linked(own, claim):
+            time.sleep(CLAIM_POLL_SECONDS)
+            if self._age_s(own, claim) > EXPIRY_SECONDS:
+                claim.unlink(missing_ok=True)
+            return
+        try:
+            if self.holder() == found:
+                LOG.warning("taking over from a process that is gone: %s, process %d", found.host, found.pid)
+                self.path.unlink(missing_ok=True)
+        finally:
+            claim.unlink(missing_ok=True)
+
+    def _age_s(self, own: Path, other: Path) -> float:
+        """Seconds since a file was renewed, by the file server's clock: `own` is touched to learn the time there."""
         own.touch()
         try:
-            return own.stat().st_mtime - self.path.stat().st_mtime
+            return own.stat().st_mtime - other.stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
