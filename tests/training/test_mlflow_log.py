@@ -49,6 +49,13 @@ def curve(folder: Path, column: int) -> list[tuple[int, str]]:
     return [(int(row[0]), row[column]) for row in rows if row[column]]
 
 
+def test_with_mlflow_patches_are_made_by_another_process(prepared) -> None:
+    """Its client draws from the random numbers of the training's process: for the id of a new experiment, say."""
+    assert prepared("mtlsd", num_workers=0, mlflow="local").recipe.num_workers == 1
+    assert prepared("mtlsd", num_workers=0).recipe.num_workers == 0
+    assert prepared("mtlsd", num_workers=3, mlflow="local").recipe.num_workers == 3
+
+
 @installed
 def test_a_training_and_its_resumption_are_one_run_with_the_points_of_the_curves(prepared, tmp_path) -> None:
     options = {"schedule": "constant", "validation_fraction": 0.3}

@@ -160,7 +160,10 @@ def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:
 def _workers_and_threads(config: TrainingConfig, sharing: int) -> tuple[int, int]:
     """Of each of the processes that share these cores."""
     cores = max(1, available_cores() // sharing)
-    return _or(config.num_workers, max(1, min(cores // 2, 10))), _or(config.threads, cores)
+    workers = _or(config.num_workers, max(1, min(cores // 2, 10)))
+    if config.mlflow is not None:  # its client draws from the random numbers of this process, in a thread
+        workers = max(1, workers)
+    return workers, _or(config.threads, cores)
 
 
 def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
