@@ -181,6 +181,7 @@ check: setup  ## lint, format, types: what CI runs first
 	.venv/blocks/bin/ruff format --check .
 	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
 	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
+	.venv/blocks/bin/mypy docs/generate
 
 format:  ## format and mend what lint can mend
 	.venv/blocks/bin/ruff format .
