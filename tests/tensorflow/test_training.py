@@ -17,7 +17,7 @@ import torch  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_best  # noqa: E402
+from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_best, read_bundle  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted, NotOurs  # noqa: E402
 from lsdflow_contract.layout import ExperimentLayout  # noqa: E402
 from lsdflow_contract.manifest import read_manifest  # noqa: E402
@@ -125,7 +125,7 @@ def test_a_loss_no_better_than_a_constant_answer_is_told(prepared, tmp_path, cap
 
 
 def test_a_signal_leaves_a_checkpoint_and_is_resumable(prepared, tmp_path, monkeypatch) -> None:
-    training = prepared("affinities")
+    training = prepared("affinities", validation_fraction=0.4)
     step = Engine.step
 
     def stopping(*args, **kwargs):
@@ -138,6 +138,7 @@ def test_a_signal_leaves_a_checkpoint_and_is_resumable(prepared, tmp_path, monke
     assert caught.value.exit_code == 75
     monkeypatch.undo()
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [1]
+    assert read_bundle(bundle_folder(tmp_path / "t" / "checkpoints", 1)).validation_loss is None
     assert run(training, tmp_path / "t", max_iteration=2).iteration == 2
 
 

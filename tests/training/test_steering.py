@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +17,16 @@ torch = pytest.importorskip("torch")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
 from lsdflow_contract.arrays import MASK  # noqa: E402
-from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle  # noqa: E402
-from lsdflow_contract.errors import BadData, ConfigError, NotOurs  # noqa: E402
+from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_best, read_bundle  # noqa: E402
+from lsdflow_contract.errors import BadData, ConfigError, Interrupted, NotOurs  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_training import loss_bands  # noqa: E402
+from lsdflow_training import trainer as trainer_module  # noqa: E402
+from lsdflow_training.outcome import Outcome  # noqa: E402
 from lsdflow_training.stage import Prepared, run_training, training_problems  # noqa: E402
 from lsdflow_training.steering import Steering  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
-from lsdflow_training.trainer import Outcome, train  # noqa: E402
+from lsdflow_training.trainer import train  # noqa: E402
 from lsdflow_training.training_state import read_state  # noqa: E402
 
 DECAY = 0.6
@@ -33,6 +37,14 @@ def run(made: Prepared, folder: Path, steering: Steering | None = None, **schedu
     if steering is not None:
         recipe = dataclasses.replace(recipe, steering=steering)
     return train(recipe, made.sources, folder, made.key)
+
+
+def validations(folder: Path) -> dict[str, str]:
+    """Iteration -> validation loss as they stand in loss.csv; an iteration twice is an error."""
+    rows = [row.split(",") for row in (folder / "loss.csv").read_text().splitlines()[1:]]
+    found = [(row[0], row[-1]) for row in rows if row[-1]]
+    assert len(dict(found)) == len(found)
+    return dict(found)
 
 
 def weights(folder: Path, iteration: int) -> dict[str, torch.Tensor]:
@@ -120,8 +132,31 @@ def test_patience_with_held_out_sections_that_nobody_labelled_is_refused(prepare
 def test_each_iteration_is_validated_once(prepared, tmp_path) -> None:
     made = prepared("affinities", validation_fraction=0.4)
     run(made, tmp_path / "t", max_iteration=4, validation_every=2, checkpoint_every=100)
-    rows = (tmp_path / "t" / "loss.csv").read_text().splitlines()[1:]
-    assert [row.split(",")[0] for row in rows if not row.endswith(",")] == ["2", "4"]
+    assert list(validations(tmp_path / "t")) == ["2", "4"]
+
+
+def test_an_interruption_adds_no_validation_and_no_candidate_for_the_best(prepared, tmp_path, monkeypatch) -> None:
+    made, step = prepared("affinities", validation_fraction=0.4), trainer_module.train_step
+    how = {"validation_every": 2, "checkpoint_every": 4, "max_iteration": 6, "schedule": "constant"}
+    run(made, tmp_path / "whole", **how)
+    for interrupted_at in (3, 2):
+        folder, steps = tmp_path / f"cut at {interrupted_at}", []
+
+        def stopping(*args, steps=steps, last=interrupted_at, **kwargs):
+            steps.append(1)
+            if len(steps) == last:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(*args, **kwargs)
+
+        monkeypatch.setattr(trainer_module, "train_step", stopping)
+        with pytest.raises(Interrupted):
+            run(made, folder, **how)
+        monkeypatch.undo()
+        cut = read_bundle(bundle_folder(folder / "checkpoints", interrupted_at))
+        assert (cut.validation_loss is None) == (interrupted_at == 3)
+        run(made, folder, **how)
+        assert validations(folder) == validations(tmp_path / "whole")
+        assert read_best(folder / "best.json") == read_best(tmp_path / "whole" / "best.json")
 
 
 def test_tensorboard_has_pictures_of_targets_predictions_and_weights(prepared, tmp_path) -> None:

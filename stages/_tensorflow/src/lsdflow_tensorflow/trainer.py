@@ -33,13 +33,13 @@ from lsdflow_training.data.profiling import NodeTimes
 from lsdflow_training.data.streams import BatchNumbers, make_stream
 from lsdflow_training.interruption import StopRequest, stop_on_signals
 from lsdflow_training.not_finite import TOO_LARGE, all_finite, batches_of, not_finite
+from lsdflow_training.outcome import Outcome
 from lsdflow_training.patch import Patch, to_patch
 from lsdflow_training.pictures import pictures
 from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
-from lsdflow_training.trainer import Outcome
 from lsdflow_training.training_progress import count_iteration, training_progress
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches
@@ -91,6 +91,7 @@ class TensorflowTrainer:
         self.started = time.monotonic()
         self.times = NodeTimes()
         self.patches: list[Patch] = []
+        self.validated: dict[int, float] = {}
 
     def run(self) -> Outcome:
         """See module docstring."""
@@ -137,7 +138,8 @@ class TensorflowTrainer:
                     self._checkpoint(engine, curves)
                 taken = self._take(batches)
             if curves is not None:
-                self._checkpoint(engine, curves)
+                # An interruption adds no validation: the best must not depend on it.
+                self._checkpoint(engine, curves, validate=self._finished())
             engine.wait_for_all()
         return stopped
 
@@ -184,22 +186,23 @@ class TensorflowTrainer:
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
 
     def _validate(self, engine: Engine, curves: Curves) -> float | None:
-        if not self.patches:
-            return None
+        if not self.patches or self.iteration in self.validated:
+            return self.validated.get(self.iteration)
         value = sum(engine.loss(patch) for patch in self.patches) / len(self.patches)
         curves.add_validation(self.iteration, value)
         LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
         self.watch.look(self.iteration, value)
+        self.validated = {self.iteration: value}
         return value
 
-    def _checkpoint(self, engine: Engine, curves: Curves) -> None:
+    def _checkpoint(self, engine: Engine, curves: Curves, *, validate: bool = True) -> None:
         if self.iteration == self.saved:
             return
         engine.export(self.trained, self.optimizer)
         if not all_finite(self.trained):
             batches = self._batches(self.iteration)
             raise not_finite("weights are", TOO_LARGE, number=self.iteration, saved=self.saved, batches=batches)
-        value = self._validate(engine, curves)
+        value = self._validate(engine, curves) if validate else self.validated.get(self.iteration)
         curves.flush()
         sha256 = None if self.lsd is None else self.lsd.bundle.weights_sha256
         bundle = make_bundle(self.recipe, self.iteration, self.training_key, value, sha256)

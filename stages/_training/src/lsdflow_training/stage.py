@@ -31,7 +31,7 @@ from lsdflow_training.processes.ranks import ranks_of_environment
 from lsdflow_training.resolve import resolve_recipe
 
 if TYPE_CHECKING:
-    from lsdflow_training.trainer import Outcome
+    from lsdflow_training.outcome import Outcome
 
 LOG = logging.getLogger("lsdflow.training")
 

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import gunpowder as gp
@@ -39,6 +39,7 @@ from lsdflow_training.interruption import StopRequest, stop_on_signals
 from lsdflow_training.mlflow_log import open_mlflow
 from lsdflow_training.network_step import StepResult, train_step
 from lsdflow_training.out_of_memory import memory_errors
+from lsdflow_training.outcome import Outcome
 from lsdflow_training.patch import Patch, to_patch
 from lsdflow_training.pictures import pictures
 from lsdflow_training.processes.agreement import Agreement
@@ -55,22 +56,6 @@ from lsdflow_training.warm_up import compile_everything
 from lsdflow_training.watch import Watch
 
 LOG = logging.getLogger("lsdflow.training")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a training left: its last iteration, the bundle to use (None: another process knows), minutes, speed.
-
-    ended_by: max_iteration, max_minutes, or what its validation loss showed (plateau, overfit).
-    data_wait_share: how much of its time it waited for batches.
-    """
-
-    iteration: int
-    best: BestCheckpoint | None
-    minutes: float
-    it_per_s: float
-    ended_by: str
-    data_wait_share: float | None = None
 
 
 def train(
@@ -124,7 +109,7 @@ class Trainer:
         self.started = time.monotonic()
         self.times, self.data_wait = NodeTimes(), DataWait(warn=self.group.writes)
         self.patches: list[Patch] = []
-        self.validated: tuple[int, float | None] = (0, None)
+        self.validated: dict[int, float | None] = {}
 
     def run(self) -> Outcome:
         """See module docstring."""
@@ -143,7 +128,8 @@ class Trainer:
                 agree = self.agreed.on_step(lambda: (self.iteration, self.saved), stop, self._own_minutes)
                 self.gradients = replace(self.gradients, agree=agree)
                 self._loop(curves, stop)
-                self._checkpoint(curves)
+                # An interruption adds no validation: neither patience nor the best may depend on it.
+                self._checkpoint(curves, validate=self._finished())
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
             if self.agreed.stops(stop) and not self._finished():
                 raise Interrupted(
@@ -219,14 +205,14 @@ class Trainer:
             require_same_weights(self.trained, self.group, self.recipe.distribution)
 
     def _validate(self, curves: Curves | None) -> float | None:
-        if self.validated[0] == self.iteration:
-            return self.validated[1]
+        if self.iteration in self.validated:
+            return self.validated[self.iteration]
         raw_vox, precision = self.recipe.shapes.raw_vox, self.precision
         with self._handed_on():
             value = shared_validation_loss(
                 self.network, self.patches, self.group, raw_vox, device=self.device, precision=precision
             )
-        self.validated = (self.iteration, value)
+        self.validated = {self.iteration: value}
         if value is None:
             return None
         if curves is not None:
@@ -239,11 +225,11 @@ class Trainer:
         """The network has the weights that the bundle gets."""
         return nullcontext() if self.average is None else self.average.in_use()
 
-    def _checkpoint(self, curves: Curves | None) -> None:
+    def _checkpoint(self, curves: Curves | None, *, validate: bool = True) -> None:
         if self.iteration == self.saved:
             return
         self.agreed.require_finite(self.trained, self.iteration, self.saved)
-        value = self._validate(curves)
+        value = self._validate(curves) if validate else self.validated.get(self.iteration)
         with self._handed_on():
             weights = {name: value.clone() for name, value in whole_weights(self.trained).items()}
         own = {} if self.average is None else whole_weights(self.trained)
