@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes
-from lsdflow_command.completion import one_of
+from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.loudness import start_logging
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
@@ -37,6 +37,7 @@ from lsdflow_launch.telling.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
 from lsdflow_launch.whole import Ask
 
+DOCTOR_FOLDER = "an experiment, or where one would lie"
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
 
@@ -119,7 +120,7 @@ def repair(folder: Folder, override: Set = None, as_json: Json = False, debug: D
 
 @app.command()
 def doctor(
-    folder: Annotated[Path, typer.Argument(help="an experiment, or where one would lie")] = Path(),
+    folder: Annotated[Path, typer.Argument(help=DOCTOR_FOLDER, autocompletion=experiment_folders)] = Path(),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -10,8 +10,23 @@ import typer
 from lsdflow_command.app import SETTING
 from lsdflow_command.completion import experiment_folders, settings, stages
 
+
+def named_folder(context: typer.Context) -> Path:
+    """The folder of a command line that a shell asks to complete, or the working folder.
+
+    An option that has no value yet ends the parsing: the words before it are then arguments that nobody has taken.
+    """
+    return Path(context.params.get("folder") or next(iter(context.args), "."))
+
+
+def settings_of_folder(context: typer.Context, incomplete: str) -> list[str]:
+    """Keys and words of `--set`, of the experiment that the verb's argument names."""
+    context.params["folder"] = named_folder(context)
+    return settings(context, incomplete)
+
+
 Folder = Annotated[Path, typer.Argument(help="folder of the experiment", autocompletion=experiment_folders)]
-Set = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings)]
+Set = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings_of_folder)]
 First = Annotated[str, typer.Option("--from", help="first stage", autocompletion=stages)]
 Last = Annotated[str, typer.Option("--to", help="last stage", autocompletion=stages)]
 Replace = Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")]

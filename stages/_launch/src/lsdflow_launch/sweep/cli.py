@@ -19,6 +19,7 @@ from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.commands import ask_stage, run_stage
 from lsdflow_launch.options import Debug, Json
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
+from lsdflow_launch.sweep.completion import axis_values, sweep_files, sweep_folders
 from lsdflow_launch.sweep.estimate import estimate, grid_runs, runs_of_part
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, planned, write_folders
@@ -29,9 +30,12 @@ from lsdflow_launch.sweep.table import summary, write_merged
 from lsdflow_launch.sweep.tree import PlannedRun
 
 app = Verbs(name="sweep", help="A grid of experiments, on any number of servers.")
-File = Annotated[Path, typer.Argument(help="SWEEP.toml")]
-Folder = Annotated[Path, typer.Argument(help="folder of a prepared sweep")]
-Into = Annotated[Path | None, typer.Argument(help="folder for the runs; none = beside SWEEP.toml, with its name")]
+File = Annotated[Path, typer.Argument(help="SWEEP.toml", autocompletion=sweep_files)]
+Folder = Annotated[Path, typer.Argument(help="folder of a prepared sweep", autocompletion=sweep_folders)]
+INTO = "folder for the runs; none = beside SWEEP.toml, with its name"
+Into = Annotated[Path | None, typer.Argument(help=INTO, autocompletion=sweep_folders)]
+KEPT = "folders of the same sweep, as many as servers kept"
+WHERE = "axis=value (repeat): only those runs"
 Parts = Annotated[int, typer.Option(min=1, help="servers that share the work")]
 
 
@@ -74,7 +78,7 @@ def prepare(file: File, folder: Into = None, as_json: Json = False, debug: Debug
 def run(
     folder: Folder,
     part: Annotated[str | None, typer.Option(help="2/4: the second of four servers")] = None,
-    where: Annotated[list[str] | None, typer.Option(help="axis=value (repeat): only those runs")] = None,
+    where: Annotated[list[str] | None, typer.Option(help=WHERE, autocompletion=axis_values)] = None,
     array: Annotated[bool, typer.Option("--array", help="the part of this task of a SLURM array")] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -94,7 +98,7 @@ def run(
 
 @app.command()
 def status(
-    folders: Annotated[list[Path], typer.Argument(help="folders of the sweep")],
+    folders: Annotated[list[Path], typer.Argument(help="folders of the sweep", autocompletion=sweep_folders)],
     parts: Annotated[int | None, typer.Option(min=1, help="tell it for each of so many parts")] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -119,7 +123,7 @@ def status(
 
 @app.command()
 def merge(
-    folders: Annotated[list[Path], typer.Argument(help="folders of the same sweep, as many as servers kept")],
+    folders: Annotated[list[Path], typer.Argument(help=KEPT, autocompletion=sweep_folders)],
     out: Annotated[Path | None, typer.Option(help="where to write; none = merged/ in the first folder")] = None,
     as_json: Json = False,
     debug: Debug = False,
