@@ -5,6 +5,7 @@ The stages are stand-ins that answer as theirs do; tests/runtime/test_measured_b
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from lsdflow_launch.planning.plan import Asked, make_plan
 from lsdflow_launch.planning.prices import Offer, Prices, cost_of
 from lsdflow_launch.planning.quantity import Quantity, total
 from lsdflow_launch.planning.stored import compare, store_plan
-from lsdflow_launch.planning.table import shown
+from lsdflow_launch.planning.table import plain_console, show_plan, shown
 from lsdflow_launch.planning.wording import duration, money, size
 
 Ask = Callable[[str, Sequence[str]], Any]
@@ -503,8 +504,30 @@ def test_measured_steps_of_a_training_are_scaled_to_all_its_iterations(tmp_path:
     assert found["vram_per_worker_bytes"].value is None
     limited = make_plan(experiment, Asked(measure=True), of_training({**TRAINING, "max_minutes": 1}, STEPS))
     assert limited.estimates["train-acrlsd"]["seconds"].value == 60.0
-    four = make_plan(experiment, Asked(measure=True), of_training({**TRAINING, "processes": 4}, STEPS))
-    assert four.estimates["train-acrlsd"]["seconds"].source.endswith("one process alone")
+
+
+def test_of_several_processes_it_is_said_that_one_alone_was_measured(tmp_path: Path) -> None:
+    experiment = make(tmp_path / "a")
+    plan = make_plan(experiment, Asked(measure=True), of_training({**TRAINING, "processes": 4}, STEPS))
+    told = plan.estimates["train-acrlsd"]
+    alone = "50 iterations measured on n1, cpu, one process alone of the 4 that will train together"
+    assert told["seconds"].source == f"{alone}: their steps take longer, each waits for the slowest"
+    assert told["rss_per_worker_bytes"].source == alone
+    printed = io.StringIO()
+    show_plan(plan, plain_console(file=printed))
+    assert printed.getvalue().count(alone) == 2
+
+
+def test_a_training_that_is_never_measured_says_why_and_what_tells_its_speed(tmp_path: Path) -> None:
+    refused = {"exit_code": 2, "what": "a training with tensorflow is not measured", "hint": "its log tells its speed"}
+    plan = make_plan(make(tmp_path / "a"), Asked(measure=True), of_training(TRAINING, refused))
+    printed = io.StringIO()
+    show_plan(plan, plain_console(file=printed))
+    why = "not measured: a training with tensorflow is not measured (its log tells its speed)"
+    assert f"train-acrlsd: {why}\n" in printed.getvalue()
+    assert plan.estimates["train-acrlsd"]["seconds"].value is None
+    not_yet = make_plan(make(tmp_path / "b"), Asked(measure=True), answers())
+    assert not_yet.estimates["watershed"]["seconds"].source == f"nothing can be measured yet: {NOT_YET['what']}"
 
 
 def test_steps_measured_on_the_cpu_say_nothing_of_a_training_with_a_gpu(tmp_path: Path) -> None:

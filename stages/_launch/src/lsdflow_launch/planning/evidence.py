@@ -144,10 +144,17 @@ def _measured(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Fac
     seconds = time.monotonic() - started
     shutil.rmtree(folder / stage, ignore_errors=True)
     if "exit_code" in told:
-        return {"not known": f"nothing can be measured yet: {told['what']}"}
+        return {"not known": _why_not(told)}
     # Starting the command, opening inputs, loading networks: paid once, whatever the number of blocks.
     to_start = seconds - told["seconds"] - told.get("seconds_of_first_block", 0.0)
     return {**told, "seconds_to_start": max(to_start, 0.0)}
+
+
+def _why_not(told: Mapping[str, Any]) -> str:
+    """Inputs that are not made yet come of themselves; what else is refused says what to do."""
+    if told["exit_code"] == MissingInput.exit_code:
+        return f"nothing can be measured yet: {told['what']}"
+    return f"not measured: {told['what']}" + (f" ({told['hint']})" if told.get("hint") else "")
 
 
 def require_finished_something(like: Experiment, made: Mapping[str, Made]) -> None:

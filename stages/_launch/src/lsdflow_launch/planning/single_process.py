@@ -64,7 +64,7 @@ def training(evidence: Evidence) -> Alone:
         "walltime_s": seconds,
         "bytes_written": size,
         "files": _counted(here, "files") or (like and _counted(like, "files")) or unknown(NOT_MEASURED),
-        **_memory(evidence.measured),
+        **_memory(evidence),
     }
     return Alone(numbers, 0.0 if here.finished else max(0.0, 1 - done / wanted) if wanted else 1.0)
 
@@ -83,19 +83,27 @@ def _of_measured(evidence: Evidence, wanted: Any) -> Quantity:
         return unknown(measured.get("not known", ""))
     if evidence.has_gpu and measured["device"] == "cpu":
         return unknown("its steps were measured on the CPU, but it will have a GPU: measure there")
-    several = "" if evidence.here.facts.get("processes", 1) == 1 else ", one process alone"
-    return Quantity(wanted / measured["it_per_s"], f"{_source(measured)}{several}")
+    several = "" if _processes(evidence) == 1 else ": their steps take longer, each waits for the slowest"
+    return Quantity(wanted / measured["it_per_s"], f"{_source(evidence)}{several}")
 
 
-def _memory(measured: Mapping[str, Any]) -> dict[str, Quantity]:
+def _memory(evidence: Evidence) -> dict[str, Quantity]:
     """Of a process with those that make its patches, and of its GPU; nothing where nothing was measured."""
     names = {"rss_per_worker_bytes": "peak_rss_mib", "vram_per_worker_bytes": "device_peak_mib"}
-    return {name: Quantity(measured[fact] * MIB, _source(measured)) for name, fact in names.items() if fact in measured}
+    told = {name: evidence.measured[fact] for name, fact in names.items() if fact in evidence.measured}
+    return {name: Quantity(mib * MIB, _source(evidence)) for name, mib in told.items()}
 
 
-def _source(measured: Mapping[str, Any]) -> str:
+def _source(evidence: Evidence) -> str:
+    measured, processes = evidence.measured, _processes(evidence)
     device = measured.get("device_name", measured["device"])
-    return f"{measured['iteration']} iterations measured on {measured['host']}, {device}"
+    alone = "" if processes == 1 else f", one process alone of the {processes} that will train together"
+    return f"{measured['iteration']} iterations measured on {measured['host']}, {device}{alone}"
+
+
+def _processes(evidence: Evidence) -> int:
+    """That train together; a step is always measured with one."""
+    return int(evidence.here.facts.get("processes", 1))
 
 
 def _of_bytes(made: Made, expected: float) -> Quantity:
