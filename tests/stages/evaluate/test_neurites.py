@@ -12,7 +12,7 @@ from scipy import ndimage
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
-from lsdflow_evaluate.scores.regions import strided
+from lsdflow_evaluate.lattice import strided
 from lsdflow_evaluate.shown.neurites import (
     _enlarging,
     largest_labels,

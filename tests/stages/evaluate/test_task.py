@@ -241,11 +241,11 @@ def test_thinned_truth_of_a_perfect_segmentation_has_the_longest_runs(
 @pytest.mark.parametrize("step", [(1, 1, 1), (2, 3, 2), (5, 4, 7)])
 def test_the_lattice_read_by_pieces_is_the_strided_volume(make_experiment: Make, step: tuple[int, int, int]) -> None:
     from lsdflow_contract.geometry import Box
-    from lsdflow_evaluate.artefacts import open_truth, target_grid
     from lsdflow_evaluate.config import EvaluateConfig
+    from lsdflow_runtime.target import open_truth, target_grid
 
     experiment = make_experiment()
-    truth = open_truth(experiment, EvaluateConfig(), target_grid(experiment))
+    truth = open_truth(experiment, EvaluateConfig().truth_dataset, target_grid(experiment))
     box = Box((1, 2, 3), (16, 20, 23))
     wanted = truth_of(experiment)[1:17, 2:22, 3:26][:: step[0], :: step[1], :: step[2]]
     assert truth is not None

@@ -18,7 +18,7 @@ from lsdflow_contract.arrays import FRAGMENTS, LABELS
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate.artefacts import open_segmented, target_grid
+from lsdflow_evaluate.artefacts import open_segmented
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.faults import places as fault_places
 from lsdflow_evaluate.faults.meeting import meeting
@@ -28,6 +28,7 @@ from lsdflow_evaluate.scores.region_scores import regions_and_worst
 from lsdflow_evaluate.task import run, verify
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import open_volume
 
 Make = Callable[..., Experiment]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 
 class StageError(Exception):
     """Base of all errors of lsdflow; `exit_code` is what the command returns to the shell."""
@@ -111,3 +113,14 @@ class BlocksFailed(StageError):
     """The stage finished, but some blocks failed; they are listed."""
 
     exit_code = 79
+
+
+def problems_of(checks: Iterable[Callable[[], object]]) -> list[StageError]:
+    """Do every check; the errors of lsdflow that they raise, in their order."""
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except StageError as error:
+            problems.append(error)
+    return problems

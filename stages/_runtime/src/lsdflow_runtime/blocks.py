@@ -81,3 +81,8 @@ def block_plan(total: Box, write_shape_vox: Vox3, context_vox: Vox3, stage: str)
         error.where = error.where or f"{stage}.block_shape, {stage}.context"
         error.hint = error.hint or "at least 1 voxel along each axis of a block, 0 or more of context"
         raise
+
+
+def pieces(box: Box, shape_vox: Vox3) -> Iterator[Box]:
+    """The box cut into pieces of at most `shape_vox`, row-major; nothing for an empty box."""
+    return iter(()) if box.is_empty else (block.write for block in BlockPlan(box, shape_vox).blocks())

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_agglomerate.ownership import FragmentNaming
-from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW, ArraySpec
+from lsdflow_contract.arrays import AFFS, FRAGMENTS, ArraySpec
 from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.metadata import read_neighborhood
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
 
 
@@ -43,7 +44,7 @@ def open_inputs(experiment: Experiment) -> AgglomerateInputs:
     predict = read_manifest(layout, "predict")
     watershed = read_manifest(layout, "watershed")
     check_lineage(predict, watershed, layout.manifest("watershed"))
-    grid = open_volume(layout.target_volume, RAW.dataset).geometry
+    grid = target_grid(experiment)
     affs = _open(layout.root / predict.outputs["affs"], AFFS, grid)
     fragments = _open(layout.root / watershed.outputs["fragments"], FRAGMENTS, grid)
     if fragments.provenance.get("key") != watershed.key:

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from lsdflow_contract.arrays import FRAGMENTS, MASK, RAW, MaskState
+from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.lut import KnownLut, find_luts
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_runtime.volumes import Volume, open_volume
-
-
-@dataclass(frozen=True)
-class Truth:
-    """True labels on the target's grid, and their mask if there is one: masked-out voxels count as not labelled."""
-
-    labels: Volume
-    mask: Volume | None
-
-    def read(self, box: Box) -> NDArray[np.uint64]:
-        """Labels of `box` (z, y, x), 0 where the mask says ignore."""
-        labels = self.labels.read(box).astype(np.uint64)
-        if self.mask is not None:
-            labels[self.mask.read(box) == MaskState.IGNORE] = 0
-        return labels
 
 
 @dataclass(frozen=True)
@@ -49,20 +30,6 @@ class Segmented:
     def threshold(self) -> float:
         """The threshold of the segmentation."""
         return float(self.manifest.facts["threshold"])
-
-
-def target_grid(experiment: Experiment) -> Geometry:
-    """The grid of the target raw: voxels of all stages count on it."""
-    return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
-
-
-def open_truth(experiment: Experiment, config: EvaluateConfig, grid: Geometry) -> Truth | None:
-    """The truth of the target; none if it has no such dataset."""
-    path = experiment.layout.target_volume
-    if not (path / config.truth_dataset).exists():
-        return None
-    mask = open_volume(path, MASK.dataset, grid) if (path / MASK.dataset).exists() else None
-    return Truth(open_volume(path, config.truth_dataset, grid), mask)
 
 
 def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:

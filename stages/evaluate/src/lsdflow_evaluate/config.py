@@ -8,17 +8,11 @@ from pydantic import Field, model_validator
 
 from lsdflow_contract.geometry import LengthsField
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.region import RegionConfig
 
 STAGE = "evaluate"
 # What names skeletons in a database begins with.
 MONGO = "mongo:"
-
-
-class RegionConfig(StrictModel):
-    """A part of the target: where it begins, from the target's first voxel, and how large it is."""
-
-    begin: LengthsField = Field(description='from the first voxel of the target: "0, 100, 100 vox" or "0, 800, 800 nm"')
-    shape: LengthsField = Field(description='"250 vox" or "2000 nm"')
 
 
 class NamedRegion(StrictModel):

@@ -13,12 +13,13 @@ from typing import Any
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_atomically, write_json
-from lsdflow_evaluate.artefacts import Segmented, open_segmented, open_truth, target_grid
+from lsdflow_evaluate.artefacts import Segmented, open_segmented
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.report import ReportData, render_pages
 from lsdflow_evaluate.scores.scores_file import NO_TRUTH, present_scores, scores_without
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.gather import Gathered, report_data
+from lsdflow_runtime.target import open_truth, target_grid
 
 LOG = logging.getLogger("lsdflow.evaluate")
 NOT_YET = "no scores of this segmentation yet: evaluate run makes them"
@@ -60,7 +61,7 @@ def _gathered(
     grid = collector.collect("prepare", lambda: target_grid(experiment), None)
     if grid is None:
         return Gathered(None, None, None), scores_without(False, "the target volume is missing", config.voi_limit)
-    truth = collector.collect("prepare", lambda: open_truth(experiment, config, grid), None)
+    truth = collector.collect("prepare", lambda: open_truth(experiment, config.truth_dataset, grid), None)
     segmented: Segmented | None = None
     if layout.manifest("segment").exists() and layout.manifest("watershed").exists():
         segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)

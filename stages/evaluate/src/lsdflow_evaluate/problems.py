@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lsdflow_contract.errors import ConfigError, MissingInput, StageError
+from lsdflow_contract.errors import ConfigError, MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
-from lsdflow_evaluate.artefacts import open_truth, target_grid
 from lsdflow_evaluate.config import MONGO, STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import scored_regions
 from lsdflow_runtime.stores import problems_of_store
+from lsdflow_runtime.target import open_truth, target_grid
 
 
 def validate(experiment: Experiment) -> list[StageError]:
@@ -20,7 +20,7 @@ def validate(experiment: Experiment) -> list[StageError]:
         checks.append(lambda: _require_skeletons(experiment, config))
     if experiment.layout.target_volume.exists():
         checks.append(lambda: _require_regions(experiment, config))
-    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    problems = problems_of(checks)
     return problems + problems_of_store(experiment)
 
 
@@ -38,17 +38,9 @@ def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
 
 def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
     grid = target_grid(experiment)
-    truth = open_truth(experiment, config, grid)
+    truth = open_truth(experiment, config.truth_dataset, grid)
     if truth is None:
         if config.roi is not None or config.threshold_roi is not None or config.regions:
             raise MissingInput("a region to score, but no truth", where=experiment.layout.target_volume)
         return
     scored_regions(experiment, config, grid, truth.labels.box)
-
-
-def _problem_of(check: Callable[[], object]) -> StageError | None:
-    try:
-        check()
-    except StageError as error:
-        return error
-    return None

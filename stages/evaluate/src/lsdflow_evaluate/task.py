@@ -22,7 +22,8 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
-from lsdflow_evaluate.artefacts import Segmented, open_segmented, open_truth, target_grid
+from lsdflow_contract.region import region_box
+from lsdflow_evaluate.artefacts import Segmented, open_segmented
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.pages import write_pages
 from lsdflow_evaluate.problems import validate  # noqa: F401 - a verb like the others
@@ -30,7 +31,6 @@ from lsdflow_evaluate.scores.comparing import Compared, compare, require_countin
 from lsdflow_evaluate.scores.counting import counting_task
 from lsdflow_evaluate.scores.later_works import drop_works
 from lsdflow_evaluate.scores.region_scores import advice_of, regions_and_worst, write_worst
-from lsdflow_evaluate.scores.regions import region_box
 from lsdflow_evaluate.scores.scores_file import NO_TRUTH, scores_with_truth, scores_without
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.gather import Gathered, report_data
@@ -43,6 +43,7 @@ from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
+from lsdflow_runtime.target import open_truth, target_grid
 from lsdflow_runtime.verify import verify_blocks
 from lsdflow_runtime.volumes import open_volume
 
@@ -111,8 +112,8 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     """What a run would compare and show."""
     config = experiment.table(STAGE, EvaluateConfig)
     grid = target_grid(experiment)
-    truth = open_truth(experiment, config, grid)
-    voxels = region_box(config.roi, grid, truth.labels.box, "evaluate.roi").size if truth else 0
+    truth = open_truth(experiment, config.truth_dataset, grid)
+    voxels = region_box(config.roi, grid.voxel_size_nm, truth.labels.box, "evaluate.roi").size if truth else 0
     facts = {"truth": truth is not None, "voxels_compared": voxels, "bytes_read": 16 * voxels, "outputs": OUTPUTS}
     try:
         counting = counting_task(experiment)
@@ -165,7 +166,7 @@ def _scored(
     grid = collector.collect("prepare", lambda: target_grid(experiment), None)
     if grid is None:
         return Gathered(None, None, None), scores_without(False, "the target volume is missing", config.voi_limit)
-    truth = collector.collect("prepare", lambda: open_truth(experiment, config, grid), None)
+    truth = collector.collect("prepare", lambda: open_truth(experiment, config.truth_dataset, grid), None)
     segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
     if truth is None:
         return Gathered(grid, segmented, None), scores_without(False, NO_TRUTH, config.voi_limit)

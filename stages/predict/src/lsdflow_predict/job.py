@@ -11,9 +11,10 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.region import region_box
 from lsdflow_predict.checkpoints import Networks, choose_networks
 from lsdflow_predict.config import PredictConfig
-from lsdflow_predict.scheme import Scheme, largest_shapes, plan_affinities, plan_lsds, region_of
+from lsdflow_predict.scheme import Scheme, largest_shapes, plan_affinities, plan_lsds
 from lsdflow_predict.unet_shapes import UNetShapes
 from lsdflow_runtime.volumes import Volume, open_volume
 
@@ -70,7 +71,7 @@ def gather(experiment: Experiment) -> Job:
     config = experiment.table(STAGE, PredictConfig)
     raw = open_raw(experiment)
     networks = choose_networks(experiment, config, raw.geometry.voxel_size_nm)
-    region = region_of(config.roi, raw.box, raw.geometry.voxel_size_nm)
+    region = region_box(config.roi, raw.geometry.voxel_size_nm, raw.box, "predict.roi")
     check_options(experiment, config)
     identity = read_manifest(experiment.layout, "prepare").identity
     return Job(experiment, config, raw, identity, networks, cut_up(config, networks, region, raw))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.region import region_box
 from lsdflow_predict.checkpoints import check_weights, choose_networks
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.devices import choose_device
 from lsdflow_predict.job import STAGE, check_options, cut_up, open_mask, open_raw
 from lsdflow_predict.memory_needed import memory_problem
-from lsdflow_predict.scheme import region_of
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.volumes import Volume
 
@@ -31,9 +31,9 @@ def find_problems(experiment: Experiment) -> list[StageError]:
     ]
     if experiment.compute.device != "auto":
         checks.append(lambda: choose_device(experiment.compute.device))
-    problems = _caught(checks)
+    problems = problems_of(checks)
     raws: list[Volume] = []
-    problems += _caught([lambda: raws.append(open_raw(experiment))])
+    problems += problems_of([lambda: raws.append(open_raw(experiment))])
     for raw in raws:
         problems += _problems_of_target(experiment, config, raw)
     return problems
@@ -41,27 +41,17 @@ def find_problems(experiment: Experiment) -> list[StageError]:
 
 def _problems_of_target(experiment: Experiment, config: PredictConfig, raw: Volume) -> list[StageError]:
     voxel_size_nm = raw.geometry.voxel_size_nm
-    problems = _caught(
+    problems = problems_of(
         [
             lambda: open_mask(experiment, config, raw),
-            lambda: region_of(config.roi, raw.box, voxel_size_nm),
+            lambda: region_box(config.roi, voxel_size_nm, raw.box, "predict.roi"),
             lambda: check_weights(choose_networks(experiment, config, voxel_size_nm)),
         ]
     )
-    return problems or _caught([lambda: _check_memory(experiment, config, raw)])
+    return problems or problems_of([lambda: _check_memory(experiment, config, raw)])
 
 
 def _check_memory(experiment: Experiment, config: PredictConfig, raw: Volume) -> None:
     networks = choose_networks(experiment, config, raw.geometry.voxel_size_nm)
-    region = region_of(config.roi, raw.box, raw.geometry.voxel_size_nm)
+    region = region_box(config.roi, raw.geometry.voxel_size_nm, raw.box, "predict.roi")
     memory_problem(cut_up(config, networks, region, raw), networks, experiment)
-
-
-def _caught(checks: list[Callable[[], object]]) -> list[StageError]:
-    problems: list[StageError] = []
-    for check in checks:
-        try:
-            check()
-        except StageError as error:
-            problems.append(error)
-    return problems

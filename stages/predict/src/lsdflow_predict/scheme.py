@@ -15,7 +15,7 @@ from typing import Any
 
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Box, Nm3, Vox3
-from lsdflow_predict.config import PredictConfig, RegionConfig
+from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.tiles import NetShapes, Tiling, block_of_cells, hull, plan_tiling
 
 _ORIGIN = (0, 0, 0)
@@ -50,23 +50,6 @@ class Scheme:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for keys and reports."""
         return asdict(self)
-
-
-def region_of(roi: RegionConfig | None, target: Box, voxel_size_nm: Nm3) -> Box:
-    """The region to predict, in voxels of the target. ConfigError if it is empty or leaves the target."""
-    if roi is None:
-        return target
-    region = Box(
-        roi.begin.to_vox(voxel_size_nm, "predict.roi.begin"), roi.shape.to_vox(voxel_size_nm, "predict.roi.shape")
-    )
-    if min(region.shape_vox) <= 0 or not target.contains(region):
-        raise ConfigError(
-            "the region of interest is empty or leaves the target",
-            where="predict.roi",
-            wanted=f"inside {target}",
-            found=f"{region}, of which {region.intersect(target)} lies in the target",
-        )
-    return region
 
 
 def plan_affinities(net: NetShapes, region: Box, largest_output_vox: Vox3, largest_block_vox: Vox3) -> Layer:

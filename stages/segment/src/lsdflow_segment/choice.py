@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 
-from lsdflow_contract.arrays import MASK
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_contract.region import region_box
+from lsdflow_runtime.blocks import pieces
+from lsdflow_runtime.target import Truth, open_truth, target_grid
 from lsdflow_segment.advice import advise_by_stability, advise_by_voi
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource, SegmentGraph
-from lsdflow_segment.regions import pieces, region_box
 from lsdflow_segment.tables import ThresholdTable
 from lsdflow_segment.thresholds import require_computed, threshold_range, with_extra
-from lsdflow_segment.truth import Truth, fragments_against_truth, voi_of_thresholds
-from lsdflow_segment.work import open_fragments, target_grid
+from lsdflow_segment.truth import fragments_against_truth, voi_of_thresholds
+from lsdflow_segment.work import open_fragments
 
 LOG = logging.getLogger("lsdflow.segment")
 
@@ -60,29 +60,26 @@ def why(config: SegmentConfig, table: ThresholdTable) -> str:
     return f"threshold {table.chosen:.4f} as set (advice by {advice.method}: {advice.threshold:.4f}, {advice.reason})"
 
 
-def open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -> Truth | None:
+def truth_for_advice(experiment: Experiment, config: SegmentConfig, grid: Geometry) -> Truth | None:
     """The truth of the target on the target's grid; none if the advice does not want it or the target has none.
 
     Raises MissingInput if advice = "truth" and there is none.
     """
-    path = experiment.layout.target_volume
     if config.advice == "stability":
         return None
-    if (path / config.truth_dataset).exists():
-        mask = open_volume(path, MASK.dataset, grid) if (path / MASK.dataset).exists() else None
-        return Truth(open_volume(path, config.truth_dataset, grid), mask)
-    if config.advice == "truth":
+    truth = open_truth(experiment, config.truth_dataset, grid)
+    if truth is None and config.advice == "truth":
         raise MissingInput(
             "advice by truth needs truth",
-            where=path / config.truth_dataset,
+            where=experiment.layout.target_volume / config.truth_dataset,
             hint='give truth to prepare, or set segment.advice = "stability"',
         )
-    return None
+    return truth
 
 
 def truth_box(config: SegmentConfig, grid: Geometry, fragments: Box, truth: Box) -> Box:
     """The part of the truth that the advice sees: inside both volumes."""
-    return region_box(config.truth_roi, grid, truth.intersect(fragments), "segment.truth_roi")
+    return region_box(config.truth_roi, grid.voxel_size_nm, truth.intersect(fragments), "segment.truth_roi")
 
 
 def _voi_of_thresholds(
@@ -90,7 +87,7 @@ def _voi_of_thresholds(
 ) -> tuple[tuple[float, float], ...]:
     """(split, merge) of every threshold; empty without truth."""
     grid = target_grid(experiment)
-    truth = open_truth(experiment, config, grid)
+    truth = truth_for_advice(experiment, config, grid)
     if truth is None:
         return ()
     fragments = open_fragments(experiment, grid)

@@ -8,13 +8,7 @@ from pydantic import Field
 
 from lsdflow_contract.geometry import LengthsField
 from lsdflow_contract.model import StrictModel
-
-
-class RegionConfig(StrictModel):
-    """A part of the target: where it begins, from the target's first voxel, and how large it is."""
-
-    begin: LengthsField = Field(description='from the first voxel of the target: "0, 100, 100 vox" or "0, 800, 800 nm"')
-    shape: LengthsField = Field(description='"250 vox" or "2000 nm"')
+from lsdflow_contract.region import RegionConfig
 
 
 class SegmentConfig(StrictModel):

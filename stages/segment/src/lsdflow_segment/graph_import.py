@@ -22,15 +22,16 @@ from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.files import write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_runtime.blocks import pieces
 from lsdflow_runtime.lease import lease
 from lsdflow_runtime.mongo_foreign import ForeignGraph, ForeignRows, edge_columns, node_columns, open_foreign, works_in
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
 from lsdflow_runtime.stores import Store, open_store
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import Volume
 from lsdflow_segment.imported import EdgeImport, ImportedIds, NodeImport
-from lsdflow_segment.regions import pieces
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
-from lsdflow_segment.work import STAGE, open_fragments, target_grid
+from lsdflow_segment.work import STAGE, open_fragments
 
 LOG = logging.getLogger("lsdflow.segment")
 

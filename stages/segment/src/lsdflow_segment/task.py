@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.errors import MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.region import region_box
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
@@ -29,8 +30,9 @@ from lsdflow_runtime.rag_store import RagStore
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.verify import verify_task
-from lsdflow_segment.choice import choose, open_truth, tables_key, thresholds_of, truth_box, why
+from lsdflow_segment.choice import choose, tables_key, thresholds_of, truth_box, truth_for_advice, why
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.dealing import find_by_parts
 from lsdflow_segment.graph import (
@@ -45,7 +47,6 @@ from lsdflow_segment.graph import (
 )
 from lsdflow_segment.lut_pieces import write_mapped_lut
 from lsdflow_segment.parted_graph import PartedGraph
-from lsdflow_segment.regions import region_box
 from lsdflow_segment.sizes import SegmentSizes
 from lsdflow_segment.tables import (
     ThresholdTable,
@@ -58,7 +59,7 @@ from lsdflow_segment.tables import (
 )
 from lsdflow_segment.thresholds import require_computed
 from lsdflow_segment.verify import require_sizes
-from lsdflow_segment.work import STAGE, open_fragments, relabelling_task, target_grid
+from lsdflow_segment.work import STAGE, open_fragments, relabelling_task
 
 LOG = logging.getLogger("lsdflow.segment")
 
@@ -211,7 +212,7 @@ def validate(experiment: Experiment) -> list[StageError]:
         checks.append(lambda: _require_regions(experiment, config))
     if layout.manifest("agglomerate").exists():
         checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
-    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    problems = problems_of(checks)
     return problems + problems_of_store(experiment)
 
 
@@ -268,15 +269,7 @@ def _require_regions(experiment: Experiment, config: SegmentConfig) -> None:
     written = grid.box
     if experiment.layout.manifest("watershed").exists():
         written = open_fragments(experiment, grid).box
-    region_box(config.roi, grid, written, "segment.roi")
-    truth = open_truth(experiment, config, grid)
+    region_box(config.roi, grid.voxel_size_nm, written, "segment.roi")
+    truth = truth_for_advice(experiment, config, grid)
     if truth is not None:
         truth_box(config, grid, written, truth.labels.box)
-
-
-def _problem_of(check: Callable[[], object]) -> StageError | None:
-    try:
-        check()
-    except StageError as error:
-        return error
-    return None

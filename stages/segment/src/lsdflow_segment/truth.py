@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.geometry import Box
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_metrics.scores import score
+from lsdflow_runtime.target import Truth
 from lsdflow_runtime.volumes import Volume
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.lut_pieces import Piece
-
-
-@dataclass(frozen=True)
-class Truth:
-    """True labels on the target's grid, and their mask if there is one: masked-out voxels count as not labelled."""
-
-    labels: Volume
-    mask: Volume | None
-
-    def read(self, box: Box) -> NDArray[np.uint64]:
-        """Labels of `box` (z, y, x), 0 where the mask says ignore."""
-        labels = self.labels.read(box).astype(np.uint64)
-        if self.mask is not None:
-            labels[self.mask.read(box) == MaskState.IGNORE] = 0
-        return labels
 
 
 def fragments_against_truth(fragments: Volume, truth: Truth, boxes: Iterable[Box]) -> Contingency:

@@ -8,28 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.arrays import FRAGMENTS, RAW, SEGMENTATION, ArraySpec
+from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION, ArraySpec
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.lut import Lut, lut_name, read_lut
 from lsdflow_contract.manifest import work_key
+from lsdflow_contract.region import region_box
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan, block_plan
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource
 from lsdflow_segment.part_files import mapped
-from lsdflow_segment.regions import region_box
 from lsdflow_segment.relabel import relabel
 from lsdflow_segment.tables import luts_folder, mapped_lut_path
 
 STAGE = "segment"
-
-
-def target_grid(experiment: Experiment) -> Geometry:
-    """The grid of the target raw: voxels of all stages count on it."""
-    return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
 
 
 def open_fragments(experiment: Experiment, grid: Geometry) -> Volume:
@@ -74,7 +70,7 @@ def _lut_paths(
 
 
 def _plan(config: SegmentConfig, grid: Geometry, fragments: Volume) -> BlockPlan:
-    box = region_box(config.roi, grid, fragments.box, "segment.roi")
+    box = region_box(config.roi, grid.voxel_size_nm, fragments.box, "segment.roi")
     if config.block_shape is None:
         return BlockPlan(box, fragments.chunk_shape_vox)
     return block_plan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"), (0, 0, 0), "segment")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lsdflow_contract.arrays import AFFS, RAW
+from lsdflow_contract.arrays import AFFS
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.metadata import read_neighborhood
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
 from lsdflow_watershed.config import WatershedConfig
 
@@ -27,11 +28,6 @@ class WatershedInputs:
     neighborhood: tuple[Vox3, ...]
     mask: Volume | None
     identities: dict[str, str]
-
-
-def target_grid(experiment: Experiment) -> Geometry:
-    """The grid that every stage counts voxels on: that of the prepared raw volume."""
-    return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
 
 
 def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInputs:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
@@ -23,13 +23,14 @@ from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.store_facts import store_facts
 from lsdflow_runtime.stores import problems_of_store
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
 from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
-from lsdflow_watershed.inputs import WatershedInputs, open_inputs, open_mask, read_mask, target_grid
+from lsdflow_watershed.inputs import WatershedInputs, open_inputs, open_mask, read_mask
 from lsdflow_watershed.mutex_fragments import MutexRules, mutex_channels, usual_stride_vox
 from lsdflow_watershed.seamless_block import seamless_fragments_of_block
 
@@ -98,7 +99,7 @@ def validate(experiment: Experiment) -> list[StageError]:
     ]
     if experiment.layout.manifest("predict").exists():
         checks.append(lambda: _mutex_rules(open_inputs(experiment, config), config))
-    problems = [problem for check in checks if (problem := _problem_of(check)) is not None]
+    problems = problems_of(checks)
     problems += problems_of_store(experiment)
     return list({problem.message(): problem for problem in problems}.values())
 
@@ -174,11 +175,3 @@ def _mutex_rules(inputs: WatershedInputs, config: WatershedConfig) -> MutexRules
 
 def _resolved_mutex(mutex: MutexRules | None) -> dict[str, Any]:
     return {} if mutex is None else {"mutex_channels": [asdict(channel) for channel in mutex.channels]}
-
-
-def _problem_of(check: Callable[[], object]) -> StageError | None:
-    try:
-        check()
-    except StageError as error:
-        return error
-    return None

@@ -22,12 +22,12 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_contract.overlaps import NOT_LABELLED, Overlaps
-from lsdflow_evaluate.artefacts import Truth, open_truth, target_grid
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import Region, scored_regions
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.target import Truth, open_truth, target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
 
 
@@ -47,7 +47,7 @@ def counting_task(experiment: Experiment) -> BlockTask | None:
     Raises MissingInput if prepare or watershed have not finished, ConfigError for a region outside the data.
     """
     config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
-    if open_truth(experiment, config, grid) is None:
+    if open_truth(experiment, config.truth_dataset, grid) is None:
         return None
     volumes = open_counted(experiment)
     plan = _plan(config, grid, volumes.fragments, volumes.regions)
@@ -68,7 +68,7 @@ def counting_task(experiment: Experiment) -> BlockTask | None:
 def open_counted(experiment: Experiment) -> CountedVolumes:
     """Open what is counted. MissingInput if a volume is not there, ConfigError for a region outside the data."""
     config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
-    truth = open_truth(experiment, config, grid)
+    truth = open_truth(experiment, config.truth_dataset, grid)
     if truth is None:
         raise MissingInput("there is no truth", where=experiment.layout.target_volume)
     fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_evaluate.artefacts import Truth
+from lsdflow_contract.region import region_box
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.scores.regions import region_box
+from lsdflow_runtime.target import Truth
 from lsdflow_runtime.volumes import Volume, open_volume
 
 ROI, THRESHOLD_ROI, NAMED = "roi", "threshold_roi", "region_"
@@ -54,11 +54,12 @@ def scored_regions(experiment: Experiment, config: EvaluateConfig, grid: Geometr
 
     Raises ConfigError for a region outside the data, MissingInput for a mask that is not there.
     """
-    found = {ROI: Region(region_box(config.roi, grid, both, "evaluate.roi"))}
+    size_nm = grid.voxel_size_nm
+    found = {ROI: Region(region_box(config.roi, size_nm, both, "evaluate.roi"))}
     if config.threshold_roi is not None:
-        found[THRESHOLD_ROI] = Region(region_box(config.threshold_roi, grid, both, "evaluate.threshold_roi"))
+        found[THRESHOLD_ROI] = Region(region_box(config.threshold_roi, size_nm, both, "evaluate.threshold_roi"))
     for name, region in config.regions.items():
-        box = region_box(region.box, grid, both, f"evaluate.regions.{name}")
+        box = region_box(region.box, size_nm, both, f"evaluate.regions.{name}")
         mask = None if region.mask is None else _mask(experiment, region.mask, grid, name)
         found[f"{NAMED}{name}"] = Region(box, mask, region.mask)
     return found

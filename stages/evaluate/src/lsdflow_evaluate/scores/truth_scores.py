@@ -13,11 +13,11 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3
 from lsdflow_contract.lut import read_lut
-from lsdflow_evaluate.artefacts import Segmented, Truth
+from lsdflow_evaluate.artefacts import Segmented
 from lsdflow_evaluate.config import MONGO, EvaluateConfig
+from lsdflow_evaluate.lattice import strided
 from lsdflow_evaluate.report.data import Score
 from lsdflow_evaluate.scores.counting import CountedVolumes, counted
-from lsdflow_evaluate.scores.regions import strided
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_evaluate.scores.scored_regions import NAMED, ROI, THRESHOLD_ROI, Region
 from lsdflow_evaluate.scores.threshold_scores import ThresholdScore, best_of, runs_of, threshold_score
@@ -26,6 +26,7 @@ from lsdflow_evaluate.skeletons.nodes import Nodes
 from lsdflow_evaluate.skeletons.skeletonise import lattice_step_vox, skeletons_of
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.target import Truth
 
 # Thinning truth holds the whole lattice in memory: beyond this many points "auto" leaves it out.
 MOST_LATTICE_POINTS = 1 << 27

@@ -14,7 +14,7 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.shown_volumes import viewer_layers
 from lsdflow_contract.viewer_state import neuroglancer_state
-from lsdflow_evaluate.artefacts import Segmented, Truth
+from lsdflow_evaluate.artefacts import Segmented
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot
 from lsdflow_evaluate.report.records import FAILED, FINISHED, StageRecord
@@ -25,6 +25,7 @@ from lsdflow_evaluate.shown.layers import layers, open_layers, pictures, places_
 from lsdflow_evaluate.shown.snapshot import snapshot_of
 from lsdflow_evaluate.shown.stage_records import stage_record, stages_of_mode
 from lsdflow_evaluate.without_truth.seams import Seams
+from lsdflow_runtime.target import Truth
 from lsdflow_runtime.volumes import Volume
 
 VIEWER_HELP = (

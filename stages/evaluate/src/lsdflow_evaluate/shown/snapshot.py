@@ -11,9 +11,9 @@ from typing import cast
 import numpy as np
 
 from lsdflow_contract.geometry import Box, Nm3, Vox3
+from lsdflow_evaluate.lattice import strided
 from lsdflow_evaluate.report.data import Snapshot
 from lsdflow_evaluate.report.figures import colours_of_ids
-from lsdflow_evaluate.scores.regions import strided
 from lsdflow_evaluate.shown.neurites import Neurites, largest_labels, picture_of_neurites, view_from
 from lsdflow_runtime.volumes import Volume
 

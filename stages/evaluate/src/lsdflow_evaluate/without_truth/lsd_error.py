@@ -29,11 +29,11 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_contract.overlaps import Overlaps
-from lsdflow_evaluate.artefacts import target_grid
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 
 PART = "lsd_error"
