@@ -16,6 +16,7 @@ from lsdflow_launch.cli import app
 from lsdflow_launch.init import cli as start_cli
 from lsdflow_launch.init import experiment as start
 from lsdflow_launch.init import looking
+from lsdflow_launch.init.template import experiment_text
 
 TABLES = {
     "experiment": {"properties": {"profile": {"enum": ["tiny", "standard"]}, "mode": {"enum": ["acrlsd", "mtlsd"]}}},
@@ -155,3 +156,23 @@ def test_without_a_look_there_is_still_an_experiment(
 
     monkeypatch.setattr(looking, "_ask", fails)
     assert drafted(tmp_path)["experiment"]["profile"] == "standard"
+
+
+def test_the_keys_of_a_volume_are_explained_in_the_table_of_the_first() -> None:
+    keys = {"raw": {"description": "path"}, "sparse": {"description": "zeros, not lost", "default": False}}
+    told = experiment_text(
+        {
+            "prepare": {
+                "properties": {
+                    "training": {"type": "array", "items": {"$ref": "#/$defs/Volume"}},
+                    "target": {"anyOf": [{"$ref": "#/$defs/Volume"}, {"type": "null"}], "default": None},
+                },
+                "$defs": {"Volume": {"properties": keys}},
+            }
+        },
+        {"prepare": {"training": [{"raw": "a"}, {"raw": "b"}], "target": {"raw": "c", "sparse": True}}},
+    )
+    *_, first, second, target = told.split("\n\n[")
+    assert first == '[prepare.training]]\nraw = "a"\n# zeros, not lost\n# sparse = false'
+    assert second == '[prepare.training]]\nraw = "b"'
+    assert target.strip() == 'prepare.target]\nraw = "c"\nsparse = true'

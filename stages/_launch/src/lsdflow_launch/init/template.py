@@ -1,6 +1,7 @@
 """The commented experiment file, written from the schemas of the stages: one table each, chosen values active.
 
-Every key stands there with its description; a key at its default is commented out. What was proposed says why.
+Every key stands there with its description; a key at its default is commented out. What was proposed says why. Those
+of several volumes stand in the table of the first; the tables of [cluster] for single stages are left to its page.
 """
 
 from __future__ import annotations
@@ -55,13 +56,24 @@ def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any], why: Ma
     for key, value in nested.items():
         tables = value if isinstance(value, list) else [value]
         heading = f"[[{name}.{key}]]" if isinstance(value, list) else f"[{name}.{key}]"
-        for table in tables:
+        for number, table in enumerate(tables):
             yield ""
             yield heading
             for inner, given in table.items():
                 yield from _reason(why.get(f"{name}.{key}.{inner}", ""))
                 yield f"{inner} = {toml_value(given)}"
+            if number == 0:
+                yield from _not_given(table, schema["properties"].get(key, {}), schema.get("$defs", {}))
     yield ""
+
+
+def _not_given(table: Mapping[str, Any], about: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+    """The other keys of a table in a table, explained."""
+    choices = [about, about.get("items", {}), *about.get("anyOf", ())]
+    name = next((str(choice["$ref"]).rpartition("/")[2] for choice in choices if "$ref" in choice), "")
+    for key, of_key in known.get(name, {}).get("properties", {}).items():
+        if key not in table:
+            yield from _key(key, of_key, {}, "")
 
 
 def _is_table(value: Any) -> bool:
