@@ -79,3 +79,10 @@ def with_writes(change: Callable[[Work], Write]) -> Callable[..., int]:
 def killed_once(flag: Path) -> Callable[..., int]:
     """run_works, in which one worker is killed."""
     return with_writes(lambda work: partial(written_then_killed, work.write, flag))
+
+
+def killed_once_each(flags: Path) -> Callable[..., int]:
+    """run_works, in which one worker is killed in each work that several pieces make one of several processes."""
+    return with_writes(
+        lambda work: partial(written_then_killed, work.write, flags / work.name) if work.count > 1 else work.write
+    )

@@ -40,7 +40,11 @@ MeshError = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="processes that write (default: the cores that this job has); each holds a few blocks"),
+    typer.Option(
+        min=1,
+        help="processes that write (default: the cores that this job has); each holds a few blocks, or one segment: "
+        "of these no more than memory holds",
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
 
@@ -81,7 +85,8 @@ def precomputed(
     ] = 0,
     error_nm: MeshError = None,
     memory_gib: Annotated[
-        float, typer.Option("--shape-memory-gib", min=0, help="most memory that one of these segments may need")
+        float,
+        typer.Option("--shape-memory-gib", min=0, help="most memory that one of these segments may need"),
     ] = 4.0,
     debug: Debug = False,
 ) -> None:

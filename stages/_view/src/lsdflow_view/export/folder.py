@@ -1,6 +1,7 @@
 """The folder of an export: whose it is, what of it is finished, and what remains to be done after an interruption.
 
-OUT/.export/        while it is made: the lease of the one process that writes, keys of the layers, done marks
+OUT/.export/        while it is made: the lease of the one process that writes, keys of the layers, done marks, the
+                    segments that get meshes and skeletons (segment_works)
 What is finished is recorded by the format, in the metadata that it writes last; then .export is removed.
 """
 
@@ -61,8 +62,14 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
             )
         under_way.mkdir(parents=True, exist_ok=True)
     with interrupt_on_signals(), lease(under_way, "another process exports to this folder"):
-        _claim(under_way, finished or {}, keys)
+        # What another process has claimed meanwhile.
+        _require_same(under_way, finished or {}, keys)
         yield under_way
+
+
+def claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:
+    """Note the key of each layer before anything of it is written. Raises NotOurs (73) as `export_folder` does."""
+    write_json(under_way / NOTED, {**_require_same(under_way, finished, keys), **keys})
 
 
 def close_folder(out: Path) -> None:
@@ -107,11 +114,6 @@ def _sweep(folder: Path) -> None:
     with storage_errors(folder):
         for partial in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
             partial.unlink(missing_ok=True)
-
-
-def _claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:
-    """Note the key of each layer before anything of it is written."""
-    write_json(under_way / NOTED, {**_require_same(under_way, finished, keys), **keys})
 
 
 def _require_same(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from lsdflow_contract.manifest import Writer
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import OutputArray, Volume
 from lsdflow_view.export.coarser import coarser_values
-from lsdflow_view.export.folder import Work, close_folder, export_folder, run_works
+from lsdflow_view.export.folder import Work, claim, close_folder, export_folder, run_works
 from lsdflow_view.export.layers import USUAL, Layer, open_layer, open_layers
 from lsdflow_view.export.ngff_metadata import (
     PROVENANCE,
@@ -142,6 +142,7 @@ def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count:
     ]
     finished, keys = finished_layers(out), {image.layer.name: image.key for image in images}
     with export_folder(out, finished, keys) as under_way:
+        claim(under_way, finished or {}, keys)
         left = [image for image in images if image.layer.name not in (finished or {})]
         works = [image.work(level) for image in left for level in image.levels]
         written = run_works("export ome", "block", under_way, works, workers)

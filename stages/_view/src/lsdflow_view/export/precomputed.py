@@ -22,12 +22,12 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import whole_voxels
 from lsdflow_contract.manifest import Writer
-from lsdflow_view.export.folder import close_folder, export_folder, run_works
+from lsdflow_view.export.folder import UNDER_WAY, claim, close_folder, export_folder, run_works
 from lsdflow_view.export.layers import Layer, open_layers
 from lsdflow_view.export.precomputed_layer import PrecomputedLayer
 from lsdflow_view.export.pyramid import level_count, pyramid
 from lsdflow_view.export.read_back import ReadBack
-from lsdflow_view.export.shape_works import ShapeOptions, shape_works
+from lsdflow_view.export.shape_works import ShapeOptions, ShapeWork, shape_works
 
 RECORD = "lsdflow_export.json"
 
@@ -50,29 +50,48 @@ def export_precomputed(
 ) -> dict[str, int]:
     """Write the named layers (none: the usual ones) below `out`; returns how much of what was written now.
 
-    workers: processes that write blocks.
+    workers: processes that write blocks and shapes.
     """
     checked = ReadBack.of_fraction(experiment.compute.verify_fraction)
     layers = [_on_the_way(layer, out, options, checked) for layer in open_layers(experiment, named)]
-    # What cannot be is told before anything is written.
-    shaped = shape_works(_shaped(layers, shapes), shapes)
+    wanted = shape_works(_shaped(layers, shapes), out / UNDER_WAY, shapes)
     record, keys = _record(out), {layer.layer.name: layer.key for layer in layers}
     finished = None if record is None else record["layers"]
+    made = (record or {}).get("shapes", {})
     with export_folder(out, finished, keys) as under_way:
+        shaped = [work for work in wanted if made.get(_place(work)) != work.key]
+        _require_shapes(shaped, workers)
+        claim(under_way, finished or {}, keys)
         left = [layer for layer in layers if layer.layer.name not in (finished or {})]
         works = [work for layer in left for work in layer.works()]
         written = {"blocks": run_works("export precomputed", "block", under_way, works, workers)}
-        record = {"layers": {**(finished or {}), **keys}, "shapes": (record or {}).get("shapes", {})}
+        record = {"layers": {**(finished or {}), **keys}, "shapes": made}
         _finish(out, layers, record)
         for work in shaped:
-            name = f"{shapes.of}/{work.kind}"
-            if record["shapes"].get(name) != work.key:
-                written[work.name] = run_works(f"export {work.name}", "segment", under_way, [work.work()])
-                record["shapes"][name] = work.key
-                work.list_segments()
+            written[work.name] = _make(work, under_way, workers)
+            made[_place(work)] = work.key
         _finish(out, layers, record)
     close_folder(out)
     return written
+
+
+def _require_shapes(shaped: list[ShapeWork], workers: int) -> None:
+    """Find the segments of shapes that are to be made. What cannot be is told before any volume is written."""
+    for work in shaped[:1]:
+        work.segments.make(workers)
+    for work in shaped:
+        work.require_fit()
+
+
+def _make(work: ShapeWork, under_way: Path, workers: int) -> int:
+    """How many shapes were made."""
+    made = run_works(f"export {work.name}", "segment", under_way, [work.work()], work.workers(workers))
+    work.list_segments()
+    return made
+
+
+def _place(work: ShapeWork) -> str:
+    return f"{work.layer.layer.name}/{work.kind}"
 
 
 def _finish(out: Path, layers: list[PrecomputedLayer], record: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""Voxels and bounding box of every segment, from the blocks of a volume one after another."""
+"""Voxels and bounding box of every segment, from the blocks of a volume, or of a piece of it, one after another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import cc3d
 import fastremap
@@ -16,11 +16,12 @@ from lsdflow_contract.geometry import Box, Vox3
 BACKGROUND = 0
 # So many blocks' tables are kept before they are merged into one.
 _MERGED_AT_ONCE = 64
+_Integer = TypeVar("_Integer", np.int64, np.uint64)
 
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """One row a segment, ascending ids: id, voxels, first voxel and the one after the last (z, y, x)."""
+    """One row a segment: id, voxels, first voxel and the one after the last (z, y, x)."""
 
     ids: npt.NDArray[np.uint64]
     sizes_vox: npt.NDArray[np.int64]
@@ -34,14 +35,26 @@ class SegmentTable:
         """Bounding box of the segment of a row."""
         return Box.from_bounds(_vox3(self.begin_vox[row]), _vox3(self.end_vox[row]))
 
-    def largest(self, count: int | None) -> list[int]:
-        """Rows of the `count` segments with most voxels (None: all), the largest first, of equals the lowest id."""
-        order = np.lexsort((self.ids, -self.sizes_vox))
-        return [int(row) for row in order[:count]]
+    def largest(self, count: int) -> npt.NDArray[np.intp]:
+        """Rows of the `count` segments with most voxels, the largest first, of equals the lowest id."""
+        return np.lexsort((self.ids, -self.sizes_vox))[:count]
+
+    def take(self, rows: slice | npt.NDArray[np.intp]) -> SegmentTable:
+        """A table of these rows, a copy."""
+        return SegmentTable(
+            _copy(self.ids[rows]), _copy(self.sizes_vox[rows]), _copy(self.begin_vox[rows]), _copy(self.end_vox[rows])
+        )
+
+
+def no_segments() -> SegmentTable:
+    """A table without rows."""
+    return SegmentTable(
+        np.empty(0, np.uint64), np.empty(0, np.int64), np.empty((0, 3), np.int64), np.empty((0, 3), np.int64)
+    )
 
 
 def table_of_block(labels: npt.NDArray[Any], begin_vox: Vox3) -> SegmentTable:
-    """The segments of a block whose first voxel is `begin_vox`; background is none."""
+    """The segments of a block whose first voxel is `begin_vox`, ascending ids; background is none."""
     numbered, numbers = fastremap.renumber(labels, preserve_zero=True)
     found_ids = np.array([(number, label) for label, number in numbers.items() if number], np.uint64).reshape(-1, 2)
     ids = np.zeros(len(found_ids) + 1, np.uint64)
@@ -59,7 +72,7 @@ def table_of_block(labels: npt.NDArray[Any], begin_vox: Vox3) -> SegmentTable:
 
 
 def merged(tables: Sequence[SegmentTable]) -> SegmentTable:
-    """The tables of several blocks as one."""
+    """The tables of several blocks (at least one) as one, ascending ids."""
     ids = np.concatenate([table.ids for table in tables])
     order = np.argsort(ids, kind="stable")
     starts = np.flatnonzero(np.diff(ids[order], prepend=np.uint64(BACKGROUND)))
@@ -79,13 +92,18 @@ def merged(tables: Sequence[SegmentTable]) -> SegmentTable:
 
 
 def table_of_blocks(blocks: Iterable[tuple[npt.NDArray[Any], Vox3]]) -> SegmentTable:
-    """The segments of a whole volume, from its blocks and their first voxels."""
-    tables = [table_of_block(np.zeros((1, 1, 1), np.uint64), (0, 0, 0))]
+    """The segments of a volume, ascending ids, from its blocks and their first voxels."""
+    tables = [no_segments()]
     for labels, begin_vox in blocks:
         tables.append(table_of_block(labels, begin_vox))
         if len(tables) >= _MERGED_AT_ONCE:
             tables = [merged(tables)]
     return merged(tables)
+
+
+def _copy(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
+    """In memory, also what was mapped from a file."""
+    return np.array(values, order="C", subok=False)
 
 
 def _vox3(values: npt.NDArray[np.int64]) -> Vox3:

@@ -1,28 +1,28 @@
-"""Meshes and skeletons of chosen segments of a precomputed volume, segment by segment, each in bounded memory."""
+"""Meshes and skeletons of chosen segments of a precomputed volume: each is a piece for a worker, in bounded memory."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
-from cloudvolume import CloudVolume
 
 from lsdflow_contract.errors import UsageError
-from lsdflow_contract.files import storage_errors, write_json
+from lsdflow_contract.files import write_atomically, write_json
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.chunk_files import make_durable
 from lsdflow_view.export.folder import Work
+from lsdflow_view.export.memory import fitting_workers, free_memory_bytes
 from lsdflow_view.export.precomputed_layer import BLOCK_VOX, PrecomputedLayer
 from lsdflow_view.export.pyramid import Level
-from lsdflow_view.export.segments import SegmentTable, table_of_blocks
+from lsdflow_view.export.segment_works import PIECE_VOX, LargestSegments
+from lsdflow_view.export.segments import SegmentTable
 from lsdflow_view.export.shapes import (
     MESH_BYTES_PER_VOXEL,
     RADIUS,
@@ -33,6 +33,8 @@ from lsdflow_view.export.shapes import (
 
 LOG = logging.getLogger("lsdflow.export")
 Kind = Literal["mesh", "skeletons"]
+# A worker without any segment: its libraries, above all.
+PROCESS_BYTES = 300 * 2**20
 _BYTES_PER_VOXEL = {"mesh": MESH_BYTES_PER_VOXEL, "skeletons": SKELETON_BYTES_PER_VOXEL}
 
 
@@ -53,24 +55,27 @@ class ShapeOptions:
 
 @dataclass(frozen=True)
 class ShapeWork:
-    """The meshes, or the skeletons, of chosen segments."""
+    """The meshes, or the skeletons, of the `count` largest segments."""
 
     kind: Kind
-    layer: PrecomputedLayer
-    table: SegmentTable
-    rows: list[int]
+    count: int
+    segments: LargestSegments
     options: ShapeOptions
 
     @cached_property
     def key(self) -> str:
-        """Names what is made: segments, of which level, how exact."""
-        ids = [int(self.table.ids[row]) for row in self.rows]
-        return hash_of([self.layer.key, self.kind, ids, self.level.number, self.error_nm])
+        """Names what is made: of how many segments of which data, of which level, how exact."""
+        return hash_of([self.layer.key, self.kind, self.count, self.level.number, self.error_nm])
 
     @property
     def name(self) -> str:
         """The word for several of them."""
         return "meshes" if self.kind == "mesh" else "skeletons"
+
+    @property
+    def layer(self) -> PrecomputedLayer:
+        """Whose segments they are."""
+        return self.segments.layer
 
     @property
     def level(self) -> Level:
@@ -84,41 +89,52 @@ class ShapeWork:
         return min(self.level.voxel_size_nm) if told is None else told
 
     def work(self) -> Work:
-        """The segments, one after another."""
+        """The segments, the largest first. Only when their table is made."""
         return Work(
             name=f"{self.layer.layer.name}-{self.kind}",
             key=self.key,
-            count=len(self.rows),
+            count=len(self._table()),
             folder=self._folder,
             begin=self._begin,
-            write=lambda number: self._write(self.rows[number]),
+            write=self._write,
         )
+
+    def workers(self, wanted: int) -> int:
+        """As many of the `wanted` processes as memory holds if each has the segment that needs most."""
+        most = int(self._bytes(self.level.number).max(initial=0))
+        return fitting_workers(wanted, PROCESS_BYTES + most, free_memory_bytes(), self.name)
 
     def list_segments(self) -> None:
         """Name the segments, so that neuroglancer lists them beside the volume."""
         folder = self.layer.folder / "segment_properties"
-        write_json(folder / "info", segment_properties(self.table, self.rows))
+        write_json(folder / "info", segment_properties(self._table()))
 
     def require_fit(self) -> None:
         """UsageError (2) for a segment whose bounding box needs more memory than is allowed."""
-        allowed = self.options.memory_gib * 2**30
-        for row in self.rows:
-            needed = self._bytes(row, self.level.number)
-            if needed <= allowed:
-                continue
-            fits = [n for n in range(len(self.layer.levels)) if self._bytes(row, n) <= allowed]
-            coarser = f"take them from a coarser level: --shape-level {fits[0]}; or " if fits else ""
-            raise UsageError(
-                f"the bounding box of a segment is too large for its {self.kind}",
-                where=f"segment {self.table.ids[row]}: {self._box(row, self.level.number)}, level {self.level.number}",
-                wanted=f"at most {self.options.memory_gib:g} GiB",
-                found=f"about {needed / 2**30:.1f} GiB",
-                hint=f"{coarser}allow more: --shape-memory-gib {needed / 2**30:.1f}",
-            )
+        allowed, needed = self.options.memory_gib * 2**30, self._bytes(self.level.number)
+        too_large = np.flatnonzero(needed > allowed)
+        if len(too_large) == 0:
+            return
+        row = too_large[0]
+        fits = [n for n in range(len(self.layer.levels)) if self._bytes(n)[row] <= allowed]
+        coarser = f"take them from a coarser level: --shape-level {fits[0]}; or " if fits else ""
+        gib = needed[row] / 2**30
+        raise UsageError(
+            f"the bounding box of a segment is too large for its {self.kind}",
+            where=f"segment {self._table().ids[row]}: {self._boxes(self.level.number).box(row)}, "
+            f"level {self.level.number}",
+            wanted=f"at most {self.options.memory_gib:g} GiB",
+            found=f"about {gib:.1f} GiB",
+            hint=f"{coarser}allow more: --shape-memory-gib {gib:.1f}",
+        )
 
     @property
     def _folder(self) -> Path:
         return self.layer.folder / self.kind
+
+    def _table(self) -> SegmentTable:
+        """The segments, a copy: the file's own is not to be kept."""
+        return self.segments.table().take(slice(self.count))
 
     def _begin(self) -> bool:
         """The info of the shapes; that of the volume names them only when they are all there."""
@@ -126,26 +142,24 @@ class ShapeWork:
         write_json(self._folder / "info", _INFO[self.kind])
         return new
 
-    def _write(self, row: int) -> None:
-        segment, box = int(self.table.ids[row]), self._box(row, self.options.level)
+    def _write(self, number: int) -> None:
+        row = self.segments.table().take(slice(number, number + 1))
+        segment, box = int(row.ids[0]), self._on_level(row, self.level.number).box(0)
         mask = self._mask(segment, box)
         if not mask.any():
             LOG.warning("segment %d has no voxel in level %d: it gets no %s", segment, self.level.number, self.kind)
             return
-        size = self.level.voxel_size_nm
-        with storage_errors(self._folder):
-            if self.kind == "mesh":
-                mesh = mesh_of(mask, box.begin_vox, size, self.error_nm, segment)
-                self._opened.mesh.put(mesh, compress=None)
-                names = [f"{segment}:0", f"{segment}:0:1"]
-            else:
-                self._opened.skeleton.upload(skeleton_of(mask, box.begin_vox, size, segment))
-                names = [str(segment)]
-            make_durable(self._folder, [self._folder / name for name in names])
+        for name, content in self._files(segment, mask, box.begin_vox).items():
+            write_atomically(self._folder / name, partial(_put, content))
 
-    @cached_property
-    def _opened(self) -> CloudVolume:
-        return self.layer.open(self.options.level)
+    def _files(self, segment: int, mask: npt.NDArray[np.bool_], begin_vox: Vox3) -> dict[str, bytes]:
+        """Whole files, by name; what names another one comes last."""
+        size = self.level.voxel_size_nm
+        if self.kind == "skeletons":
+            return {str(segment): skeleton_of(mask, begin_vox, size, segment).to_precomputed()}
+        mesh, fragment = mesh_of(mask, begin_vox, size, self.error_nm, segment), f"{segment}:0:1"
+        manifest = json.dumps({"fragments": [fragment]}, separators=(",", ":")).encode()
+        return {fragment: mesh.to_precomputed(), f"{segment}:0": manifest}
 
     def _mask(self, segment: int, box: Box) -> npt.NDArray[np.bool_]:
         mask = np.zeros(box.shape_vox, np.bool_)
@@ -153,57 +167,53 @@ class ShapeWork:
             mask[block.write.slices(box.begin_vox)] = self.layer.read(self.options.level, block.write) == segment
         return mask
 
-    def _box(self, row: int, number: int) -> Box:
-        """The segment's bounding box in voxels of a level."""
-        begin, end = self.table.box(row).begin_vox, self.table.box(row).end_vox
+    def _boxes(self, number: int) -> SegmentTable:
+        return self._on_level(self._table(), number)
+
+    def _on_level(self, table: SegmentTable, number: int) -> SegmentTable:
+        """The same segments, with their bounding boxes in voxels of a level."""
+        begin, end = table.begin_vox, table.end_vox
         for level in self.layer.levels[1 : number + 1]:
-            begin = _three(b // s for b, s in zip(begin, level.step, strict=True))
-            end = _three(-(-e // s) for e, s in zip(end, level.step, strict=True))
-        return Box.from_bounds(begin, end)
+            begin, end = begin // level.step, -(-end // level.step)
+        return replace(table, begin_vox=begin, end_vox=end)
 
-    def _bytes(self, row: int, number: int) -> int:
-        return self._box(row, number).grow((1, 1, 1)).size * _BYTES_PER_VOXEL[self.kind]
+    def _bytes(self, number: int) -> npt.NDArray[np.int64]:
+        """Memory that each segment needs, with a voxel of background all around."""
+        boxes = self._boxes(number)
+        edges = boxes.end_vox - boxes.begin_vox + 2
+        needed: npt.NDArray[np.int64] = edges.prod(axis=1) * _BYTES_PER_VOXEL[self.kind]
+        return needed
 
 
-def shape_works(layer: PrecomputedLayer | None, options: ShapeOptions) -> list[ShapeWork]:
-    """What is to be made of the largest segments of a layer (None: nothing) as soon as its levels are written.
+def shape_works(layer: PrecomputedLayer | None, under_way: Path, options: ShapeOptions) -> list[ShapeWork]:
+    """What is wanted of the largest segments of a layer (None: nothing) whose export goes on in `under_way`.
 
-    Raises UsageError (2) if the layer has no such level or a segment is too large.
+    Raises UsageError (2) if the layer has no such level.
     """
     if layer is None:
         return []
     if options.level >= len(layer.levels):
         raise UsageError("no such level", where="--shape-level", wanted=f"0 to {len(layer.levels) - 1}")
     wanted: tuple[tuple[Kind, int], ...] = (("mesh", options.meshes), ("skeletons", options.skeletons))
-    table = table_of_blocks(_blocks(layer))
-    works = [ShapeWork(kind, layer, table, table.largest(count), options) for kind, count in wanted if count]
-    for work in works:
-        work.require_fit()
-    return works
+    # One table for both: it is made once.
+    segments = LargestSegments(layer, under_way, max(count for _, count in wanted), PIECE_VOX)
+    return [ShapeWork(kind, count, segments, options) for kind, count in wanted if count]
 
 
-def segment_properties(table: SegmentTable, rows: list[int]) -> dict[str, Any]:
+def segment_properties(table: SegmentTable) -> dict[str, Any]:
     """The list of chosen segments that neuroglancer shows beside the volume, with their voxels."""
     voxels = {"id": "voxels", "type": "number", "data_type": "float32"}
     return {
         "@type": "neuroglancer_segment_properties",
         "inline": {
-            "ids": [str(table.ids[row]) for row in rows],
-            "properties": [{**voxels, "values": [float(table.sizes_vox[row]) for row in rows]}],
+            "ids": [str(segment) for segment in table.ids.tolist()],
+            "properties": [{**voxels, "values": [float(size) for size in table.sizes_vox.tolist()]}],
         },
     }
 
 
-def _blocks(layer: PrecomputedLayer) -> Iterator[tuple[npt.NDArray[Any], Vox3]]:
-    """The source's blocks, and where they lie on the grid of the world."""
-    volume, begin = layer.layer.volume, layer.levels[0].box.begin_vox
-    for block in BlockPlan(volume.box, volume.chunk_shape_vox).blocks():
-        yield volume.read(block.write), block.write.translate(begin).begin_vox
-
-
-def _three(values: Iterator[int]) -> Vox3:
-    z, y, x = values
-    return z, y, x
+def _put(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 _INFO: dict[str, dict[str, Any]] = {
