@@ -1,6 +1,7 @@
 """Every command of the documentation is executed, or is one that our programs take, or there is a reason why not.
 
 1. a few are executed in-process, in an experiment that an earlier contract left (tests/data/archives)
+   and those that begin with volumes of one's own are typed in an empty folder (test_own_data.py)
 2. all of ours are taken apart as the applications would: verb, options, number of arguments, keys of --set
 3. all others stand in not_run.py, with a reason
 What is no command is marked as text, toml or python where it stands.
