@@ -19,9 +19,10 @@ from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.source_revision import source_revision
 
-# Set by the wrappers and the launcher: digest of the image, source revision, job (scheduler's id, restarts, node).
-DIGEST_VARIABLE, REVISION_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_REVISION", "LSDFLOW_JOB"
+# Set by the wrappers and the launcher: digest of the image, job (scheduler's id, restarts, node).
+DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"
 
 
 class Writer(StrictModel):
@@ -34,15 +35,13 @@ class Writer(StrictModel):
 
     @classmethod
     def of(cls, stage: str) -> Writer:
-        """The running stage; the image gives its digest and revision by environment variables."""
+        """The running stage; an image tells its digest and revision by environment variables, a clone its commit."""
         try:
             stage_version = version(f"lsdflow-{stage}")
         except PackageNotFoundError:
             stage_version = "unknown"
         digest = os.environ.get(DIGEST_VARIABLE, "")
-        return cls(
-            stage=stage, version=stage_version, image_digest=digest, revision=os.environ.get(REVISION_VARIABLE, "")
-        )
+        return cls(stage=stage, version=stage_version, image_digest=digest, revision=source_revision())
 
 
 class Manifest(StrictModel):

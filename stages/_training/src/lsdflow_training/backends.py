@@ -11,7 +11,7 @@ import os
 from types import ModuleType
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_contract.manifest import REVISION_VARIABLE
+from lsdflow_contract.source_revision import REVISION_VARIABLE
 
 
 def tensorflow_problems(backend: str) -> list[ConfigError]:

@@ -17,8 +17,9 @@ from lsdflow_contract.errors import BadData, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of_file
-from lsdflow_contract.manifest import REVISION_VARIABLE, read_manifest, require_contract
+from lsdflow_contract.manifest import read_manifest, require_contract
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.source_revision import source_revision
 from lsdflow_launch.chain import stages_of
 
 
@@ -69,7 +70,7 @@ def write_result(
         experiment_hash=hash_of_file(experiment.path),
         host=socket.gethostname(),
         job=os.environ.get("SLURM_JOB_ID", ""),
-        revision=os.environ.get(REVISION_VARIABLE, ""),
+        revision=source_revision(),
         ended=time.time(),
     )
     write_json(path, json.loads(result.model_dump_json()))
