@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_contract.errors import NotOurs, UsageError
+from lsdflow_contract.errors import ConfigError, NotOurs
 from lsdflow_train_acrlsd.cli import app
 from lsdflow_training import measured
 from lsdflow_training.measured import measure_training, steady_speed
@@ -41,8 +41,8 @@ def test_steps_are_done_elsewhere_and_the_experiment_stays_as_it_is(
         measure_training(made, tmp_path / "steps")
 
 
-def test_a_training_with_tensorflow_is_not_measured(prepared, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="tensorflow"):
+def test_a_training_with_tensorflow_is_measured_where_tensorflow_is_alone(prepared, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tensorflow"):
         measure_training(prepared("affinities", backend="tensorflow"), tmp_path / "steps")
     assert not (tmp_path / "steps").exists()
 

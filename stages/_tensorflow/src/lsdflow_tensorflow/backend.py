@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from lsdflow_contract.errors import UsageError
-from lsdflow_tensorflow.cluster import find_cluster
+from lsdflow_tensorflow.cluster import Cluster, find_cluster
 from lsdflow_tensorflow.limits import require_possible, shared_among
-from lsdflow_tensorflow.trainer import train
+from lsdflow_tensorflow.trainer import TensorflowTrainer, train
+from lsdflow_training.build import FrozenLsd
+from lsdflow_training.data.pipeline import Source
+from lsdflow_training.outcome import Outcome
 from lsdflow_training.prepared import Prepared
+from lsdflow_training.recipe import Recipe
 
-__all__ = ["prepare", "train"]
+__all__ = ["prepare", "train", "train_alone"]
 
 
 def prepare(prepared: Prepared, replacing: bool) -> tuple[Prepared, bool]:
@@ -30,3 +36,13 @@ def prepare(prepared: Prepared, replacing: bool) -> tuple[Prepared, bool]:
             hint="delete this folder, then run without --replace",
         )
     return replace(prepared, recipe=recipe), cluster.is_chief
+
+
+def train_alone(
+    recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
+) -> Outcome:
+    """Train with this process alone, whatever TF_CONFIG or SLURM say: to measure some steps."""
+    alone = Cluster()
+    shared = shared_among(recipe, alone)
+    require_possible(shared, alone)
+    return TensorflowTrainer(shared, sources, folder, training_key, lsd, alone).run()

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lsdflow_contract.errors import NotOurs, UsageError
+from lsdflow_contract.errors import NotOurs
+from lsdflow_training.backends import tensorflow_backend
 from lsdflow_training.prepared import Prepared
 from lsdflow_training.processes.distribution import Distribution
 from lsdflow_training.recipe import Recipe
@@ -30,14 +31,16 @@ STEPS_OF_THE_START = 2
 def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = None) -> dict[str, Any]:
     """Iterations a second of one process, and memory; `folder` is left with what was written.
 
-    Raises NotOurs (73) for a folder that holds something, UsageError (2) for tensorflow, and what a training raises.
+    Raises NotOurs (73) for a folder that holds something, ConfigError (78) where tensorflow is asked for and not there,
+    and what a training raises. GPU memory is told of torch alone.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise NotOurs("the folder of the measurement is not empty", where=folder, hint="name one that does not exist")
-    if prepared.config.backend == "tensorflow":
-        raise UsageError("a training with tensorflow is not measured", hint="its log tells its speed")
-    from lsdflow_training.trainer import train
-
+    with_tensorflow = prepared.config.backend == "tensorflow"
+    if with_tensorflow:
+        train = tensorflow_backend().train_alone
+    else:
+        from lsdflow_training.trainer import train
     folder.mkdir(parents=True, exist_ok=True)
     recipe = _some_steps(prepared.recipe)
     outcome = train(recipe, prepared.sources, folder, prepared.key, lsd)
@@ -46,7 +49,7 @@ def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = N
         "iteration": outcome.iteration,
         "seconds": 60 * outcome.minutes,
         "peak_rss_mib": _peak_rss_mib(recipe.num_workers),
-        **_device_taken(recipe.device),
+        **({"device": recipe.device} if with_tensorflow else _device_taken(recipe.device)),
         "host": socket.gethostname(),
     }
 
