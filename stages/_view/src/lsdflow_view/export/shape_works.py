@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -118,7 +119,8 @@ class ShapeWork:
         row = too_large[0]
         fits = [n for n in range(len(self.layer.levels)) if self._bytes(n)[row] <= allowed]
         coarser = f"take them from a coarser level: --shape-level {fits[0]}; or " if fits else ""
-        gib = needed[row] / 2**30
+        # What is told is enough: rounded up.
+        gib = math.ceil(needed[row] / 2**30 * 10) / 10
         raise UsageError(
             f"the bounding box of a segment is too large for its {self.kind}",
             where=f"segment {self._table().ids[row]}: {self._boxes(self.level.number).box(row)}, "
