@@ -123,6 +123,7 @@ def test_hostile_names_are_shown_as_text_wherever_they_come_from() -> None:
         roi=HOSTILE,
         advice=HOSTILE,
         crumbs=HOSTILE,
+        larger_error=HOSTILE,
         neuroglancer_help=HOSTILE,
         neuroglancer_state={"name": HOSTILE},
         settings={HOSTILE: HOSTILE},

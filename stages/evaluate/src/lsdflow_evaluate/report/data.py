@@ -172,7 +172,8 @@ class ReportData:
     """Everything the page shows. Only `experiment` and `created` are always there.
 
     `folder`: the name of the experiment's folder; `refresh_s`: the page is loaded again after so long (a run goes on);
-    `no_scores`: why there are none; `crumbs`: what to do where fragments are far too small.
+    `no_scores`: why there are none; `crumbs`: what to do where fragments are far too small;
+    `larger_error`: whether neurons are rather cut or merged, and what would help.
     """
 
     experiment: str
@@ -184,6 +185,7 @@ class ReportData:
     segment_counts: tuple[SegmentCount, ...] = ()
     advice: str = ""
     crumbs: str = ""
+    larger_error: str = ""
     seams: str = ""
     pictures: tuple[Picture, ...] = ()
     losses: tuple[LossCurve, ...] = ()

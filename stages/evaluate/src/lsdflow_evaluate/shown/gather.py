@@ -19,6 +19,7 @@ from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot
 from lsdflow_evaluate.report.records import FAILED, FINISHED, StageRecord
 from lsdflow_evaluate.scores.comparing import Compared
+from lsdflow_evaluate.scores.larger_error import larger_error
 from lsdflow_evaluate.scores.scores_file import lsd_error_text, score_rows, verdict, worst_places
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.layers import layers, open_layers, pictures, places_in, shown_box
@@ -69,6 +70,7 @@ def report_data(
         no_scores=str(scores.get("reason", "")),
         segment_counts=history.segment_counts(facts, _chosen(segmented, scores)),
         advice=_advice(segmented),
+        larger_error=larger_error(scores),
         crumbs=_crumbs(segmented, finished.get("watershed")),
         seams=str(Seams.of_dict(scores["seams"])) if "seams" in scores else "",
         worst=worst_places(scores),

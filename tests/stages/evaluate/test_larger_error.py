@@ -1,0 +1,47 @@
+"""The report says in words which error is the larger one, and whether another threshold would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lsdflow_evaluate.scores.larger_error import larger_error
+
+
+def scores(
+    split: float, merge: float, zero: float = 0.0, others: tuple[tuple[float, float], ...] = ()
+) -> dict[str, Any]:
+    """scores.json of threshold 0.5; `others`: (threshold, VOI) of the same merge function."""
+    chosen = {"merge_function": "mean", "threshold": 0.5, "voi": split + merge}
+    rows = [chosen, *({"merge_function": "mean", "threshold": t, "voi": voi} for t, voi in others)]
+    rows.append({"merge_function": "hist_quant_75", "threshold": 0.1, "voi": 0.0})
+    return {**chosen, "voi_split": split, "voi_merge": merge, "zero_fraction": zero, "thresholds": rows}
+
+
+def test_cut_neurons_are_told_with_the_best_threshold_of_the_same_merge_function() -> None:
+    said = larger_error(scores(2.0, 0.5, others=((0.6, 1.8), (0.8, 2.2))))
+    assert said.startswith("Neurons are cut in pieces")
+    assert "a higher threshold merges more" in said
+    assert "0.6 is the best of those tried, with a VOI of 1.80" in said
+
+
+def test_merged_neurons_are_told_and_that_no_threshold_helps() -> None:
+    said = larger_error(scores(0.5, 2.0, others=((0.4, 2.5), (0.6, 2.6))))
+    assert said.startswith("Neurons run together")
+    assert "a lower threshold merges less" in said
+    assert "None of those tried has a smaller VOI" in said
+
+
+@pytest.mark.parametrize(("split", "merge"), [(1.0, 1.0), (1.4, 1.0), (0.05, 0.0)])
+def test_balanced_or_tiny_errors_need_no_words(split: float, merge: float) -> None:
+    assert larger_error(scores(split, merge)) == ""
+
+
+def test_missing_neurons_are_told_with_their_share() -> None:
+    assert larger_error(scores(1.0, 1.0, zero=0.3)).startswith("30.0% of the true neurons' voxels belong to no segment")
+    assert larger_error(scores(1.0, 1.0, zero=0.01)) == ""
+
+
+def test_without_truth_there_are_no_words() -> None:
+    assert larger_error({"has_truth": False, "reason": "no truth", "thresholds": []}) == ""
