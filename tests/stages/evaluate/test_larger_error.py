@@ -39,7 +39,7 @@ def test_balanced_or_tiny_errors_need_no_words(split: float, merge: float) -> No
 
 
 def test_missing_neurons_are_told_with_their_share() -> None:
-    assert larger_error(scores(1.0, 1.0, zero=0.3)).startswith("30.0% of the true neurons' voxels belong to no segment")
+    assert larger_error(scores(1.0, 1.0, zero=0.3)).startswith("30.0% of the true neurons' voxels are in no segment")
     assert larger_error(scores(1.0, 1.0, zero=0.01)) == ""
 
 
