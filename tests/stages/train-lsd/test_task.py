@@ -45,15 +45,33 @@ def test_other_settings_after_training_are_refused_unless_replaced(tmp_path) -> 
     assert call("run", toml, *other, "--replace").exit_code == 0
 
 
-@pytest.mark.parametrize(("job", "goes_on"), [("", False), ("7 restart 0", False), ("7 restart 1", True)])
-def test_a_requeued_job_that_replaces_keeps_what_it_has_trained_since(tmp_path, monkeypatch, job, goes_on) -> None:
+@pytest.mark.parametrize("job", ["", "7 restart 0", "7 restart 1"])
+def test_replace_keeps_a_training_of_the_same_settings_and_says_so(tmp_path, monkeypatch, caplog, job) -> None:
     toml = micro_experiment(tmp_path)
-    first = bundle_folder(tmp_path / "train" / "train-lsd" / "checkpoints", 2)
+    folder = tmp_path / "train" / "train-lsd"
+    first = bundle_folder(folder / "checkpoints", 2)
     assert call("run", toml, "--set", "train-lsd.max_iteration=2").exit_code == 0
     (first / "of the first start").touch()
     monkeypatch.setenv("LSDFLOW_JOB", job)
+    with caplog.at_level("INFO", logger="lsdflow.training"):
+        assert call("run", toml, "--replace").exit_code == 0
+    assert (first / "of the first start").exists()
+    assert "iteration 2 was trained with the same settings and inputs; it is kept" in caplog.text
+    assert f"delete {folder} first" in caplog.text
+    assert read_manifest(ExperimentLayout(tmp_path), "train-lsd").facts["iteration"] == 3
+
+
+def test_replace_trains_anew_where_all_checkpoints_are_damaged_as_the_refusal_says(tmp_path) -> None:
+    toml = micro_experiment(tmp_path)
+    assert call("run", toml).exit_code == 0
+    checkpoints = tmp_path / "train" / "train-lsd" / "checkpoints"
+    for state in checkpoints.glob("*/resume.pt"):
+        state.write_bytes(b"damaged")
+    refused = call("run", toml)
+    assert refused.exit_code == 65
     assert call("run", toml, "--replace").exit_code == 0
-    assert (first / "of the first start").exists() == goes_on
+    assert not any(state.read_bytes() == b"damaged" for state in checkpoints.glob("*/resume.pt"))
+    assert read_manifest(ExperimentLayout(tmp_path), "train-lsd").facts["iteration"] == 3
 
 
 def test_a_requeued_job_replaces_the_training_of_others_that_its_first_start_did_not_reach(

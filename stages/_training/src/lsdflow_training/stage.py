@@ -14,7 +14,7 @@ from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_fol
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import JOB_VARIABLE, Manifest, Writer, read_manifest
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_training.backends import tensorflow_backend, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.sampling import (
@@ -85,7 +85,7 @@ def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
 
     with open_group(ranks, prepared.recipe.device, how.peer_timeout_s) as group:
         if group.writes:
-            _make_room(prepared, replace, again=ranks.attempt != "0" or _job_restarts() > 0)
+            _make_room(prepared, replace)
         group.wait_for_all()
         outcome = train(prepared.recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
         if outcome.best is not None:
@@ -96,7 +96,7 @@ def _train_with_tensorflow(prepared: Prepared, replace: bool, lsd: Any) -> None:
     backend = tensorflow_backend()
     shared, writes = backend.prepare(prepared, replace)
     if writes:
-        _make_room(shared, replace, again=_job_restarts() > 0)
+        _make_room(shared, replace)
     outcome = backend.train(shared.recipe, shared.sources, shared.folder, shared.key, lsd)
     if outcome.best is not None:
         _leave_manifest(shared, outcome, outcome.best)
@@ -211,38 +211,41 @@ def _volumes(
     return chosen_volumes(experiment.layout.training_volume("any").parent, config, tuple(probabilities))
 
 
-def _job_restarts() -> int:
-    """How often the scheduler has started this job before; 0 outside of a job."""
-    restarts = os.environ.get(JOB_VARIABLE, "").rpartition(" restart ")[2]
-    return int(restarts) if restarts.isdigit() else 0
-
-
-def _make_room(prepared: Prepared, replace: bool, again: bool) -> None:
-    """Delete an earlier training if asked to; refuse to mix two.
-
-    again: the same command has been started before. What it has trained since then is not what it was to delete.
-    """
-    if replace and not (again and _has_trained(prepared)):
+def _make_room(prepared: Prepared, replace: bool) -> None:
+    """Delete an earlier training of another key if asked to; refuse to mix two. One of the same key is always kept."""
+    trained = _trained_to(prepared) if replace else None
+    manifest = prepared.experiment.layout.manifest(prepared.recipe.stage)
+    if replace and trained is None:
         shutil.rmtree(prepared.folder, ignore_errors=True)
-        prepared.experiment.layout.manifest(prepared.recipe.stage).unlink(missing_ok=True)
+        manifest.unlink(missing_ok=True)
         return
     try:
         found = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
     except MissingInput:
-        return
-    if found.key != prepared.key:
-        raise NotOurs(
-            "this experiment was trained with other parameters or volumes",
-            where=prepared.folder,
-            hint="run with --replace to train anew, or restore the earlier settings",
+        found = None
+    if found is not None and found.key != prepared.key:
+        if not replace:
+            raise NotOurs(
+                "this experiment was trained with other parameters or volumes",
+                where=prepared.folder,
+                hint="run with --replace to train anew, or restore the earlier settings",
+            )
+        manifest.unlink()
+    if trained is not None:
+        LOG.info(
+            "--replace: iteration %d was trained with the same settings and inputs; it is kept, and gone on from. "
+            "To train anew all the same, delete %s first",
+            trained,
+            prepared.folder,
         )
 
 
-def _has_trained(prepared: Prepared) -> bool:
-    """True if there is a checkpoint of this training to go on from."""
+def _trained_to(prepared: Prepared) -> int | None:
+    """Iteration of the checkpoint of this training to go on from; None if there is none, or all are damaged."""
     from lsdflow_training.checkpoints import newest_valid
 
     try:
-        return newest_valid(prepared.folder / "checkpoints", prepared.key) is not None
+        resumed = newest_valid(prepared.folder / "checkpoints", prepared.key)
     except (NotOurs, BadData):
-        return False
+        return None
+    return None if resumed is None else resumed.bundle.iteration
