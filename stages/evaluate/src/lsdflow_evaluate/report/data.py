@@ -157,6 +157,32 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class SnapshotRow:
+    """One dataset of a training's snapshot; of a prediction the mean squared error where the weight is > 0, and the
+    share of values that have one (None of other datasets)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: float
+    high: float
+    error: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSnapshot:
+    """The newest snapshot of a training that can be read: titled pictures of its middle plane, Raw first, and its
+    datasets. `iteration` None: none can be; `left_out`: a sentence for each newer one that cannot."""
+
+    stage: str
+    iteration: int | None
+    pictures: tuple[tuple[str, Picture], ...] = ()
+    rows: tuple[SnapshotRow, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class WorstPlace:
     """A split or a merge, what it costs, the voxel (z, y, x of the target's grid) where it is seen, and that in nm."""
 
@@ -200,6 +226,7 @@ class ReportData:
     fragments_by: FragmentsBy = "seamless"
     settings: dict[str, str] = field(default_factory=dict)
     snapshot: Snapshot | None = None
+    trained: tuple[TrainingSnapshot, ...] = ()
     stages: tuple[StageRecord, ...] = ()
     worst: tuple[WorstPlace, ...] = ()
     folder: str = "DIR"

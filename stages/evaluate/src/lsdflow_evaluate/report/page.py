@@ -25,16 +25,18 @@ from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.report.records import StageRecord
 from lsdflow_evaluate.report.snapshot_view import SnapshotView, snapshot_view
 from lsdflow_evaluate.report.timeline import timeline
+from lsdflow_evaluate.report.training_view import TrainingView, training_view
 
 
 @dataclass(frozen=True)
 class _Looks:
-    """What several pages show, made once: planes of figures, the snapshot, charts, maps of blocks by stage."""
+    """What pages show, made once: planes of figures, the snapshot, charts; maps of blocks and trainings by stage."""
 
     planes: tuple[content.Plane, ...]
     snapshot: SnapshotView | None
     charts: dict[str, list[str]]
     maps: dict[str, tuple[MapPicture, ...]]
+    trained: dict[str, TrainingView]
 
     @classmethod
     def of(cls, data: ReportData) -> _Looks:
@@ -43,6 +45,7 @@ class _Looks:
             snapshot_view(data.snapshot) if data.snapshot else None,
             numbers.charts(data),
             {record.stage: map_pictures(record.blocks) for record in data.stages if record.blocks},
+            {snapshot.stage: training_view(snapshot) for snapshot in data.trained},
         )
 
 
@@ -68,6 +71,7 @@ def _report(data: ReportData, looks: _Looks) -> str:
         record=None,
         tiles=content.tiles(data),
         planes=looks.planes,
+        trained=list(looks.trained.values()),
         snapshot=looks.snapshot,
         charts={name: _safe(svgs) for name, svgs in looks.charts.items()},
         stages=numbers.stage_rows(data),
@@ -96,6 +100,7 @@ def _stage(data: ReportData, record: StageRecord, looks: _Looks) -> str:
         tiles=stage_content.tiles(data, record),
         panels=panels,
         planes=looks.planes if over_raw else (),
+        trained=looks.trained.get(record.stage),
         snapshot=looks.snapshot if record.stage == "segment" else None,
         charts=_safe(stage_content.charts(data, record, looks.charts)),
         maps=looks.maps.get(record.stage, ()),

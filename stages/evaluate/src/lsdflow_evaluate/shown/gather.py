@@ -16,7 +16,7 @@ from lsdflow_contract.shown_volumes import viewer_layers
 from lsdflow_contract.viewer_state import neuroglancer_state
 from lsdflow_evaluate.artefacts import Segmented
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot
+from lsdflow_evaluate.report.data import Picture, ReportData, Snapshot, TrainingSnapshot
 from lsdflow_evaluate.report.records import FAILED, FINISHED, StageRecord
 from lsdflow_evaluate.scores.comparing import Compared
 from lsdflow_evaluate.scores.larger_error import larger_error
@@ -25,6 +25,7 @@ from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.layers import layers, open_layers, pictures, places_in, shown_box
 from lsdflow_evaluate.shown.snapshot import snapshot_of
 from lsdflow_evaluate.shown.stage_records import stage_record, stages_of_mode
+from lsdflow_evaluate.shown.training_snapshots import training_snapshot
 from lsdflow_evaluate.without_truth.seams import Seams
 from lsdflow_runtime.target import Truth
 from lsdflow_runtime.volumes import Volume
@@ -78,6 +79,7 @@ def report_data(
         pictures=seen.pictures,
         snapshot=seen.snapshot,
         losses=history.loss_curves(experiment),
+        trained=_trained(experiment, config.picture_edge_vox),
         block_times=collector.collect("evaluate", lambda: history.block_times(experiment), ()),
         segment_sizes=history.segment_sizes(segmented.manifest) if segmented else None,
         versions=history.versions(experiment),
@@ -102,6 +104,14 @@ def _stages(experiment: Experiment, finished: Mapping[str, Manifest], failing: b
     ending = replace(last, seconds=time.time() - last.started, exit_code=int(failing))
     state = FAILED if failing else FINISHED
     return (*records[:-1], replace(records[-1], runs=(*records[-1].runs[:-1], ending), state=state))
+
+
+def _trained(experiment: Experiment, edge_vox: int) -> tuple[TrainingSnapshot, ...]:
+    """What the trainings of the chain show of themselves; nothing of one that has written no snapshot."""
+    stages = [stage for stage in stages_of_mode(experiment) if stage in history.TRAINING]
+    folders = {stage: experiment.layout.train_dir(stage) / "snapshots" for stage in stages}
+    found = (training_snapshot(folder, stage, edge_vox) for stage, folder in folders.items())
+    return tuple(snapshot for snapshot in found if snapshot is not None)
 
 
 @dataclass(frozen=True, eq=False)
