@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,14 +65,21 @@ def eventually(what: str, ask: Callable[[], Any], seconds: float = 60) -> Any:
 
 @contextmanager
 def started(*words: str | Path, log: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended after the test; its output goes to a file."""
+    """A process with its output in a file. After the test it is killed, and all below it; so it is if pytest dies."""
     with log.open("wb") as output:
-        process = subprocess.Popen(list(map(str, words)), stdout=output, stderr=output, env={**os.environ, **more})
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", *map(str, words)],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **more},
+            process_group=0,
+        )
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.terminate()
+        # also where it has ended: what it started may be at work
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
 
 

@@ -55,6 +55,14 @@ def test_the_dashboard_shows_what_people_steer_by() -> None:
         assert metric in shown
 
 
+def test_charts_say_how_they_show_their_legend_and_leave_nothing_to_defaults() -> None:
+    charts = [panel["options"] for panel in _dashboard()["panels"] if panel["type"] == "timeseries"]
+    assert len(charts) >= 10
+    for chart in charts:
+        assert chart["legend"] == {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}
+        assert chart["tooltip"] == {"mode": "multi", "sort": "none"}
+
+
 def test_promtool_takes_the_configuration_of_prometheus(programs: Path) -> None:
     words = [programs / "promtool", "check", "config", "--syntax-only", COMPOSE / "monitoring" / "prometheus.yml"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,8 @@ def test_every_panel_of_the_dashboard_has_something_to_show(watched: Watched, ti
     for name, value in {"$experiment": ".*", "$stage": ".*", "$__rate_interval": "1m"}.items():
         expression = expression.replace(name, value)
     assert "$" not in expression
-    assert watched.ask(expression), title
+    # rates want two scrapes, and the first may have been the last thing that happened
+    assert eventually(title, partial(watched.ask, expression), seconds=10)
 
 
 def test_the_alarms_of_the_documentation_are_expressions_and_quiet_while_all_is_well(watched: Watched) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ def worker(experiment: Experiment) -> None:
 @contextmanager
 def _open(experiment: Experiment) -> Iterator[BlockFunction]:
     folder = experiment.layout.root
+    parent = os.getppid()
 
     def work(block: Block) -> BlockOutput:
         failed = folder / "failed-once"
@@ -55,6 +57,8 @@ def _open(experiment: Experiment) -> Iterator[BlockFunction]:
             msg = "told to fail once"
             raise ValueError(msg)
         while block.number == WAITING and not (folder / "go").exists():
+            if os.getppid() != parent:
+                os._exit(1)  # the stage was killed: nobody will let this worker go
             time.sleep(0.05)
         return BlockOutput(facts={"number": block.number})
 
