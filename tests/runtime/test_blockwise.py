@@ -11,8 +11,9 @@ import pytest
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import Manifest
+from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task
+from lsdflow_runtime.differences import differences
 from lsdflow_runtime.volumes import open_volume
 
 Make = Callable[..., Experiment]
@@ -175,3 +176,27 @@ def test_a_block_survives_more_lost_workers_than_it_may_fail(make_experiment: Ma
     (weather.layout.root / "kill-times").write_text("5")
     assert _run(serial).identity == _run(weather).identity
     assert (weather.layout.root / "kill-times").read_text() == "0"
+
+
+def test_a_refusal_of_other_settings_names_what_differs_not_hashes(make_experiment: Make) -> None:
+    _run(make_experiment("a", SERIAL))
+    with pytest.raises(NotOurs) as caught:
+        _run(make_experiment("a", SERIAL, "experiment.seed=3"))
+    assert (caught.value.wanted, caught.value.found) == ("", "factor 2 -> 3")
+
+
+def test_differences_name_inputs_and_nested_settings_and_end_after_six() -> None:
+    config = {"a": {"x": 1, "y": [1, 2]}, **{f"n{i}": 0 for i in range(7)}}
+    earlier = Manifest(
+        writer=Writer(stage="toy", version="1"),
+        key="k",
+        config=config,
+        inputs={"predict": "1"},
+        outputs={},
+        identity="i",
+    )
+    other = {**config, "a": {"x": 2, "y": (1, 2)}}
+    assert differences(earlier, other, {"predict": "2"}) == "a.x 1 -> 2, another predict"
+    many = differences(earlier, {"a": config["a"]}, {"predict": "1"})
+    assert many.startswith("n0 0 -> none, n1 0 -> none")
+    assert many.endswith("n5 0 -> none, and 1 more")

@@ -22,13 +22,14 @@ from typing import Any
 import numpy.typing as npt
 
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import InternalError, StorageFailure
+from lsdflow_contract.errors import BadData, ContractMismatch, InternalError, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_contract.manifest import JOB_VARIABLE, Writer
+from lsdflow_contract.manifest import JOB_VARIABLE, Writer, read_manifest
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.differences import differences
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
@@ -102,11 +103,25 @@ class BlockTask:
         """
         store = open_store(self.experiment)
         store.begin(self.stage, self.key)
-        made = [output.create(self.provenance(), replace) for output in self.outputs.values()]
+        try:
+            made = [output.create(self.provenance(), replace) for output in self.outputs.values()]
+        except NotOurs as error:
+            raise self._explained(error) from error
         if replace:
             store.drop_others(self.stage, self.key)
         if any(made):
             self.marks.forget()
+
+    def _explained(self, refused: NotOurs) -> NotOurs:
+        """The refusal with what differs in place of the keys, if the manifest of the work that was found is there."""
+        try:
+            earlier = read_manifest(self.experiment.layout, self.stage)
+        except (MissingInput, BadData, ContractMismatch):
+            return refused
+        changed = differences(earlier, self.config, self.inputs)
+        if not changed or refused.found != f"key {earlier.key[:12]}":
+            return refused
+        return NotOurs(refused.what, where=refused.where, found=changed, hint=refused.hint)
 
 
 def commit_block(
