@@ -16,12 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lsdflow_command.interruption import heard
 from lsdflow_contract.errors import InternalError, MissingInput
 from lsdflow_launch.shared_start import answer_of
 
 LOG = logging.getLogger("lsdflow.run")
 BIN_VARIABLE = "LSDFLOW_BIN"
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def stage_command(stage: str) -> Path:
@@ -76,7 +77,7 @@ def run_command(command: Sequence[str]) -> int:
         def pass_on(number: int, _frame: FrameType | None) -> None:
             child.send_signal(number)
 
-        before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+        before = {number: signal.signal(number, pass_on) for number in heard(PASSED_ON)}
         try:
             code = child.wait()
         finally:

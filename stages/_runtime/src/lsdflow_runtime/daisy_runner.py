@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.loudness import start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import load_experiment
@@ -174,7 +175,13 @@ def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) ->
     module = f"lsdflow_{stage.replace('-', '_')}.task"
 
     def start_worker() -> None:
-        importlib.import_module(module).worker(load_experiment(experiment, overrides))
+        leave_terminal_to_coordinator()
+        try:
+            importlib.import_module(module).worker(load_experiment(experiment, overrides))
+        except RuntimeError as error:
+            # daisy's word for a connection that is gone. The coordinator has ended or been stopped, and tells of it.
+            if "os error" not in str(error):
+                raise
 
     return start_worker
 
@@ -184,6 +191,7 @@ def _announcer(board: NoticeBoard, notice: Notice) -> Callable[..., None]:
         def post(port: int) -> None:
             board.post(replace(notice, context=context.to_env(), port=port))
 
+        leave_terminal_to_coordinator()
         start_logging()
         key = read_key(board.round_folder(notice.round))
         asyncio.run(keep_gate(notice.host, int(context["port"]), key, post))

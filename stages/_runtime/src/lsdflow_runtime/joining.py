@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -138,6 +139,7 @@ class _Worker:
 def _take_part(stage: str, experiment: str, notice: Notice, folder: str) -> None:
     """Body of the child: the stage's worker function for one round."""
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    leave_terminal_to_coordinator()
     start_logging()
     round_folder = NoticeBoard(Path(folder)).round_folder(notice.round)
     os.environ[ROUND_VARIABLE] = str(round_folder)

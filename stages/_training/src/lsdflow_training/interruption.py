@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR2 during training: finish the step, write a checkpoint, then stop."""
+"""SIGTERM, SIGINT, SIGHUP and SIGUSR2 during training: finish the step, write a checkpoint, then stop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from lsdflow_command.interruption import end_if_asked
+from lsdflow_command.interruption import end_if_asked, heard
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 class StopRequest:
@@ -29,13 +29,13 @@ def stop_on_signals() -> Iterator[StopRequest]:
     Raises Interrupted at once if one came before, and was lost on its way (see `end_if_asked`).
     """
     request = StopRequest()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in heard(SIGNALS)}
 
     def remember(number: int, _frame: FrameType | None) -> None:
         request.name = signal.Signals(number).name
         signal.signal(number, before[signal.Signals(number)])
 
-    for number in SIGNALS:
+    for number in before:
         signal.signal(number, remember)
     try:
         for handler in before.values():

@@ -70,7 +70,7 @@ def _work(make: Make, first: int, step: int, batches: Any, training: int) -> Non
 
     The process is forked from one that may use a GPU already, and cannot use it after that; so it sees none.
     """
-    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,0 +1,141 @@
+"""Ctrl-C, and a terminal that is gone, end a stage as a scheduler's SIGTERM does: 75, told once, outcome.json too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsdflow_command.interruption import interrupt_on_signals
+from lsdflow_contract.errors import Interrupted
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json
+
+Make = Callable[..., Experiment]
+Start = Callable[..., "subprocess.Popen[str]"]
+TOY = Path(__file__).parent / "toy"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a run of the toy stage as a terminal does: the first of a process group of its own."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def run(experiment: Experiment, runner: str, *more: str, through: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "lsdflow_toy.cli", "run", "-e", str(experiment.path)]
+        begun.append(
+            subprocess.Popen(
+                [*through, *words, "--set", f"compute.runner={runner}", *more],
+                env={**os.environ, "PYTHONPATH": str(TOY)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return begun[-1]
+
+    yield run
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def slowed(experiment: Experiment, seconds: float = 0.4) -> Experiment:
+    (experiment.layout.root / "slow").write_text(str(seconds))
+    return experiment
+
+
+def wait_for_a_block(experiment: Experiment, process: subprocess.Popen[str]) -> None:
+    """Until an attempt at a block is noted, so the run is in the middle."""
+    until = time.monotonic() + 60
+    while not any(f.stat().st_size > 100 for f in experiment.layout.stage_runs("toy").glob("attempts/*.tsv")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def outcome(experiment: Experiment) -> dict[str, Any]:
+    (path,) = experiment.layout.stage_runs("toy").glob("*/outcome.json")
+    return dict(read_json(path))
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("runner", ["serial", "daisy"])
+def test_a_signal_to_the_whole_group_ends_with_75_one_message_and_no_traceback_of_anybody(
+    make_experiment: Make, start: Start, runner: str, told: signal.Signals
+) -> None:
+    experiment = slowed(make_experiment("a"))
+    process = start(experiment, runner)
+    wait_for_a_block(experiment, process)
+    if told == signal.SIGTERM:
+        process.send_signal(told)  # as a scheduler does; terminals send the others, to the group
+    else:
+        os.killpg(process.pid, told)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 75, text
+    assert "Traceback" not in text
+    assert text.count(f"error: stopped by {told.name}") == 1
+    assert "to do: run the same command again" in text
+    found = outcome(experiment)
+    assert (found["exit_code"], found["error"]["error"]) == (75, "Interrupted")
+    assert told.name in found["error"]["what"]
+
+
+def test_ctrl_c_that_comes_twice_still_leaves_its_outcome(make_experiment: Make, start: Start) -> None:
+    """As in `lsdflow run`: from the terminal, and passed on."""
+    experiment = slowed(make_experiment("a"))
+    process = start(experiment, "serial")
+    wait_for_a_block(experiment, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 75, text
+    assert outcome(experiment)["exit_code"] == 75
+
+
+def test_under_nohup_a_lost_terminal_changes_nothing(make_experiment: Make, start: Start) -> None:
+    experiment = slowed(make_experiment("a"), 0.2)
+    process = start(experiment, "daisy", through=("nohup",))
+    wait_for_a_block(experiment, process)
+    os.killpg(process.pid, signal.SIGHUP)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+    assert outcome(experiment)["exit_code"] == 0
+
+
+def test_a_second_signal_within_the_tidying_up_does_not_break_it_off() -> None:
+    tidied = []
+
+    def work() -> None:
+        with interrupt_on_signals():
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                tidied.append("all")
+
+    with pytest.raises(Interrupted, match="SIGINT"):
+        work()
+    assert tidied == ["all"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_command_was_started_to_ignore_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with interrupt_on_signals():
+            assert signal.getsignal(number) == signal.SIG_IGN
+            os.kill(os.getpid(), number)
+    finally:
+        signal.signal(number, before)
