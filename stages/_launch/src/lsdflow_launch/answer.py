@@ -14,6 +14,7 @@ import typer
 from lsdflow_command.loudness import is_quiet
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
+from lsdflow_contract.layout import ExperimentLayout
 
 
 @contextmanager
@@ -40,16 +41,33 @@ def tell(facts: Mapping[str, Any], text: str, as_json: bool) -> None:
         typer.echo(text)
 
 
-def result_facts(experiment: Experiment, code: int) -> dict[str, Any]:
-    """How a run ended: exit code, what each stage ended with, scores and report as far as they are there."""
+def result_facts(experiment: Experiment, code: int, *, scored: bool) -> dict[str, Any]:
+    """How a run ended: exit code, scores and report as far as they are there.
+
+    scored: whether the scores are of the segmentation as it is now; else they are not told.
+    """
     layout = experiment.layout
     scores, page = layout.report / "scores.json", layout.report / "index.html"
     return {
         "exit_code": code,
         "experiment": str(experiment.path),
-        "scores": read_json(scores) if scores.is_file() else None,
+        "scores": read_json(scores) if scored and scores.is_file() else None,
         "report": str(page) if page.is_file() else None,
     }
+
+
+def show_result(layout: ExperimentLayout, *, scored: bool) -> None:
+    """The score, if it is of the segmentation as it is now, and where the report lies; for people."""
+    scores, page = layout.report / "scores.json", layout.report / "index.html"
+    best = read_json(scores) if scored and scores.exists() else None
+    if isinstance(best, dict) and best.get("voi") is not None:
+        typer.echo(
+            f"VOI {best['voi']:.3f} bits (split {best['voi_split']:.3f} + merge {best['voi_merge']:.3f}), "
+            f"adapted Rand error {best['adapted_rand_error']:.3f}, "
+            f"{best['merge_function']} at threshold {best['threshold']}"
+        )
+    if page.exists():
+        typer.echo(f"report: {page}")
 
 
 def following(text: str) -> str:

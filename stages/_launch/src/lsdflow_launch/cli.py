@@ -15,22 +15,21 @@ from lsdflow_command.loudness import start_logging
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.experiment import STAGES, load_experiment
-from lsdflow_contract.files import read_json
-from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.answer import following, result_facts, stdout_for_json, tell
-from lsdflow_launch.chain import Chain, finished_mendable_stages
+from lsdflow_launch.answer import following, result_facts, show_result, stdout_for_json, tell
+from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.export_cli import add_export_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.init.schema import require_known_keys
-from lsdflow_launch.next_steps import FIRST_STEPS, after_run
+from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
 from lsdflow_launch.slurm.cli import add_verbs, asker, whole_status
 from lsdflow_launch.sweep.cli import app as sweep_app
+from lsdflow_launch.telling.ending import ending_of, runs_of
 from lsdflow_launch.telling.report_cli import add_report_verbs
 from lsdflow_launch.telling.state import problems_of
 from lsdflow_launch.telling.trace_cli import add_trace_verb
@@ -89,12 +88,16 @@ def run(
         with stdout_for_json(as_json):
             if on == "slurm":  # nobody waits in a queue for a mistake
                 _show_problems(folder, override or [], as_json=False, ask=asker(experiment))
-            code = run_on(on, experiment, first, last, replace, Containing(engine, images, network))
-        steps = after_run(experiment, code)
+            containing, stages = Containing(engine, images, network), stages_of(experiment, first, last)
+            before = None if on == "slurm" else runs_of(experiment, stages)
+            code = run_on(on, experiment, first, last, replace, containing)
+        ended, scored = ending_of(experiment, stages, code, before), code == 0 and LAST in stages
+        steps = after_run(experiment, code, Asked(on, first, last, replace, containing), ended.stage)
         if as_json:
-            typer.echo(json.dumps({**result_facts(experiment, code), "next": steps}))
+            why = {"stage": ended.stage or None, "error": ended.error, "next": steps}
+            typer.echo(json.dumps({**result_facts(experiment, code, scored=scored), **why}))
             raise typer.Exit(code)
-        _show_result(experiment.layout)
+        show_result(experiment.layout, scored=scored)
         tell({}, following("\n      ".join(steps)), as_json=False)
     raise typer.Exit(code)
 
@@ -191,25 +194,10 @@ def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
     show_status(states, plain_console())
 
 
-def _show_result(layout: ExperimentLayout) -> None:
-    scores_path = layout.report / "scores.json"
-    if scores_path.exists():
-        best = read_json(scores_path)
-        if isinstance(best, dict) and best.get("voi") is not None:
-            typer.echo(
-                f"VOI {best['voi']:.3f} bits (split {best['voi_split']:.3f} + merge {best['voi_merge']:.3f}), "
-                f"adapted Rand error {best['adapted_rand_error']:.3f}, "
-                f"{best['merge_function']} at threshold {best['threshold']}"
-            )
-    page = layout.report / "index.html"
-    if page.exists():
-        typer.echo(f"report: {page}")
-
-
 app.add_typer(sweep_app)
 add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
 add_check_verb(app)
-add_report_verbs(app, _show_result)
+add_report_verbs(app)
 add_view_verb(app)
 add_export_verb(app)
 add_trace_verb(app)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from lsdflow_contract.errors import BlocksFailed, ConfigError, Interrupted, NotOurs, StorageFailure
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_launch.place import Containing
+
+HERE = Containing()
 
 FIRST_STEPS = (
     "First time here: lsdflow demo demo && lsdflow run demo",
@@ -16,10 +20,43 @@ FIRST_STEPS = (
 )
 
 
-def after_run(experiment: Experiment, code: int) -> list[str]:
-    """Commands that make sense after a run that ended with `code`, the most likely first, each with its reason."""
-    folder = shlex.quote(_shown(experiment.path.parent))
-    again = f"lsdflow run {folder}{''.join(f' --set {shlex.quote(o)}' for o in experiment.overrides)}"
+@dataclass(frozen=True)
+class Asked:
+    """The options that `lsdflow run` was given, besides --set."""
+
+    place: str = "local"
+    first: str = STAGES[0]
+    last: str = STAGES[-1]
+    replace: bool = False
+    containing: Containing = HERE
+
+    def words(self, first: str = "") -> str:
+        """The options as they are typed, without --replace and those that have their default; first: another --from."""
+        here = self.containing
+        given = {
+            "--on": self.place if self.place != "local" else None,
+            "--from": first or (self.first if self.first != STAGES[0] else None),
+            "--to": self.last if self.last != STAGES[-1] else None,
+            "--engine": here.engine,
+            "--images": here.sifs,
+            "--network": here.network,
+        }
+        return "".join(f" {option} {shlex.quote(str(v))}" for option, v in given.items() if v is not None)
+
+
+def after_run(experiment: Experiment, code: int, asked: Asked | None = None, stage: str = "") -> list[str]:
+    """Commands that make sense after a run that ended with `code`, the most likely first, each with its reason.
+
+    asked: the options of the run, which are repeated. stage: the one that ended it, if that is known.
+    """
+    asked, folder = asked or Asked(), shlex.quote(_shown(experiment.path.parent))
+    settings = "".join(f" --set {shlex.quote(o)}" for o in experiment.overrides)
+    # What has the right key already is kept, also by --replace: a training goes on.
+    again = f"lsdflow run {folder}{asked.words()}{settings}{' --replace' if asked.replace else ''}"
+    # Earlier stages hold trained networks, and --replace goes to every stage that is run.
+    anew = f"lsdflow run {folder}{asked.words(stage or 'STAGE')}{settings} --replace"
+    later = "" if stage == asked.last else " and the stages after it"
+    lost = f"only if what {stage or 'STAGE, the one that refused,'}{later} made may be thrown away"
     look, again_after = (
         f"lsdflow status {folder}    # what failed, and why",
         f"{again}    # goes on when that is mended",
@@ -28,9 +65,9 @@ def after_run(experiment: Experiment, code: int) -> list[str]:
         0: [f"lsdflow view {folder}    # look at it", f"lsdflow status {folder}"],
         Interrupted.exit_code: [f"{again}    # goes on where it stopped"],
         BlocksFailed.exit_code: [look, f"{again}    # tries only those blocks again"],
-        NotOurs.exit_code: [look, f"{again} --replace    # only if what was made before may be thrown away"],
+        NotOurs.exit_code: [look, f"{anew}    # {lost}"],
         StorageFailure.exit_code: [f"df -h {folder}    # make room", again_after],
-        ConfigError.exit_code: [f"lsdflow validate {folder}    # all problems at once", again_after],
+        ConfigError.exit_code: [f"lsdflow validate {folder}{settings}    # all problems at once", again_after],
     }
     return steps.get(Interrupted.exit_code if code > 128 else code, [look, again_after])
 

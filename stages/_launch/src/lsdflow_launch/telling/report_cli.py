@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -11,13 +10,13 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.answer import result_facts, stdout_for_json, tell
+from lsdflow_launch.answer import result_facts, show_result, stdout_for_json, tell
 from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.telling.ending import scores_stand
 from lsdflow_launch.telling.reporting import EVERY_S, report_now, watch
 
 
-def add_report_verbs(app: typer.Typer, show_result: Callable[[ExperimentLayout], None]) -> None:
+def add_report_verbs(app: typer.Typer) -> None:
     """Register report and cite."""
 
     @app.command()
@@ -38,10 +37,11 @@ def add_report_verbs(app: typer.Typer, show_result: Callable[[ExperimentLayout],
                     watch(experiment, every_s, time.sleep)
                 else:
                     code = report_now(experiment)
+            scored = scores_stand(experiment.layout)
             if as_json:
-                tell(result_facts(experiment, code), "", as_json)
+                tell(result_facts(experiment, code, scored=scored), "", as_json)
             else:
-                show_result(experiment.layout)
+                show_result(experiment.layout, scored=scored)
         raise typer.Exit(code)
 
     @app.command()

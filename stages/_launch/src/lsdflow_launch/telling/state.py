@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from lsdflow_command.cores import available_cores
@@ -12,6 +13,7 @@ from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.telling.ending import outcome_of
 from lsdflow_launch.whole import Ask, whole_problems
 
 WHOLE = "experiment"
@@ -45,13 +47,32 @@ def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> 
 
 def _last_outcome(experiment: Experiment, stage: str) -> dict[str, Any] | None:
     """The outcome of the run that began last; None if it has none (yet), or if there was no run."""
-    runs = experiment.layout.stage_runs(stage)
-    begun = {path.parent for name in ("outcome.json", "config.resolved.json") for path in runs.glob(f"*/{name}")}
-    newest = max(begun, key=lambda folder: folder.name, default=None)
+    newest = _newest_run(experiment, stage)
     outcome: dict[str, Any] | None = None
     if newest is not None and (newest / "outcome.json").exists():
         outcome = read_json(newest / "outcome.json")
     return outcome
+
+
+def _newest_run(experiment: Experiment, stage: str) -> Path | None:
+    runs = experiment.layout.stage_runs(stage)
+    begun = {path.parent for name in ("outcome.json", "config.resolved.json") for path in runs.glob(f"*/{name}")}
+    return max(begun, key=lambda folder: folder.name, default=None)
+
+
+def _failed_since(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """How the newest run of a finished stage ended, if it left the stage as it was: with other settings, for example.
+
+    `last_run`: when it began (seconds since 1970), exit code, what was wrong; {} if it ended well.
+    """
+    newest = _newest_run(experiment, stage)
+    last = outcome_of(newest) if newest is not None else {}
+    if newest is None or not last.get("exit_code"):
+        return {}
+    if (newest / "outcome.json").stat().st_mtime < experiment.layout.manifest(stage).stat().st_mtime:
+        return {}  # what was left of the work was done by others: jobs of a cluster, an import
+    told = {"started": last.get("started"), "exit_code": last["exit_code"]}
+    return {"last_run": {**told, "problem": (last.get("error") or {}).get("what", "")}}
 
 
 def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
@@ -67,6 +88,7 @@ def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any
             "state": "finished",
             "seconds": round(manifest.facts.get("seconds", 0.0), 1),
             "identity": manifest.identity[:12],
+            **_failed_since(experiment, stage),
         }
     if last is None and not any(experiment.layout.stage_runs(stage).glob("*/config.resolved.json")):
         return {"state": "not started"}

@@ -55,13 +55,23 @@ def more_lines(stage: str, facts: Facts) -> Iterator[str]:
     """Why it ended, blocks that failed, jobs, logs."""
     if facts.get("problem"):
         yield f"{stage}: {facts['problem']}"
+    if last := facts.get("last_run"):
+        yield f"{stage}: {_ended(last)}"
     for block, what in facts.get("failures", {}).items():
         yield f"{stage}: block {block}: {what}"
     for role in JOB_ROLES:
         if facts.get(role):
             yield f"{stage} {role}: {facts[role]}"
-    logs = facts.get("logs") or ([facts["log"]] if facts.get("log") and facts["state"] != "finished" else [])
+    of_interest = facts["state"] != "finished" or "last_run" in facts
+    logs = facts.get("logs") or ([facts["log"]] if facts.get("log") and of_interest else [])
     yield from (f"{stage} log: {log}" for log in logs)
+
+
+def _ended(last: Facts) -> str:
+    """How a run ended after the stage had finished: what was made before still stands."""
+    begun = time.strftime(" of %Y-%m-%d %H:%M", time.localtime(last["started"])) if last.get("started") else ""
+    why = f": {last['problem']}" if last.get("problem") else ""
+    return f"finished before; its last run{begun} ended with exit code {last['exit_code']}{why}"
 
 
 def _state(facts: Facts) -> str:

@@ -1,0 +1,146 @@
+"""After a run of a finished experiment that was refused: what is told, what is kept quiet, and what to type next."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_launch.telling.ending import Ending, ending_of, runs_of, scores_stand
+from lsdflow_launch.telling.state import status_of
+
+ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
+OTHER = "watershed.context=2vx"
+REFUSED = "the output was made with other parameters or inputs"
+
+
+def _lsdflow(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = "from lsdflow_launch.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+
+
+def _unpacked(folder: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished experiment, whose watershed was asked for with another context, for people and for programs."""
+    folder = _unpacked(tmp_path_factory.mktemp("run") / "exp")
+    part = ("--from", "watershed", "--to", "segment", "--set", OTHER)
+    people, programs = _lsdflow("run", str(folder), *part), _lsdflow("run", str(folder), *part, "--json")
+    assert (people.returncode, programs.returncode) == (73, 73), people.stderr
+    (folder / "people").write_text(people.stdout)
+    (folder / "programs").write_text(programs.stdout)
+    return folder
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    return load_experiment(_unpacked(tmp_path / "exp"))
+
+
+def test_after_a_refusal_replace_is_offered_from_the_stage_that_refused_as_far_as_was_asked(refused: Path) -> None:
+    typed = shlex.join(["lsdflow", "run", str(refused), "--from", "watershed", "--to", "segment", "--set", OTHER])
+    assert f"{typed} --replace    # only if" in (refused / "people").read_text()
+    assert any(
+        step.startswith(f"{typed} --replace ") for step in json.loads((refused / "programs").read_text())["next"]
+    )
+
+
+def test_after_a_refusal_no_score_of_before_is_told(refused: Path) -> None:
+    assert (refused / "report" / "scores.json").exists()
+    assert "VOI" not in (refused / "people").read_text()
+    assert "report: " in (refused / "people").read_text()
+    assert json.loads((refused / "programs").read_text())["scores"] is None
+
+
+def test_a_program_is_told_which_stage_ended_the_run_and_why(refused: Path) -> None:
+    told = json.loads((refused / "programs").read_text())
+    assert (told["exit_code"], told["stage"]) == (73, "watershed")
+    assert (told["error"]["error"], told["error"]["what"]) == ("NotOurs", REFUSED)
+
+
+def test_status_of_a_finished_stage_tells_that_its_last_run_was_refused(refused: Path) -> None:
+    told = json.loads(_lsdflow("status", str(refused), "--json").stdout)
+    assert told["watershed"]["state"] == "finished"
+    last = told["watershed"]["last_run"]
+    assert (last["exit_code"], last["problem"]) == (73, REFUSED)
+    assert not any("last_run" in facts for stage, facts in told.items() if stage != "watershed")
+    shown = _lsdflow("status", str(refused)).stdout
+    assert f"ended with exit code 73: {REFUSED}" in shown
+    assert "watershed log: " in shown
+
+
+@pytest.mark.parametrize(("last", "told"), [("segment", False), ("evaluate", True)])
+def test_a_score_is_told_when_evaluate_was_part_of_what_ended_well(tmp_path: Path, last: str, told: bool) -> None:
+    folder = str(_unpacked(tmp_path / "exp"))
+    done = _lsdflow("run", folder, "--from", "segment", "--to", last)
+    assert (done.returncode, "VOI 2.235" in done.stdout) == (0, told), done.stderr
+
+
+def test_a_refusal_is_forgotten_once_the_stage_has_been_made_anew(experiment: Experiment) -> None:
+    _ended(experiment, "watershed", "20260101T000000-1", 73)
+    assert "last_run" in status_of(experiment, _silent)["watershed"]
+    _ended(experiment, "watershed", "20260101T000001-1", 0)
+    assert "last_run" not in status_of(experiment, _silent)["watershed"]
+
+
+def test_a_refusal_from_before_the_manifest_is_not_told(experiment: Experiment) -> None:
+    run = _ended(experiment, "watershed", "20260101T000000-1", 75)
+    earlier = experiment.layout.manifest("watershed").stat().st_mtime - 60
+    os.utime(run / "outcome.json", (earlier, earlier))
+    assert "last_run" not in status_of(experiment, _silent)["watershed"]
+
+
+def test_scores_do_not_stand_when_anything_before_them_was_made_anew(experiment: Experiment) -> None:
+    assert scores_stand(experiment.layout)
+    path = experiment.layout.manifest("watershed")
+    before = json.loads(path.read_text())
+    path.write_text(json.dumps({**before, "identity": "another"}))
+    assert not scores_stand(experiment.layout)
+    path.write_text(json.dumps(before))
+    experiment.layout.manifest("evaluate").unlink()
+    assert not scores_stand(experiment.layout)
+
+
+def test_the_stage_that_ended_a_chain_is_the_first_of_this_chain_that_did_not_end_well(experiment: Experiment) -> None:
+    chain = ("watershed", "agglomerate", "segment")
+    _ended(experiment, "watershed", "20260101T000000-1", 73)
+    before = runs_of(experiment, chain)
+    # None of the runs is of this chain: the first ended before it had a folder.
+    assert ending_of(experiment, chain, 78, before) == Ending("watershed")
+    _ended(experiment, "watershed", "20260101T000001-1", 0)
+    _ended(experiment, "agglomerate", "20260101T000002-1", 74)
+    assert ending_of(experiment, chain, 74, before) == Ending("agglomerate", {"what": "ended"})
+    assert ending_of(experiment, chain, 0, before) == Ending()
+
+
+def test_of_jobs_that_were_followed_only_a_stage_with_the_code_of_the_chain_is_believed(experiment: Experiment) -> None:
+    _ended(experiment, "watershed", "20260101T000000-1", 73)
+    assert ending_of(experiment, ("watershed", "segment"), 73) == Ending("watershed", {"what": "ended"})
+    assert ending_of(experiment, ("watershed", "segment"), 75) == Ending()
+
+
+def _ended(experiment: Experiment, stage: str, name: str, code: int) -> Path:
+    """A run that has ended."""
+    folder = experiment.layout.stage_runs(stage) / name
+    folder.mkdir(parents=True)
+    (folder / "config.resolved.json").write_text("{}")
+    outcome = {"exit_code": code, "started": 1.0, "error": {"what": "ended"} if code else None}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    return folder
+
+
+def _silent(*_: Any) -> dict[str, int]:
+    return {"exit_code": 66}
