@@ -14,6 +14,7 @@ import pytest
 
 from lsdflow_command.log_lines import JsonLines, log_formatter
 from lsdflow_command.runfolder import run_folder
+from lsdflow_contract.errors import InternalError
 
 from .conftest import make_experiment
 
@@ -57,7 +58,7 @@ def test_events_of_a_run_are_its_log_and_a_fault_has_its_traceback(tmp_path: Pat
             logging.getLogger("lsdflow.blocks").warning("block %d", 7, extra={"block": 7})
             return 1 / 0
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(InternalError, match="ZeroDivisionError"):
         work()
     (folder,) = experiment.layout.stage_runs("watershed").iterdir()
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

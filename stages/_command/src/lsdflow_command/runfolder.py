@@ -13,10 +13,12 @@ from typing import Any
 
 from lsdflow_command.log_lines import JsonLines
 from lsdflow_command.watching.run_resources import resources_taken
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors, write_json
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer
+
+LOG_FILE = "log.txt"
 
 
 @contextmanager
@@ -37,10 +39,16 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
         outcome["exit_code"] = 0
     except StageError as error:
         outcome.update(exit_code=error.exit_code, error=error.as_dict())
+        _note(handlers, error.message(), error if error.exit_code == InternalError.exit_code else None)
         raise
-    except BaseException as error:
-        logging.getLogger("lsdflow").exception("the run ended")
+    except Exception as error:
         outcome["error"] = {"error": type(error).__name__, "what": str(error)}
+        _note(handlers, "the run ended", error)
+        what, hint = f"internal: {type(error).__name__}: {error}", "report it with this file, which has the traceback"
+        raise InternalError(what, where=folder / LOG_FILE, hint=hint) from error
+    except BaseException as error:
+        outcome["error"] = {"error": type(error).__name__, "what": str(error)}
+        _note(handlers, "the run ended", error)
         raise
     finally:
         outcome["seconds"] = time.time() - started
@@ -51,10 +59,18 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
         write_json(folder / "outcome.json", outcome)
 
 
+def _note(files: list[logging.Handler], text: str, error: BaseException | None) -> None:
+    """How the run ended, in its own files alone (the command tells it on stderr), with the traceback of `error`."""
+    trace = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord("lsdflow", logging.ERROR, __file__, 0, text, None, trace)
+    for handler in files:
+        handler.handle(record)
+
+
 def _log_files(folder: Path, stage: str) -> list[logging.Handler]:
     """The log for people, and the same as JSON lines."""
     forms = {
-        "log.txt": logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"),
+        LOG_FILE: logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"),
         "events.jsonl": JsonLines(stage),
     }
     handlers: list[logging.Handler] = []

@@ -122,7 +122,7 @@ class _Orders:
 def _start(works: Sequence[Write], fence: Fence) -> None:
     """A worker begins: it ends with its coordinator, which alone listens to Ctrl-C and to the scheduler."""
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     start_logging()
     _Orders.works, _Orders.fence = works, fence

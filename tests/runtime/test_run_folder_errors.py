@@ -1,0 +1,77 @@
+"""How a run ended stands whole in its own log; on stderr it is told once, a fault of ours without its traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXPERIMENT = """
+[experiment]
+name = "a"
+mode = "mtlsd"
+profile = "tiny"
+"""
+# A stage whose run ends with what RAISED says.
+STAGE = """
+import sys
+from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.model import StrictModel
+
+class Config(StrictModel):
+    pass
+
+def run(experiment, options):
+    raise {raised}
+
+if __name__ == "__main__":
+    stage_app(StageCommand("watershed", Config, "ending"))()
+"""
+FAULT = 'ZeroDivisionError("by zero")'
+REFUSAL = 'BadData("damaged", where="here", found="zeros")'
+
+
+def ended(folder: Path, raised: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The command of a stage that raises, and the folder of its run."""
+    (folder / "ending.py").write_text(STAGE.format(raised=raised))
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    words = [sys.executable, str(folder / "ending.py"), "run", "-e", str(folder / "experiment.toml"), *options]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ})
+    (log,) = folder.glob("runs/watershed/*/log.txt")
+    return done, log.parent
+
+
+@pytest.mark.parametrize("options", [[], ["--debug"]])
+def test_a_fault_of_ours_names_the_log_that_has_its_traceback_and_shows_it_only_to_debug(
+    tmp_path: Path, options: list[str]
+) -> None:
+    done, run = ended(tmp_path, FAULT, *options)
+    assert done.returncode == 70
+    assert "internal: ZeroDivisionError: by zero" in done.stderr
+    assert str(run / "log.txt") in done.stderr
+    assert ("Traceback" in done.stderr) == bool(options)
+    assert "Traceback" in (run / "log.txt").read_text()
+    assert json.loads((run / "outcome.json").read_text())["error"] == {"error": "ZeroDivisionError", "what": "by zero"}
+
+
+def test_a_refusal_stands_whole_in_both_logs_and_once_on_stderr(tmp_path: Path) -> None:
+    done, run = ended(tmp_path, REFUSAL)
+    assert done.returncode == 65
+    assert done.stderr.count("damaged") == 1
+    log = (run / "log.txt").read_text()
+    assert all(part in log for part in ("damaged", "where: here", "found: zeros"))
+    assert "Traceback" not in log
+    (event,) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert event["level"] == "ERROR"
+    assert event["message"].startswith("damaged\n")
+
+
+def test_a_fault_of_ours_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
+    done, run = ended(tmp_path, FAULT, "--json")
+    told = json.loads(done.stdout)
+    assert (told["exit_code"], told["where"]) == (70, str(run / "log.txt"))
