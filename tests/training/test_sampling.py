@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_training.config import LsdTrainingConfig
-from lsdflow_training.data.sampling import chosen_volumes, prepared_probabilities
+from lsdflow_training.data.sampling import chosen_volumes, common_voxel_size, prepared_probabilities
+from lsdflow_training.data.volumes import TrainingVolume, open_training_volume
 from lsdflow_training.testing import micro_volume
 
 
@@ -35,3 +36,27 @@ def test_a_volume_that_prepare_no_longer_names_is_not_drawn(tmp_path: Path) -> N
 def test_no_training_volume_at_all_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="run prepare"):
         chosen_volumes(tmp_path, LsdTrainingConfig(), [])
+
+
+def _volumes(folder: Path, *sizes: tuple[float, float, float]) -> list[TrainingVolume]:
+    for i, size in enumerate(sizes):
+        micro_volume(folder / f"v{i}.zarr", voxel_size_nm=size)
+    return [open_training_volume(folder / f"v{i}.zarr") for i in range(len(sizes))]
+
+
+def test_volumes_of_one_voxel_size_have_it_in_common(tmp_path: Path) -> None:
+    assert common_voxel_size(_volumes(tmp_path, (40.0, 4.0, 4.0), (40.0, 4.0, 4.0))) == (40.0, 4.0, 4.0)
+
+
+@pytest.mark.parametrize("other", [(30.0, 4.0, 4.0), (40.0, 5.0, 4.0), (40.0, 4.0, 4.5)])
+def test_volumes_of_different_voxel_sizes_are_refused_and_no_stage_is_said_to_resample(
+    tmp_path: Path, other: tuple[float, float, float]
+) -> None:
+    volumes = _volumes(tmp_path, (40.0, 4.0, 4.0), (40.0, 4.0, 4.0), other)
+    with pytest.raises(BadData) as refused:
+        common_voxel_size(volumes)
+    text = refused.value.message()
+    assert "v2.zarr" in text
+    assert str(list(other)) in text
+    assert "in prepare" not in text
+    assert "before prepare" in text

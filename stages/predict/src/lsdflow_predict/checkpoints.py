@@ -212,5 +212,6 @@ def _check_voxel_size(found: BundleAt, target_nm: Nm3, config: PredictConfig) ->
         where=found.folder,
         wanted=f"{trained_nm} nm (z, y, x)",
         found=f"target: {target_nm} nm",
-        hint="resample the target in prepare, train at its voxel size, or predict.allow_voxel_size_mismatch = true",
+        hint="take a network trained at the voxel size of the target, resample the target with a tool of yours before "
+        "prepare, or predict.allow_voxel_size_mismatch = true",
     )

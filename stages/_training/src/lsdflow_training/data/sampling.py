@@ -52,7 +52,7 @@ def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
                 where=other.path,
                 wanted=f"{list(first.voxel_size_nm)} nm, as {first.name}",
                 found=f"{list(other.voxel_size_nm)} nm",
-                hint="resample in prepare, or train on some of the volumes",
+                hint="name those of one voxel size in volumes, or resample the others yourself before prepare",
             )
     return first.voxel_size_nm
 
