@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("real volumes (../shared/data) are not on this machine")
     return folder
+
+
+@pytest.fixture
+def at_a_terminal() -> Iterator[None]:
+    """Ctrl-C and a lost terminal are heard, by what is started too, also where tests run under nohup or behind `&`."""
+    signals = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in signals.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

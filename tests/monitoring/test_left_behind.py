@@ -17,6 +17,7 @@ MARK = "LSDFLOW_TEST_ABORTED"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("at_a_terminal")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_tests_that_are_aborted(programs: Path, tmp_path: Path, how: signal.Signals) -> None:
     """All that the aborted pytest started has its variable, whoever started it."""

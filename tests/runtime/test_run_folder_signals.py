@@ -18,6 +18,8 @@ from lsdflow_contract.errors import Interrupted
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
 
+pytestmark = pytest.mark.usefixtures("at_a_terminal")
+
 Make = Callable[..., Experiment]
 Start = Callable[..., "subprocess.Popen[str]"]
 TOY = Path(__file__).parent / "toy"
