@@ -78,7 +78,9 @@ def test_files_and_http_are_what_promtool_and_the_client_library_take(watched: W
             [programs / "promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert watched.value('max(node_textfile_scrape_error{job="files"})') == 0
+    unread = 'max(node_textfile_scrape_error{job="files"})'
+    eventually("node_exporter is scraped", lambda: watched.value(unread) is not None)
+    assert watched.value(unread) == 0
 
 
 def test_log_lines_of_the_run_are_json_each_with_the_fields(watched: Watched) -> None:
