@@ -90,7 +90,7 @@ def whole(desk: Desk) -> Submission:
     write_volumes(folder)
     with timed("the whole chain, submitted: 8 stages, 2 nodes"):
         submission = desk.submit(folder)
-        submission.assert_completed(seconds=900)
+        submission.assert_completed(seconds=1500)
     return submission
 
 

@@ -106,7 +106,7 @@ class Submission:
         """The records of the done marks: host, job, checksums."""
         return [mark["record"] for mark in self._marks(stage).find({}, {"record": 1})]
 
-    def wait_for_blocks(self, stage: str, least: int, seconds: float = 180) -> int:
+    def wait_for_blocks(self, stage: str, least: int, seconds: float = 600) -> int:
         """Wait until some blocks are done; how many."""
         wait_until(f"{least} blocks of {stage}", lambda: self.blocks_done(stage) >= least, seconds, every=0.1)
         return self.blocks_done(stage)

@@ -64,7 +64,7 @@ def test_two_versions_of_a_stage_run_side_by_side_and_both_tell(desk: Desk, othe
     with timed(f"two versions of {STAGE} side by side"):
         submissions = [desk.submit(folder, "--to", STAGE) for folder in (first, second)]
         for submission in submissions:
-            submission.assert_completed(seconds=240)
+            submission.assert_completed(seconds=1500)
     writers = [manifest(folder, STAGE)["writer"] for folder in (first, second)]
     assert writers[0] == manifest(whole.experiment, STAGE)["writer"]
     assert writers[1]["version"] == OTHER_VERSION
@@ -103,7 +103,7 @@ def test_a_wrong_sif_is_refused_with_76_before_anything_is_written(
     stand_in(wrong)
     before = _untouched(folder)
     desk.cluster.run("scontrol", "release", *(number for _, _, number in submission.rows()))
-    states = submission.wait_for_end(seconds=60)
+    states = submission.wait_for_end(seconds=300)
     assert states == {(STAGE, "run"): {"FAILED"}, (STAGE, "verify"): {"CANCELLED"}}
     assert submission.exit_code(STAGE, "run") == 76
     log = submission.log(STAGE, "run")
