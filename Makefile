@@ -15,6 +15,7 @@ VIEW_PACKAGES := _contract _command _runtime _view
 BLOCKS_COMMANDS := lsdflow prepare predict watershed agglomerate segment evaluate
 TRAINING_COMMANDS := train-lsd train-acrlsd
 LONGEST_TESTS := tests/pipeline tests/faults tests/runtime
+SHORTER_TESTS = $(filter-out %/__pycache__ tests/plugins $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 TRAINING_TESTS := tests/distributed tests/faults/training tests/training tests/stages/train-lsd tests/stages/train-acrlsd
 TENSORFLOW_TESTS := tests/tensorflow
 BROWSER_TESTS := tests/browser
@@ -126,9 +127,10 @@ endif
 
 test: setup test-docs test-blocks test-training test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
 
-# The longest files come first: with one file per process at a time, the last ones must be short.
+# The longest files come first: with one file per process at a time, the last ones must be short. SHORT_FIRST=1 turns that
+# round, for machines on which there is no time for all.
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(LONGEST_TESTS) $(filter-out $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
 
 test-training: setup-mlflow
 	.venv/training/bin/pytest -n 2 --dist loadfile --durations=15 $(TRAINING_TESTS)

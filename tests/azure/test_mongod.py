@@ -52,12 +52,12 @@ class Scheduler:
         options = ["--secrets", self.secrets, "--address", address, "--port", self.port]
         options += ["--uri-file", self.uri_file, "--owner", getpass.getuser()]
         command = [sys.executable, self.files / "mongo_setup.py", *options]
-        return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, timeout=90)
+        return subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, timeout=600)
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(timeout=30)
+            self.process.wait(timeout=600)
 
     @property
     def uri(self) -> str:

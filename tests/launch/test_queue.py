@@ -65,7 +65,7 @@ class Queue:
         """The front command among the stand-ins."""
         program = "from lsdflow_launch.cli import main; main()"
         command = [sys.executable, "-c", program, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
     def status(self) -> dict[str, Any]:
         """`lsdflow status --json`."""
@@ -202,11 +202,11 @@ def test_run_on_slurm_follows_what_is_in_the_queue_and_ends_with_the_code_of_the
     child = subprocess.Popen(
         [*command, "run", str(queue.experiment), "--on", "slurm"], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 600
     while len(queue.calls("squeue")) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     queue.rows(("11", "FAILED", "NonZeroExitCode", "n1", 0, 79), ("13", "FAILED", "NonZeroExitCode", "n1", 0, 66))
-    told = child.communicate(timeout=60)[1]
+    told = child.communicate(timeout=600)[1]
     assert child.returncode == 79, told
     assert "predict coordinator: job 11 RUNNING" in told
     assert "predict ended with exit code 79" in told

@@ -48,7 +48,7 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
 
 
 def _wait_for(calls: Callable[[], list[list[str]]], number: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while len(calls()) < number and time.monotonic() < deadline:
         time.sleep(0.02)
 

@@ -53,7 +53,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def eventually(what: str, ask: Callable[[], Any], seconds: float = 60) -> Any:
+def eventually(what: str, ask: Callable[[], Any], seconds: float = 600) -> Any:
     """Ask until the answer is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -95,7 +95,7 @@ class Watched:
     def ask(self, expression: str) -> list[dict[str, Any]]:
         """The series of an expression now."""
         query = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.prometheus}/api/v1/query?{query}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.prometheus}/api/v1/query?{query}", timeout=60) as answer:
             told = json.load(answer)
         assert told["status"] == "success", told
         return list(told["data"]["result"])
@@ -172,7 +172,7 @@ def _served_at(log: Path) -> str:
 
 def _is_ready(address: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{address}/-/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"{address}/-/ready", timeout=60) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

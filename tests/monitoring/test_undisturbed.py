@@ -111,14 +111,14 @@ def test_a_run_that_is_handed_over_is_told_by_the_other_process_alone(tmp_path: 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         with monitored("train-lsd", experiment, run_pid=other.pid) as monitor:
             eventually("a file", lambda: _files(experiment))
-            told = urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=10).read().decode()
+            told = urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=60).read().decode()
             now = int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{other.pid}/status").read_text())[0]) * 1024
             of_process = re.findall(r'lsdflow_resident_bytes\{.*of="process".*\} (\S+)', told)
             assert float(of_process[0]) == pytest.approx(now, rel=0.1)
             hand_over()
             eventually("the file goes", lambda: not _files(experiment))
             with pytest.raises(URLError):
-                urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=10)
+                urllib.request.urlopen(f"http://127.0.0.1:{monitor.port}/metrics", timeout=60)
         assert _files(experiment) == []
         other.communicate(b"\n")
 

@@ -37,7 +37,7 @@ def _arguments(folder: Path, *more: str) -> list[str]:
 
 def _run(stage: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [str(BIN / stage), "run", *_arguments(folder, *more)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def _identities(folder: Path, stages: tuple[str, ...] = BLOCK_STAGES) -> dict[str, str]:
@@ -122,7 +122,7 @@ def test_workers_of_other_jobs_leave_the_same_bits_as_the_serial_run(trained: Pa
         ]
         jobs = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True) for c in commands]
         try:
-            ends = [(job.communicate(timeout=200)[1], job.returncode) for job in jobs]
+            ends = [(job.communicate(timeout=600)[1], job.returncode) for job in jobs]
         finally:
             for job in jobs:
                 job.kill()
@@ -220,7 +220,7 @@ def test_repair_makes_again_the_one_lost_block_of_every_stage_and_nothing_else(r
         victim, before = files[len(files) // 2], {path: path.stat().st_mtime_ns for path in files}
         victim.write_bytes(victim.read_bytes()[:-9])
         command = [str(BIN / stage), "repair", *_arguments(folder, "compute.runner=serial"), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, f"{stage}: {done.stdout}{done.stderr}"
         assert json.loads(done.stdout)["broken"] == 1
         assert {path for path in files if path.stat().st_mtime_ns != before[path]} == {victim}, stage

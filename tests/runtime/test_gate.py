@@ -71,7 +71,7 @@ def gate(inner: Inner) -> Iterator[int]:
 
 
 def _wait(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 600
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -203,7 +203,7 @@ def test_another_user_of_the_worker_machine_does_not_come_in_by_its_way(
     )
     with way_in(ELSEWHERE, gate, KEY) as port:
         done = subprocess.run(
-            [sys.executable, "-c", program, str(port)], capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, "-c", program, str(port)], capture_output=True, text=True, check=False, timeout=600
         )
     may_become_another = os.getuid() == 0
     assert (inner.came, done.stdout.strip()) == ((b"", "b''") if may_become_another else (b"abc", "b'bcd'")), (

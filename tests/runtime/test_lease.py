@@ -49,7 +49,7 @@ def test_of_eight_that_try_at_once_one_holds_the_lease(tmp_path: Path, dead: boo
     processes = [context.Process(target=_hold, args=(str(tmp_path), go, answers, done)) for _ in range(8)]
     for process in processes:
         process.start()
-    found = sorted(answers.get(timeout=60) for _ in processes)
+    found = sorted(answers.get(timeout=600) for _ in processes)
     done.set()
     for process in processes:
         process.join()
@@ -114,7 +114,7 @@ def test_of_eight_that_find_a_dead_one_at_the_same_moment_one_holds_the_lease(tm
         processes = [context.Process(target=_try, args=(folder, go, answers, done)) for _ in range(8)]
         for process in processes:
             process.start()
-        found = sorted(answers.get(timeout=60) for _ in processes)
+        found = sorted(answers.get(timeout=600) for _ in processes)
         done.set()
         for process in processes:
             process.join()

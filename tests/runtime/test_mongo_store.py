@@ -166,13 +166,13 @@ def test_a_server_killed_and_restarted_in_the_middle_of_writing_loses_nothing_an
     results = context.Queue()
     writer = context.Process(target=_write_many, args=(experiment.path, results))
     writer.start()
-    written = [results.get(timeout=60) for _ in range(10)]
+    written = [results.get(timeout=600) for _ in range(10)]
     for pause in (0.0, 1.0):
         own_mongod.kill()
         time.sleep(pause)
         own_mongod.start()
-        written += [results.get(timeout=60) for _ in range(10)]
-    while (more := results.get(timeout=60)) is not None:
+        written += [results.get(timeout=600) for _ in range(10)]
+    while (more := results.get(timeout=600)) is not None:
         written.append(more)
     writer.join(30)
     assert writer.exitcode == 0

@@ -278,7 +278,7 @@ def test_readers_in_other_processes_never_miss_a_done_mark_while_marks_are_packe
             marks.mark_done(number, record_of(number))
             file.write(b"x")
             marks.pack(300, open_fence(memory), all_of_them=number % 3 == 0)
-    looks = [told.get(timeout=60) for _ in readers]
+    looks = [told.get(timeout=600) for _ in readers]
     for reader in readers:
         reader.join(60)
     assert all(isinstance(found, int) and found > 10 for found in looks), looks
@@ -351,7 +351,7 @@ def test_a_run_of_many_tiny_blocks_killed_in_the_middle_goes_on_to_the_same_bits
     environment = {**os.environ, "PYTHONPATH": search}
     process = subprocess.Popen([sys.executable, "-c", START, str(experiment.path)], env=environment)
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while not (marks.folder / "packed" / "0.parquet").exists():
             assert process.poll() is None
             assert time.monotonic() < end

@@ -42,7 +42,7 @@ def start(programs: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_the_task_calls_sweep_run_with_its_array_and_returns_its_code(programs: Path) -> None:
     for code in (0, 79):
         job = start(programs, str(programs / "lsdflow"), "quick", str(code))
-        job.communicate(timeout=60)
+        job.communicate(timeout=600)
         assert job.returncode == code
     assert (programs / "lsdflow.called").read_text() == "sweep run quick --array 79"
     assert not (programs / "scontrol.called").exists()
@@ -56,7 +56,7 @@ def test_a_task_whose_time_is_up_comes_back_and_a_cancelled_one_does_not(
     while not (programs / "lsdflow.ready").exists():
         assert job.poll() is None
     job.send_signal(number)
-    job.communicate(timeout=60)
+    job.communicate(timeout=600)
     assert job.returncode == 75
     assert (programs / "scontrol.called").exists() == requeued
     if requeued:
@@ -65,5 +65,5 @@ def test_a_task_whose_time_is_up_comes_back_and_a_cancelled_one_does_not(
 
 def test_without_a_folder_it_says_what_it_wants(programs: Path) -> None:
     job = start(programs, str(programs / "lsdflow"))
-    assert "sweep.sbatch LSDFLOW DIR" in job.communicate(timeout=60)[1]
+    assert "sweep.sbatch LSDFLOW DIR" in job.communicate(timeout=600)[1]
     assert job.returncode == 2

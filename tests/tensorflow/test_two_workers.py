@@ -52,7 +52,7 @@ def run_workers(toml: Path, count: int) -> list[tuple[int, str]]:
         )
         processes.append(started)
     try:
-        told = [process.communicate(timeout=240)[0] for process in processes]
+        told = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -16,7 +16,7 @@ from lsdflow_contract.errors import BadData, InternalError
 from lsdflow_training.data.workers_ahead import BatchWorker
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if holds():

@@ -234,7 +234,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _until(is_so: Callable[[], bool], seconds: float = 60) -> None:
+def _until(is_so: Callable[[], bool], seconds: float = 600) -> None:
     ends = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < ends, "in vain"

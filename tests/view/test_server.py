@@ -39,7 +39,7 @@ class Served:
 
     def ask(self, target: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and content of exactly this target: no client library makes it tidy."""
-        connection = HTTPConnection("127.0.0.1", self.server.server_address[1], timeout=20)
+        connection = HTTPConnection("127.0.0.1", self.server.server_address[1], timeout=120)
         connection.putrequest(method, target, skip_host="Host" in headers)
         for name, value in headers.items():
             connection.putheader(name.replace("_", "-"), value)
@@ -276,7 +276,7 @@ def test_the_command_prints_its_address_and_ends_cleanly(shown_experiment: Exper
         with socket.create_connection((host, int(port))):  # a browser that stays connected holds up nothing
             os.kill(viewer.pid, number)
             try:
-                told = viewer.communicate(timeout=30)[1]
+                told = viewer.communicate(timeout=600)[1]
             finally:
                 viewer.kill()  # nothing, if it has ended
     assert viewer.returncode == 0

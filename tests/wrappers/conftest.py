@@ -81,7 +81,7 @@ class Cluster:
 
     def wait_for(self, name: str) -> None:
         """Wait until a stand-in has left a file."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not (self.folder / name).exists():
             assert time.monotonic() < deadline, f"{name} did not come"
             time.sleep(0.05)
@@ -93,7 +93,7 @@ class Cluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=600,
             env=self.environment(**more),
         )
 

@@ -244,7 +244,7 @@ def _interrupted(cluster: Cluster, submission: Path, number: int, *role: str, **
     child = cluster.start(command, **{**JOB, **more})
     cluster.wait_for("up")
     os.kill(child.pid, number)
-    told = child.communicate(timeout=60)[1]
+    told = child.communicate(timeout=600)[1]
     return child.returncode, told
 
 
@@ -263,7 +263,7 @@ def test_a_job_never_ends_before_its_program_however_often_it_is_told(cluster: C
         os.kill(child.pid, number)
         time.sleep(0.2)
     assert child.poll() is None
-    told = child.communicate(timeout=60)[1]
+    told = child.communicate(timeout=600)[1]
     assert (cluster.folder / "stopped").exists(), told
     assert child.returncode == 75
     assert cluster.calls("scontrol") == []

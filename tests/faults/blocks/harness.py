@@ -38,7 +38,7 @@ SEED = int(os.environ.get("LSDFLOW_FAULT_SEED", "20261121"))
 STORES = ("files", "mongo")
 SERIAL, DAISY = "compute.runner=serial", ("compute.runner=daisy", "compute.workers=2")
 # A command that has not ended after this time hangs.
-HANG_S = 90.0
+HANG_S = 600.0
 Harm = Mapping[str, Any]
 STAGES = ("watershed", "agglomerate", "segment", "evaluate")
 SHAPE_VOX, BLOCKS = ((32, 32, 32), 64) if RELEASE else ((16, 32, 32), 32)
@@ -311,7 +311,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_for(what: str, true: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(what: str, true: Callable[[], bool], seconds: float = 600) -> None:
     """Wait until something is true. Raises Hang."""
     end = time.monotonic() + seconds
     while not true():

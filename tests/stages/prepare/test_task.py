@@ -430,7 +430,7 @@ size = [list(batch[key].spec.voxel_size) + list(batch[key].spec.roi.offset) for 
 assert zarr.__version__.startswith("2.")
 numpy.savez(sys.argv[2], place=size, **found)
 """
-    subprocess.run([python, "-c", script, loaded.layout.training_volume("a"), result], check=True, timeout=120)
+    subprocess.run([python, "-c", script, loaded.layout.training_volume("a"), result], check=True, timeout=600)
     with np.load(result) as found:
         np.testing.assert_array_equal(found["raw"], raw)
         np.testing.assert_array_equal(found["neuron_ids"], ids)
