@@ -5,6 +5,7 @@
 
 # The words of the exit codes that are used here; all of them: README.md of the project.
 readonly MISSING=66 NO_SERVICE=69 INTERNAL=70 INTERRUPTED=75 MISMATCH=76 BAD_CONFIG=78
+readonly REPORT_SECONDS=600
 # shellcheck disable=SC2034 # pipeline.sh reads them
 readonly -a ALL_STAGES=(prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate)
 # shellcheck disable=SC2034
@@ -209,10 +210,10 @@ container() {
   COMMAND+=(${CONTAINER_ENV[@]+"${CONTAINER_ENV[@]}"} "$SIF")
 }
 
-# stage_arguments VERB: adds the stage's command to COMMAND.
+# stage_arguments VERB [STAGE]: adds the stage's command to COMMAND.
 stage_arguments() {
   local set
-  COMMAND+=("$STAGE" "$1" --experiment "$EXPERIMENT/experiment.toml")
+  COMMAND+=("${2:-$STAGE}" "$1" --experiment "$EXPERIMENT/experiment.toml")
   for set in ${SETS[@]+"${SETS[@]}"}; do COMMAND+=(--set "$set"); done
   if [[ $1 == run && -n $(setting REPLACE) ]]; then COMMAND+=(--replace); fi
 }
@@ -259,9 +260,23 @@ run_and_wait() {
 # end_job: with the program's exit code, unless the job comes back.
 end_job() {
   say "$STAGE: ended with exit code $CODE${TOLD:+ after SIG$TOLD}"
-  if ((CODE == INTERRUPTED)); then come_back; fi
+  if ((CODE == INTERRUPTED)); then
+    come_back
+  elif ((CODE != 0)) && [[ -z $TOLD && -z ${COORDINATOR:-} && $STAGE != evaluate ]]; then
+    report || say "no report of the failure: lsdflow report $EXPERIMENT"
+  fi
   exit "$CODE"
 }
+
+# report: the pages of what there is now, by the pinned image of evaluate: nothing that comes after a failure writes them.
+report() (
+  trap - TERM INT USR2
+  use_image evaluate "$SUBMISSION/images.env"
+  container
+  stage_arguments report evaluate
+  show "${COMMAND[@]}" >&2
+  timeout --signal=KILL "$REPORT_SECONDS" "${COMMAND[@]}"
+)
 
 # come_back: an interrupted job goes back into the queue under its own number, so that jobs that wait for it still do.
 # Not after TERM: that is scancel, or a preemption or time limit after which SLURM itself decides.

@@ -237,6 +237,53 @@ def test_the_exit_code_of_the_stage_is_that_of_the_job(cluster: Cluster, submiss
     assert cluster.calls("scontrol") == []
 
 
+@pytest.mark.parametrize(
+    ("stage", "role"),
+    [("watershed", "coordinate"), ("watershed", "verify"), ("train-lsd", "run"), ("prepare", "run")],
+)
+def test_a_stage_that_fails_leaves_a_report_and_its_own_exit_code(
+    cluster: Cluster, submission: Path, experiment: Path, tmp_path: Path, stage: str, role: str
+) -> None:
+    _set(submission, "SET='segment.threshold=0.4'", "REPLACE='yes'")
+    _exec_ends_with(cluster, 70)
+    assert _run(cluster, submission, stage, role).returncode == 70
+    _, report = _executed(cluster)
+    sif = str(tmp_path / "images" / f"evaluate_0.1.0_{DIGEST[7:19]}.sif")
+    assert report[report.index(sif) :] == [
+        *(sif, "evaluate", "report", "--experiment", f"{experiment}/experiment.toml"),
+        *("--set", "segment.threshold=0.4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "role", "code"),
+    [
+        ("watershed", ["coordinate"], 0),
+        ("watershed", ["coordinate"], 75),
+        ("watershed", ["work", "101"], 70),
+        ("evaluate", ["verify"], 70),
+    ],
+)
+def test_workers_interrupted_jobs_and_evaluate_itself_write_no_report(
+    cluster: Cluster, submission: Path, stage: str, role: list[str], code: int
+) -> None:
+    _exec_ends_with(cluster, code)
+    _run(cluster, submission, stage, *role)
+    assert ["report" in call for call in _executed(cluster)] == [False]
+
+
+def test_a_report_that_cannot_be_written_changes_no_exit_code(
+    cluster: Cluster, submission: Path, experiment: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "images" / f"evaluate_0.1.0_{DIGEST[7:19]}.sif").unlink()
+    _exec_ends_with(cluster, 65)
+    done = _run(cluster, submission, "watershed", "coordinate")
+    assert done.returncode == 65
+    assert "error: no SIF of evaluate" in done.stderr
+    assert f"no report of the failure: lsdflow report {experiment}" in done.stderr
+    assert len(_executed(cluster)) == 1
+
+
 def _interrupted(cluster: Cluster, submission: Path, number: int, *role: str, **more: str) -> tuple[int, str]:
     """A job that is told to stop by a signal: exit code and what it said."""
     (cluster.folder / "sleeps").touch()
