@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,8 +147,10 @@ def test_a_failed_write_leaves_the_old_file_and_no_leftovers(tmp_path: Path) -> 
     def fail(file: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(StorageFailure, match="free some space"):
+    with pytest.raises(StorageFailure, match="free some space") as caught:
         write_atomically(tmp_path / "a.json", fail)
+    left = int(caught.value.found.split(" bytes")[0].replace(",", ""))
+    assert left == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1), "spec: 74 with the figure of free space"
     assert read_json(tmp_path / "a.json") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 

@@ -46,7 +46,7 @@ def test_the_order_of_the_tests_changes_none_of_them(order: str) -> None:
     ("after", "percent", "starved"),
     [
         ("cpu  1100 0 200 9000 300 10 20 70 0 0\n", "0", False),
-        ("cpu  1060 0 210 9000 300 10 20 100 0 0\n", "29", False),
+        ("cpu  1070 0 210 9000 300 10 20 90 0 0\n", "19", False),
         ("cpu  1020 0 200 9000 900 10 20 150 0 0\n", "79", True),
     ],
 )

@@ -23,7 +23,7 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_runtime.block_task import _write_checked
 from lsdflow_runtime.blocks import block_plan
-from lsdflow_runtime.chunk_files import _on_all_cores
+from lsdflow_runtime.chunk_files import ChunkFiles, _on_all_cores
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 
 SHAPE = (20, 17, 9)
@@ -298,6 +298,21 @@ def test_a_full_disk_is_told_and_leaves_the_old_chunk(
     assert caught.value.exit_code == 74
     assert np.array_equal(output.open().read(GRID.box), values)
     assert sorted(p for p in output.folder.rglob("*") if p.is_file()) == files
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_storage_that_fails_while_a_chunk_is_read_is_no_damaged_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int
+) -> None:
+    output, _ = _ours(tmp_path, zarr_format)
+    volume = output.open()
+
+    def fail(_files: ChunkFiles, _index: object) -> np.ndarray:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(ChunkFiles, "read", fail)
+    with pytest.raises(StorageFailure, match="Input/output error"):
+        volume.read(GRID.box)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

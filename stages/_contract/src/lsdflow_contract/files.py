@@ -33,7 +33,17 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise PermissionDenied("may not write", where=path, found=f"uid {os.geteuid()}", hint=hint) from error
     except OSError as error:
         hint = _STORAGE_HINTS.get(error.errno or 0, "")
-        raise StorageFailure(f"writing failed: {error.strerror}", where=path, hint=hint) from error
+        found = _space_left(path) if hint == _NO_SPACE else ""
+        raise StorageFailure(f"writing failed: {error.strerror}", where=path, found=found, hint=hint) from error
+
+
+def _space_left(path: Path) -> str:
+    """What the file system of a path, or of the nearest folder that is there, has left; empty if it does not say."""
+    for place in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(place)
+            return f"{disk.f_bavail * disk.f_frsize:,} bytes and {disk.f_favail:,} files left"
+    return ""
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:

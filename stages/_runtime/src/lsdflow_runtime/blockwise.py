@@ -32,6 +32,7 @@ from lsdflow_runtime.daisy_runner import current_fence, current_round, lead_with
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.overdue import UnderWay, overdue_noted
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
+from lsdflow_runtime.patience import with_patience
 from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
@@ -188,7 +189,7 @@ def _attempt(
     for attempt in range(1, attempts + 1):
         end_if_asked()
         try:
-            do_block(number)
+            with_patience(do_block, number)
         except (Interrupted, KeyboardInterrupt):
             raise
         except StageError as error:

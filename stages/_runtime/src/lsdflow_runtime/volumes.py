@@ -23,12 +23,13 @@ import zarr.errors
 from numcodecs import Zstd as Zstd2
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
 from lsdflow_runtime.chunk_files import ChunkFiles, make_durable
 from lsdflow_runtime.formats.folders import folder_of
+from lsdflow_runtime.patience import is_passing
 
 Outside = Literal["error", "zero", "mirror"]
 INNER_CHUNK_VOX = 64
@@ -130,6 +131,8 @@ class Volume:
                 return np.asarray(self.array[self._index(box)])
             return self._files.read(self._index(box))
         except (RuntimeError, ValueError, OSError) as error:
+            if is_passing(error):
+                raise StorageFailure("reading failed", where=f"{self.where} {box}", found=error) from error
             raise BadData(
                 "a chunk cannot be read",
                 where=f"{self.where} {box}",
