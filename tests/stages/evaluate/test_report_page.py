@@ -296,7 +296,7 @@ def test_the_methods_tell_how_fragments_were_made_and_edges_scored() -> None:
     for by, told in (
         ("seamless", ("named by their seeds", "of the whole graph")),
         ("blocks", ("cut at the faces of blocks", "with waterz, block by block")),
-        ("mutex", ("cut by the mutex watershed", "with waterz, block by block")),
+        ("mutex", ("cut by the mutex watershed [7]", "with waterz, block by block")),
     ):
         assert all(words in pages[by] for words in told)
         assert not any(words in pages[other] for other in pages for words in told[:1] if other != by)

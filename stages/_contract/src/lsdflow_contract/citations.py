@@ -106,6 +106,25 @@ REFERENCES = (
         title="waterz: watershed and region agglomeration",
         url="https://github.com/funkelab/waterz",
     ),
+    Reference(
+        key="wolf2021",
+        authors=(
+            "Wolf, Steffen",
+            "Bailoni, Alberto",
+            "Pape, Constantin",
+            "Rahaman, Nasim",
+            "Kreshuk, Anna",
+            "Köthe, Ullrich",
+            "Hamprecht, Fred A.",
+        ),
+        title="The mutex watershed and its objective: efficient, parameter-free graph partitioning",
+        year=2021,
+        journal="IEEE Transactions on Pattern Analysis and Machine Intelligence",
+        volume="43",
+        number="10",
+        pages="3724-3738",
+        doi="10.1109/TPAMI.2020.2980827",
+    ),
 )
 
 

@@ -6,12 +6,15 @@ report is also made after a failure, and what is missing is named in `problems`,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_contract.checkpoint import Bundle
+from lsdflow_contract.manifest import Manifest
 from lsdflow_evaluate.report.records import StageRecord
 
 Axis = Literal["z", "y", "x"]
@@ -199,7 +202,8 @@ class ReportData:
 
     `folder`: the name of the experiment's folder; `refresh_s`: the page is loaded again after so long (a run goes on);
     `no_scores`: why there are none; `crumbs`: what to do where fragments are far too small;
-    `larger_error`: whether neurons are rather cut or merged, and what would help.
+    `larger_error`: whether neurons are rather cut or merged, and what would help; `manifests`: of the stages that have
+    finished; `networks`: those of the prediction, in the order in which they are applied.
     """
 
     experiment: str
@@ -228,6 +232,8 @@ class ReportData:
     snapshot: Snapshot | None = None
     trained: tuple[TrainingSnapshot, ...] = ()
     stages: tuple[StageRecord, ...] = ()
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    networks: tuple[Bundle, ...] = ()
     worst: tuple[WorstPlace, ...] = ()
     folder: str = "DIR"
     refresh_s: int | None = None

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from lsdflow_evaluate.report import content, numbers, stage_content, wording
 from lsdflow_evaluate.report.block_pictures import MapPicture, map_pictures
 from lsdflow_evaluate.report.data import ReportData
+from lsdflow_evaluate.report.methods import methods
 from lsdflow_evaluate.report.records import StageRecord
 from lsdflow_evaluate.report.snapshot_view import SnapshotView, snapshot_view
 from lsdflow_evaluate.report.timeline import timeline
@@ -79,7 +80,7 @@ def _report(data: ReportData, looks: _Looks) -> str:
         block_maps=[(stage, maps) for stage, maps in looks.maps.items() if stage in grids],
         worst=content.worst_first(data.worst),
         missing=wording.missing_parts(data),
-        methods=wording.methods(data),
+        methods=methods(data),
         citations=wording.CITATIONS,
         score_values=numbers.score_values(chosen) if chosen else (),
         versions=numbers.version_rows(data),

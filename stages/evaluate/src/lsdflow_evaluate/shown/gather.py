@@ -23,6 +23,7 @@ from lsdflow_evaluate.scores.larger_error import larger_error
 from lsdflow_evaluate.scores.scores_file import lsd_error_text, score_rows, verdict, worst_places
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.layers import layers, open_layers, pictures, places_in, shown_box
+from lsdflow_evaluate.shown.networks import networks_of
 from lsdflow_evaluate.shown.snapshot import snapshot_of
 from lsdflow_evaluate.shown.stage_records import stage_record, stages_of_mode
 from lsdflow_evaluate.shown.training_snapshots import training_snapshot
@@ -90,6 +91,8 @@ def report_data(
         neuroglancer_state=seen.state,
         neuroglancer_help=VIEWER_HELP.format(url=config.viewer_url),
         fragments_by=history.fragments_by(experiment),
+        manifests=finished,
+        networks=collector.collect("predict", lambda: networks_of(experiment, finished.get("predict")), ()),
         settings=dict(scores.get("settings", {})),
         problems=tuple(collector.problems),
     )

@@ -1,0 +1,142 @@
+"""The methods section of a report: what was really done, from what the stages recorded, in sentences for a paper.
+
+What is not known is not said: a segmentation of imported predictions, say, has no sentence about its training.
+The numbers in brackets are those of the references (lsdflow_contract.citations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lsdflow_contract.checkpoint import Bundle
+from lsdflow_evaluate.report.content import CROSS, chosen_count, chosen_score
+from lsdflow_evaluate.report.data import ReportData
+
+_FRAGMENTS = {
+    "seamless": "grown by a seeded watershed, block by block, named by their seeds",
+    "blocks": "grown by a seeded watershed, cut at the faces of blocks,",
+    "mutex": "cut by the mutex watershed [7]",
+}
+_SCORED = {
+    "seamless": "of the whole graph, as waterz scores a volume at once [2, 6]",
+    "blocks": "with waterz, block by block [2, 6]",
+    "mutex": "with waterz, block by block [2, 6]",
+}
+_FILTERS = ("epsilon_agglomerate", "filter_fragments", "remove_debris_vox")
+
+
+def methods(data: ReportData) -> tuple[str, ...]:
+    """The paragraphs, as far as the data carries them."""
+    if not (data.scores or data.segment_counts):
+        return ("No segmentation was made yet. The method and its software are those of the papers below.",)
+    paragraphs = (_volume(data), _training(data), _segmenting(data), _merging(data), _comparing(data))
+    return tuple(text for text in paragraphs if text)
+
+
+def _volume(data: ReportData) -> str:
+    """What was segmented with what."""
+    volume = "The volume"
+    if data.shape_vox and data.voxel_size_nm:
+        volume = f"The volume ({_by(data.shape_vox)} voxels of {_by(data.voxel_size_nm)} nm, axes z, y, x)"
+    versions = ", ".join(f"{found.stage} {found.version}" for found in data.versions if found.version)
+    revisions = {found.revision for found in data.versions if found.revision}
+    commit = f"; commit {revisions.pop()[:12]}" if len(revisions) == 1 else ""
+    return f"{volume} was segmented with lsdflow{f' ({versions}{commit})' if versions else ''}."
+
+
+def _training(data: ReportData) -> str:
+    """Which networks learnt what, from how much."""
+    if not data.networks:
+        return ""
+    sentences = [f"{_learner(network, n)} {_learnt(network)}." for n, network in enumerate(data.networks)]
+    batches = "Training batches were made with gunpowder [4]." if _by_gunpowder(data) else ""
+    return " ".join(filter(None, (*sentences, _truth_volumes(data), batches, _prediction(data))))
+
+
+def _learner(network: Bundle, number: int) -> str:
+    unet = network.unet
+    levels = len(unet.downsample_factors)
+    maps = f"{unet.num_fmaps} feature maps, {unet.fmap_inc_factor} times as many at each of {levels} coarser levels"
+    patches = f"patches of {_by(network.train_input_shape_vox)} voxels in, {_by(network.train_output_shape_vox)} out"
+    return f"{'Another' if number else 'A three-dimensional'} U-Net ({maps}; {patches})"
+
+
+def _learnt(network: Bundle) -> str:
+    sigma = f"; Gaussian of {_by(network.sigma_nm)} nm" if network.sigma_nm else ""
+    lsds = f"local shape descriptors (LSDs{sigma})"
+    seen = "the image and the predicted LSDs" if network.unet.in_channels > 10 else "the predicted LSDs"
+    what = {
+        "lsd": f"{lsds} from the image",
+        "acrlsd": f"voxel affinities from {seen} (auto-context, AcrLSD)",
+        "mtlsd": f"voxel affinities and {lsds} at once (MtLSD) from the image",
+        "affinities": "voxel affinities from the image",
+    }[network.kind]
+    return f"learnt {what} [1] in {network.iteration:,} iterations with {network.framework}"
+
+
+def _truth_volumes(data: ReportData) -> str:
+    prepared = data.manifests.get("prepare")
+    volumes = prepared.facts.get("volumes", {}) if prepared else {}
+    found = [facts for label, facts in volumes.items() if label.startswith("training/") and "labelled_voxels" in facts]
+    if not found:
+        return ""
+    voxels, neurons = (sum(int(facts.get(name, 0)) for facts in found) for name in ("labelled_voxels", "neurons"))
+    count = "one volume" if len(found) == 1 else f"{len(found)} volumes"
+    return f"The truth for training: {count}, {voxels:,} labelled voxels of {neurons:,} neurons."
+
+
+def _by_gunpowder(data: ReportData) -> bool:
+    trained = [data.manifests[stage] for stage in ("train-lsd", "train-acrlsd") if stage in data.manifests]
+    return any(found.config.get("pipeline", "gunpowder") == "gunpowder" for found in trained)
+
+
+def _prediction(data: ReportData) -> str:
+    predicted = data.manifests.get("predict")
+    precision = predicted.config.get("precision") if predicted else None
+    return f"Prediction: {precision} arithmetic." if precision else ""
+
+
+def _segmenting(data: ReportData) -> str:
+    return (
+        f"Fragments were {_FRAGMENTS[data.fragments_by]} on the affinities{_watershed_settings(data)} and joined in a "
+        f"region adjacency graph whose edges were scored by hierarchical agglomeration {_SCORED[data.fragments_by]}; "
+        "blocks were scheduled with daisy [5]."
+    )
+
+
+def _watershed_settings(data: ReportData) -> str:
+    """Settings that decide about the fragments, by the names that the configuration reference explains."""
+    finished = data.manifests.get("watershed")
+    if finished is None:
+        return ""
+    config, resolved = finished.config, finished.config.get("resolved", {})
+    told = [] if data.fragments_by == "mutex" else [f"min_seed_distance_vox {config.get('min_seed_distance_vox')}"]
+    told += ["seeds and growth within sections"] if config.get("fragments_in_xy") else []
+    told += [f"{name} {config[name]:g}" for name in _FILTERS if config.get(name)]
+    if "block_shape_vox" in resolved:
+        context = _by(resolved.get("context_vox", (0, 0, 0)))
+        told.append(f"blocks of {_by(resolved['block_shape_vox'])} voxels, read with a context of {context}")
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def _merging(data: ReportData) -> str:
+    chosen = chosen_score(data) or chosen_count(data)
+    if not chosen:
+        return ""
+    return (
+        f"Edges of the merge function {chosen.merge_function} with a score of at most {chosen.threshold:g} were "
+        "merged; a higher threshold merges more."
+    )
+
+
+def _comparing(data: ReportData) -> str:
+    if not data.scores:
+        return ""
+    return (
+        "The segmentation was compared with the truth by variation of information (in bits; split and merge add up to "
+        "the sum) [3] and adapted Rand error; voxels without a label in the truth were left out."
+    )
+
+
+def _by(values: Sequence[float]) -> str:
+    return f" {CROSS} ".join(f"{value:g}" for value in values)
