@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lsdflow_command.progress import Progress
 from lsdflow_command.watching.attempts import FOLDER
-from lsdflow_command.watching.metrics import StageMetrics
+from lsdflow_command.watching.metrics import GAUGES, StageMetrics
 from lsdflow_command.watching.monitoring import monitored
 
 from .conftest import REPOSITORY, make_experiment
@@ -37,6 +37,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         experiment = make_experiment(tmp_path_factory.mktemp(unit) / "e", every_s=0)
         (experiment.layout.stage_runs("watched") / FOLDER).mkdir(parents=True)
         with monitored("watched", experiment) as monitor, Progress("watched", 3, unit) as progress:
+            progress.gauges.update(dict.fromkeys(GAUGES, 0.5) if unit == "iteration" else {})
             progress.advance(1, {"affs": 0.5} if unit == "iteration" else None, loss=0.75)
             metrics = StageMetrics(monitor)
             samples = [*_samples(metrics)]

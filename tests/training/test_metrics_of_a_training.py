@@ -19,7 +19,7 @@ from lsdflow_training.trainer import train
 
 
 def test_iterations_rate_and_every_part_of_the_loss_are_those_of_the_curves(prepared, tmp_path: Path) -> None:
-    training = prepared("mtlsd", schedule="constant")
+    training = prepared("mtlsd", schedule="constant", validation_fraction=0.4)
     recipe = dataclasses.replace(
         training.recipe, schedules=dataclasses.replace(training.recipe.schedules, max_iteration=3)
     )
@@ -40,4 +40,8 @@ def test_iterations_rate_and_every_part_of_the_loss_are_those_of_the_curves(prep
     assert (told["lsdflow_work_done", ""].value, told["lsdflow_work_planned", ""].value) == (3, 3)
     assert told["lsdflow_work_done", ""].labels["unit"] == "iteration"
     assert told["lsdflow_work_per_second", ""].value > 0
+    assert told["lsdflow_learning_rate", ""].value == pytest.approx(float(last["learning_rate"]), rel=1e-3)
+    assert told["lsdflow_patches_per_iteration", ""].value == 1
+    validated = [float(row["validation_loss"]) for row in rows if row["validation_loss"]]
+    assert told["lsdflow_validation_loss", ""].value == pytest.approx(validated[-1], rel=1e-3)
     assert told["lsdflow_gpu_reserved_bytes", ""].value >= 0

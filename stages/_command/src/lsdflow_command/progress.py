@@ -23,7 +23,8 @@ SECONDS_BETWEEN_LINES = 60.0
 class Progress:
     """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate.
 
-    seconds: the work ends after these if it has not ended before.
+    seconds: the work ends after these if it has not ended before.  gauges: what the metrics alone tell, by their names
+    (watching.metrics.GAUGES).
     """
 
     def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:
@@ -31,6 +32,7 @@ class Progress:
         self.done = already
         self.facts: Mapping[str, float] = {}
         self.parts: Mapping[str, float] = {}
+        self.gauges: dict[str, float] = {}
         self.started = time.monotonic()
         self._ended: float | None = None
         self._last_line = self.started

@@ -40,7 +40,7 @@ from lsdflow_training.processes.group import Group
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
-from lsdflow_training.training_progress import count_iteration, training_progress
+from lsdflow_training.training_progress import count_iteration, tell_validation, training_progress
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches
 from lsdflow_training.warm_up import compile_everything
@@ -128,7 +128,7 @@ class TensorflowTrainer:
             while True:
                 step = self._step(engine, taken, stop, curves)
                 if curves is not None and progress is not None:
-                    count_iteration(progress, step.losses)
+                    count_iteration(progress, step.losses, step.learning_rate)
                     self._log(engine, curves, step, progress.rate())
                 # alone, at once; among several, in the step in which all hear of it
                 stopped = step.stop or (self.cluster.size == 1 and bool(stop))
@@ -190,6 +190,7 @@ class TensorflowTrainer:
             return self.validated.get(self.iteration)
         value = sum(engine.loss(patch) for patch in self.patches) / len(self.patches)
         curves.add_validation(self.iteration, value)
+        tell_validation(value)
         LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
         self.watch.look(self.iteration, value)
         self.validated = {self.iteration: value}

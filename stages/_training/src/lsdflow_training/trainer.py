@@ -49,7 +49,7 @@ from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.snapshots import snapshot_path, write_snapshot
 from lsdflow_training.step_profile import step_profile
-from lsdflow_training.training_progress import count_iteration, training_progress
+from lsdflow_training.training_progress import count_iteration, tell_validation, training_progress
 from lsdflow_training.training_state import TrainingState
 from lsdflow_training.validation import read_patches, shared_validation_loss
 from lsdflow_training.warm_up import compile_everything
@@ -187,10 +187,10 @@ class Trainer:
         return result
 
     def _log(self, curves: Curves, result: StepResult, progress: Progress) -> None:
-        count_iteration(progress, result.losses)
-        how = self.recipe.schedules
+        how, rate = self.recipe.schedules, self.optimizer.param_groups[0]["lr"]
+        count_iteration(progress, result.losses, rate)
         if self.iteration % max(1, how.max_iteration // 20_000) == 0:
-            curves.add(self.iteration, result.losses, progress.rate(), self.optimizer.param_groups[0]["lr"])
+            curves.add(self.iteration, result.losses, progress.rate(), rate)
         if self.iteration % how.profile_every == 0:
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
             self.data_wait.log(curves, self.iteration)
@@ -217,6 +217,7 @@ class Trainer:
             return None
         if curves is not None:
             curves.add_validation(self.iteration, value)
+            tell_validation(value)
             LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
         self.watch.look(self.iteration, value)
         return value

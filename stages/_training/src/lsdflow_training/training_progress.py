@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 
 from lsdflow_command.progress import Progress
+from lsdflow_command.watching.monitoring import MONITOR
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import seconds_left
 
@@ -15,9 +16,19 @@ def training_progress(recipe: Recipe, iteration: int, minutes: float, shown: boo
     if not shown:
         return nullcontext()
     how = recipe.schedules
-    return Progress(recipe.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))
+    progress = Progress(recipe.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))
+    progress.gauges["patches_per_iteration"] = recipe.step.effective_batch
+    return progress
 
 
-def count_iteration(progress: Progress, losses: Mapping[str, float]) -> None:
-    """One more iteration is done; `losses` are the parts of its loss."""
+def count_iteration(progress: Progress, losses: Mapping[str, float], learning_rate: float) -> None:
+    """One more iteration is done at a learning rate; `losses` are the parts of its loss."""
+    progress.gauges["learning_rate"] = learning_rate
     progress.advance(1, losses, loss=sum(losses.values()))
+
+
+def tell_validation(loss: float) -> None:
+    """Let the metrics of this process tell the newest validation loss."""
+    monitor = MONITOR.get()
+    if monitor is not None and monitor.progress is not None:
+        monitor.progress.gauges["validation_loss"] = loss

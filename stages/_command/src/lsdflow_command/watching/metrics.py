@@ -2,7 +2,7 @@
 
     done, planned, rate, ETA   of Progress, the one place where all work is counted
     blocks                     of the attempts that workers note (attempts.py), on whatever machine
-    loss                       of Progress too, in a training
+    loss, learning rate        of Progress too, in a training
     memory, time, bytes        of /proc, of this process and those below it; of the GPU from torch where it is at work
 
 Labels: experiment, stage, host and pid (a series per run); never a block.
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 LABELS = ("experiment", "stage", "host", "pid")
 BLOCK_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 PROCESS, WORKERS = "process", "workers"
+# What trainings tell beside their loss (Progress.gauges).
+GAUGES = {
+    "learning_rate": "Learning rate of the last iteration.",
+    "patches_per_iteration": "Patches that an iteration learns from, of all processes.",
+    "validation_loss": "The newest validation loss.",
+}
 
 
 class BlockCounts:
@@ -135,6 +141,8 @@ class StageMetrics(Collector):
         if (eta_s := progress.eta_s()) is not None:
             yield self._gauge("lsdflow_work_eta_seconds", "Time until the work is done.", eta_s, unit, "unit")
         yield from self._losses(progress)
+        for name, value in progress.gauges.items():
+            yield self._gauge(f"lsdflow_{name}", GAUGES[name], value)
 
     def _losses(self, progress: Progress) -> Iterator[Metric]:
         if "loss" in progress.facts:
