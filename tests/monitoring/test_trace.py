@@ -159,6 +159,31 @@ def test_attempts_are_numbered_as_they_began_and_each_figure_stands_in_its_colum
     ]
 
 
+def _begun_elsewhere(experiment: Experiment, *names: str) -> None:
+    """Attempts at block 7 without an end, of machines that cannot be asked."""
+    folder = _runs(experiment) / FOLDER
+    folder.mkdir(parents=True)
+    for number, name in enumerate(names):
+        text = f"7\t180000000{number}.0\t{KEY[:12]}\t"
+        (folder / f"20260101T000000-{number}-{name}.tsv").write_text(text)
+
+
+def _statuses(experiment: Experiment) -> list[str]:
+    _trace(experiment)
+    return [row["status"] for row in _rows(_runs(experiment) / "trace.tsv")]
+
+
+def test_an_attempt_of_a_lost_machine_does_not_run_for_ever(experiment: Experiment) -> None:
+    _begun_elsewhere(experiment, "lost", "next")
+    assert _statuses(experiment) == ["ABORTED", "RUNNING"], "the block was handed out again"
+    run = _runs(experiment) / "20260101T000000-5"
+    run.mkdir()
+    (run / "config.resolved.json").write_text("{}")
+    assert _statuses(experiment) == ["ABORTED", "RUNNING"], "nobody knows how that run ended, or whether"
+    (run / "outcome.json").write_text(json.dumps({"exit_code": 79, "seconds": 20.0, "started": 1800000000.0}))
+    assert _statuses(experiment) == ["ABORTED", "ABORTED"]
+
+
 def test_a_run_that_was_stopped_is_no_failure_and_its_figures_are_those_of_its_outcome(experiment: Experiment) -> None:
     folder = _runs(experiment) / "20260101T000000-5"
     folder.mkdir(parents=True)

@@ -37,12 +37,15 @@ Row = dict[str, Any]
 
 def write_traces(layout: ExperimentLayout) -> dict[str, int]:
     """Write all tables of the experiment anew; path relative to its folder -> rows."""
-    rows = sorted((row for stage in STAGES for row in stage_rows(layout.stage_runs(stage), stage)), key=_begin)
-    written = {layout.root / NAME: _write(layout.root / NAME, rows)}
-    for stage in STAGES:
+    runs = {stage: list(stage_rows(layout.stage_runs(stage), stage)) for stage in STAGES}
+    written = {
+        layout.root / NAME: _write(layout.root / NAME, sorted((r for rows in runs.values() for r in rows), key=_begin))
+    }
+    for stage, rows in runs.items():
         path = layout.stage_runs(stage) / NAME
         if attempts := _attempts(layout.stage_runs(stage)):
-            written[path] = _write(path, block_rows(attempts, stage))
+            all_ended = bool(rows) and all("exit" in row for row in rows)
+            written[path] = _write(path, block_rows(attempts, stage, all_ended))
     return {str(path.relative_to(layout.root)): count for path, count in written.items()}
 
 
@@ -57,10 +60,17 @@ def stage_rows(runs: Path, stage: str) -> Iterator[Row]:
         yield {"name": stage, "attempt": attempt, **(_ended(outcome) if outcome else _without_outcome(folder))}
 
 
-def block_rows(attempts: Iterable[Attempt], stage: str) -> Iterator[Row]:
-    """Rows of attempts at blocks, in the order in which they began; an attempt's number is that at its block."""
+def block_rows(attempts: Iterable[Attempt], stage: str, all_ended: bool = False) -> Iterator[Row]:
+    """Rows of attempts at blocks, in the order in which they began; an attempt's number is that at its block.
+
+    One without an end, of a machine that cannot be asked, was lost if all runs of the stage have ended, or if the block
+    was begun again: blocks of workers that live are handed to nobody else.
+    """
+    ordered = sorted(attempts, key=lambda attempt: attempt.started)
+    last = {(found.key, found.block): found for found in ordered}
     numbers: Counter[tuple[str, int]] = Counter()
-    for found in sorted(attempts, key=lambda attempt: attempt.started):
+    for found in ordered:
+        lost = all_ended or last[found.key, found.block] is not found
         numbers[found.key, found.block] += 1
         yield {
             "hash": found.key,
@@ -71,7 +81,7 @@ def block_rows(attempts: Iterable[Attempt], stage: str) -> Iterator[Row]:
             "host": found.host,
             "submit": _ms(found.started),
             "start": _ms(found.started),
-            **(_measured(found) if found.outcome else {"status": _of_process(found.host, found.pid)}),
+            **(_measured(found) if found.outcome else _without_end(found, lost)),
         }
 
 
@@ -95,6 +105,10 @@ def _measured(found: Attempt) -> Row:
         "gpu": found.gpu or NOT_KNOWN,
         "error": found.error or NOT_KNOWN,
     }
+
+
+def _without_end(found: Attempt, lost: bool) -> Row:
+    return {"status": ABORTED if lost else _of_process(found.host, found.pid)}
 
 
 def _ended(outcome: Row) -> Row:
