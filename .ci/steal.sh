@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # How much of the CPU time that this machine asked for, since this file was sourced, its host gave to others.
 # From proc(5): `steal` of the first line of /proc/stat, against all time in which the CPUs were wanted.
-STARVED_PERCENT=25
+STARVED_PERCENT=20
 _stat=${LSDFLOW_CI_STAT:-/proc/stat}
 
 _cpu_ticks() { # WANTED STOLEN

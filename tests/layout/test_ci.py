@@ -22,11 +22,18 @@ def test_ci_runs_every_part_of_make_test() -> None:
     assert list(dict.fromkeys(parts)) == prerequisites.split()
 
 
+def _pytest_lines(*words: str) -> list[str]:
+    """How make would call pytest; a make that called these tests has no say in it."""
+    own = ("MAKE", "MFLAGS", "SHORT_FIRST")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    command = ["make", "-n", *words]
+    told = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True).stdout
+    return [line for line in told.splitlines() if "/pytest " in line]
+
+
 def test_every_folder_of_tests_is_of_one_part() -> None:
-    told = subprocess.run(["make", "-n", "test"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    asked = [
-        word for line in told.splitlines() if "/pytest " in line for word in line.split() if word.startswith("tests/")
-    ]
+    words = [word for line in _pytest_lines("test") for word in line.split()]
+    asked = [word for word in words if word.startswith("tests/")]
     folders = {folder.name for folder in (REPOSITORY / "tests").iterdir() if any(folder.glob("**/test_*.py"))}
     assert {word.split("/")[1] for word in asked} >= folders
     assert len(asked) == len(set(asked))
@@ -34,11 +41,9 @@ def test_every_folder_of_tests_is_of_one_part() -> None:
 
 @pytest.mark.parametrize("order", ["", "SHORT_FIRST=1"])
 def test_the_order_of_the_tests_changes_none_of_them(order: str) -> None:
-    command = ["make", "-n", "test-blocks", *order.split()]
-    told = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    (line,) = (line for line in told.splitlines() if "/pytest " in line)
+    (line,) = _pytest_lines("test-blocks", *order.split())
     folders = [word for word in line.split() if word.startswith("tests/")]
-    assert folders.index("tests/runtime") < folders.index("tests/contract") or order
+    assert (folders.index("tests/runtime") > folders.index("tests/contract")) == bool(order)
     assert {"tests/pipeline", "tests/faults", "tests/runtime", "tests/contract", "tests/stages"} <= set(folders)
 
 
@@ -46,7 +51,7 @@ def test_the_order_of_the_tests_changes_none_of_them(order: str) -> None:
     ("after", "percent", "starved"),
     [
         ("cpu  1100 0 200 9000 300 10 20 70 0 0\n", "0", False),
-        ("cpu  1070 0 210 9000 300 10 20 90 0 0\n", "19", False),
+        ("cpu  1070 0 215 9000 300 10 20 85 0 0\n", "14", False),
         ("cpu  1020 0 200 9000 900 10 20 150 0 0\n", "79", True),
     ],
 )
