@@ -153,6 +153,7 @@ def _training(experiment: Experiment) -> Iterator[None]:
         monitored("train-acrlsd", experiment),
         Progress("train-acrlsd", 100, "iteration") as progress,
     ):
+        progress.gauges.update(learning_rate=5e-5, patches_per_iteration=2, validation_loss=0.9)
         progress.advance(40, {"affs": 0.5, "lsds": 0.25}, loss=0.75)
         yield
 

@@ -63,6 +63,8 @@ def test_memory_is_that_of_the_process_and_of_its_workers(watched: Watched) -> N
 def test_iterations_and_the_parts_of_the_loss_are_told(watched: Watched) -> None:
     assert watched.value('lsdflow_work_done{stage="train-acrlsd",unit="iteration"}') == 40
     assert watched.value('lsdflow_loss{stage="train-acrlsd"}') == 0.75
+    for name, value in (("learning_rate", 5e-5), ("patches_per_iteration", 2), ("validation_loss", 0.9)):
+        assert watched.value(f'lsdflow_{name}{{stage="train-acrlsd"}}') == value
     parts = {found["metric"]["part"]: float(found["value"][1]) for found in watched.ask("lsdflow_loss_part")}
     assert parts == {"affs": 0.5, "lsds": 0.25}
 

@@ -56,3 +56,5 @@ def test_a_failed_stage_stops_the_chain(desk: Desk) -> None:
     assert states == {key: {"CANCELLED"} for key in states}
     told = json.loads(desk.cluster.run(desk.lsdflow, "status", folder, "--json").stdout)
     assert "exit code 66" in told["prepare"]["run"]
+    report = (folder / "report" / "index.html").read_text(encoding="utf-8")
+    assert "volume.hdf" in report, "the failed job left a report that names what is missing"
