@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -83,6 +84,14 @@ def test_a_fault_of_ours_ends_with_70_and_no_traceback(experiment: Path) -> None
     assert done.exit_code == 70
     assert "internal: ZeroDivisionError" in done.output
     assert "Traceback" not in done.output
+
+
+def test_a_fault_of_ours_is_json_for_who_asked_for_json(experiment: Path) -> None:
+    done = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment), "--json"])
+    assert done.exit_code == 70
+    told = json.loads(done.stdout)
+    assert (told["error"], told["exit_code"]) == ("InternalError", 70)
+    assert told["what"].startswith("internal: ZeroDivisionError")
 
 
 def test_a_stage_without_blocks_has_no_repair_and_says_what_to_do(experiment: Path) -> None:

@@ -37,7 +37,7 @@ from lsdflow_command.runfolder import run_folder
 from lsdflow_command.verbs import Verbs
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import ConfigError, Interrupted, StageError, UsageError
+from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.model import StrictModel
@@ -109,9 +109,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         yield
     except StageError as error:
         _show_traceback(debug)
-        text = json.dumps(error.as_dict()) if as_json else error_text(error.message(), sys.stderr)
-        typer.echo(text, err=not as_json)
-        raise typer.Exit(error.exit_code) from error
+        raise _told(error, as_json) from error
     except typer.Exit:
         raise
     except KeyboardInterrupt as error:
@@ -119,13 +117,15 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         raise typer.Exit(Interrupted.exit_code) from error
     except Exception as error:
         _show_traceback(debug)
-        typer.echo(
-            error_text(
-                f"internal: {type(error).__name__}: {error}\n   to do: run with --debug and report it", sys.stderr
-            ),
-            err=True,
-        )
-        raise typer.Exit(70) from error
+        what = f"internal: {type(error).__name__}: {error}"
+        raise _told(InternalError(what, hint="run with --debug and report it"), as_json) from error
+
+
+def _told(error: StageError, as_json: bool) -> typer.Exit:
+    """Tell an error, on stdout as JSON; what ends the command with its code."""
+    text = json.dumps(error.as_dict()) if as_json else error_text(error.message(), sys.stderr)
+    typer.echo(text, err=not as_json)
+    return typer.Exit(error.exit_code)
 
 
 def _show_traceback(debug: bool) -> None:
