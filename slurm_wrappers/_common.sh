@@ -201,8 +201,8 @@ container() {
   COMMAND+=(--env "LSDFLOW_HOST=$(own_address)")
   COMMAND+=(--env "LSDFLOW_SUBMISSION=${SUBMISSION##*/}")
   COMMAND+=(--env "LSDFLOW_JOB=$(job_id) restart ${SLURM_RESTART_COUNT:-0}")
-  # The cores that the job was given: where SLURM does not confine it to them, the container would see all of the node.
-  pass_on CUDA_VISIBLE_DEVICES SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NODEID
+  # What the job was given: where SLURM does not confine it to that, the container would see all of the node.
+  pass_on SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU CUDA_VISIBLE_DEVICES SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NODEID
   uri_file=$(setting MONGO_URI_FILE)
   if [[ -n $uri_file ]]; then # the path only: what is in the file is seen by the stage alone
     COMMAND+=(--bind "$uri_file:$uri_file:ro" --env "MONGO_URI_FILE=$uri_file")

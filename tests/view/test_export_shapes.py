@@ -21,9 +21,9 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_runtime.volumes import OutputArray
 from lsdflow_view.cli import app
 from lsdflow_view.export import precomputed, segment_works, shape_works
+from lsdflow_view.export.fitting import fitting_workers
 from lsdflow_view.export.folder import run_works
 from lsdflow_view.export.layers import Layer, open_layer
-from lsdflow_view.export.memory import fitting_workers, free_memory_bytes
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
 from lsdflow_view.export.precomputed_layer import PrecomputedLayer
 from lsdflow_view.export.pyramid import pyramid
@@ -204,39 +204,6 @@ def test_no_more_workers_make_shapes_than_memory_holds_of_the_largest_segment(
 
 def test_as_many_workers_are_taken_as_fit_but_one_at_least() -> None:
     assert [fitting_workers(8, 10, free, "it") for free in (0, 9, 10, 29, 80, 1000)] == [1, 1, 1, 2, 8, 8]
-
-
-def test_free_memory_is_what_the_tightest_of_machine_cgroups_and_job_leaves(tmp_path: Path) -> None:
-    meminfo, own, cgroups = tmp_path / "meminfo", tmp_path / "own", tmp_path / "cgroups"
-    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    8000 kB\n")
-    own.write_text("0::/job/step\n")
-
-    def free(**environment: str) -> int:
-        return free_memory_bytes(environment, cgroups, own, meminfo)
-
-    assert free() == 8000 * 1024
-    _cgroup(cgroups / "job/step", "max", "50")
-    assert free() == 8000 * 1024
-    # The files that it holds in memory do not count as used.
-    _cgroup(cgroups / "job", "7000000", "5000000", "anon 1\ninactive_file 1000000\nactive_file 500000\n")
-    assert free() == 7_000_000 - 3_500_000
-    _cgroup(cgroups, "900000", "1000000")
-    assert free() == 0
-    shutil.rmtree(cgroups)
-    assert free(SLURM_MEM_PER_NODE="7") == 7 * MIB
-    assert free(SLURM_MEM_PER_CPU="1", SLURM_CPUS_PER_TASK="1") == MIB
-    assert free(SLURM_MEM_PER_NODE="0") == free(SLURM_MEM_PER_NODE="9") == 8000 * 1024
-    own.write_text("7:cpu,cpuacct:/job\n3:memory:/job\n")
-    _cgroup(cgroups / "memory/job", "6000000", "1000000", "total_inactive_file 3\ninactive_file 9\n", version=1)
-    assert free() == 5_000_003
-    assert 0 < free_memory_bytes() < 2**60
-
-
-def _cgroup(folder: Path, limit: str, used: str, stat: str = "", version: int = 2) -> None:
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in zip((*names, "memory.stat"), (f"{limit}\n", f"{used}\n", stat), strict=True):
-        (folder / name).write_text(text)
 
 
 def _layer_of_noise(folder: Path) -> tuple[PrecomputedLayer, np.ndarray]:

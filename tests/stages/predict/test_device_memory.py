@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from torch import nn
 
@@ -11,7 +9,7 @@ from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_network.unet import UNet
 from lsdflow_predict import task
 from lsdflow_predict.device_memory import window_device
-from lsdflow_predict.memory_needed import fitting_tile_edge, main_memory_bytes, network_bytes, weights_of
+from lsdflow_predict.memory_needed import fitting_tile_edge, network_bytes, weights_of
 
 
 def a_spec(channels: int = 1, factors=((2, 2, 2), (1, 3, 3)), fmaps: int = 3, **variant) -> UNetSpec:
@@ -26,14 +24,6 @@ def test_weights_are_those_of_the_network(channels: int, factors, variant) -> No
     network = UNet(spec, {"affs": 3})
     kernels = [m.weight.numel() for m in network.modules() if isinstance(m, nn.Conv3d | nn.ConvTranspose3d)]
     assert weights_of(spec) == sum(kernels) - network.heads["affs"].weight.numel()
-
-
-def test_the_limit_of_the_container_counts_where_it_is_smaller(tmp_path: Path) -> None:
-    machine = main_memory_bytes(())
-    limit = tmp_path / "memory.max"
-    for text, wanted in (("max", machine), ("1000000", 1000000), (str(2 * machine), machine)):
-        limit.write_text(text + "\n")
-        assert main_memory_bytes((limit, tmp_path / "absent")) == wanted
 
 
 def test_the_tile_that_fits_grows_with_the_memory_and_fits() -> None:

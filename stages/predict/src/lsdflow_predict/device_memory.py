@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from lsdflow_predict.memory_needed import main_memory_bytes
+from lsdflow_command.memory import memory_limit_bytes
 
 # Of the memory that is free when a worker starts; the rest is for its networks, their tiles and other workers.
 _SHARE_FOR_WINDOWS = 0.25
@@ -16,7 +16,7 @@ _SHARE_FOR_WINDOWS = 0.25
 def memory_of_device(device: str) -> int:
     """Memory that a worker on the device shares with others: what is free on the GPU, or the main memory."""
     if not device.startswith("cuda"):
-        return main_memory_bytes()
+        return memory_limit_bytes()
     free, _ = torch.cuda.mem_get_info(torch.device(device))
     return int(free)
 

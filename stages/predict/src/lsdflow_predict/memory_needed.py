@@ -1,14 +1,13 @@
-"""How much main memory there is, and what networks, their tiles and the arrays of a block need of it: arithmetic."""
+"""What networks, their tiles and the arrays of a block need of main memory: arithmetic."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
+from lsdflow_command.memory import memory_limit_bytes
 from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
@@ -27,20 +26,6 @@ _LIVE_COPIES = 6
 # Once as loaded, and packed for the processor (for Winograd twice as many).
 _COPIES_OF_WEIGHTS = 3
 _PROCESS_BYTES = 500_000_000
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
-
-def main_memory_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
-    """Main memory this process may use: the machine's, or the limit of its container or job if that is smaller."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in limits:
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            found.append(int(text))
-    return min(found)
 
 
 def network_bytes(spec: UNetSpec, input_vox: Vox3) -> int:
@@ -116,8 +101,8 @@ def tile_bytes(scheme: Scheme, networks: Networks) -> int:
 
 
 def memory_problem(scheme: Scheme, networks: Networks, experiment: Experiment) -> None:
-    """ConfigError if the workers together need more main memory than this machine has (networks on the CPU only)."""
-    have = main_memory_bytes()
+    """ConfigError if the workers together need more main memory than machine or job have (networks on the CPU only)."""
+    have = memory_limit_bytes()
     workers = experiment.compute.workers if experiment.compute.runner == "daisy" else 1
     need = worker_bytes(scheme, networks)
     if choose_device(experiment.compute.device) == "cpu" and need * workers > have:
@@ -126,5 +111,5 @@ def memory_problem(scheme: Scheme, networks: Networks, experiment: Experiment) -
             where="predict.block_shape, predict.tile_shape, compute.workers",
             wanted=f"{workers} workers x {need / 1e9:.1f} GB",
             found=f"{have / 1e9:.1f} GB",
-            hint="make predict.tile_shape or predict.block_shape smaller, or use fewer compute.workers",
+            hint="make predict.tile_shape or predict.block_shape smaller, use fewer compute.workers, or ask for more",
         )

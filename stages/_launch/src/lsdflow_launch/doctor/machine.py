@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
-
 from lsdflow_command.cores import available_cores
+from lsdflow_command.memory import free_memory_bytes, memory_limit_bytes
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import STAGES
@@ -36,10 +35,10 @@ def commands() -> Iterator[Finding]:
 
 def machine() -> Iterator[Finding]:
     """Everything of the machine that a run needs."""
-    cores, memory = available_cores(), psutil.virtual_memory()
+    cores, free = available_cores(), free_memory_bytes()
     yield _at_least("cores", cores, CORES, f"{cores} usable", "fewer than 2 make the demo slow; ask for more cores")
-    found = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
-    yield _at_least("memory", memory.available, MEMORY_BYTES, found, "the profile tiny wants 6 GiB: end something else")
+    found = f"{free / GIB:.1f} of {memory_limit_bytes() / GIB:.1f} GiB free"
+    yield _at_least("memory", free, MEMORY_BYTES, found, "the profile tiny wants 6 GiB: end something else")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield _open_files(soft, hard)
     yield _umask()

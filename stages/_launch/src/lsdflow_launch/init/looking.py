@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from lsdflow_command.cores import available_cores
+from lsdflow_command.memory import free_memory_bytes
 from lsdflow_contract.errors import InternalError, NoVoxelSize, UsageError
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
@@ -50,7 +49,7 @@ class Seen:
 def this_machine() -> Machine:
     """Cores and memory that are free for blocks here, and whether networks have a GPU."""
     gpu = shutil.which("nvidia-smi") is not None
-    return Machine(available_cores(), psutil.virtual_memory().available, gpu)
+    return Machine(available_cores(), free_memory_bytes(), gpu)
 
 
 def look(tables: Mapping[str, Any], start: Start) -> Seen:

@@ -13,13 +13,14 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
+from lsdflow_command.memory import free_memory_bytes
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.files import write_atomically, write_json
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_view.export.fitting import fitting_workers
 from lsdflow_view.export.folder import Work
-from lsdflow_view.export.memory import fitting_workers, free_memory_bytes
 from lsdflow_view.export.precomputed_layer import BLOCK_VOX, PrecomputedLayer
 from lsdflow_view.export.pyramid import Level
 from lsdflow_view.export.segment_works import PIECE_VOX, LargestSegments

@@ -1,8 +1,7 @@
-"""How much main memory this process and its workers may still take, and how many workers fit into it."""
+"""How much main memory this process and those it starts may take: the machine's, or what its container or job has."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 
 from lsdflow_command.cores import CGROUPS, OWN_CGROUP, available_cores
 
-LOG = logging.getLogger("lsdflow.export")
 MEMINFO = Path("/proc/meminfo")
 MIB = 2**20
 # Limit and use of a cgroup, and what of its use the kernel gives back when memory is short: version 2, version 1.
@@ -18,18 +16,6 @@ _FILES = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
-
-
-def fitting_workers(wanted: int, each_bytes: int, free_bytes: int, what: str) -> int:
-    """As many of the `wanted` workers as `free_bytes` hold if each needs `each_bytes`; at least 1.
-
-    what: their work, for the line that tells of fewer.
-    """
-    fitting = max(1, min(wanted, free_bytes // max(1, each_bytes)))
-    if fitting < wanted:
-        one, free = each_bytes / 2**30, free_bytes / 2**30
-        LOG.info("%s: %d of %d workers: one may need %.1f GiB, %.1f GiB are free", what, fitting, wanted, one, free)
-    return fitting
 
 
 def free_memory_bytes(
@@ -46,6 +32,16 @@ def free_memory_bytes(
     found += [free for folder in _folders(cgroups, own) if (free := _free_of_cgroup(folder)) is not None]
     granted = slurm_memory_bytes(environment)
     return max(0, min(found if granted is None else [*found, granted]))
+
+
+def memory_limit_bytes(
+    environment: Mapping[str, str] = os.environ, cgroups: Path = CGROUPS, own: Path = OWN_CGROUP
+) -> int:
+    """What the machine has, what the cgroups allow, what SLURM granted: the smallest, used or free."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    found += [limit for folder in _folders(cgroups, own) if (limit := _limit_of_cgroup(folder)) is not None]
+    granted = slurm_memory_bytes(environment)
+    return min(found if granted is None else [*found, granted])
 
 
 def slurm_memory_bytes(environment: Mapping[str, str]) -> int | None:
@@ -97,6 +93,17 @@ def _free_of_cgroup(folder: Path) -> int | None:
             return int(text) - max(0, used)
         except (OSError, ValueError):
             continue
+    return None
+
+
+def _limit_of_cgroup(folder: Path) -> int | None:
+    for name, _, _ in _FILES:
+        try:
+            text = (folder / name).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            return int(text)
     return None
 
 
