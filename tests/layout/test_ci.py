@@ -1,4 +1,4 @@
-"""CI runs every part of `make test`, and leaves out what it has no time for only where its machine is starved."""
+"""CI runs every part of `make test`, and says what it had no time for."""
 
 from __future__ import annotations
 

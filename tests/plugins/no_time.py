@@ -1,4 +1,4 @@
-"""Tests that CI has no time for, because its machine's host gives the CPU to others: left out, and told (.ci/run)."""
+"""Tests that CI has no time for, because its machine is slow or starved by its host: left out, and told (.ci/run)."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ def pytest_runtest_setup() -> None:
     """Leave out what is still to come as soon as the file exists that CI names."""
     file = os.environ.get(VARIABLE)
     if file and Path(file).exists():
-        pytest.skip("CI has no time left: the host of this machine gives its CPU to others")
+        pytest.skip("CI has no time left (.ci/run)")
