@@ -75,11 +75,13 @@ def address(shown: tuple[Path, dict[str, Any]], levels: Path | None, commands: P
     at = ",".join(map(str, facts["at_nm"]))
     more = [f"--export={levels}"] if levels else []
     command = [commands / "lsdflow", "view", folder, "--no-browser", f"--at={at}", *more]
+    # Ctrl-C is heard also where these tests run under nohup or behind `&`.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         yield str(server.stdout.readline().strip()) if server.stdout else ""
         server.send_signal(signal.SIGINT)
         try:
-            assert server.wait(30) == 0
+            assert server.wait(600) == 0
         finally:
             server.kill()  # nothing, if it has ended
 
