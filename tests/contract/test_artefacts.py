@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from lsdflow_contract.files import read_json, write_atomically, write_json
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.library_versions import library_versions
 from lsdflow_contract.lut import Lut, legacy_lut_name, lut_name, read_lut, write_lut
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 
@@ -86,7 +88,18 @@ def _manifest(**changes: object) -> Manifest:
 def test_a_manifest_is_read_back_as_written(tmp_path: Path) -> None:
     layout = ExperimentLayout(tmp_path)
     _manifest(facts={"blocks": 3}).write(layout)
-    assert read_manifest(layout, "watershed") == _manifest(facts={"blocks": 3})
+    assert read_manifest(layout, "watershed") == _manifest(facts={"blocks": 3, "libraries": library_versions()})
+
+
+def test_a_manifest_names_the_libraries_of_the_work_and_one_that_is_written_again_keeps_them(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
+    _manifest().write(layout)
+    made_here = read_manifest(layout, "watershed").libraries
+    assert made_here["numpy"] == np.__version__
+    assert made_here["python"] == platform.python_version()
+    _manifest(facts={"libraries": {"numpy": "1.0"}}).write(layout)
+    assert read_manifest(layout, "watershed").libraries == {"numpy": "1.0"}
+    assert _manifest().libraries == {}, "a manifest of before 1.6.1"
 
 
 def test_another_contract_major_is_refused_with_76(tmp_path: Path) -> None:

@@ -151,3 +151,12 @@ def test_a_network_from_elsewhere_or_gone_is_not_guessed(experiment: Experiment)
         {"checkpoint": "best"},
     ):
         assert networks_of(experiment, manifest("predict", config)) == ()
+
+
+def test_libraries_are_told_with_every_version_that_a_stage_had() -> None:
+    trained = manifest("train-acrlsd", {}, libraries={"zarr": "2.18.7", "torch": "2.13.0"})
+    watershed = manifest("watershed", {}, libraries={"zarr": "3.1.6", "python": "3.11.7"})
+    assert "Libraries: python 3.11.7, torch 2.13.0, zarr 2.18.7 and 3.1.6." in told(
+        manifests={"train-acrlsd": trained, "watershed": watershed}
+    )
+    assert "Libraries" not in told(manifests={"watershed": manifest("watershed", {})})

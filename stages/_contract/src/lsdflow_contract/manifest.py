@@ -18,11 +18,14 @@ from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.library_versions import library_versions
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.source_revision import source_revision
 
 # Set by the wrappers and the launcher: digest of the image, job (scheduler's id, restarts, node).
 DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"
+# In the facts, not a field of its own: programs of earlier contracts refuse a manifest with fields they do not know.
+LIBRARIES_FACT = "libraries"
 
 
 class Writer(StrictModel):
@@ -57,8 +60,14 @@ class Manifest(StrictModel):
     identity: str = Field(description="hash of key and result checksums: names the result")
 
     def write(self, layout: ExperimentLayout) -> None:
-        """Write it in the experiment, atomically."""
-        write_json(layout.manifest(self.writer.stage), self.model_dump())
+        """Write it in the experiment, atomically; the libraries of the work stand in its facts."""
+        facts = {LIBRARIES_FACT: library_versions(), **self.facts}
+        write_json(layout.manifest(self.writer.stage), {**self.model_dump(), "facts": facts})
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """Versions of the libraries that did the work, by name; empty in a manifest of before contract 1.6.1."""
+        return dict(self.facts.get(LIBRARIES_FACT, {}))
 
 
 def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:

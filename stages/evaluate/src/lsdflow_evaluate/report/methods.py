@@ -29,7 +29,7 @@ def methods(data: ReportData) -> tuple[str, ...]:
     """The paragraphs, as far as the data carries them."""
     if not (data.scores or data.segment_counts):
         return ("No segmentation was made yet. The method and its software are those of the papers below.",)
-    paragraphs = (_volume(data), _training(data), _segmenting(data), _merging(data), _comparing(data))
+    paragraphs = (_volume(data), _training(data), _segmenting(data), _merging(data), _comparing(data), _libraries(data))
     return tuple(text for text in paragraphs if text)
 
 
@@ -136,6 +136,16 @@ def _comparing(data: ReportData) -> str:
         "The segmentation was compared with the truth by variation of information (in bits; split and merge add up to "
         "the sum) [3] and adapted Rand error; voxels without a label in the truth were left out."
     )
+
+
+def _libraries(data: ReportData) -> str:
+    """Versions of what did the work, as recorded; where stages had different ones, all of them."""
+    found: dict[str, set[str]] = {}
+    for manifest in data.manifests.values():
+        for name, number in manifest.libraries.items():
+            found.setdefault(name, set()).add(number)
+    told = [f"{name} {' and '.join(sorted(numbers))}" for name, numbers in sorted(found.items())]
+    return f"Libraries: {', '.join(told)}." if told else ""
 
 
 def _by(values: Sequence[float]) -> str:
