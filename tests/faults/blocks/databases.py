@@ -11,6 +11,7 @@ Rows = Mapping[str, list[dict[str, Any]]]
 # A server that is away is noticed soon; one that answers nothing is given up after seconds.
 QUICK = "serverSelectionTimeoutMS=400&connectTimeoutMS=1000&socketTimeoutMS=4000"
 DONE = {
+    "predict": "blocks_predicted",
     "watershed": "blocks_extracted",
     "agglomerate": "blocks_agglomerated",
     "segment": "blocks_segmented",

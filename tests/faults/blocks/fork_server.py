@@ -24,6 +24,7 @@ from injections import arm
 
 from lsdflow_agglomerate import task as _agglomerate  # noqa: F401 - imported once, here, for all children
 from lsdflow_evaluate import task as _evaluate  # noqa: F401
+from lsdflow_predict import task as _predict  # noqa: F401
 from lsdflow_runtime import daisy_runner as _daisy_runner  # noqa: F401
 from lsdflow_segment import task as _segment  # noqa: F401
 from lsdflow_watershed import task as _watershed  # noqa: F401

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 from databases import Databases, Rows
+from predicting import write_predictable
 
 from lsdflow_contract.arrays import AFFS, LABELS, RAW, ArraySpec
 from lsdflow_contract.experiment import load_experiment
@@ -40,11 +41,20 @@ SERIAL, DAISY = "compute.runner=serial", ("compute.runner=daisy", "compute.worke
 # A command that has not ended after this time hangs.
 HANG_S = 600.0
 Harm = Mapping[str, Any]
+# From cells to a segmentation. predict is hit in an experiment of its own: untrained networks see no cells.
 STAGES = ("watershed", "agglomerate", "segment", "evaluate")
+PREDICT = "predict"
 SHAPE_VOX, BLOCKS = ((32, 32, 32), 64) if RELEASE else ((16, 32, 32), 32)
+GRID = Geometry((10.0, 10.0, 10.0), (0.0, 0.0, 0.0), SHAPE_VOX)
 TABLES = """
 [experiment]
 name = "faults"
+[compute]
+device = "cpu"
+threads_per_worker = 1
+[predict]
+passes = "two"
+block_shape = "8 vox"
 [watershed]
 id_mode = "blocks"
 block_shape = "8 vox"
@@ -204,21 +214,28 @@ class World:
 
 
 def make_world(root: Path, history: Path, databases: Databases) -> World:
-    """Make the experiment and run it undisturbed with each store, keeping a copy before each stage."""
+    """Make the experiments and run them undisturbed with each store, keeping a copy before each stage."""
     world = World(Server(root), root, history, databases)
     for store in STORES:
+        _run_undisturbed(world, root / f"predicted-{store}", store, (PREDICT,), write_predictable_experiment)
         folder = root / f"made-{store}"
-        write_experiment(folder)
-        if store == "mongo":
-            (folder / "experiment.toml").write_text(TABLES + databases.table(folder.name))
-        for stage in STAGES:
-            _keep(world, folder, store, stage)
-            code = world.server.run_here(stage, folder, SERIAL)
-            assert code == 0, f"{stage} ended with {code}: {world.server.told()[-2000:]}"
-            found = identity(folder, stage)
-            assert world.identities.setdefault(stage, found) == found, "the stores disagree"
+        _run_undisturbed(world, folder, store, STAGES, write_experiment)
         _keep(world, folder, store, "end")
     return world
+
+
+def _run_undisturbed(
+    world: World, folder: Path, store: str, stages: Iterable[str], write: Callable[[Path], None]
+) -> None:
+    write(folder)
+    if store == "mongo":
+        (folder / "experiment.toml").write_text(TABLES + world.databases.table(folder.name))
+    for stage in stages:
+        _keep(world, folder, store, stage)
+        code = world.server.run_here(stage, folder, SERIAL)
+        assert code == 0, f"{stage} ended with {code}: {world.server.told()[-2000:]}"
+        found = identity(folder, stage)
+        assert world.identities.setdefault(stage, found) == found, "the stores disagree"
 
 
 def _keep(world: World, folder: Path, store: str, stage: str) -> None:
@@ -227,17 +244,21 @@ def _keep(world: World, folder: Path, store: str, stage: str) -> None:
         world.rows[stage] = world.databases.dump(folder.name)
 
 
+def write_predictable_experiment(folder: Path) -> None:
+    """An experiment in which everything before predict has finished."""
+    write_predictable(folder, TABLES, GRID)
+
+
 def write_experiment(folder: Path) -> None:
     """An experiment in which prepare and predict have finished."""
     folder.mkdir()
     (folder / "experiment.toml").write_text(TABLES)
     experiment = load_experiment(folder)
-    grid = Geometry((10.0, 10.0, 10.0), (0.0, 0.0, 0.0), SHAPE_VOX)
     cells = voronoi_labels(SHAPE_VOX, 30, 1)
     target, predictions = experiment.layout.target_volume, experiment.layout.predictions("acrlsd", 1)
-    _write(target, RAW, grid, np.zeros(SHAPE_VOX, np.uint8))
-    _write(target, LABELS, grid, cells)
-    affs = _write(predictions, AFFS, grid, noisy(affinities_of(cells)))
+    _write(target, RAW, GRID, np.zeros(SHAPE_VOX, np.uint8))
+    _write(target, LABELS, GRID, cells)
+    affs = _write(predictions, AFFS, GRID, noisy(affinities_of(cells)))
     for stage, outputs in (("prepare", {}), ("predict", {"affs": str(affs.relative_to(folder))})):
         manifest = Manifest(
             writer=Writer.of(stage), key=stage, config={}, inputs={}, outputs=outputs, identity=f"{stage} of the test"

@@ -17,6 +17,7 @@ import pytest
 from harness import (
     BLOCKS,
     DAISY,
+    PREDICT,
     SERIAL,
     STAGES,
     World,
@@ -29,15 +30,17 @@ from harness import (
     workers_of,
 )
 
+KILLED = (PREDICT, *STAGES)
+# In CI the first three of each.
 POINTS = {
-    "before chunks": ("watershed", "segment"),
-    "after chunks": ("watershed", "segment"),
+    "before chunks": ("watershed", "segment", PREDICT),
+    "after chunks": ("watershed", "segment", PREDICT),
     "before rows": ("watershed", "agglomerate", "evaluate"),
     "after rows": ("watershed", "agglomerate", "evaluate"),
-    "before mark": STAGES,
-    "after mark": STAGES,
-    "before rename": STAGES,
-    "after rename": STAGES,
+    "before mark": KILLED,
+    "after mark": ("segment", "evaluate", PREDICT, "watershed", "agglomerate"),
+    "before rename": ("agglomerate", "segment", "evaluate", PREDICT, "watershed"),
+    "after rename": (PREDICT, "watershed", "agglomerate", "segment", "evaluate"),
 }
 # Kills of one experiment before it may finish.
 KILLS = 2
@@ -90,7 +93,7 @@ def kill_a_worker(pid: int, chance: random.Random) -> bool:
 def test_f1_workers_killed_at_random_moments(world: World) -> None:
     """Three kills in each run."""
     for number, seed in enumerate(seeds("F1", 7, 167)):
-        chance, stage = random.Random(seed), STAGES[number % len(STAGES)]
+        chance, stage = random.Random(seed), KILLED[number % len(KILLED)]
         folder = world.before(stage, f"f1-{number}", store_of(number))
         pid = world.server.start(stage, folder, *DAISY, harm={"slow": slow_ms(BLOCKS)})
         moments = sorted(chance.sample(range(1, BLOCKS - 8), 3))
@@ -109,7 +112,7 @@ def test_f1_workers_killed_at_random_moments(world: World) -> None:
 @pytest.mark.parametrize("row", ["F3", "F4"])
 def test_f3_f4_coordinator_told_to_stop_or_killed(world: World, row: str) -> None:
     for number in range(count(5, 100)):
-        stage = STAGES[number % len(STAGES)]
+        stage = KILLED[number % len(KILLED)]
         folder, faults = world.before(stage, f"{row}-{number}", store_of(number)), []
         for seed in seeds(f"{row} {number}", KILLS, KILLS):
             chance, done = random.Random(seed), world.count_done(folder, stage)
@@ -137,7 +140,7 @@ def stop(world: World, pid: int, told: signal.Signals) -> dict[str, object]:
 
 def test_f19_workers_that_die_at_one_block_in_seven_leave_the_same_bits(world: World) -> None:
     for number, seed in enumerate(seeds("F19", 1, 20)):
-        stage = STAGES[number % len(STAGES)]
+        stage = KILLED[number % len(KILLED)]
         folder = world.before(stage, f"f19-{number}", store_of(number))
         began, died = time.monotonic(), folder.with_suffix(".deaths")
         code = world.server.run(stage, folder, *DAISY, harm={"deaths": [seed, str(died)]})
