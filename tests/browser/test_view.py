@@ -146,10 +146,12 @@ def test_the_canvas_shows_the_raw_and_not_black(opened: Any) -> None:
 
 
 def test_far_out_a_coarser_level_is_read_where_there_is_one(opened: Any, address: str, levels: Path | None) -> None:
+    opened.page.evaluate(SHOW_ALL)
     opened.page.evaluate("() => { window.viewer.navigationState.zoomFactor.value = 8; }")  # voxels of a pixel
     opened.page.wait_for_function(IS_READY, timeout=PATIENCE_MS)
-    coarser = [url for url in opened.network_requests() if url.startswith(f"{address}volumes/raw/2/c/")]
-    assert bool(coarser) == (levels is not None)
+    for name in ("volumes/raw", "thresholds/hist_quant_75"):
+        coarser = [url for url in opened.network_requests() if url.startswith(f"{address}{name}/2/c/")]
+        assert bool(coarser) == (levels is not None), name
 
 
 def test_no_request_leaves_the_machine(opened: Any, address: str) -> None:

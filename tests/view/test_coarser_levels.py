@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
-from shown_experiment import make_shown_experiment
+import zarr
+from shown_experiment import MERGE_FUNCTION, looked_up, make_shown_experiment
 
 from lsdflow_contract.errors import MissingInput, NotOurs, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_view.export.ngff import export_ome
 from lsdflow_view.export.ngff_metadata import image_folder
-from lsdflow_view.gallery import open_gallery
+from lsdflow_view.gallery import Gallery, open_gallery
 from lsdflow_view.served_files import file_in
 from lsdflow_view.show import show_experiment
 
@@ -44,6 +48,51 @@ def test_volumes_of_an_export_come_in_its_levels_and_say_their_place_themselves(
         assert all(file_in(gallery.folders[name], (level, "zarr.json")) for level in "01"), name
         assert file_in(gallery.folders[name], ("..", "..", "experiment.toml")) is None
     assert file_in(gallery.folders["affinities"], ("zarr.json",))
+
+
+def test_thresholds_come_in_the_levels_of_the_fragments_with_the_segment_of_each_of_their_voxels(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    gallery = open_gallery(experiment, tmp_path / "levels")
+    (layer,) = (one for one in gallery.state(SERVED)["layers"] if one["name"] == f"thresholds {MERGE_FUNCTION}")
+    assert [row[-1] for row in layer["source"]["transform"]["matrix"]] == [0.5] * 4
+    folder = mirrored(gallery, tmp_path / "mirrored")
+    multiscale = zarr.open_group(folder, mode="r").attrs["ome"]["multiscales"][0]
+    fragments = image_folder(tmp_path / "levels", "fragments", "labels")
+    there = zarr.open_group(fragments, mode="r").attrs["ome"]["multiscales"][0]
+    assert [axis["name"] for axis in multiscale["axes"]] == ["threshold", "z", "y", "x"]
+    for level, wanted in zip(multiscale["datasets"], there["datasets"], strict=True):
+        for moved, plain in zip(level["coordinateTransformations"], wanted["coordinateTransformations"], strict=True):
+            kind = plain["type"]
+            assert moved[kind] == [1.0 if kind == "scale" else 0.0, *plain[kind]]
+        ids = zarr.open_array(fragments / level["path"], mode="r")[:]
+        shown = zarr.open_array(folder / level["path"], mode="r")
+        for number, lut in enumerate(gallery.relabelled[MERGE_FUNCTION].luts):
+            assert np.array_equal(shown[number], looked_up(ids, read_lut(lut.path))), (level["path"], lut.threshold)
+    assert gallery.thresholds_file(MERGE_FUNCTION, ("2", "zarr.json")) is None
+    assert gallery.thresholds_file("unknown", ("zarr.json",)) is None
+
+
+def test_without_exported_fragments_the_thresholds_are_one_array(experiment: Experiment, tmp_path: Path) -> None:
+    export_ome(experiment, tmp_path / "raw", ("raw",), 2)
+    gallery = open_gallery(experiment, tmp_path / "raw")
+    assert (set(gallery.images), gallery.levelled) == ({"raw"}, {})
+    described = json.loads(gallery.thresholds_file(MERGE_FUNCTION, ("zarr.json",)) or b"{}")
+    assert described["node_type"] == "array"
+
+
+def mirrored(gallery: Gallery, folder: Path) -> Path:
+    """The image of all thresholds as another reader of zarr sees it: its files written down one by one."""
+    image = gallery.levelled[MERGE_FUNCTION]
+    names = [("zarr.json",)]
+    for number, volume in enumerate(image.levels):
+        counts = [-(-n // c) for n, c in zip(volume.shape, (1, *volume.fragments.read_shape_vox), strict=True)]
+        chunks = [(str(number), "c", *map(str, index)) for index in np.ndindex(*counts)]
+        names += [(str(number), "zarr.json"), *chunks]
+    for name in names:
+        folder.joinpath(*name).parent.mkdir(parents=True, exist_ok=True)
+        folder.joinpath(*name).write_bytes(gallery.thresholds_file(MERGE_FUNCTION, name) or b"")
+    return folder
 
 
 def test_a_volume_made_anew_since_the_export_is_shown_from_the_experiment_and_told(

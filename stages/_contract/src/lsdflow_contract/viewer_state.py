@@ -122,9 +122,9 @@ def _transform(layer: ViewerLayer) -> dict[str, Any]:
     # "c^": an axis of channels that the shader reads, not an axis of space.
     leading = [layer.steps.axis] if layer.steps else [] if layer.kind in {"image", "labels"} else ["c^"]
     output = {**{axis: [1, ""] for axis in leading}, **space}
-    shift = [0.0] * len(leading) + _shift_vox(layer)
+    shift = _shift_vox(layer, len(leading))
     rank = len(output)
-    named = ("z", "y", "x") if layer.places_itself else layer.array_axes
+    named = (*layer.array_axes[: len(leading)], "z", "y", "x") if layer.places_itself else layer.array_axes
     names = named or tuple(f"d{i}" for i in range(rank))
     return {
         "inputDimensions": dict(zip(names, output.values(), strict=True)),
@@ -133,8 +133,8 @@ def _transform(layer: ViewerLayer) -> dict[str, Any]:
     }
 
 
-def _shift_vox(layer: ViewerLayer) -> list[float]:
+def _shift_vox(layer: ViewerLayer, leading: int) -> list[float]:
     """An OME image brings its offset, which the viewer takes for that of the middle of voxel 0: half a voxel less."""
     if layer.places_itself:
-        return [0.5, 0.5, 0.5]
-    return [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]
+        return [0.5] * (leading + 3)
+    return [0.0] * leading + [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]

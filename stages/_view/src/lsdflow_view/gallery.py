@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,19 +19,22 @@ from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
 from lsdflow_runtime.volumes import Volume, open_volume
 from lsdflow_view.coarser_levels import exported_images
 from lsdflow_view.relabelled import AXIS, LutShelf, RelabelledVolume
+from lsdflow_view.relabelled_levels import RelabelledImage, relabelled_image
 
 
 @dataclass(frozen=True)
 class Gallery:
     """Open volumes by name, and by merge function the segmentations of all its thresholds.
 
-    images: the multiscale images that neuroglancer shows in place of volumes of the same name.
+    images: the multiscale images that neuroglancer shows in place of volumes of the same name; levelled: the same of
+    the segmentations of a merge function.
     """
 
     volumes: Mapping[str, Volume]
     relabelled: Mapping[str, RelabelledVolume]
     chosen: tuple[str, float] | None
     images: Mapping[str, Path] = field(default_factory=dict)
+    levelled: Mapping[str, RelabelledImage] = field(default_factory=dict)
 
     @cached_property
     def folders(self) -> dict[str, Path]:
@@ -49,6 +52,11 @@ class Gallery:
         shown = (replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain)
         return (*(replace(layer, places_itself=layer.name in self.images) for layer in shown), *stepped)
 
+    def thresholds_file(self, merge_function: str, parts: Sequence[str]) -> bytes | None:
+        """A file of the array, or of the image, of all thresholds of a merge function; None if there is none."""
+        shown: Mapping[str, RelabelledVolume | RelabelledImage] = {**self.relabelled, **self.levelled}
+        return shown[merge_function].file(parts) if merge_function in shown else None
+
     def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
         """The state of neuroglancer, everything served at `address`."""
         return neuroglancer_state(self.layers(), address, position_nm)
@@ -64,7 +72,7 @@ class Gallery:
         placed = Placed(f"thresholds/{merge_function}", volume.fragments.geometry, (AXIS, "z", "y", "x"))
         (layer,) = viewer_layers({f"thresholds {merge_function}": placed})
         steps = Steps(axis, tuple(f"{t:.4g}" for t in thresholds), first)
-        return replace(layer, steps=steps, visible=is_chosen)
+        return replace(layer, steps=steps, visible=is_chosen, places_itself=merge_function in self.levelled)
 
 
 def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
@@ -79,7 +87,8 @@ def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
         )
     volumes = {volume.name: _opened(volume) for volume in shown}
     images = {} if export is None else exported_images(experiment, export)
-    return Gallery(volumes, _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment")), images)
+    relabelled, chosen = _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment"))
+    return Gallery(volumes, relabelled, chosen, images, _levelled(relabelled, images.get("fragments")))
 
 
 def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[str, RelabelledVolume]:
@@ -92,6 +101,13 @@ def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[s
         tables.setdefault(lut.merge_function, []).append(lut)
     shelf = LutShelf()
     return {name: RelabelledVolume(volumes["fragments"], tuple(luts), shelf) for name, luts in tables.items()}
+
+
+def _levelled(relabelled: Mapping[str, RelabelledVolume], image: Path | None) -> dict[str, RelabelledImage]:
+    """By merge function, if the fragments were exported."""
+    if image is None:
+        return {}
+    return {name: relabelled_image(image, volume.luts, volume.shelf) for name, volume in relabelled.items()}
 
 
 def _opened(volume: ShownVolume) -> Volume:

@@ -5,7 +5,7 @@
     /TOKEN/events/view                   what the client waits on; it says nothing, and its end tells that we ended
     /TOKEN/state.json                    layers, places, position
     /TOKEN/volumes/NAME/...              files of one array, also by ranges of bytes
-    /TOKEN/thresholds/MERGE_FUNCTION/... the array of all thresholds, made when asked for
+    /TOKEN/thresholds/MERGE_FUNCTION/... the array (with an export: the image) of all thresholds, made when asked for
 
 The page and the data have one origin, so no other site is let in (no cross-origin headers).
 """
@@ -62,8 +62,8 @@ class Site:
                 return file_in(self.client, rest or ["index.html"])
             case ("volumes", name, *rest) if name in self.gallery.folders:
                 return file_in(self.gallery.folders[name], rest)
-            case ("thresholds", name, *rest) if name in self.gallery.relabelled:
-                return self.gallery.relabelled[name].file(rest)
+            case ("thresholds", name, *rest):
+                return self.gallery.thresholds_file(name, rest)
         return None
 
 
