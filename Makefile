@@ -8,7 +8,7 @@ PYTHON ?= python3.11
 UV := .venv/tools/bin/uv
 
 # Two environments: gunpowder 1.4.4 (training) needs zarr < 3, everything else uses zarr 3. The on-disk contract joins them.
-BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _launch prepare predict watershed agglomerate segment evaluate
+BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _descriptors _launch prepare predict watershed agglomerate segment evaluate
 TRAINING_PACKAGES := _contract _command _network _training train-lsd train-acrlsd
 TENSORFLOW_PACKAGES := $(TRAINING_PACKAGES) _tensorflow
 VIEW_PACKAGES := _contract _command _runtime _view
@@ -181,7 +181,7 @@ faults-baselines: setup  ## the same faults for daisy alone and volara, side by 
 check: setup  ## lint, format, types: what CI runs first
 	.venv/blocks/bin/ruff check .
 	.venv/blocks/bin/ruff format --check .
-	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
+	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _descriptors _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
 	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
 	.venv/blocks/bin/mypy docs/generate
 
@@ -206,7 +206,7 @@ bench-networks: setup  ## affinities, mtlsd, acrlsd trained on real EM, beside F
 # Locks are pins with hashes and no addresses. All stages of an environment are resolved together first, so that they
 # agree; then each gets its own lock under those constraints.
 COMPILE := $(UV) pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	$(foreach p,contract command runtime network metrics training,--no-emit-package lsdflow-$(p))
+	$(foreach p,contract command runtime network metrics descriptors training,--no-emit-package lsdflow-$(p))
 PROJECTS = $(foreach p,$(1),stages/$(p)/pyproject.toml)
 
 lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml

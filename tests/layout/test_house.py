@@ -14,7 +14,10 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
-SHARED = ("_contract", "_command", "_runtime", "_network", "_metrics", "_training", "_tensorflow", "_launch", "_view")
+SHARED = (
+    *("_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors"),
+    *("_training", "_tensorflow", "_launch", "_view"),
+)
 TORCH_STAGES = {"train-lsd", "train-acrlsd", "predict"}
 
 # Who may import whom inside the house; a stage may import every package but _launch (and training never _runtime).
@@ -24,11 +27,16 @@ MAY_IMPORT = {
     "_runtime": {"_contract", "_command"},
     "_network": {"_contract"},
     "_metrics": {"_contract"},
+    "_descriptors": {"_contract"},
     "_training": {"_contract", "_command", "_network"},
     "_tensorflow": {"_contract", "_command", "_network", "_training"},
     "_launch": {"_contract", "_command"},
     "_view": {"_contract", "_command", "_runtime"},
-    **{s: {"_contract", "_command", "_runtime", "_network", "_metrics"} for s in STAGES if not s.startswith("train-")},
+    **{
+        s: {"_contract", "_command", "_runtime", "_network", "_metrics", "_descriptors"}
+        for s in STAGES
+        if not s.startswith("train-")
+    },
     **{s: {"_contract", "_command", "_network", "_training"} for s in STAGES if s.startswith("train-")},
 }
 ONLY_IN_RUNTIME = {"daisy", "zarr", "tensorstore", "pymongo", "pyarrow"}

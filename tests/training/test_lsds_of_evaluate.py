@@ -15,15 +15,15 @@ from lsdflow_contract.geometry import Box, Nm3
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_training.targets.lsd_targets import context_vox, local_shape_descriptors
 
-EVALUATE = Path(__file__).resolve().parents[2] / "stages" / "evaluate" / "src"
+DESCRIPTORS = Path(__file__).resolve().parents[2] / "stages" / "_descriptors" / "src"
 
 
 @pytest.mark.parametrize(("size", "sigma"), [((10.0, 10.0, 10.0), 30.0), ((20.0, 9.5, 9.5), 40.0)])
 def test_descriptors_of_a_segmentation_are_the_training_targets(
     monkeypatch: pytest.MonkeyPatch, size: Nm3, sigma: float
 ) -> None:
-    monkeypatch.setattr(sys, "path", [str(EVALUATE), *sys.path])
-    from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
+    monkeypatch.setattr(sys, "path", [str(DESCRIPTORS), *sys.path])
+    from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 
     labels = voronoi_labels((14, 18, 20), 7, 4)
     labels[:, 5:7] = 0

@@ -20,11 +20,11 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.overlaps import Overlaps
 from lsdflow_contract.testing import voronoi_labels
+from lsdflow_descriptors import stored_lsds
+from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.task import run, verify, work_of
-from lsdflow_evaluate.without_truth import lsd_error
 from lsdflow_evaluate.without_truth.disagreement import disagreement, most_likely_wrong
-from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.without_truth.lsd_error import error_of, lsd_error_task
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
@@ -198,13 +198,12 @@ def test_the_sigma_is_that_of_the_network_that_predicted_the_lsds(
     experiment = make_experiment("a")
     known = [("other", ("lsds",), (9.0,) * 3), ("used", ("affs",), (8.0,) * 3), ("used", ("lsds", "affs"), SIGMA)]
     bundles = [SimpleNamespace(weights_sha256=w, outputs=o, sigma_nm=s) for w, o, s in known]
-    monkeypatch.setattr(lsd_error, "_bundles", lambda _: iter(bundles))
+    monkeypatch.setattr(stored_lsds, "_bundles", lambda _: iter(bundles))
     predict = read_manifest(experiment.layout, "predict")
-    grid = open_volume(experiment.layout.target_volume, "volumes/raw").geometry
     used = predict.model_copy(update={"inputs": {"lsd_checkpoint": "used"}})
-    assert lsd_error._sigma_nm(experiment, EvaluateConfig(), used, grid) == SIGMA
+    assert stored_lsds.lsd_sigma_nm(experiment, used, None, "evaluate.lsd_sigma") == SIGMA
     with pytest.raises(ConfigError, match="sigma"):
-        lsd_error._sigma_nm(experiment, EvaluateConfig(), predict, grid)
+        stored_lsds.lsd_sigma_nm(experiment, predict, None, "evaluate.lsd_sigma")
 
 
 def test_the_error_is_the_mean_of_the_differences_of_ten_channels() -> None:

@@ -160,3 +160,11 @@ def test_libraries_are_told_with_every_version_that_a_stage_had() -> None:
         manifests={"train-acrlsd": trained, "watershed": watershed}
     )
     assert "Libraries" not in told(manifests={"watershed": manifest("watershed", {})})
+
+
+def test_edges_scored_from_lsds_are_told_as_such() -> None:
+    graph = manifest("agglomerate", {"scored_from": "lsds"})
+    assert "edges were scored, from the predicted LSDs alone, by hierarchical agglomeration" in told(
+        manifests={"agglomerate": graph}
+    )
+    assert "LSDs alone" not in told(manifests={"agglomerate": manifest("agglomerate", {})})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,6 +20,13 @@ class AgglomerateConfig(StrictModel):
         default=("hist_quant_75",),
         min_length=1,
         description="mean, hist_quant_Q or hist_quant_Q_initmax, Q = 10, 25, 50, 75, 90; one set of edges for each",
+    )
+    scored_from: Literal["affinities", "lsds"] = Field(
+        default="affinities",
+        description="lsds: the predicted LSDs alone say whether two fragments fit together (predict.store_lsds = true)",
+    )
+    lsd_sigma: LengthsField | None = Field(
+        default=None, description="sigma of the predicted LSDs; none = that of the network that made them"
     )
     block_shape: LengthsField | None = Field(
         default=None, description="a block, whole blocks of watershed; none = the blocks of watershed"
@@ -46,5 +53,9 @@ class AgglomerateConfig(StrictModel):
         return names
 
     def parameters(self) -> dict[str, Any]:
-        """All options that can change a result, as plain values: how super-blocks are cut cannot."""
-        return self.model_dump(mode="json", exclude={"super_block"})
+        """All options that can change a result, as plain values: how super-blocks are cut cannot.
+
+        With affinities those of LSDs are left out: graphs of before they were there keep their keys.
+        """
+        without = {"super_block", *(("scored_from", "lsd_sigma") if self.scored_from == "affinities" else ())}
+        return self.model_dump(mode="json", exclude=without)

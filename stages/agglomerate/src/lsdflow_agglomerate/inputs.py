@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lsdflow_agglomerate.config import AgglomerateConfig
+from lsdflow_agglomerate.lsd_affinities import LsdAffinities
 from lsdflow_agglomerate.ownership import FragmentNaming
-from lsdflow_contract.arrays import AFFS, FRAGMENTS, ArraySpec
+from lsdflow_contract.arrays import AFFS, FRAGMENTS, LSDS, ArraySpec
 from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
+from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.metadata import read_neighborhood
+from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
 from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
 
@@ -21,11 +25,12 @@ from lsdflow_runtime.volumes import Volume, open_volume
 class AgglomerateInputs:
     """Open inputs, addressed by voxels of the target grid; how the fragments are named; identities.
 
-    `seamless`: fragments cross block faces; else each lies in the block that named it.
+    `affs`: as predicted, or made of predicted LSDs. `seamless`: fragments cross block faces; else each lies in the
+    block that named it.
     """
 
     grid: Geometry
-    affs: Volume
+    affs: Volume | LsdAffinities
     fragments: Volume
     naming: FragmentNaming
     watershed_context_vox: Vox3
@@ -33,10 +38,11 @@ class AgglomerateInputs:
     seamless: bool = False
 
 
-def open_inputs(experiment: Experiment) -> AgglomerateInputs:
+def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> AgglomerateInputs:
     """Open what the stage reads.
 
     :raises MissingInput: predict or watershed has not finished, or an array is not there.
+    :raises ConfigError: edges are to be scored from LSDs whose sigma is not known.
     :raises ContractMismatch: the fragments were made from other affinities, or named in another way.
     :raises BadData: an array has another form than the contract says.
     """
@@ -45,7 +51,6 @@ def open_inputs(experiment: Experiment) -> AgglomerateInputs:
     watershed = read_manifest(layout, "watershed")
     check_lineage(predict, watershed, layout.manifest("watershed"))
     grid = target_grid(experiment)
-    affs = _open(layout.root / predict.outputs["affs"], AFFS, grid)
     fragments = _open(layout.root / watershed.outputs["fragments"], FRAGMENTS, grid)
     if fragments.provenance.get("key") != watershed.key:
         raise ContractMismatch(
@@ -57,8 +62,22 @@ def open_inputs(experiment: Experiment) -> AgglomerateInputs:
         )
     resolved = watershed.config["resolved"]
     identities = {"predict": predict.identity, "watershed": watershed.identity}
+    affs: Volume | LsdAffinities = _open(layout.root / predict.outputs["affs"], AFFS, grid)
+    if config.scored_from == "lsds":
+        affs = _made_of_lsds(experiment, config, predict, fragments, grid)
+        identities["lsds"] = hash_of({"predict": predict.identity, "sigma_nm": list(affs.sigma_nm)})
     context_vox, seamless = _vox3(resolved["context_vox"]), watershed.config["id_mode"] == "seamless"
     return AgglomerateInputs(grid, affs, fragments, _naming(resolved), context_vox, identities, seamless)
+
+
+def _made_of_lsds(
+    experiment: Experiment, config: AgglomerateConfig, predict: Manifest, fragments: Volume, grid: Geometry
+) -> LsdAffinities:
+    """MissingInput (66) if no LSDs are stored, ConfigError (78) without their sigma."""
+    container, dataset = stored_lsds(experiment, predict)
+    given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
+    sigma_nm = lsd_sigma_nm(experiment, predict, given, "agglomerate.lsd_sigma")
+    return LsdAffinities(fragments, _open(container / dataset, LSDS, grid), sigma_nm, grid.voxel_size_nm)
 
 
 def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:

@@ -137,7 +137,7 @@ def passes(experiment: Experiment) -> list[BlockTask]:
     Fragments of blocks need one pass; for seamless ones see seamless_task.
     """
     config = experiment.table(STAGE, AgglomerateConfig)
-    inputs = open_inputs(experiment)
+    inputs = open_inputs(experiment, config)
     if inputs.seamless:
         return seamless_passes(experiment, config, inputs)
     return [_blocks_task(experiment, config, inputs)]

@@ -99,9 +99,17 @@ def _prediction(data: ReportData) -> str:
 def _segmenting(data: ReportData) -> str:
     return (
         f"Fragments were {_FRAGMENTS[data.fragments_by]} on the affinities{_watershed_settings(data)} and joined in a "
-        f"region adjacency graph whose edges were scored by hierarchical agglomeration {_SCORED[data.fragments_by]}; "
+        f"region adjacency graph whose edges were scored{_from(data)} by hierarchical agglomeration "
+        f"{_SCORED[data.fragments_by]}; "
         "blocks were scheduled with daisy [5]."
     )
+
+
+def _from(data: ReportData) -> str:
+    """What edges were scored from, where it is not the affinities."""
+    scored = data.manifests.get("agglomerate")
+    by_lsds = scored is not None and scored.config.get("scored_from") == "lsds"
+    return ", from the predicted LSDs alone," if by_lsds else ""
 
 
 def _watershed_settings(data: ReportData) -> str:

@@ -22,15 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.arrays import LSD_ERROR, LSDS, SEGMENTATION, dequantise_u8
-from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, read_bundle
-from lsdflow_contract.errors import ConfigError, MissingInput, StageError
+from lsdflow_contract.arrays import LSD_ERROR, SEGMENTATION, dequantise_u8
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
-from lsdflow_contract.manifest import Manifest, read_manifest, work_key
+from lsdflow_contract.geometry import Box, Nm3, Vox3
+from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_contract.overlaps import Overlaps
+from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
+from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
-from lsdflow_evaluate.without_truth.label_descriptors import descriptors_of, radius_vox
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.target import target_grid
@@ -74,9 +73,11 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     """
     config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
     predict, segment = (read_manifest(experiment.layout, stage) for stage in ("predict", "segment"))
-    lsds = open_volume(*_stored_lsds(experiment, predict), grid)
+    lsds = open_volume(*stored_lsds(experiment, predict), grid)
     segmentation = open_volume(experiment.layout.segmentation, SEGMENTATION.dataset, grid)
-    lattice = Lattice(config.lsd_error_downsample, _sigma_nm(experiment, config, predict, grid), grid.voxel_size_nm)
+    given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
+    sigma_nm = lsd_sigma_nm(experiment, predict, given, "evaluate.lsd_sigma")
+    lattice = Lattice(config.lsd_error_downsample, sigma_nm, grid.voxel_size_nm)
     shape = segmentation.chunk_shape_vox
     if config.block_shape is not None:
         shape = config.block_shape.to_vox(grid.voxel_size_nm, "evaluate.block_shape")
@@ -165,47 +166,6 @@ def _taken(write: Box, cells: Box, step: int) -> tuple[slice, slice, slice]:
     bounds = zip(write.begin_vox, write.end_vox, cells.begin_vox, strict=True)
     z, y, x = (slice(-(-(b - c) // step), -(-(e - c) // step)) for b, e, c in bounds)
     return z, y, x
-
-
-def _stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Any, str]:
-    """Container and dataset. MissingInput if they are not stored."""
-    path = predict.outputs.get("lsds")
-    if path is None:
-        raise MissingInput(
-            "the predicted LSDs are not stored: there is nothing to compare the segmentation with",
-            where=experiment.layout.manifest("predict"),
-            hint="set predict.store_lsds = true and predict again",
-        )
-    folder = experiment.layout.root / path
-    return folder.parents[len(LSDS.dataset.split("/")) - 1], LSDS.dataset
-
-
-def _sigma_nm(experiment: Experiment, config: EvaluateConfig, predict: Manifest, grid: Geometry) -> Nm3:
-    """The sigma of the stored LSDs: of the config, or of the network that predicted them, by its weights."""
-    if config.lsd_sigma is not None:
-        return config.lsd_sigma.to_nm(grid.voxel_size_nm)
-    for bundle in _bundles(experiment):
-        if bundle.weights_sha256 in predict.inputs.values() and "lsds" in bundle.outputs and bundle.sigma_nm:
-            return bundle.sigma_nm
-    raise ConfigError(
-        "the sigma of the predicted LSDs is not known: the network that made them is not in train/",
-        where="evaluate.lsd_sigma",
-        hint='set it: evaluate.lsd_sigma = "80 nm"; or evaluate.lsd_error = "off"',
-    )
-
-
-def _bundles(experiment: Experiment) -> Iterator[Bundle]:
-    """The networks of the experiment that can be read."""
-    given = [experiment.tables.get("predict", {}).get(name) for name in ("checkpoint", "lsd_checkpoint")]
-    paths = [experiment.resolve(path) for path in given if isinstance(path, str)]
-    for stage in ("train-lsd", "train-acrlsd"):
-        paths += sorted(path.parent for path in experiment.layout.checkpoints(stage).glob(f"*/{BUNDLE_JSON}"))
-    for path in paths:
-        if (path / BUNDLE_JSON).is_file():
-            try:
-                yield read_bundle(path)
-            except StageError:
-                continue
 
 
 def _vox3(values: Any) -> Vox3:

@@ -47,7 +47,7 @@ def descriptors_of(labels: NDArray[np.unsignedinteger], roi: Box, sigma_nm: Nm3,
     wanted = dense.reshape(labels.shape)[roi.slices()]
     boxes = ndimage.find_objects(dense.reshape(labels.shape) + 1)
     own = ndimage.find_objects(wanted + 1)
-    kernels = [_kernels(s / v) for s, v in zip(sigma_nm, voxel_size_nm, strict=True)]
+    kernels = [kernels_of(s / v) for s, v in zip(sigma_nm, voxel_size_nm, strict=True)]
     for number, (name, box, inside) in enumerate(zip(names.tolist(), boxes, own, strict=False)):
         if name == 0 or inside is None:
             continue
@@ -55,14 +55,14 @@ def descriptors_of(labels: NDArray[np.unsignedinteger], roi: Box, sigma_nm: Nm3,
         shape = [part.stop - part.start for part in inside]
         mask = (dense.reshape(labels.shape)[box] == number).astype(np.float32)
         first = [b - part.start for b, part in zip(begin, box, strict=True)]
-        moments = _moments(mask, kernels, first, shape)
+        moments = moments_of(mask, kernels, first, shape)
         here = wanted[inside] == number
-        out[(slice(None), *inside)][:, here] = _channels(moments[:, here], sigma_nm, voxel_size_nm)
+        out[(slice(None), *inside)][:, here] = channels_of(moments[:, here], sigma_nm, voxel_size_nm)
     return out
 
 
-def _kernels(sigma_vox: float) -> NDArray[np.float64]:
-    """g, g d and g d^2 of one axis, (3, 2 r + 1), d in voxels; g sums to 1."""
+def kernels_of(sigma_vox: float) -> NDArray[np.float64]:
+    """g, g d and g d^2 of one axis, float64 (3, 2 r + 1), d in voxels; g sums to 1."""
     radius = int(TRUNCATE_SIGMA * sigma_vox + 0.5)
     d = np.arange(-radius, radius + 1, dtype=np.float64)
     gauss = np.exp(-0.5 * (d / sigma_vox) ** 2)
@@ -70,8 +70,11 @@ def _kernels(sigma_vox: float) -> NDArray[np.float64]:
     return kernels
 
 
-def _moments(mask: Floats, kernels: Kernels, first: Sequence[int], shape: Sequence[int]) -> Floats:
-    """Moments float32 (10, *shape), as ORDERS, around the voxels that begin at `first` of the mask."""
+def moments_of(mask: Floats, kernels: Kernels, first: Sequence[int], shape: Sequence[int]) -> Floats:
+    """Moments float32 (10, *shape), as ORDERS, of a label around the voxels that begin at `first` of its mask.
+
+    What lies outside the mask is not of the label. Moments of two labels around a voxel add up to those of both as one.
+    """
 
     def along(axis: int, power: int, values: Floats) -> Floats:
         found: Floats = ndimage.correlate1d(values, kernels[axis][power], axis, mode="constant")
@@ -82,8 +85,8 @@ def _moments(mask: Floats, kernels: Kernels, first: Sequence[int], shape: Sequen
     return np.stack([along(2, c, zy[a, b]) for a, b, c in ORDERS])
 
 
-def _channels(moments: Floats, sigma_nm: Nm3, voxel_size_nm: Nm3) -> Floats:
-    """The ten channels (10, n) from the ten moments (10, n), in voxels of each axis."""
+def channels_of(moments: Floats, sigma_nm: Nm3, voxel_size_nm: Nm3) -> Floats:
+    """The ten channels float32 (10, n) in [0, 1] from the ten moments (10, n), in voxels of each axis; share > 0."""
     share, first, second, mixed = moments[0], moments[1:4], moments[4:7], moments[7:10]
     sigma = [s / v for s, v in zip(sigma_nm, voxel_size_nm, strict=True)]
     flat = [FLAT_NM2 / (v * v) for v in voxel_size_nm]

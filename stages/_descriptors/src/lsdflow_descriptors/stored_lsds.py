@@ -1,0 +1,58 @@
+"""The LSDs that predict stored, and the sigma of the network that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lsdflow_contract.arrays import LSDS
+from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, read_bundle
+from lsdflow_contract.errors import ConfigError, MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.manifest import Manifest
+
+
+def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
+    """Container and dataset. MissingInput (66) if they are not stored."""
+    path = predict.outputs.get("lsds")
+    if path is None:
+        raise MissingInput(
+            "the predicted LSDs are not stored: there is nothing to compare the segmentation with",
+            where=experiment.layout.manifest("predict"),
+            hint="set predict.store_lsds = true and predict again",
+        )
+    folder = experiment.layout.root / path
+    return folder.parents[len(LSDS.dataset.split("/")) - 1], LSDS.dataset
+
+
+def lsd_sigma_nm(experiment: Experiment, predict: Manifest, given: Nm3 | None, key: str) -> Nm3:
+    """The sigma of the stored LSDs: the given one, or that of the network that predicted them, by its weights.
+
+    :param key: the name of the setting that gives it.
+    :raises ConfigError: (78) none is given, and the network is not there.
+    """
+    if given is not None:
+        return given
+    for bundle in _bundles(experiment):
+        if bundle.weights_sha256 in predict.inputs.values() and "lsds" in bundle.outputs and bundle.sigma_nm:
+            return bundle.sigma_nm
+    raise ConfigError(
+        "the sigma of the predicted LSDs is not known: the network that made them is not in train/",
+        where=key,
+        hint=f'set it: {key} = "80 nm"',
+    )
+
+
+def _bundles(experiment: Experiment) -> Iterator[Bundle]:
+    """The networks of the experiment that can be read."""
+    given = [experiment.tables.get("predict", {}).get(name) for name in ("checkpoint", "lsd_checkpoint")]
+    paths = [experiment.resolve(path) for path in given if isinstance(path, str)]
+    for stage in ("train-lsd", "train-acrlsd"):
+        paths += sorted(path.parent for path in experiment.layout.checkpoints(stage).glob(f"*/{BUNDLE_JSON}"))
+    for path in paths:
+        if (path / BUNDLE_JSON).is_file():
+            try:
+                yield read_bundle(path)
+            except StageError:
+                continue
