@@ -14,6 +14,7 @@ import pytest
 
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.slurm.table import cluster_of
+from lsdflow_launch.telling.state import Wanted
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 FAKE = """#!{python}
@@ -178,6 +179,19 @@ def test_validate_lists_the_problems_of_all_stages_with_the_first_code(stages: P
     assert done.returncode == 76
     assert "predict is unhappy" in done.stderr
     assert "segment is unhappy" in done.stderr
+
+
+def test_results_of_other_settings_are_told_unless_they_are_to_be_replaced_or_left_alone(
+    stages: Path, experiment: Path
+) -> None:
+    problem = {"error": "MadeOtherwise", "what": "made with other parameters", "exit_code": 73, "where": "there"}
+    (stages / "validate-watershed").write_text(json.dumps([problem]))
+    done = _lsdflow("validate", str(experiment))
+    assert (done.returncode, "watershed: made with other parameters" in done.stderr) == (73, True)
+    assert _lsdflow("validate", str(experiment), "--replace").returncode == 0
+    assert not Wanted(stages=("watershed", "segment")).gives_way(problem, "watershed")
+    assert Wanted(stages=("prepare", "predict")).gives_way(problem, "watershed")
+    assert not Wanted(replace=True).gives_way({**problem, "error": "NotOurs"}, "watershed")
 
 
 def test_status_tells_what_never_started(stages: Path, experiment: Path) -> None:

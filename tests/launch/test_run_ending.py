@@ -68,7 +68,7 @@ def test_after_a_refusal_no_score_of_before_is_told(refused: Path) -> None:
 def test_a_program_is_told_which_stage_ended_the_run_and_why(refused: Path) -> None:
     told = json.loads((refused / "programs").read_text())
     assert (told["exit_code"], told["stage"]) == (73, "watershed")
-    assert (told["error"]["error"], told["error"]["what"]) == ("NotOurs", REFUSED)
+    assert (told["error"]["error"], told["error"]["what"]) == ("MadeOtherwise", REFUSED)
 
 
 def test_status_of_a_finished_stage_tells_that_its_last_run_was_refused(refused: Path) -> None:

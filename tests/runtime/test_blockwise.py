@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from lsdflow_command.app import RunOptions
+from lsdflow_contract.differences import differences
 from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task
-from lsdflow_runtime.differences import differences
 from lsdflow_runtime.volumes import open_volume
 
 Make = Callable[..., Experiment]

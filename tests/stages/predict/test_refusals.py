@@ -11,7 +11,15 @@ import torch
 from typer.testing import CliRunner
 
 from lsdflow_contract.checkpoint import WEIGHTS, bundle_folder
-from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import (
+    BadData,
+    ConfigError,
+    ContractMismatch,
+    MadeOtherwise,
+    MissingInput,
+    NotOurs,
+    StageError,
+)
 from lsdflow_contract.geometry import Box
 from lsdflow_network.bundle import load_bundle
 from lsdflow_predict.cli import app
@@ -32,6 +40,17 @@ def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
 
 def test_nothing_is_wrong_with_the_tiny_experiment(make_experiment):
     assert validate(make_experiment().experiment()) == []
+
+
+@pytest.mark.parametrize("passes", ["one", "two"])
+def test_predictions_of_other_settings_are_told_by_validate_and_those_of_now_are_not(make_experiment, passes):
+    experiment = make_experiment()
+    experiment.run(f"predict.passes={passes}")
+    assert validate(experiment.experiment(f"predict.passes={passes}")) == []
+    assert validate(experiment.experiment(f"predict.passes={passes}", "compute.workers=7")) == []
+    found = validate(experiment.experiment(f"predict.passes={passes}", "predict.outside=zero"))
+    assert {type(problem) for problem in found} == {MadeOtherwise}
+    assert "outside mirror -> zero" in found[-1].found
 
 
 def test_validate_does_not_wait_for_torch_to_load(make_experiment):

@@ -298,6 +298,10 @@ def test_the_command_runs_and_tells_its_exit_code(make_experiment: Make) -> None
     experiment = make_experiment()
     runner = CliRunner()
     assert runner.invoke(app, ["run", "-e", str(experiment.path), "--set", "segment.threshold=0.5"]).exit_code == 0
-    assert runner.invoke(app, ["run", "-e", str(experiment.path), "--set", "segment.threshold=0.9"]).exit_code == 73
+    other = ["-e", str(experiment.path), "--set", "segment.threshold=0.9"]
+    assert runner.invoke(app, ["run", *other]).exit_code == 73
+    told = runner.invoke(app, ["validate", *other])
+    assert (told.exit_code, "threshold 0.5 -> 0.9" in told.output) == (73, True), told.output
+    assert runner.invoke(app, ["validate", *other, "--replace"]).exit_code == 0
     assert runner.invoke(app, ["run", "-e", str(experiment.path), "--set", "segment.treshold=0.9"]).exit_code == 78
     assert runner.invoke(app, ["schema"]).exit_code == 0

@@ -41,7 +41,12 @@ def test_other_settings_after_training_are_refused_unless_replaced(tmp_path) -> 
     toml = micro_experiment(tmp_path)
     assert call("run", toml).exit_code == 0
     other = ("--set", "train-lsd.learning_rate=0.01")
-    assert call("run", toml, *other).exit_code == 73
+    for verb in ("run", "validate"):
+        refused = call(verb, toml, *other)
+        assert refused.exit_code == 73, refused.output
+        assert "learning_rate none -> 0.01" in refused.output
+    assert call("validate", toml, *other, "--replace").exit_code == 0
+    assert call("validate", toml, "--set", "train-lsd.max_iteration=4").exit_code == 0, "that is the same training"
     assert call("run", toml, *other, "--replace").exit_code == 0
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS
-from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MadeOtherwise, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagNodes
@@ -249,6 +249,18 @@ def test_validate_is_silent_on_a_good_experiment_before_and_after_prepare(
     assert task.validate(experiment) == []
     shutil.rmtree(experiment.layout.target_volume)
     assert task.validate(experiment) == []
+
+
+def test_fragments_of_other_settings_are_told_by_validate_and_those_of_now_are_not(
+    make_experiment: MakeExperiment, affs: NDArray[np.uint8]
+) -> None:
+    experiment = make_experiment(affs, BLOCKS)
+    run(experiment)
+    assert task.validate(experiment) == []
+    (problem,) = task.validate(load_experiment(experiment.path, ["watershed.min_seed_distance_vox=7"]))
+    assert isinstance(problem, MadeOtherwise)
+    assert "min_seed_distance_vox" in problem.found
+    assert "-> 7" in problem.found
 
 
 def test_plan_counts_blocks(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:

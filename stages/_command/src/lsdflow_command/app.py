@@ -37,7 +37,7 @@ from lsdflow_command.runfolder import run_folder
 from lsdflow_command.verbs import Verbs
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, StageError, UsageError
+from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, MadeOtherwise, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.model import StrictModel
@@ -56,6 +56,9 @@ ExperimentOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings)]
 JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+GivesWayOption = Annotated[
+    bool, typer.Option("--replace", help="for a run with --replace: results of other settings are no problem")
+]
 ReplaceOption = Annotated[bool, typer.Option("--replace", help="replace results made with other parameters or inputs")]
 
 
@@ -230,13 +233,18 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(help="List all problems; writes nothing.")
     def validate(
-        experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
+        experiment: ExperimentOption,
+        override: SetOption = None,
+        replace: GivesWayOption = False,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
     ) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = _load(experiment, override)
             loaded.table(stage.name, stage.config)
             with naming_file(loaded):
-                problems: list[StageError] = importlib.import_module(stage.problems or stage.task).validate(loaded)
+                found: list[StageError] = importlib.import_module(stage.problems or stage.task).validate(loaded)
+            problems = [p for p in found if not (replace and isinstance(p, MadeOtherwise))]
             for problem in problems:
                 _name_file(problem, loaded)
         _show_problems(stage.name, problems, json_)

@@ -59,10 +59,11 @@ class Manifest(StrictModel):
     facts: dict[str, Any] = Field(default_factory=dict, description="counts, run times, warnings")
     identity: str = Field(description="hash of key and result checksums: names the result")
 
-    def write(self, layout: ExperimentLayout) -> None:
-        """Write it in the experiment, atomically; the libraries of the work stand in its facts."""
-        facts = {LIBRARIES_FACT: library_versions(), **self.facts}
-        write_json(layout.manifest(self.writer.stage), {**self.model_dump(), "facts": facts})
+    def write(self, layout: ExperimentLayout) -> Manifest:
+        """Write it in the experiment, atomically; as it was written, with the libraries of the work in its facts."""
+        written = self.model_copy(update={"facts": {LIBRARIES_FACT: library_versions(), **self.facts}})
+        write_json(layout.manifest(self.writer.stage), written.model_dump())
+        return written
 
     @property
     def libraries(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.loudness import start_logging
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.answer import following, result_facts, show_result, stdout_for_json, tell
 from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
@@ -24,14 +24,14 @@ from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.init.schema import require_known_keys
 from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
-from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
+from lsdflow_launch.options import Debug, First, Folder, GivesWay, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
 from lsdflow_launch.slurm.cli import add_verbs, asker, whole_status
 from lsdflow_launch.sweep.cli import app as sweep_app
 from lsdflow_launch.telling.ending import ending_of, runs_of
 from lsdflow_launch.telling.report_cli import add_report_verbs
-from lsdflow_launch.telling.state import problems_of
+from lsdflow_launch.telling.state import Wanted, problems_of
 from lsdflow_launch.telling.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
 from lsdflow_launch.whole import Ask
@@ -60,10 +60,12 @@ def _front(
 
 
 @app.command()
-def validate(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
+def validate(
+    folder: Folder, override: Set = None, replace: GivesWay = False, as_json: Json = False, debug: Debug = False
+) -> None:
     """All problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
-        _show_problems(folder, override or [], as_json)
+        _show_problems(load_experiment(folder, override or []), as_json, wanted=Wanted(replace))
 
 
 @app.command()
@@ -85,10 +87,11 @@ def run(
         experiment = load_experiment(folder, override or [])
         if on == "local":
             require_known_keys(experiment)
+        stages = stages_of(experiment, first, last)
         with stdout_for_json(as_json):
             if on == "slurm":  # nobody waits in a queue for a mistake
-                _show_problems(folder, override or [], as_json=False, ask=asker(experiment))
-            containing, stages = Containing(engine, images, network), stages_of(experiment, first, last)
+                _show_problems(experiment, False, asker(experiment), Wanted(replace, stages))
+            containing = Containing(engine, images, network)
             before = None if on == "slurm" else runs_of(experiment, stages)
             code = run_on(on, experiment, first, last, replace, containing)
         ended, scored = ending_of(experiment, stages, code, before), code == 0 and LAST in stages
@@ -163,8 +166,8 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
         tell(facts, f"wrote {written.path}\n{following(written.command())}", as_json)
 
 
-def _show_problems(folder: Path, overrides: list[str], as_json: bool, ask: Ask = ask_stage) -> None:
-    found = problems_of(load_experiment(folder, overrides), ask)
+def _show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, wanted: Wanted | None = None) -> None:
+    found = problems_of(experiment, ask, wanted)
     if as_json:
         typer.echo(json.dumps(found))
     for stage, problems in () if as_json else found.items():
@@ -195,11 +198,11 @@ def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
 
 
 app.add_typer(sweep_app)
-add_verbs(app, lambda e, ask: _show_problems(e.path, list(e.overrides), as_json=False, ask=ask))
+add_verbs(app, lambda experiment, ask, wanted: _show_problems(experiment, False, ask, wanted))
 add_check_verb(app)
 add_report_verbs(app)
 add_view_verb(app)
 add_export_verb(app)
 add_trace_verb(app)
 add_plan_verb(app)
-add_start_verbs(app, lambda folder: _show_problems(folder, [], as_json=False))
+add_start_verbs(app, lambda folder: _show_problems(load_experiment(folder, []), as_json=False))

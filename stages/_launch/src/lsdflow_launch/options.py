@@ -30,5 +30,8 @@ Set = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocomple
 First = Annotated[str, typer.Option("--from", help="first stage", autocompletion=stages)]
 Last = Annotated[str, typer.Option("--to", help="last stage", autocompletion=stages)]
 Replace = Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")]
+GivesWay = Annotated[
+    bool, typer.Option("--replace", help="for a run with --replace: results of other settings are no problem")
+]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]

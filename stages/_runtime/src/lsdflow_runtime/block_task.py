@@ -22,6 +22,7 @@ from typing import Any
 import numpy.typing as npt
 
 from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.differences import differences
 from lsdflow_contract.errors import BadData, ContractMismatch, InternalError, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
@@ -29,7 +30,6 @@ from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer, read_manifest
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.differences import differences
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
@@ -112,6 +112,14 @@ class BlockTask:
         if any(made):
             self.marks.forget()
 
+    def require_ours(self) -> None:
+        """NotOurs (73) if a run would refuse what stands where it writes; nothing is written."""
+        for output in self.outputs.values():
+            try:
+                output.require_ours(self.provenance())
+            except NotOurs as error:
+                raise self._explained(error) from error
+
     def _explained(self, refused: NotOurs) -> NotOurs:
         """The refusal with what differs in place of the keys, if the manifest of the work that was found is there."""
         try:
@@ -121,7 +129,7 @@ class BlockTask:
         changed = differences(earlier, self.config, self.inputs)
         if not changed or refused.found != f"key {earlier.key[:12]}":
             return refused
-        return NotOurs(refused.what, where=refused.where, found=changed, hint=refused.hint)
+        return type(refused)(refused.what, where=refused.where, found=changed, hint=refused.hint)
 
 
 def commit_block(

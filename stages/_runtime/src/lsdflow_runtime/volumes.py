@@ -23,7 +23,7 @@ import zarr.errors
 from numcodecs import Zstd as Zstd2
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs, StorageFailure
+from lsdflow_contract.errors import BadData, ConfigError, MadeOtherwise, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
@@ -240,6 +240,11 @@ class OutputArray:
             self._create(array_attributes(self.spec, geometry, provenance))
         return True
 
+    def require_ours(self, provenance: Mapping[str, Any]) -> None:
+        """NotOurs (73) if something else is there than this work would make; nothing is written."""
+        if self.folder.exists():
+            self._same_work(provenance, replace=False)
+
     def _same_work(self, provenance: Mapping[str, Any], replace: bool) -> bool:
         try:
             found = open_volume(self.path, self.spec.dataset).provenance
@@ -248,7 +253,7 @@ class OutputArray:
         if found.get("key") == provenance["key"]:
             return True
         if not (replace and found):
-            raise NotOurs(
+            raise (MadeOtherwise if found else NotOurs)(
                 "the output was made with other parameters or inputs" if found else "the output exists and is not ours",
                 where=self.folder,
                 wanted=f"key {str(provenance['key'])[:12]}",

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_command.watching.monitoring import hand_over
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_folder, bundle_iterations, read_best
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
+from lsdflow_contract.differences import differences
+from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from lsdflow_training.outcome import Outcome
 
 LOG = logging.getLogger("lsdflow.training")
+PATCHES_PER_STEP = "patches_per_step"
 
 
 def prepare_training(
@@ -62,6 +64,16 @@ def training_problems(
         return [error]
     problems = source_problems(make_sources(volumes, config, recipe, probabilities), recipe)
     return [*tensorflow_problems(config.backend), *mlflow_problems(config.mlflow), *problems]
+
+
+def require_ours(prepared: Prepared) -> None:
+    """MadeOtherwise (73) if a training with other settings or volumes has finished in this experiment.
+
+    One of several processes is not told: how many there will be is not known before the job begins.
+    """
+    found = _trained_otherwise(prepared)
+    if found is not None and found.found and not _had_processes(prepared):
+        raise found
 
 
 def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
@@ -114,7 +126,7 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
         "kind": prepared.recipe.kind,
     }
     if prepared.recipe.step.effective_batch > 1:
-        facts["patches_per_step"] = prepared.recipe.step.effective_batch
+        facts[PATCHES_PER_STEP] = prepared.recipe.step.effective_batch
         facts["samples_per_s"] = round(outcome.it_per_s * prepared.recipe.step.effective_batch, 4)
     if outcome.data_wait_share is not None:
         facts["data_wait_share"] = round(outcome.data_wait_share, 4)
@@ -148,7 +160,7 @@ def training_plan(prepared: Prepared) -> dict[str, Any]:
         "device": recipe.device,
         "workers": recipe.num_workers,
         "processes": recipe.step.effective_batch // recipe.step.accumulate,
-        "patches_per_step": recipe.step.effective_batch,
+        PATCHES_PER_STEP: recipe.step.effective_batch,
     }
 
 
@@ -219,17 +231,10 @@ def _make_room(prepared: Prepared, replace: bool) -> None:
         shutil.rmtree(prepared.folder, ignore_errors=True)
         manifest.unlink(missing_ok=True)
         return
-    try:
-        found = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
-    except MissingInput:
-        found = None
-    if found is not None and found.key != prepared.key:
+    found = _trained_otherwise(prepared)
+    if found is not None:
         if not replace:
-            raise NotOurs(
-                "this experiment was trained with other parameters or volumes",
-                where=prepared.folder,
-                hint="run with --replace to train anew, or restore the earlier settings",
-            )
+            raise found
         manifest.unlink()
     if trained is not None:
         LOG.info(
@@ -238,6 +243,26 @@ def _make_room(prepared: Prepared, replace: bool) -> None:
             trained,
             prepared.folder,
         )
+
+
+def _trained_otherwise(prepared: Prepared) -> MadeOtherwise | None:
+    """What refuses a training where another one has finished; None if there is none, or it is this one."""
+    try:
+        earlier = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
+    except MissingInput:
+        return None
+    if earlier.key == prepared.key:
+        return None
+    return MadeOtherwise(
+        "this experiment was trained with other parameters or volumes",
+        where=prepared.folder,
+        found=differences(earlier, prepared.config.recorded(), prepared.inputs),
+        hint="run with --replace to train anew, or restore the earlier settings",
+    )
+
+
+def _had_processes(prepared: Prepared) -> bool:
+    return PATCHES_PER_STEP in read_manifest(prepared.experiment.layout, prepared.recipe.stage).facts
 
 
 def _trained_to(prepared: Prepared) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -17,7 +16,7 @@ from lsdflow_network.inference import load_predictor
 from lsdflow_predict.checkpoints import BundleAt
 from lsdflow_predict.device_memory import window_device
 from lsdflow_predict.devices import choose_device
-from lsdflow_predict.job import Job, open_mask, open_raw
+from lsdflow_predict.job import Job, open_mask, open_raw, predictions_of
 from lsdflow_predict.memory_needed import window_bytes
 from lsdflow_predict.networks import U8, Network, prepare_torch
 from lsdflow_predict.patches import (
@@ -139,11 +138,6 @@ def raw_reader(job: Job, place: str) -> ReadBox:
 
 def _reader(read: Callable[[Box], U8], place: str) -> ReadBox:
     return lambda box: torch.from_numpy(np.require(read(box), requirements=("C", "W"))).to(place)
-
-
-def predictions_of(job: Job) -> Path:
-    """The container of the predicted arrays."""
-    return job.experiment.layout.predictions(job.setup, job.networks.affinities.bundle.iteration)
 
 
 def _prepare(job: Job) -> str:

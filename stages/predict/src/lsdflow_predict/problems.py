@@ -11,8 +11,9 @@ from lsdflow_contract.region import region_box
 from lsdflow_predict.checkpoints import check_weights, choose_networks
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.devices import choose_device
-from lsdflow_predict.job import STAGE, check_options, cut_up, open_mask, open_raw
+from lsdflow_predict.job import STAGE, check_options, cut_up, gather, open_mask, open_raw
 from lsdflow_predict.memory_needed import memory_problem
+from lsdflow_predict.work import tasks_of
 from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.volumes import Volume
 
@@ -36,7 +37,7 @@ def find_problems(experiment: Experiment) -> list[StageError]:
     problems += problems_of([lambda: raws.append(open_raw(experiment))])
     for raw in raws:
         problems += _problems_of_target(experiment, config, raw)
-    return problems
+    return problems or problems_of([task.require_ours for task in tasks_of(gather(experiment))])
 
 
 def _problems_of_target(experiment: Experiment, config: PredictConfig, raw: Volume) -> list[StageError]:

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.arrays import LSDS, affinities_to
-from lsdflow_contract.errors import InternalError
-from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.manifest import Manifest, work_key
+from lsdflow_contract.arrays import LSDS
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import Manifest
 from lsdflow_network.torch_build import torch_facts
 from lsdflow_predict.checkpoints import check_weights
-from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.estimate import device_taken, estimate
-from lsdflow_predict.job import STAGE, Job, gather, open_mask
-from lsdflow_predict.opened import open_affinities, open_lsds, predictions_of
+from lsdflow_predict.job import STAGE, Job, gather, open_mask, predictions_of
 from lsdflow_predict.problems import validate  # noqa: F401 - a verb like the others
-from lsdflow_predict.scheme import Layer, raw_read_around
-from lsdflow_runtime.block_task import BlockFunction, BlockTask
-from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_predict.work import affinity_task, lsd_task, only_lsds
+from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.verify import verify_blocks, verify_task
-from lsdflow_runtime.volumes import OutputArray
-
-_ONLY_LSDS = f'{STAGE}.part="lsds"'
 
 
 def run(experiment: Experiment, options: RunOptions) -> None:
@@ -117,83 +106,6 @@ def worker(experiment: Experiment) -> None:
 def block_task(experiment: Experiment) -> BlockTask:
     """The blocks that make the affinities."""
     return affinity_task(gather(experiment))
-
-
-def affinity_task(job: Job) -> BlockTask:
-    """The blocks of affinities; with two passes they depend on the stored LSDs."""
-    layer = job.scheme.affinities
-    parameters = {**_parameters(job, layer), "outputs": list(job.outputs)}
-    inputs = job.inputs()
-    if job.stores_lsds_first:
-        inputs["lsds"] = lsd_task(job).key
-    elif job.scheme.lsds is not None:
-        parameters["lsds"] = job.scheme.lsds.tiling_dict()
-    opener = partial(open_affinities, job)
-    return _task(job, layer, parameters=parameters, inputs=inputs, names=list(job.outputs), opener=opener)
-
-
-def lsd_task(job: Job) -> BlockTask:
-    """The blocks of LSDs of the first of two passes."""
-    if job.scheme.lsds is None:
-        raise InternalError("no LSD network in this mode")
-    layer = job.scheme.lsds
-    parameters = {**_parameters(job, layer), "part": "lsds", "seen_by": job.scheme.affinities.tiling_dict()}
-    inputs = {name: identity for name, identity in job.inputs().items() if name != "network"}
-    opener = partial(open_lsds, job)
-    return _task(job, layer, parameters=parameters, inputs=inputs, names=["lsds"], opener=opener)
-
-
-def only_lsds(job: Job) -> Job:
-    """The same job, of which workers do the first pass only."""
-    if job.config.part == "lsds":
-        return job
-    experiment = load_experiment(job.experiment.path, [*job.experiment.overrides, _ONLY_LSDS])
-    return replace(job, experiment=experiment, config=experiment.table(STAGE, PredictConfig))
-
-
-def _parameters(job: Job, layer: Layer) -> dict[str, Any]:
-    return {
-        "layer": layer.as_dict(),
-        "outside": job.config.outside,
-        "mask": job.config.mask,
-        "precision": job.config.precision,
-        "setup": job.setup,
-        "iteration": job.networks.affinities.bundle.iteration,
-        "zarr_format": job.config.zarr_format,
-    }
-
-
-def _task(
-    job: Job,
-    layer: Layer,
-    *,
-    parameters: dict[str, Any],
-    inputs: dict[str, str],
-    names: list[str],
-    opener: Callable[[], AbstractContextManager[BlockFunction]],
-) -> BlockTask:
-    specs = {"affs": affinities_to(job.networks.affinities.bundle.neighborhood), "lsds": LSDS}
-    outputs = {
-        name: OutputArray(
-            path=predictions_of(job),
-            spec=specs[name],
-            grid=job.raw.geometry,
-            box=layer.region,
-            write_shape_vox=layer.block_vox,
-            zarr_format=job.config.zarr_format,
-        )
-        for name in names
-    }
-    return BlockTask(
-        stage=STAGE,
-        experiment=job.experiment,
-        key=work_key(STAGE, parameters, inputs),
-        config=job.resolved(),
-        inputs=inputs,
-        plan=BlockPlan(layer.region, layer.block_vox, raw_read_around(layer, job.scheme, not job.stores_lsds_first)),
-        outputs=outputs,
-        open=opener,
-    )
 
 
 def _name_stored_lsds(job: Job, manifest: Manifest) -> None:

@@ -213,7 +213,23 @@ def validate(experiment: Experiment) -> list[StageError]:
     if layout.manifest("agglomerate").exists():
         checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
     problems = problems_of(checks)
+    if not problems and layout.manifest("agglomerate").exists():
+        problems = problems_of([lambda: _require_ours(experiment, config)])
     return problems + problems_of_store(experiment)
+
+
+def _require_ours(experiment: Experiment, config: SegmentConfig) -> None:
+    """NotOurs (73) for a segmentation of other settings, if the threshold is known before the tables are made."""
+    if config.threshold != "auto":
+        source = graph_source(experiment)
+        taken = source.chosen(config.merge_function)
+        relabelling_task(experiment, config, source, taken, config.threshold).require_ours()
+        return
+    try:
+        task = block_task(experiment)
+    except MissingInput:
+        return
+    task.require_ours()
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.checkpoint import Bundle, read_bundle
-from lsdflow_contract.errors import StageError, UsageError
+from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
@@ -23,6 +23,7 @@ from lsdflow_training.prepared import Prepared
 from lsdflow_training.stage import (
     lsd_bundle_folder,
     prepare_training,
+    require_ours,
     run_training,
     training_plan,
     training_problems,
@@ -57,12 +58,7 @@ def validate(experiment: Experiment) -> list[StageError]:
         without = training_problems(experiment, _config(experiment), STAGE, "affinities")
         return [error, *without]
     problems = training_problems(experiment, _config(experiment), STAGE, experiment.common.mode, lsd)
-    if not problems:
-        try:
-            _prepared(experiment)
-        except StageError as error:
-            return [error]
-    return problems
+    return problems or problems_of([lambda: require_ours(_prepared(experiment))])
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

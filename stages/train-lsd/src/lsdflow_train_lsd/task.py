@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import StageError, UsageError
+from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
 from lsdflow_training.foreign.imported import imported
 from lsdflow_training.measured import measure_training
 from lsdflow_training.stage import (
     prepare_training,
+    require_ours,
     run_training,
     training_plan,
     training_problems,
@@ -38,7 +39,10 @@ def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen before training."""
     if _not_needed(experiment) or imported(experiment, STAGE):
         return []
-    return training_problems(experiment, _config(experiment), STAGE, "lsd")
+    problems = training_problems(experiment, _config(experiment), STAGE, "lsd")
+    return problems or problems_of(
+        [lambda: require_ours(prepare_training(experiment, _config(experiment), STAGE, "lsd"))]
+    )
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

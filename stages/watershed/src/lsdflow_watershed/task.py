@@ -100,6 +100,8 @@ def validate(experiment: Experiment) -> list[StageError]:
     if experiment.layout.manifest("predict").exists():
         checks.append(lambda: _mutex_rules(open_inputs(experiment, config), config))
     problems = problems_of(checks)
+    if not problems and experiment.layout.manifest("predict").exists():
+        problems = problems_of([lambda: block_task(experiment).require_ours()])
     problems += problems_of_store(experiment)
     return list({problem.message(): problem for problem in problems}.values())
 

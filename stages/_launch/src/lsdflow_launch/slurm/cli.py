@@ -34,7 +34,7 @@ from lsdflow_launch.slurm.submit import submit as submit_chain
 from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of, require_block_stage
 from lsdflow_launch.telling.activity import with_activity
 from lsdflow_launch.telling.block_state import progress_text, with_blocks
-from lsdflow_launch.telling.state import status_of
+from lsdflow_launch.telling.state import Wanted, status_of
 
 LOG = logging.getLogger("lsdflow.status")
 Ask = Callable[[str, Sequence[str]], Any]
@@ -42,7 +42,7 @@ WORKERS, OF_STAGES = "stage=N: workers of a stage (repeat)", one_of([f"{stage}="
 Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=OF_STAGES)]
 
 
-def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]) -> None:
+def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted], None]) -> None:
     """Register submit and cancel."""
 
     @app.command()
@@ -71,7 +71,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask], None]
                 code = max(add_workers(experiment, s, n, dry_run=dry_run) for s, n in wanted.items())
             else:
                 cluster_of(experiment)
-                show_problems(experiment, asker(experiment))
+                show_problems(experiment, asker(experiment), Wanted(replace, stages_of(experiment, first, last)))
                 if not dry_run:
                     refuse_if_queued(experiment)
                 code = submit_chain(experiment, first, last, dry_run=dry_run, replace=replace)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsdflow_command.cores import available_cores
-from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.errors import MadeOtherwise, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
@@ -26,15 +28,34 @@ def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[st
         return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage, ask), stages), strict=True))
 
 
-def problems_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, list[dict[str, Any]]]:
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be run: these stages (none = all), and whether results of other settings give way."""
+
+    replace: bool = False
+    stages: tuple[str, ...] | None = None
+
+    def gives_way(self, problem: Mapping[str, Any], stage: str) -> bool:
+        """True for results of other settings that are replaced, or left alone."""
+        left_alone = self.stages is not None and stage not in self.stages
+        return problem.get("error") == MadeOtherwise.__name__ and (self.replace or left_alone)
+
+
+def problems_of(
+    experiment: Experiment, ask: Ask = ask_stage, wanted: Wanted | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """All problems that the stages find, by stage, and those of the experiment as a whole; writes nothing."""
+    wanted = wanted or Wanted()
     stages = stages_of(experiment)
     with ThreadPoolExecutor(available_cores()) as pool:
         whole = pool.submit(whole_problems, experiment, ask)
         answers = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), stages)
         found = dict(zip(stages, answers, strict=True))
     listed = {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
-    told = {s: [p for p in problems if not _made_later(p, s, experiment)] for s, problems in listed.items()}
+    told = {
+        s: [p for p in problems if not (_made_later(p, s, experiment) or wanted.gives_way(p, s))]
+        for s, problems in listed.items()
+    }
     return {**told, WHOLE: whole.result()}
 
 

@@ -26,4 +26,8 @@ def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Ite
             yield from _changed(f"{prefix}{name}.", before, now)
         # A manifest was JSON: its tuples have become lists.
         elif before != (list(now) if isinstance(now, tuple) else now):
-            yield f"{prefix}{name} {before} -> {now}"
+            yield f"{prefix}{name} {_said(before)} -> {_said(now)}"
+
+
+def _said(value: object) -> object:
+    return "none" if value is None else value

@@ -1,0 +1,111 @@
+"""The blocks of a Job, for the runtime: keys, outputs, plans. torch is loaded when a worker opens them, not before."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lsdflow_contract.arrays import LSDS, affinities_to
+from lsdflow_contract.errors import InternalError
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_contract.manifest import work_key
+from lsdflow_predict.config import PredictConfig
+from lsdflow_predict.job import STAGE, Job, predictions_of
+from lsdflow_predict.scheme import Layer, raw_read_around
+from lsdflow_runtime.block_task import BlockFunction, BlockTask
+from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_runtime.volumes import OutputArray
+
+_ONLY_LSDS = f'{STAGE}.part="lsds"'
+
+
+def tasks_of(job: Job) -> list[BlockTask]:
+    """The passes of a run, in their order."""
+    return [*([lsd_task(job)] if job.stores_lsds_first else []), affinity_task(job)]
+
+
+def affinity_task(job: Job) -> BlockTask:
+    """The blocks of affinities; with two passes they depend on the stored LSDs."""
+    layer = job.scheme.affinities
+    parameters = {**_parameters(job, layer), "outputs": list(job.outputs)}
+    inputs = job.inputs()
+    if job.stores_lsds_first:
+        inputs["lsds"] = lsd_task(job).key
+    elif job.scheme.lsds is not None:
+        parameters["lsds"] = job.scheme.lsds.tiling_dict()
+    opener = partial(_opened, "open_affinities", job)
+    return _task(job, layer, parameters=parameters, inputs=inputs, names=list(job.outputs), opener=opener)
+
+
+def lsd_task(job: Job) -> BlockTask:
+    """The blocks of LSDs of the first of two passes."""
+    if job.scheme.lsds is None:
+        raise InternalError("no LSD network in this mode")
+    layer = job.scheme.lsds
+    parameters = {**_parameters(job, layer), "part": "lsds", "seen_by": job.scheme.affinities.tiling_dict()}
+    inputs = {name: identity for name, identity in job.inputs().items() if name != "network"}
+    opener = partial(_opened, "open_lsds", job)
+    return _task(job, layer, parameters=parameters, inputs=inputs, names=["lsds"], opener=opener)
+
+
+def only_lsds(job: Job) -> Job:
+    """The same job, of which workers do the first pass only."""
+    if job.config.part == "lsds":
+        return job
+    experiment = load_experiment(job.experiment.path, [*job.experiment.overrides, _ONLY_LSDS])
+    return replace(job, experiment=experiment, config=experiment.table(STAGE, PredictConfig))
+
+
+def _parameters(job: Job, layer: Layer) -> dict[str, Any]:
+    return {
+        "layer": layer.as_dict(),
+        "outside": job.config.outside,
+        "mask": job.config.mask,
+        "precision": job.config.precision,
+        "setup": job.setup,
+        "iteration": job.networks.affinities.bundle.iteration,
+        "zarr_format": job.config.zarr_format,
+    }
+
+
+def _task(
+    job: Job,
+    layer: Layer,
+    *,
+    parameters: dict[str, Any],
+    inputs: dict[str, str],
+    names: list[str],
+    opener: Callable[[], AbstractContextManager[BlockFunction]],
+) -> BlockTask:
+    specs = {"affs": affinities_to(job.networks.affinities.bundle.neighborhood), "lsds": LSDS}
+    outputs = {
+        name: OutputArray(
+            path=predictions_of(job),
+            spec=specs[name],
+            grid=job.raw.geometry,
+            box=layer.region,
+            write_shape_vox=layer.block_vox,
+            zarr_format=job.config.zarr_format,
+        )
+        for name in names
+    }
+    return BlockTask(
+        stage=STAGE,
+        experiment=job.experiment,
+        key=work_key(STAGE, parameters, inputs),
+        config=job.resolved(),
+        inputs=inputs,
+        plan=BlockPlan(layer.region, layer.block_vox, raw_read_around(layer, job.scheme, not job.stores_lsds_first)),
+        outputs=outputs,
+        open=opener,
+    )
+
+
+def _opened(name: str, job: Job) -> AbstractContextManager[BlockFunction]:
+    opener = getattr(importlib.import_module("lsdflow_predict.opened"), name)
+    opened: AbstractContextManager[BlockFunction] = opener(job)
+    return opened
