@@ -67,13 +67,14 @@ def test_a_worker_killed_inside_a_block_costs_nothing(make_experiment: Make) -> 
 
 @pytest.mark.parametrize("runner", ["serial", "daisy"])
 def test_a_poison_block_is_named_the_others_are_done_and_a_rerun_does_only_it(
-    make_experiment: Make, runner: str
+    make_experiment: Make, runner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     experiment = make_experiment("a", f"compute.runner={runner}")
     (experiment.layout.root / "poison").touch()
-    with pytest.raises(BlocksFailed, match="poisoned") as caught:
+    with pytest.raises(BlocksFailed, match="poisoned") as caught, caplog.at_level("INFO", "lsdflow.progress"):
         _run(experiment)
     assert caught.value.exit_code == 79
+    assert "11/12 blocks, 1 failed" in caplog.text
     assert not experiment.layout.manifest("toy").exists()
     from lsdflow_toy.task import block_task
 

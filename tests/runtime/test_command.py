@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from lsdflow_command import version_line as module
 from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_command.version_line import version_line
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.model import StrictModel
@@ -108,3 +111,34 @@ def test_debug_adds_the_traceback_and_changes_no_exit_code(experiment: Path, deb
     assert refusal.exit_code == 78
     assert "error: unknown table [faulty]" in refusal.stderr
     assert ["Traceback" in told.stderr for told in (fault, refusal)] == [bool(debug)] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "where"),
+    [
+        (("plan", "--json", "--nonsense"), "No such option: --nonsense", "toy plan"),
+        (("plan", "--json"), "Missing option '--experiment'", "toy plan"),
+        (("nothing", "--json"), "No such command 'nothing'", "toy"),
+    ],
+)
+def test_a_wrong_command_line_is_json_for_who_asked_for_json_and_text_for_people(
+    words: tuple[str, ...], what: str, where: str
+) -> None:
+    toy = stage_app(StageCommand(name="toy", config=StrictModel, task="sleepy_task"))
+    programs = CliRunner().invoke(toy, words, prog_name="toy")
+    people = CliRunner().invoke(toy, [word for word in words if word != "--json"], prog_name="toy")
+    told = json.loads(programs.stdout)
+    assert (programs.exit_code, told["exit_code"], told["error"]) == (2, 2, "UsageError")
+    assert told["what"].startswith(what)
+    assert told["where"] == where
+    assert (people.exit_code, people.stdout) == (2, "")
+    assert what.split(":", maxsplit=1)[0] in people.stderr
+
+
+def test_the_version_tells_the_code_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSDFLOW_REVISION", "0123456789abcdef-dirty")
+    contract = version("lsdflow-contract")
+    line = version_line("predict", "lsdflow-predict")
+    assert line == f"predict {version('lsdflow-predict')} (contract {contract}), revision 0123456789ab-dirty"
+    monkeypatch.setattr(module, "source_revision", lambda: "")
+    assert version_line("predict", "lsdflow-predict").endswith(f"(contract {contract})")

@@ -38,3 +38,11 @@ def test_what_is_over_has_no_eta(clock: list[float]) -> None:
     shown.advance(4)
     clock[0] = 2.0
     assert shown.line() == "predict: 4/4 blocks, 2 block/s"
+
+
+def test_blocks_that_failed_are_told_beside_those_that_are_done(clock: list[float]) -> None:
+    shown = Progress("predict", 8, "block")
+    shown.advance(4)
+    shown.failed = 2
+    clock[0] = 2.0
+    assert shown.line() == "predict: 4/8 blocks, 2 failed, 2 block/s, ETA 0m02s"

@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -35,8 +34,8 @@ from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unw
 from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.verbs import Verbs
+from lsdflow_command.version_line import version_line
 from lsdflow_command.watching.monitoring import monitored
-from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, MadeOtherwise, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
@@ -155,7 +154,7 @@ def _name_file(error: StageError, experiment: Experiment) -> None:
 def _version_callback(stage: StageCommand) -> Callable[..., None]:
     def print_version(wanted: bool) -> None:
         if wanted:
-            typer.echo(f"{stage.name} {version(f'lsdflow-{stage.name}')} (contract {CONTRACT_VERSION})")
+            typer.echo(version_line(stage.name, f"lsdflow-{stage.name}"))
             raise typer.Exit
 
     # A default, not an Annotated type: typer cannot see the local print_version from a type that is text.

@@ -24,12 +24,13 @@ class Progress:
     """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate.
 
     seconds: the work ends after these if it has not ended before.  gauges: what the metrics alone tell, by their names
-    (watching.metrics.GAUGES).
+    (watching.metrics.GAUGES).  `failed` units are told beside those that are done; whoever counts sets it.
     """
 
     def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:
         self.label, self.total, self.unit, self.already, self.seconds = label, total, unit, already, seconds
         self.done = already
+        self.failed = 0
         self.facts: Mapping[str, float] = {}
         self.parts: Mapping[str, float] = {}
         self.gauges: dict[str, float] = {}
@@ -63,7 +64,7 @@ class Progress:
         text = " ".join(f"{name} {value:.4g}" for name, value in facts.items())
         now = time.monotonic()
         if self._bar is not None:
-            rate = f"{self.rate():.3g} {self.unit}/s{self._eta()} {text}"
+            rate = f"{self._failed()}{self.rate():.3g} {self.unit}/s{self._eta()} {text}"
             self._bar.update(self._task, completed=self.done, facts=rate)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
@@ -75,8 +76,9 @@ class Progress:
         return (self.done - self.already) / max(now - self.started, 1e-9)
 
     def line(self) -> str:
-        """One line: done, rate, ETA."""
-        return f"{self.label}: {self.done}/{self.total} {self.unit}s, {self.rate():.3g} {self.unit}/s{self._eta()}"
+        """One line: done, failed if any, rate, ETA."""
+        done = f"{self.label}: {self.done}/{self.total} {self.unit}s"
+        return f"{done}, {self._failed()}{self.rate():.3g} {self.unit}/s{self._eta()}"
 
     def eta_s(self) -> float | None:
         """Seconds until it is done, or its time is over; None if nothing is left or nothing is known yet."""
@@ -86,6 +88,9 @@ class Progress:
         if self.seconds is None:
             return left / rate
         return min(left / rate, max(self.seconds - (time.monotonic() - self.started), 0.0))
+
+    def _failed(self) -> str:
+        return f"{self.failed} failed, " if self.failed else ""
 
     def _eta(self) -> str:
         seconds = self.eta_s()

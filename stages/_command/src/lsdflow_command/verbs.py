@@ -1,13 +1,20 @@
-"""Verbs: a typer application whose every verb also takes --quiet and --verbose, as all commands of lsdflow do."""
+"""Verbs: a typer application whose every verb also takes --quiet and --verbose, as all commands of lsdflow do.
+
+A wrong command line is told as JSON to those who ask for JSON, as every other error is.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from lsdflow_command.loudness import set_loudness
 from lsdflow_contract.errors import UsageError
@@ -17,11 +24,38 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only errors and the 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also what helps to find a fault")]
 
 
+class JsonSpeakingGroup(TyperGroup):
+    """A group of verbs; a wrong command line with --json among its words is told as one JSON object, exit code 2."""
+
+    def main(  # type: ignore[override]  # the rest of its arguments is passed on by name
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
+    ) -> Any:
+        """As in typer."""
+        words = list(sys.argv[1:] if args is None else args)
+        if not standalone_mode or "--json" not in words:
+            return super().main(words, standalone_mode=standalone_mode, **named)
+        try:
+            code = super().main(words, standalone_mode=False, **named)
+        except TyperException as wrong:
+            code = _told_as_json(wrong)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told_as_json(wrong: TyperException) -> int:
+    """The exit code of a wrong command line, which is told on stdout."""
+    context, format_message = getattr(wrong, "ctx", None), getattr(wrong, "format_message", wrong.__str__)
+    command = context.command_path if context else ""
+    error = UsageError(format_message(), where=command, hint=f"{command} --help" if command else "")
+    typer.echo(json.dumps(error.as_dict()))
+    return error.exit_code
+
+
 class Verbs(typer.Typer):
     """A typer application; a function that is registered as verb need not know the options that all verbs have."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"no_args_is_help": True, "pretty_exceptions_enable": False, **settings})
+        usual = {"cls": JsonSpeakingGroup, "no_args_is_help": True, "pretty_exceptions_enable": False}
+        super().__init__(**{**usual, **settings})
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Verb], Verb]:
         """As in typer."""

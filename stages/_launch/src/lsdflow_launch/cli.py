@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.loudness import start_logging
 from lsdflow_command.verbs import Verbs
-from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_command.version_line import version_line
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.answer import following, result_facts, show_result, stdout_for_json, tell
 from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of
@@ -47,7 +46,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lsdflow {version('lsdflow-launch')} (contract {CONTRACT_VERSION})")
+        typer.echo(version_line("lsdflow", "lsdflow-launch"))
         raise typer.Exit
 
 

@@ -122,8 +122,9 @@ def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
         if task.experiment.compute.runner == "serial":
             with block_runner(task, fence) as do_block:
                 for count, number in enumerate(pending, 1):
-                    _attempt(task, do_block, number, attempts=ATTEMPTS)
-                    progress.advance()
+                    done = _attempt(task, do_block, number, attempts=ATTEMPTS)
+                    progress.failed += not done
+                    progress.advance(int(done))
                     if count % PACK_BLOCKS == 0:
                         task.marks.pack(total, fence)
         else:
@@ -217,6 +218,7 @@ def _watched(task: BlockTask, progress: Progress, already: int, fence: Fence) ->
 
     def look(seen: int) -> int:
         now = task.marks.count_done()
+        progress.failed = task.marks.count_failed()
         progress.advance(now - seen)
         return now
 

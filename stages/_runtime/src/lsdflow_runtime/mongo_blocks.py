@@ -93,6 +93,10 @@ class MongoBlocks:
         """Numbers of blocks that failed and are not done."""
         return self._numbers(FAILED) - self.done()
 
+    def count_failed(self) -> int:
+        """How many blocks have failed and not been done since; a mark that was left behind counts."""
+        return self.connection.call(lambda db: db[FAILED].count_documents(self._all))
+
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
         """Record a finished block; the last step of its commit."""
         mark = {

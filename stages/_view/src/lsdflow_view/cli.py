@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.loudness import start_logging
 from lsdflow_command.verbs import Verbs
-from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_command.version_line import version_line
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_view.export.cli import app as export_app
 from lsdflow_view.show import Listening, show_experiment
@@ -26,7 +25,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lsdflow-view {version('lsdflow-view')} (contract {CONTRACT_VERSION})")
+        typer.echo(version_line("lsdflow-view", "lsdflow-view"))
         raise typer.Exit
 
 
