@@ -146,7 +146,7 @@ def make_sources(lab: Lab) -> None:
 
 
 def save_network(lab: Lab, kind: str, iteration: int, **changes: Any) -> Bundle:
-    """A random micro network, which becomes the best of its stage, with the manifest of a finished training."""
+    """A random micro network, which becomes the best of its stage, with the manifest of an imported network."""
     spec = UNetSpec(
         in_channels=11 if kind == "acrlsd" else 1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),)
     )
@@ -169,7 +169,10 @@ def save_network(lab: Lab, kind: str, iteration: int, **changes: Any) -> Bundle:
     saved = save_bundle(lab.layout.checkpoints(stage), Bundle(**{**fields, **changes}), network.state_dict())
     best = BestCheckpoint(iteration=iteration, weights_sha256=saved.weights_sha256)
     write_best(lab.layout.best_checkpoint(stage), best)
-    Manifest(writer=Writer.of(stage), key="k", config={}, inputs={}, outputs={}, identity=stage).write(lab.layout)
+    inputs, facts = {"imported_checkpoint": saved.weights_sha256}, {"iteration": iteration, "from": "nowhere"}
+    Manifest(writer=Writer.of(stage), key="k", config={}, inputs=inputs, outputs={}, facts=facts, identity=stage).write(
+        lab.layout
+    )
     return saved
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -188,6 +189,7 @@ def test_json_roi_without_voxels_is_refused(container: Path, size: object) -> No
         (ValueError("PERMISSION_DENIED: error opening file"), PermissionDenied),
         (FileNotFoundError(2, "gone"), MissingInput),
         (OSError(5, "I/O error"), StorageFailure),
+        (OSError(errno.ETIMEDOUT, "timed out"), StorageFailure),
         (OSError("file signature not found"), BadData),
         (RuntimeError("error during blosc decompression"), BadData),
     ],

@@ -59,11 +59,15 @@ class Manifest(StrictModel):
     facts: dict[str, Any] = Field(default_factory=dict, description="counts, run times, warnings")
     identity: str = Field(description="hash of key and result checksums: names the result")
 
-    def write(self, layout: ExperimentLayout) -> Manifest:
-        """Write it in the experiment, atomically; as it was written, with the libraries of the work in its facts."""
-        written = self.model_copy(update={"facts": {LIBRARIES_FACT: library_versions(), **self.facts}})
-        write_json(layout.manifest(self.writer.stage), written.model_dump())
-        return written
+    def write(self, layout: ExperimentLayout) -> None:
+        """Write it in the experiment, atomically."""
+        write_json(layout.manifest(self.writer.stage), self.model_dump())
+
+    def finish(self, layout: ExperimentLayout) -> Manifest:
+        """Write it for work that was done here and now: the libraries of this process stand in its facts."""
+        finished = self.model_copy(update={"facts": {**self.facts, LIBRARIES_FACT: library_versions()}})
+        finished.write(layout)
+        return finished
 
     @property
     def libraries(self) -> dict[str, str]:

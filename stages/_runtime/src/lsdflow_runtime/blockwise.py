@@ -291,7 +291,7 @@ def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
         },
         identity=hash_of([task.key, [r["checksums"] for r in records]]),
     )
-    return manifest.write(task.experiment.layout)
+    return manifest.finish(task.experiment.layout)
 
 
 def _totals(facts: list[dict[str, Any]]) -> dict[str, float]:

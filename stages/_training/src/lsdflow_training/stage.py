@@ -139,7 +139,7 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
         outputs={"checkpoints": f"train/{stage}/checkpoints", "best": f"train/{stage}/best.json"},
         facts=facts,
         identity=hash_of({"key": prepared.key, "weights": best.weights_sha256}),
-    ).write(prepared.experiment.layout)
+    ).finish(prepared.experiment.layout)
     LOG.info("%s: %s", stage, facts)
 
 

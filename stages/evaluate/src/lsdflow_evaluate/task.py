@@ -223,4 +223,4 @@ def _write_manifest(
         outputs=OUTPUTS,
         facts={**facts, "seconds": seconds},
         identity=hash_of([key, scores]),
-    ).write(experiment.layout)
+    ).finish(experiment.layout)

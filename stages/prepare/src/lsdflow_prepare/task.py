@@ -167,7 +167,7 @@ def _finish(
     seconds = time.time() - started
     manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
     if not _stands(experiment, manifest):
-        manifest.write(experiment.layout)
+        manifest.finish(experiment.layout)
 
 
 def _stands(experiment: Experiment, manifest: Manifest) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, Sta
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_runtime.formats import axes as axis_order
 from lsdflow_runtime.formats.claims import GeometryClaim, place
+from lsdflow_runtime.patience import is_passing
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def reading(where: str) -> Iterator[None]:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if "PERMISSION_DENIED" in text:
             raise PermissionDenied("no permission to read", where=where, found=text) from error
-        if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE, errno.ENXIO):
+        if is_passing(error):
             raise StorageFailure("the storage failed while reading", where=where, found=text) from error
         raise BadData(
             "the data cannot be read", where=where, found=text, hint="the file is truncated or damaged, re-copy it"
