@@ -19,7 +19,7 @@ import zarr
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.errors import BadData, Interrupted, NotOurs, StageError
+from lsdflow_contract.errors import BadData, Interrupted, MadeOtherwise, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_prepare import task, writing
@@ -366,6 +366,10 @@ def test_other_parameters_are_refused_naming_them_and_replaced_on_request(
         task.run(changed, RUN)
     assert "raw_range = [0.0, 100.0]" in caught.value.wanted
     assert "raw_range = None" in caught.value.found
+    (told,) = task.validate(changed)
+    assert isinstance(told, MadeOtherwise)
+    assert told.message() == caught.value.message()
+    assert task.validate(experiment()) == []
     task.run(changed, RunOptions(replace=True))
     np.testing.assert_array_equal(made(changed, RAW.dataset), np.rint(np.clip(raw / 100, 0, 1) * 255))
 

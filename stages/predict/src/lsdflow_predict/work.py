@@ -25,7 +25,8 @@ _ONLY_LSDS = f'{STAGE}.part="lsds"'
 
 def tasks_of(job: Job) -> list[BlockTask]:
     """The passes of a run, in their order."""
-    return [*([lsd_task(job)] if job.stores_lsds_first else []), affinity_task(job)]
+    first = [lsd_task(job)] if job.stores_lsds_first else []
+    return first if job.config.part == "lsds" else [*first, affinity_task(job)]
 
 
 def affinity_task(job: Job) -> BlockTask:

@@ -46,6 +46,9 @@ def inspect(experiment: Experiment) -> Findings:
     findings = Findings()
     with _opened(experiment, findings) as volumes:
         _survey_all(volumes, findings)
+        for inputs in () if findings.errors else volumes:
+            with findings.collecting():
+                _refuse_others(_plans(experiment, inputs), replace=False)
     return findings
 
 
@@ -137,13 +140,19 @@ def run(experiment: Experiment, options: RunOptions) -> None:
     findings = Findings()
     with _opened(experiment, findings) as volumes:
         plans = [_plans(experiment, inputs) for inputs in volumes]
-        for arrays in (p.arrays for group in plans for p in group):
-            arrays.refuse_others(options.replace)
+        for group in plans:
+            _refuse_others(group, options.replace)
         _survey_all([v for v, group in zip(volumes, plans, strict=True) if finished_report(group) is None], findings)
         _raise_first(findings)
         _refuse_full_disk(experiment, volumes, plans)
         with _alone(experiment.layout.root):
             _finish(experiment, volumes, plans, findings, started)
+
+
+def _refuse_others(plans: list[WritePlan], replace: bool) -> None:
+    """NotOurs (73) for arrays of other work where these would be written."""
+    for plan_ in plans:
+        plan_.arrays.refuse_others(replace)
 
 
 def _finish(

@@ -27,7 +27,7 @@ import zarr
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StorageFailure
+from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.files import fsync_folder, storage_errors, write_json
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
@@ -77,7 +77,7 @@ class PreparedArrays:
             found = _provenance_of(folder)
             if not folder.exists() or (found and (replace or found.get("key") == self.key)):
                 continue
-            raise NotOurs(
+            raise (MadeOtherwise if found else NotOurs)(
                 "the output was made with other parameters or inputs" if found else "the output exists and is not ours",
                 where=folder,
                 wanted=_differences(self.provenance, found, wanted=True) or f"key {self.key[:12]}",
