@@ -14,7 +14,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_command.processes import one_at_a_time
 from lsdflow_command.progress import Progress
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import StageError, StorageFailure
+from lsdflow_contract.errors import MadeOtherwise, NotOurs, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
@@ -48,7 +48,7 @@ def inspect(experiment: Experiment) -> Findings:
         _survey_all(volumes, findings)
         for inputs in () if findings.errors else volumes:
             with findings.collecting():
-                _refuse_others(_plans(experiment, inputs), replace=False)
+                _require_same_settings(_plans(experiment, inputs))
     return findings
 
 
@@ -147,6 +147,16 @@ def run(experiment: Experiment, options: RunOptions) -> None:
         _refuse_full_disk(experiment, volumes, plans)
         with _alone(experiment.layout.root):
             _finish(experiment, volumes, plans, findings, started)
+
+
+def _require_same_settings(plans: list[WritePlan]) -> None:
+    """MadeOtherwise (73) for volumes of other settings; one that was put there by hand is for a run to refuse."""
+    try:
+        _refuse_others(plans, replace=False)
+    except MadeOtherwise:
+        raise
+    except NotOurs:
+        return
 
 
 def _refuse_others(plans: list[WritePlan], replace: bool) -> None:
