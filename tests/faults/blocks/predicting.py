@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from lsdflow_contract.arrays import RAW
-from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, UNetSpec, write_best
+from lsdflow_contract.checkpoint import BestCheckpoint, Kind, UNetSpec, write_best
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_network.bundle import save_bundle
+from lsdflow_network.shapes import input_shape_for_output
+from lsdflow_network.testing import untrained_bundle
 from lsdflow_network.unet import UNet
 from lsdflow_runtime.volumes import OutputArray
 
@@ -48,20 +50,9 @@ def _save_network(
     """Save it as the best of a training; the hash of its weights."""
     spec = UNetSpec(in_channels=in_channels, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
     torch.manual_seed(in_channels)
-    bundle = Bundle(
-        writer=Writer.of(stage),
-        kind=kind,
-        iteration=1,
-        unet=spec,
-        outputs=outputs,
-        train_input_shape_vox=(0, 0, 0),
-        train_output_shape_vox=(0, 0, 0),
-        predict_input_shape_vox=(0, 0, 0),
-        predict_output_shape_vox=TILE_VOX,
-        voxel_size_nm=grid.voxel_size_nm,
-        **more,
-    )
+    plain = untrained_bundle(kind, spec, outputs, input_shape_for_output(spec, TILE_VOX))
+    bundle = plain.model_copy(update={"voxel_size_nm": grid.voxel_size_nm, **more})
     saved = save_bundle(layout.checkpoints(stage), bundle, UNet(spec, outputs).state_dict())
-    best = BestCheckpoint(iteration=1, weights_sha256=saved.weights_sha256)
+    best = BestCheckpoint(iteration=saved.iteration, weights_sha256=saved.weights_sha256)
     write_best(layout.best_checkpoint(stage), best)
     return saved.weights_sha256

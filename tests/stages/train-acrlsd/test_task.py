@@ -45,7 +45,9 @@ def test_further_affinities_are_learnt_recorded_and_another_training(tmp_path) -
     assert call("run", toml).exit_code == 0
     assert "neighborhood" not in read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").config
     far = "[[-1, 0, 0], [0, -1, 0], [0, 0, -1], [-3, 0, 0], [0, 0, -5]]"
-    assert call("run", toml, "--set", f"train-acrlsd.neighborhood={far}").exit_code == 73
+    for verb in ("run", "validate"):
+        assert call(verb, toml, "--set", f"train-acrlsd.neighborhood={far}").exit_code == 73
+    assert call("validate", toml).exit_code == 0
     result = call("run", toml, "--replace", "--set", f"train-acrlsd.neighborhood={far}")
     assert result.exit_code == 0, result.output
     bundle = best_bundle(tmp_path)

@@ -261,6 +261,10 @@ def test_fragments_of_other_settings_are_told_by_validate_and_those_of_now_are_n
     assert isinstance(problem, MadeOtherwise)
     assert "min_seed_distance_vox" in problem.found
     assert "-> 7" in problem.found
+    predict = read_manifest(experiment.layout, "predict")
+    predict.model_copy(update={"identity": "predicted anew"}).write(experiment.layout)
+    (stale,) = task.validate(experiment)
+    assert (type(stale), stale.found) == (MadeOtherwise, "another predict")
 
 
 def test_plan_counts_blocks(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:

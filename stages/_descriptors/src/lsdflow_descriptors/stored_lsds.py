@@ -18,7 +18,7 @@ def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
     path = predict.outputs.get("lsds")
     if path is None:
         raise MissingInput(
-            "the predicted LSDs are not stored: there is nothing to compare the segmentation with",
+            "the predicted LSDs are not stored: there is nothing to compare with",
             where=experiment.layout.manifest("predict"),
             hint="set predict.store_lsds = true and predict again",
         )

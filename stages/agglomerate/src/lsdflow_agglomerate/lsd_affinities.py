@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,12 +75,7 @@ def lsd_affinities(
         _moments(labels, np.concatenate([u, u, v, v]), np.concatenate([p, q, p, q]), kernels), 4, axis=1
     )
     at_p, at_q = (dequantise_u8(predicted[(slice(None), *voxels.T)]) for voxels in (p, q))
-
-    def error(moments: Floats, at: Floats) -> Floats:
-        difference = channels_of(moments, sigma_nm, voxel_size_nm) - at
-        squared: Floats = (difference * difference).sum(axis=0)
-        return squared
-
+    error = partial(_squared_error, sizes_nm=(sigma_nm, voxel_size_nm))
     apart = error(of_u_at_p, at_p) + error(of_v_at_q, at_q)
     joined = error(of_u_at_p + of_v_at_p, at_p) + error(of_u_at_q + of_v_at_q, at_q)
     both = apart + joined
@@ -87,6 +83,13 @@ def lsd_affinities(
     made = np.full((3, *write.shape_vox), INSIDE)
     made[(axis, *(p - before).T)] = quantise_u8(affinity)
     return made
+
+
+def _squared_error(moments: Floats, seen: Floats, sizes_nm: tuple[Nm3, Nm3]) -> Floats:
+    """Of the channels from `moments` (10, F) against those that were predicted, summed: (F,); sizes: sigma, voxels."""
+    difference = channels_of(moments, *sizes_nm) - seen
+    squared: Floats = (difference * difference).sum(axis=0)
+    return squared
 
 
 def _faces(own: UInt64s, before: Int64s) -> tuple[Int64s, Int64s]:

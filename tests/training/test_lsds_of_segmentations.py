@@ -1,4 +1,4 @@
-"""evaluate compares with the very descriptors that the network was trained on: its own are those of the targets."""
+"""What a segmentation is described by is what the network was trained on: its descriptors are the targets."""
 
 from __future__ import annotations
 
