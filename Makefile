@@ -127,19 +127,23 @@ endif
 
 test: setup test-docs test-blocks test-training test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
 
+# Two processes. One that ends by itself (no memory left) ends all, in red: its successor would get no work, and all would
+# wait for it for ever. A test that takes 20 minutes hangs: where is shown, and its process ends.
+IN_TWO := -n 2 --max-worker-restart=0 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+
 # The longest files come first: with one file per process at a time, the last ones must be short. SHORT_FIRST=1 turns that
 # round, for machines on which there is no time for all.
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(IN_TWO) --dist loadfile --no-loadscope-reorder --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
 
 test-training: setup-mlflow
-	.venv/training/bin/pytest -n 2 --dist loadfile --durations=15 $(TRAINING_TESTS)
+	.venv/training/bin/pytest $(IN_TWO) --dist loadfile --durations=15 $(TRAINING_TESTS)
 
 test-tensorflow: setup-tensorflow
-	.venv/tensorflow/bin/pytest -n 2 --dist loadfile $(TENSORFLOW_TESTS)
+	.venv/tensorflow/bin/pytest $(IN_TWO) --dist loadfile $(TENSORFLOW_TESTS)
 
 test-view: setup setup-view .cache/readers/.installed
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/view/bin/pytest -n 2 --dist loadfile $(VIEW_TESTS)
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/view/bin/pytest $(IN_TWO) --dist loadfile $(VIEW_TESTS)
 
 test-browser: setup setup-view docs .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test`)
 	tests/browser/install_chromium.sh

@@ -18,7 +18,7 @@ docs: setup $(DOCS)/.installed  ## the documentation site: site/index.html; a br
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs --quiet build --strict
 
 test-docs: docs  ## builds the site; looks at it, and at every command of README.md and docs/
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -n 2 $(DOCS_TESTS)
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(IN_TWO) $(DOCS_TESTS)
 
 lock-docs: $(UV)  ## resolve docs/requirements.in anew
 	$(COMPILE) docs/requirements.in -o docs/requirements.lock

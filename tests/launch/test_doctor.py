@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,8 +132,8 @@ def test_a_file_system_without_hard_links_is_to_be_mended(tmp_path: Path, monkey
 
 
 def test_a_file_server_whose_clock_is_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = time.time
-    monkeypatch.setattr(mount.time, "time", lambda: real() + 3600)
+    ahead = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
+    monkeypatch.setattr(mount, "time", ahead)
     found = states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["clock of the file system"]
     assert (found.state, "3600.0 s behind" in found.found) == ("warn", True)
 

@@ -79,3 +79,31 @@ def test_tests_are_left_out_and_told_once_ci_says_that_there_is_no_time(tmp_path
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert ("1 skipped" if no_time else "1 passed") in told
     assert ("CI has no time left" in told) == no_time
+
+
+def _together(folder: Path, tests: str) -> tuple[int, str]:
+    """Exit code and output of these tests, in two processes, as `make test` runs them."""
+    (folder / "test_one.py").write_text(tests)
+    (folder / "test_two.py").write_text("def test_two() -> None:\n    assert True\n")
+    (line,) = _pytest_lines("test-view")
+    options = re.findall(r"-n 2|--[a-z-]+[= ][a-z0-9]+|-o faulthandler_exit\S+", line)
+    command = [sys.executable, "-m", "pytest", "-c", REPOSITORY / "pytest.ini", "-p", "no:cacheprovider", folder]
+    command += [word for option in options for word in option.split()] + ["-o", "faulthandler_timeout=4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_failure_is_told_before_the_end(tmp_path: Path) -> None:
+    code, told = _together(tmp_path, "def test_one() -> None:\n    assert 1 == 2, 'for a reason'\n")
+    now, _, summary = told.partition("= FAILURES =")
+    assert code == 1
+    assert "FAILED now: " in now
+    assert "for a reason" in now
+    assert "for a reason" in summary
+
+
+@pytest.mark.parametrize("end", ["import os; os._exit(3)", "import time; time.sleep(50)"])
+def test_a_test_that_ends_its_process_or_hangs_is_named_and_does_not_hang_the_rest(tmp_path: Path, end: str) -> None:
+    code, told = _together(tmp_path, f"def test_one() -> None:\n    {end}\n\ndef test_after() -> None:\n    pass\n")
+    assert code == 1
+    assert "test_one.py::test_one" in told

@@ -211,6 +211,13 @@ def test_nothing_dangerous_is_called() -> None:
     assert found == []
 
 
+def test_no_test_changes_a_clock_for_the_other_threads_of_its_process() -> None:
+    """Threads of pymongo never slept while `time.sleep` appended to a list: 21 GB, and the end of a CI run."""
+    patched = re.compile(r"""setattr\(\s*([\w.]*\btime,|["']time\.)""")
+    tests = (path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__))
+    assert [str(path.relative_to(REPOSITORY)) for path in tests if patched.search(path.read_text())] == []
+
+
 def test_no_file_is_named_for_nothing() -> None:
     nameless = [p for p in _all_sources() if p.stem in {"utils", "util", "common", "helpers", "misc"}]
     assert nameless == []

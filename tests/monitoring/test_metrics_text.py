@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -91,7 +92,7 @@ def test_a_run_tells_only_its_own_attempts_with_its_labels(tmp_path: Path) -> No
 
 def test_what_an_earlier_run_did_is_no_speed_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with Progress("watched", 100, "block", already=40) as progress:
         assert progress.eta_s() is None
         progress.advance(20)
@@ -103,7 +104,7 @@ def test_what_an_earlier_run_did_is_no_speed_of_this_one(monkeypatch: pytest.Mon
 
 def test_work_that_ends_by_the_clock_is_not_said_to_last_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with Progress("trained", 1000, "iteration", seconds=30) as progress:
         progress.advance(10)
         now[0] += 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,9 +33,9 @@ def failing(number: int) -> OSError:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited."""
+    """How long was waited. Other threads of this process, as those of pymongo, go on sleeping."""
     waited: list[float] = []
-    monkeypatch.setattr(patience.time, "sleep", waited.append)
+    monkeypatch.setattr(patience, "time", SimpleNamespace(sleep=waited.append))
     return waited
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from lsdflow_command import progress as module
@@ -12,7 +14,7 @@ from lsdflow_command.progress import Progress
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that stands until its value is changed."""
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
