@@ -231,15 +231,15 @@ def test_more_rows_than_one_request_holds_come_back_whole(store: Store) -> None:
 def test_done_and_failed_blocks_are_remembered_with_their_records(store: Store) -> None:
     marks = store.blocks("watershed", "k")
     record = {"block": 7, "checksums": {"nodes": "x"}, "facts": {"n": 2**60, "f": 0.1}, "seconds": 1.5, "finished": 9.5}
-    assert (marks.done(), marks.failed(), marks.count_done()) == (set(), set(), 0)
+    assert (marks.done(), marks.failed(), marks.count_done(), marks.count_failed()) == (set(), set(), 0, 0)
     marks.mark_failed(7, {"what": "first"})
     marks.mark_failed(7, {"what": "second", "traceback": "x" * 100_000})
     marks.mark_failed(8, {"what": "other"})
-    assert marks.failed() == {7, 8}
+    assert (marks.failed(), marks.count_failed()) == ({7, 8}, 2)
     assert marks.failure(7)["what"] == "second"
     marks.mark_done(7, record)
     marks.mark_done(7, record)
-    assert (marks.done(), marks.failed(), marks.count_done()) == ({7}, {8}, 1)
+    assert (marks.done(), marks.failed(), marks.count_done(), marks.count_failed()) == ({7}, {8}, 1, 1)
     assert marks.record(7) == record
     assert marks.records() == {7: record}
     for missing in (lambda: marks.record(8), lambda: marks.failure(7)):
@@ -252,7 +252,7 @@ def test_marks_of_other_works_and_stages_are_not_seen(store: Store) -> None:
         store.blocks(stage, key).mark_done(number, {"checksums": {}})
         store.blocks(stage, key).mark_failed(number + 10, {"what": stage})
     assert store.blocks("watershed", "a").done() == {1}
-    assert store.blocks("watershed", "a").failed() == {11}
+    assert (store.blocks("watershed", "a").failed(), store.blocks("watershed", "a").count_failed()) == ({11}, 1)
     store.blocks("watershed", "a").forget()
     assert store.blocks("watershed", "a").done() == store.blocks("watershed", "a").failed() == set()
     assert store.blocks("watershed", "b").done() == {2}
