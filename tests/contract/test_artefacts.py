@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
@@ -170,6 +171,20 @@ def test_a_failed_write_leaves_the_old_file_and_no_leftovers(tmp_path: Path) -> 
     assert left == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1), "spec: 74 with the figure of free space"
     assert read_json(tmp_path / "a.json") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("number", "to_do"),
+    [(errno.EROFS, "can be written to"), (errno.ESTALE, "run again when it does"), (errno.ENOTDIR, "move it away")],
+)
+def test_a_write_that_failed_says_what_to_do(tmp_path: Path, number: int, to_do: str) -> None:
+    def fail(_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(StorageFailure, match=os.strerror(number)) as caught:
+        write_atomically(tmp_path / "a.json", fail)
+    assert to_do in caught.value.hint
+    assert str(tmp_path / "a.json") in str(caught.value)
 
 
 def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, Sto
 
 TEMPORARY_SUFFIX = ".partial"
 _NO_SPACE, _NO_FOLDER = "free some space and run again", "a file stands where a folder is needed: move it away"
+_READ_ONLY = "choose a folder that can be written to; in a container, one that is bound from outside"
+_AWAY = "the storage does not answer as it should: run again when it does"
 _STORAGE_HINTS = {
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
-    errno.EEXIST: _NO_FOLDER,
-    errno.ENOTDIR: _NO_FOLDER,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _NO_SPACE),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _NO_FOLDER),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT), _AWAY),
+    errno.EROFS: _READ_ONLY,
 }
 
 
