@@ -91,6 +91,16 @@ def test_workers_end_with_their_coordinator(tmp_path: Path) -> None:
     _until(lambda: not any(_is_alive(worker) for worker in workers))
 
 
+def test_workers_that_begin_when_their_coordinator_is_gone_end_at_once(tmp_path: Path) -> None:
+    coordinator = multiprocessing.get_context("fork").Process(target=_write_late, args=(tmp_path,))
+    coordinator.start()
+    _until(lambda: len(list(tmp_path.iterdir())) == 2)
+    workers = {int(file.name) for file in tmp_path.iterdir()}
+    os.kill(coordinator.pid or 0, signal.SIGKILL)
+    coordinator.join()
+    _until(lambda: not any(_is_alive(worker) for worker in workers), seconds=60)
+
+
 def test_keys_at_the_terminal_are_for_the_coordinator(tmp_path: Path) -> None:
     with _crew(faulty_workers.note_in_spite_of_a_key, tmp_path) as crew:
         assert sorted(crew.written(0, range(3))) == [0, 1, 2]
@@ -215,6 +225,11 @@ def test_blocks_of_precomputed_are_read_back_too(
 
 def _write_pieces(folder: Path) -> None:
     with _crew(faulty_workers.note_and_stay, folder) as crew:
+        list(crew.written(0, range(2)))
+
+
+def _write_late(folder: Path) -> None:
+    with Crew(2, [faulty_workers.LateNote(folder)], Fence(folder, "")) as crew:
         list(crew.written(0, range(2)))
 
 

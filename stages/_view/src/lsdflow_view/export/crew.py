@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -122,6 +123,9 @@ class _Orders:
 def _start(works: Sequence[Write], fence: Fence) -> None:
     """A worker begins: it ends with its coordinator, which alone listens to Ctrl-C and to the scheduler."""
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    coordinator = multiprocessing.parent_process()
+    if coordinator is None or coordinator.pid != os.getppid():
+        os._exit(1)  # the coordinator ended before that signal was asked for: it will not come
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     start_logging()
