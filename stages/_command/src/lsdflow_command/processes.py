@@ -1,10 +1,13 @@
-"""Other processes: has one ended, is one at the same work?"""
+"""Other processes: has one ended, is one at the same work, and ending with the one that started this."""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
+import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import storage_errors
 
 LOG = logging.getLogger("lsdflow")
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 def has_ended(host: str, pid: int) -> bool:
@@ -27,6 +31,17 @@ def has_ended(host: str, pid: int) -> bool:
     except PermissionError:
         return False
     return False
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """This process gets the signal when the one that started it ends, however that ends; now, if it has ended.
+
+    Only of a parent in the sense of multiprocessing is it known that it has ended before this was called.
+    """
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, number)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        os.kill(os.getpid(), number)
 
 
 @contextmanager

@@ -11,12 +11,10 @@ waits on a connection to a dead machine, and a crash or a block that runs into i
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from pathlib import Path
 
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.loudness import form_log_lines, start_logging
+from lsdflow_command.processes import end_with_parent
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_runtime.daisy_runner import CONTEXT_VARIABLE, ROUND_VARIABLE, joined_context
@@ -39,7 +38,6 @@ LINGER_SECONDS = 60.0
 REJOIN_SECONDS = 30.0
 # More than a single crashing block can cause (HAND_OUTS of daisy_runner): then it is this machine that is at fault.
 FAILURES_IN_A_ROW = 20
-PARENT_DEATH_SIGNAL = 1
 
 
 def join_coordinator(stage: str, experiment: Experiment) -> None:
@@ -138,7 +136,7 @@ class _Worker:
 
 def _take_part(stage: str, experiment: str, notice: Notice, folder: str) -> None:
     """Body of the child: the stage's worker function for one round."""
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent()
     leave_terminal_to_coordinator()
     start_logging()
     round_folder = NoticeBoard(Path(folder)).round_folder(notice.round)

@@ -8,7 +8,6 @@ or not: the pool of gunpowder stays for ever if the training is killed while its
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import queue
@@ -18,9 +17,9 @@ from typing import Any
 
 import gunpowder as gp
 
+from lsdflow_command.processes import end_with_parent
 from lsdflow_contract.errors import InternalError, StageError
 
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 POLL_SECONDS = 1.0
 
 Make = Callable[[int], gp.Batch]
@@ -72,7 +71,7 @@ def _work(make: Make, first: int, step: int, batches: Any, training: int) -> Non
     """
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     number = first
     while os.getppid() == training:

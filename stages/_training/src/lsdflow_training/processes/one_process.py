@@ -5,7 +5,6 @@ It runs the stage as its command does, but leaves its error with the process tha
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import logging
@@ -19,18 +18,18 @@ from pathlib import Path
 from lsdflow_command.app import RunOptions
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.loudness import form_log_lines, start_logging
+from lsdflow_command.processes import end_with_parent
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
 
 LOG = logging.getLogger("lsdflow.training")
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the stage; returns the exit code."""
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     ranks = ranks_of_environment(os.environ)
     start_logging()
     if ranks.rank > 0:

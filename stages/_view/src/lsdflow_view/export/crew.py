@@ -8,10 +8,8 @@ is lost (killed, out of memory) costs what it had under way; workers end with th
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,14 +20,13 @@ from typing import Self
 
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.loudness import start_logging
+from lsdflow_command.processes import end_with_parent
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_runtime.lease import Fence
 
 LOG = logging.getLogger("lsdflow.export")
 # Times that workers may be lost one after another without any piece done meanwhile.
 LOSSES = 3
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-
 
 # Writes the piece with a number, to last a loss of power; it travels to the workers.
 Write = Callable[[int], None]
@@ -122,10 +119,7 @@ class _Orders:
 
 def _start(works: Sequence[Write], fence: Fence) -> None:
     """A worker begins: it ends with its coordinator, which alone listens to Ctrl-C and to the scheduler."""
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    coordinator = multiprocessing.parent_process()
-    if coordinator is None or coordinator.pid != os.getppid():
-        os._exit(1)  # the coordinator ended before that signal was asked for: it will not come
+    end_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     start_logging()
