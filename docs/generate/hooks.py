@@ -52,7 +52,11 @@ def _address(src_uri: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Blank lines before lists, tables and code that follow a paragraph: mkdocs needs them, others do not."""
+    """Blank lines before lists, tables and code that follow a paragraph: mkdocs needs them, others do not.
+
+    README.md has a picture with a width, in HTML, whose address mkdocs does not adapt.
+    """
+    markdown = markdown.replace('<img src="docs/', '<img src="')
     return "\n".join(_spaced(markdown.split("\n"))) + "\n"
 
 

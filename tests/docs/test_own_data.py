@@ -110,7 +110,7 @@ def test_a_small_trial_beside_it_and_the_standard_size(desk: Path, type_in: Type
 
 def test_an_experiment_for_a_cluster(desk: Path, type_in: Type) -> None:
     """With this folder's `shared` for /shared, where tests have nothing to write."""
-    assert INIT_CLUSTER in page("README.md")
+    assert INIT_CLUSTER in shell_lines(page("README.md"))
     type_in(INIT_CLUSTER.replace("/shared", f"{desk}/shared"))
     tables = tomllib.loads((desk / "shared" / "me" / "exp" / "experiment.toml").read_text(encoding="utf-8"))
     assert tables["cluster"] == {"images": f"{desk}/shared/images"}

@@ -59,6 +59,18 @@ def test_no_page_loads_anything_from_the_network() -> None:
     assert re.findall(r"(?:@import|url\()\s*['\"]?(?:https?:)?//[^)'\"]*", styles) == []
 
 
+def test_every_picture_of_the_first_page_is_in_the_site() -> None:
+    pictures = [a for a in _page("").addresses if a.endswith((".png", ".svg"))]
+    assert "demo.png" in [Path(picture).name for picture in pictures]
+    assert [picture for picture in pictures if not (SITE / picture).is_file()] == []
+
+
+def test_the_readme_is_short() -> None:
+    lines = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 120
+    assert [line for line in lines if len(line) >= 120] == []
+
+
 def test_the_configuration_page_has_every_key_of_a_table_as_an_anchor() -> None:
     anchors = _page("configuration").anchors
     keys = {f"watershed.{key}" for key in WatershedConfig.model_fields}
