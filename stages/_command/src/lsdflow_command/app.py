@@ -1,14 +1,14 @@
 """stage_app: one typer application per stage, the same verbs, options and exit codes everywhere.
 
-run       do the work; resumes what is there
-validate  list all problems; writes nothing
+run       run the stage, or resume an interrupted run
+validate  report all problems; writes nothing
 plan      what a run would do
 status    what is done
-verify    read back what a finished stage made
-repair    make again what is lost or damaged, and nothing else (prepare, and stages that work on blocks)
+verify    re-read the results of a finished stage and check them
+repair    recompute what is missing or damaged, and nothing else (prepare, and stages that process blocks)
 schema    JSON schema of the stage's table
-worker    take blocks from a coordinator that runs in another job (stages that work on blocks)
-measure, doctor   asked by lsdflow plan and lsdflow doctor (asked.py)
+worker    process blocks for a coordinator in another job (stages that process blocks)
+measure, doctor   called by lsdflow plan and lsdflow doctor (asked.py)
 """
 
 from __future__ import annotations
@@ -43,22 +43,27 @@ from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
 _REPORTS = (
-    ("plan", "What a run would do: blocks, bytes, time."),
-    ("status", "What is done so far."),
-    ("verify", "Read back what the finished stage made; exit code 0 only if all of it is there and right."),
+    ("plan", "Show what a run would do: blocks, bytes, time."),
+    ("status", "Show what is done so far."),
+    ("verify", "Re-read the results of the finished stage and check them; the exit code is 0 only if all are correct."),
 )
 
-EXPERIMENT, SETTING = "experiment.toml, or its folder", "table.key=value, over the experiment file"
+EXPERIMENT, SETTING = (
+    "experiment.toml, or its folder",
+    "table.key=value: replaces this setting of experiment.toml (repeat for more)",
+)
 ExperimentOption = Annotated[
     Path, typer.Option("--experiment", "-e", help=EXPERIMENT, autocompletion=experiment_folders)
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings)]
-JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable output")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="also print tracebacks")]
 GivesWayOption = Annotated[
-    bool, typer.Option("--replace", help="for a run with --replace: results of other settings are no problem")
+    bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")
 ]
-ReplaceOption = Annotated[bool, typer.Option("--replace", help="replace results made with other parameters or inputs")]
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="replace results that were made with other settings or inputs")
+]
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class RunOptions:
 def stage_app(stage: StageCommand) -> Verbs:
     """The application of a stage."""
     app = Verbs(name=stage.name)
-    app.callback(help=f"lsdflow stage {stage.name}. Example: {stage.name} run --experiment DIR/experiment.toml")(
+    app.callback(help=f"The stage {stage.name} of lsdflow. Example: {stage.name} run --experiment DIR")(
         _version_callback(stage)
     )
     _add_run(app, stage)
@@ -115,7 +120,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
     except typer.Exit:
         raise
     except KeyboardInterrupt as error:
-        typer.echo("interrupted; run the same command again to go on", err=True)
+        typer.echo("interrupted; run the same command again to resume", err=True)
         raise typer.Exit(Interrupted.exit_code) from error
     except Exception as error:
         _show_traceback(debug)
@@ -158,7 +163,7 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
             raise typer.Exit
 
     # A default, not an Annotated type: typer cannot see the local print_version from a type that is text.
-    option = typer.Option(False, "--version", callback=print_version, is_eager=True, help="version")
+    option = typer.Option(False, "--version", callback=print_version, is_eager=True, help="print the version")
 
     def callback(show: bool = option) -> None:
         del show
@@ -180,7 +185,7 @@ def _begin(stage: StageCommand, path: Path, overrides: list[str] | None) -> Expe
 
 
 def _add_run(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Do the work; goes on where an earlier run stopped.")
+    @app.command(help="Run the stage, or resume an interrupted run.")
     def run(
         experiment: ExperimentOption,
         override: SetOption = None,
@@ -210,7 +215,7 @@ def _made(experiment: Experiment, name: str) -> dict[str, Any]:
 
 
 def _add_repair(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Find what is lost or damaged, and make exactly that again.")
+    @app.command(help="Re-read all results and recompute only those that are missing or damaged.")
     def repair(
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
@@ -230,7 +235,7 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="List all problems; writes nothing.")
+    @app.command(help="Report all configuration and input problems; writes nothing.")
     def validate(
         experiment: ExperimentOption,
         override: SetOption = None,
@@ -274,13 +279,15 @@ def add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str)
 
 
 def _add_schema(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="JSON schema of the stage's table in experiment.toml.")
+    @app.command(help="Print the JSON schema of the stage's table in experiment.toml.")
     def schema() -> None:
         typer.echo(json.dumps(stage.config.model_json_schema()))
 
 
 def _add_worker(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Take blocks from a coordinator that runs in another job (run --set compute.runner=cluster).")
+    @app.command(
+        help="Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."
+    )
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
         with exit_codes(debug), interrupt_on_signals():
             loaded = _begin(stage, experiment, override)

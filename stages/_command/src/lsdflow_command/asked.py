@@ -26,14 +26,14 @@ from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 
-Into = Annotated[Path, typer.Option(help="folder that does not exist yet; delete it afterwards")]
+Into = Annotated[Path, typer.Option(help="temporary folder, which must not exist yet; delete it afterwards")]
 Maybe = Annotated[Path | None, typer.Option("--experiment", "-e", help="experiment.toml, or its folder")]
 
 
 def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
     """Register measure and doctor."""
 
-    @app.command(help="Do a block, or some steps, into a throw-away folder, and tell what it took.")
+    @app.command(help="Run one block, or some training steps, in a temporary folder and report time and memory.")
     def measure(
         experiment: ExperimentOption,
         into: Into,
@@ -49,7 +49,7 @@ def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
             with naming_file(loaded):
                 _show(take(loaded, into.absolute()), json_)
 
-    @app.command(help="What this command finds on this machine: devices, and with an experiment its store.")
+    @app.command(help="Report the devices that this command finds; with an experiment, also its store.")
     def doctor(
         experiment: Maybe = None, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:

@@ -20,8 +20,8 @@ from lsdflow_command.loudness import set_loudness
 from lsdflow_contract.errors import UsageError
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="only errors and the result")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="also what helps to find a fault")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only errors and the result")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="print more details")]
 
 
 class JsonSpeakingGroup(TyperGroup):

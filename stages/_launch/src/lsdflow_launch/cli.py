@@ -35,7 +35,12 @@ from lsdflow_launch.telling.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
 from lsdflow_launch.whole import Ask
 
-DOCTOR_FOLDER = "an experiment, or where one would lie"
+DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
+# The order of `--help`: what a new user needs comes first.
+VERBS = (
+    *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "repair", "doctor"),
+    *("submit", "cancel", "check-checkpoints", "trace", "schema", "compose-env", "cite"),
+)
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
 
@@ -52,7 +57,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(help="Neuron segmentation with Local Shape Descriptors. Example: lsdflow demo demo && lsdflow run demo")
 def _front(
-    show: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="version")] = False,
+    show: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
+    ] = False,
 ) -> None:
     del show
     start_logging()
@@ -62,7 +69,7 @@ def _front(
 def validate(
     folder: Folder, override: Set = None, replace: GivesWay = False, as_json: Json = False, debug: Debug = False
 ) -> None:
-    """All problems of all stages; writes nothing."""
+    """Report all configuration and input problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
         _show_problems(load_experiment(folder, override or []), as_json, wanted=Wanted(replace))
 
@@ -70,18 +77,24 @@ def validate(
 @app.command()
 def run(
     folder: Folder,
-    on: Annotated[str, typer.Option(help="where: local, container or slurm", autocompletion=one_of(PLACES))] = "local",
+    on: Annotated[
+        str, typer.Option(help="where to run: local, container or slurm", autocompletion=one_of(PLACES))
+    ] = "local",
     first: First = STAGES[0],
     last: Last = STAGES[-1],
     override: Set = None,
     replace: Replace = False,
-    engine: Annotated[str | None, typer.Option(help="container: docker, podman or singularity")] = None,
-    images: Annotated[Path | None, typer.Option(help="container: folder of the SIFs, for singularity")] = None,
-    network: Annotated[str | None, typer.Option(help="container: network to the mongo store (default: host)")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="container: docker, podman, or singularity (also for apptainer)")
+    ] = None,
+    images: Annotated[Path | None, typer.Option(help="container: folder with the SIF images, for singularity")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="container: network in which MongoDB is reached (default: host)")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the chain of stages; what is done already is not done again."""
+    """Run all stages in order; finished ones are skipped, an interrupted one is resumed."""
     with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])
         if on == "local":
@@ -106,14 +119,14 @@ def run(
 
 @app.command()
 def status(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
-    """What is done, what failed and why."""
+    """Show what is done, what failed and why."""
     with exit_codes(debug, as_json):
         _show_status(whole_status(load_experiment(folder, override or [])), as_json)
 
 
 @app.command()
 def repair(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Read back prepare and every stage of blocks; make again what is lost or damaged, and nothing else."""
+    """Re-read all volumes and blocks, and recompute only those that are missing or damaged."""
     with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])
         stages = finished_mendable_stages(experiment)
@@ -129,7 +142,7 @@ def doctor(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Machine, GPU, containers, folder, store, scheduler: what is fine and what to mend; exit code 1 if anything."""
+    """Check machine, GPU, containers, folder, store and scheduler; the exit code is 1 if one needs a fix."""
     from lsdflow_launch.doctor.checks import findings
 
     with exit_codes(debug, as_json):
@@ -141,12 +154,12 @@ def doctor(
 @app.command()
 def demo(
     folder: Folder,
-    seed: Annotated[int, typer.Option(help="another seed, another volume")] = 0,
+    seed: Annotated[int, typer.Option(help="random seed of the volume")] = 0,
     mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "mtlsd",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make a synthetic EM volume with truth, and an experiment on it."""
+    """Make a synthetic EM volume with ground truth, and an experiment that segments it."""
     # scipy and h5py take longer to start than all the rest of the command
     from lsdflow_launch.init.demo import make_demo
 
@@ -158,7 +171,7 @@ def demo(
 
 @app.command(name="compose-env")
 def compose_env(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Check the pins and write DIR/compose.env (and passwords of a mongo store) for docker compose."""
+    """Check the pinned images and write DIR/compose.env (with MongoDB passwords, if used) for docker compose."""
     with exit_codes(debug, as_json):
         written = write_compose_env(load_experiment(folder, override or []))
         facts = {"wrote": [str(written.path)], "next": written.command()}
@@ -205,3 +218,5 @@ add_export_verb(app)
 add_trace_verb(app)
 add_plan_verb(app)
 add_start_verbs(app, lambda folder: _show_problems(load_experiment(folder, []), as_json=False))
+_PLACES = {verb: place for place, verb in enumerate(VERBS)}
+app.registered_commands.sort(key=lambda c: _PLACES.get(c.name or getattr(c.callback, "__name__", ""), len(VERBS)))

@@ -12,7 +12,9 @@ from lsdflow_launch.view_cli import viewer_command
 
 # Its options are that command's own, --help as well: they are written once, and there.
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
-Words = Annotated[list[str] | None, typer.Argument(help="ome DIR OUT, or precomputed DIR OUT, and their options")]
+Words = Annotated[
+    list[str] | None, typer.Argument(help="ome DIR OUT or precomputed DIR OUT, with options; --help lists them")
+]
 
 
 def add_export_verb(app: typer.Typer) -> None:
@@ -20,7 +22,7 @@ def add_export_verb(app: typer.Typer) -> None:
 
     @app.command(context_settings=_PASSED_ON)
     def export(words: Words = None) -> None:
-        """Volumes, meshes and skeletons for others: `export ome DIR OUT`, `export precomputed DIR OUT`; also --help."""
+        """Export volumes, meshes and skeletons: `export ome DIR OUT`, `export precomputed DIR OUT`."""
         told = words or ["--help"]
         with exit_codes(debug="--debug" in told):
             code = run_command([str(viewer_command()), "export", *told])

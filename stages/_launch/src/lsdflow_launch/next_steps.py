@@ -15,7 +15,7 @@ HERE = Containing()
 FIRST_STEPS = (
     "First time here: lsdflow demo demo && lsdflow run demo",
     "Your own volume: lsdflow init exp --volume raw.zarr && lsdflow run exp",
-    "How far it is, and what failed: lsdflow status exp",
+    "What is done, and what failed: lsdflow status exp",
     "TAB completes stages, folders and keys: lsdflow --install-completion",
 )
 

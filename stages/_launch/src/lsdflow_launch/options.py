@@ -27,11 +27,13 @@ def settings_of_folder(context: typer.Context, incomplete: str) -> list[str]:
 
 Folder = Annotated[Path, typer.Argument(help="folder of the experiment", autocompletion=experiment_folders)]
 Set = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings_of_folder)]
-First = Annotated[str, typer.Option("--from", help="first stage", autocompletion=stages)]
-Last = Annotated[str, typer.Option("--to", help="last stage", autocompletion=stages)]
-Replace = Annotated[bool, typer.Option("--replace", help="replace results made with other parameters")]
-GivesWay = Annotated[
-    bool, typer.Option("--replace", help="for a run with --replace: results of other settings are no problem")
+First = Annotated[str, typer.Option("--from", help="first stage to run", autocompletion=stages)]
+Last = Annotated[str, typer.Option("--to", help="last stage to run", autocompletion=stages)]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="replace results that were made with other settings or inputs")
 ]
-Json = Annotated[bool, typer.Option("--json", help="machine-readable output")]
-Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+GivesWay = Annotated[
+    bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Debug = Annotated[bool, typer.Option("--debug", help="also print tracebacks")]

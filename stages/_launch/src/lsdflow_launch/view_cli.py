@@ -22,19 +22,21 @@ def add_view_verb(app: typer.Typer) -> None:
     @app.command()
     def view(
         folder: Folder,
-        at: Annotated[
-            str | None, typer.Option(help='open there: z,y,x in nm, or with a unit: "48, 80, 80 vox"')
-        ] = None,
-        port: Annotated[int, typer.Option(min=0, max=65535, help="port of its server; 0 = one that is free")] = 0,
-        host: Annotated[str, typer.Option(help="it listens on this machine alone, or on one named interface")] = "",
-        browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser on it")] = True,
-        napari: Annotated[bool, typer.Option("--napari", help="napari instead of neuroglancer")] = False,
+        at: Annotated[str | None, typer.Option(help='position to open: z,y,x in nm, or "48, 80, 80 vox"')] = None,
+        port: Annotated[
+            int, typer.Option(min=0, max=65535, help="port of the local web server; 0 = any free port")
+        ] = 0,
+        host: Annotated[
+            str, typer.Option(help="name or address of a network interface; default: this machine only")
+        ] = "",
+        browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser")] = True,
+        napari: Annotated[bool, typer.Option("--napari", help="use napari instead of neuroglancer")] = False,
         export: Annotated[
-            Path | None, typer.Option(help="a folder of `lsdflow export ome`: its coarser levels are shown")
+            Path | None, typer.Option(help="show the coarser levels of this `lsdflow export ome` folder")
         ] = None,
         debug: Debug = False,
     ) -> None:
-        """All volumes and the segmentation of every threshold in neuroglancer, straight from disk; Ctrl-C ends it."""
+        """Show all volumes and the segmentation at every threshold in neuroglancer; Ctrl-C ends it."""
         with exit_codes(debug):
             load_experiment(folder)  # a wrong folder is told without the viewer as well
             named = {"--at": at, "--host": host, "--export": export}

@@ -29,10 +29,10 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="See an experiment, and export its volumes. Example: lsdflow-view show DIR")
+@app.callback(help="View an experiment, and export its volumes. Example: lsdflow-view show DIR")
 def _front(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="version")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     del show_version
@@ -42,15 +42,15 @@ def _front(
 @app.command()
 def show(
     folder: Annotated[Path, typer.Argument(help="folder of the experiment")],
-    at: Annotated[str | None, typer.Option(help='open there: z,y,x in nm, or with a unit, "48, 80, 80 vox"')] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port of the server; 0 = one that is free")] = 0,
-    host: Annotated[str, typer.Option(help="name or address of one interface")] = "127.0.0.1",
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser on it")] = True,
-    napari: Annotated[bool, typer.Option("--napari", help="napari instead of neuroglancer")] = False,
-    export: Annotated[Path | None, typer.Option(help="a folder of `export ome`: its coarser levels are shown")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    at: Annotated[str | None, typer.Option(help='position to open: z,y,x in nm, or "48, 80, 80 vox"')] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port of the local web server; 0 = any free port")] = 0,
+    host: Annotated[str, typer.Option(help="name or address of a network interface")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a browser")] = True,
+    napari: Annotated[bool, typer.Option("--napari", help="use napari instead of neuroglancer")] = False,
+    export: Annotated[Path | None, typer.Option(help="show the coarser levels of this `export ome` folder")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="also print tracebacks")] = False,
 ) -> None:
-    """All volumes and every threshold in neuroglancer (or napari), straight from disk; Ctrl-C ends it."""
+    """Show all volumes and the segmentation at every threshold in neuroglancer or napari; Ctrl-C ends it."""
     with exit_codes(debug):
         listening = None if napari else Listening(host, port, browser)
         show_experiment(load_experiment(folder), listening, at, export)

@@ -24,10 +24,10 @@ app = stage_app(
         name="evaluate", config=EvaluateConfig, task="lsdflow_evaluate.task", problems="lsdflow_evaluate.problems"
     )
 )
-Refresh = Annotated[int | None, typer.Option(min=1, help="browsers load the pages again after so many seconds")]
+Refresh = Annotated[int | None, typer.Option(min=1, help="browsers reload the pages after this many seconds")]
 
 
-@app.command(help="Write the report of what is there now: quick, at any moment; nothing is counted.")
+@app.command(help="Write the report from the present results, at any time; computes no new scores.")
 def report(
     experiment: ExperimentOption,
     override: SetOption = None,

@@ -35,7 +35,7 @@ def export_network(
     json_: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Write the networks that predict would use as one TorchScript file, for programs in C++ (libtorch)."""
+    """Write the networks that `predict` would use to one TorchScript file, for C++ programs (libtorch)."""
     with exit_codes(debug, as_json=json_):
         from lsdflow_predict import network_export  # torch takes seconds to load
 

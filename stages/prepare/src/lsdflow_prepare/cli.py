@@ -7,7 +7,9 @@ from lsdflow_prepare.config import PrepareConfig
 
 STAGE = StageCommand(name="prepare", config=PrepareConfig, task="lsdflow_prepare.task")
 app = stage_app(STAGE)
-add_report_verb(app, STAGE, "look", "Size, voxels, grey values and labelled part of the volumes, as lsdflow init asks.")
+add_report_verb(
+    app, STAGE, "look", "Show size, voxel size, grey values and labelled part of the volumes; used by `lsdflow init`."
+)
 
 
 def main() -> None:

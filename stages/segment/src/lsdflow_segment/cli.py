@@ -23,11 +23,13 @@ from lsdflow_contract.experiment import load_experiment
 from lsdflow_segment.config import SegmentConfig
 
 app = stage_app(StageCommand(name="segment", config=SegmentConfig, task="lsdflow_segment.task"))
-FROM = "nodes.bson or edges_<merge_function>.bson (.gz), a folder of them, or a 0600 file with a MongoDB URI"
+FROM = "nodes.bson or edges_<merge_function>.bson (.gz), a folder of them, or a file (mode 0600) with a MongoDB URI"
 FromOption = Annotated[list[Path], typer.Option("--from", help=FROM)]
-DatabaseOption = Annotated[str | None, typer.Option(help="database of the server; none = the one that the URI names")]
-MergeFunctionOption = Annotated[list[str] | None, typer.Option(help="edges to import; none = all")]
-CUT_OUT = "the fragments are a part of the graph's volume: leave out what has no voxel there"
+DatabaseOption = Annotated[str | None, typer.Option(help="MongoDB database (default: the one in the URI)")]
+MergeFunctionOption = Annotated[
+    list[str] | None, typer.Option(help="merge function whose edges are imported (repeat for more; default: all)")
+]
+CUT_OUT = "the fragments cover only a part of the graph: leave out nodes that have no voxels"
 CutOutOption = Annotated[bool, typer.Option("--cut-out", help=CUT_OUT)]
 
 
@@ -43,7 +45,7 @@ def import_graph(
     json_: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Take over a graph of the LSD scripts, from their database or a dump; then: segment run."""
+    """Import a graph that the published LSD scripts made, from MongoDB or a dump; then use `segment run`."""
     from lsdflow_segment import graph_import
 
     with exit_codes(debug, as_json=json_), interrupt_on_signals():

@@ -22,18 +22,23 @@ def add_check_verb(app: typer.Typer) -> None:
     @app.command(name="check-checkpoints")
     def check_checkpoints(
         folder: Folder,
-        every: Annotated[int, typer.Option(min=1, help="only iterations that are multiples of this")] = 1,
-        follow: Annotated[bool, typer.Option("--follow", help="until the training has finished")] = False,
+        every: Annotated[int, typer.Option(min=1, help="check only iterations that are multiples of this")] = 1,
+        follow: Annotated[
+            bool, typer.Option("--follow", help="wait for new checkpoints until the training has finished")
+        ] = False,
         volume: Annotated[str | None, typer.Option(help="training volume to check on (default: the first)")] = None,
-        keep: Annotated[bool, typer.Option("--keep", help="keep the arrays of the small segmentations")] = False,
+        keep: Annotated[bool, typer.Option("--keep", help="keep the small segmentations")] = False,
         replace: Annotated[
-            bool, typer.Option("--replace", help="choose anew although the target was predicted with another one")
+            bool,
+            typer.Option(
+                "--replace", help="choose again, although the target was already predicted with another checkpoint"
+            ),
         ] = False,
         override: Set = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Segment a small labelled region with each checkpoint; the one of the lowest VOI becomes the best."""
+        """Segment a small labelled region with each checkpoint; `predict` then uses the one with the lowest VOI."""
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
             region = find_region(experiment, volume, ask_stage)

@@ -23,15 +23,22 @@ from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.telling.state import problems_of
 
 Train = Annotated[
-    list[Path] | None, typer.Option(help="volume with labels to train on (repeat for more); none = --volume, if it has")
+    list[Path] | None,
+    typer.Option(help="volume with labels to train on (repeat for more; default: --volume, if it has labels)"),
 ]
 ProfileOption = Annotated[
     str | None,
-    typer.Option(help="tiny, standard or snemi3d; none = proposed", autocompletion=one_of(get_args(Profile))),
+    typer.Option(
+        help="tiny, standard or snemi3d (default: chosen from the volumes)", autocompletion=one_of(get_args(Profile))
+    ),
 ]
-ModeOption = Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities", autocompletion=one_of(get_args(Mode)))]
-VoxelSize = Annotated[str | None, typer.Option(help='of all volumes, z, y, x: "40, 8, 8 nm"; none = as they say')]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show the file; write nothing")]
+ModeOption = Annotated[
+    str, typer.Option(help="networks: acrlsd, mtlsd or affinities", autocompletion=one_of(get_args(Mode)))
+]
+VoxelSize = Annotated[
+    str | None, typer.Option(help='voxel size z, y, x of all volumes: "40, 8, 8 nm" (default: from their metadata)')
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show experiment.toml; write nothing")]
 
 
 def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> None:
@@ -42,8 +49,10 @@ def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> 
         folder: Folder,
         volume: Annotated[Path, typer.Option(help="volume to segment")],
         train: Train = None,
-        labels: Annotated[Path | None, typer.Option(help="labels of --train, if in another container")] = None,
-        truth: Annotated[Path | None, typer.Option(help="true labels of --volume, for the scores")] = None,
+        labels: Annotated[
+            Path | None, typer.Option(help="labels of --train, if they are in another file or folder")
+        ] = None,
+        truth: Annotated[Path | None, typer.Option(help="ground truth of --volume, for scores")] = None,
         profile: ProfileOption = None,
         mode: ModeOption = "acrlsd",
         voxel_size: VoxelSize = None,
@@ -52,7 +61,7 @@ def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> 
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Look at the volumes, propose sizes, write DIR/experiment.toml with every option explained."""
+        """Read the volumes, propose settings and write DIR/experiment.toml with every setting explained."""
         with exit_codes(debug, as_json):
             more = tuple(override or ())
             told = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more)
@@ -75,7 +84,7 @@ def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> 
 
     @app.command()
     def schema() -> None:
-        """JSON schema of the whole experiment file, for editors: keys, words, units, what each means."""
+        """Print the JSON schema of experiment.toml, for editors: keys, values, units and their meaning."""
         typer.echo(json.dumps(experiment_schema(table_schemas()), indent=1, ensure_ascii=False))
 
 

@@ -29,16 +29,28 @@ def add_plan_verb(app: typer.Typer) -> None:
     @app.command()
     def plan(
         folder: Folder,
-        measure: Annotated[bool, typer.Option("--measure", help="do a block or steps of what can run now")] = False,
-        like: Annotated[Path | None, typer.Option(help="a finished experiment to learn from")] = None,
-        prices: Annotated[Path | None, typer.Option(help="prices (default: prices.toml of the experiment)")] = None,
-        on: Annotated[str, typer.Option(help="local or slurm (default: slurm if the file has [cluster])")] = "",
-        compared: Annotated[bool, typer.Option("--compare", help="what was planned, and what it was")] = False,
+        measure: Annotated[
+            bool,
+            typer.Option(
+                "--measure",
+                help="measure time and memory of one block (or some training steps) of each stage that can run now",
+            ),
+        ] = False,
+        like: Annotated[Path | None, typer.Option(help="finished experiment whose measured times are used")] = None,
+        prices: Annotated[
+            Path | None, typer.Option(help="file with prices (default: prices.toml of the experiment)")
+        ] = None,
+        on: Annotated[
+            str, typer.Option(help="local or slurm (default: slurm if experiment.toml has a cluster table)")
+        ] = "",
+        compared: Annotated[
+            bool, typer.Option("--compare", help="compare the last plan with what was measured")
+        ] = False,
         override: Set = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """What a run will take: bytes, files, memory, hours, cost; from measured blocks. Writes DIR/plan.json."""
+        """Estimate disk, files, memory, hours and cost of a run from measured blocks; writes DIR/plan.json."""
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
             if on not in PLACES:

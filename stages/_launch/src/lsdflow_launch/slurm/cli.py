@@ -38,7 +38,10 @@ from lsdflow_launch.telling.state import Wanted, status_of
 
 LOG = logging.getLogger("lsdflow.status")
 Ask = Callable[[str, Sequence[str]], Any]
-WORKERS, OF_STAGES = "stage=N: workers of a stage (repeat)", one_of([f"{stage}=" for stage in BLOCK_STAGES])
+WORKERS, OF_STAGES = (
+    "STAGE=N: number of worker jobs of a stage (repeat for more)",
+    one_of([f"{stage}=" for stage in BLOCK_STAGES]),
+)
 Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=OF_STAGES)]
 
 
@@ -53,14 +56,19 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
         override: Set = None,
         workers: Workers = None,
         only_workers: Annotated[
-            bool, typer.Option("--only-workers", help="add --workers to stages that are running")
+            bool,
+            typer.Option(
+                "--only-workers", help="submit no stages: add the workers of --workers to stages that are running"
+            ),
         ] = False,
         replace: Replace = False,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="show the commands; submit and write nothing")] = False,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="show the sbatch commands; submit and write nothing")
+        ] = False,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Submit the chain of stages to SLURM; every command is shown."""
+        """Submit all stages to SLURM as jobs that wait for each other; shows every command."""
         with exit_codes(debug, as_json), stdout_for_json(as_json):
             wanted = dict(_workers_of(text) for text in workers or ())
             more = [f"cluster.{stage}.workers={count}" for stage, count in wanted.items()]
@@ -80,7 +88,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
 
     @app.command()
     def cancel(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
-        """Cancel all jobs of the newest submission; what is done stays done."""
+        """Cancel all jobs of the last submission; finished blocks are kept."""
         with exit_codes(debug, as_json):
             lines = cancel_submission(load_experiment(folder))
             tell({"cancelled": lines}, "\n".join(lines), as_json)

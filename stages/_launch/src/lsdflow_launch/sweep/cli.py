@@ -29,19 +29,19 @@ from lsdflow_launch.sweep.run import SweepRunner, exit_code_of, prepare_volumes
 from lsdflow_launch.sweep.table import summary, write_merged
 from lsdflow_launch.sweep.tree import PlannedRun
 
-app = Verbs(name="sweep", help="A grid of experiments, on any number of servers.")
-File = Annotated[Path, typer.Argument(help="SWEEP.toml", autocompletion=sweep_files)]
+app = Verbs(name="sweep", help="Run a grid of experiments, on any number of servers.")
+File = Annotated[Path, typer.Argument(help="the file SWEEP.toml", autocompletion=sweep_files)]
 Folder = Annotated[Path, typer.Argument(help="folder of a prepared sweep", autocompletion=sweep_folders)]
-INTO = "folder for the runs; none = beside SWEEP.toml, with its name"
+INTO = "folder for the runs (default: beside SWEEP.toml, with the same name)"
 Into = Annotated[Path | None, typer.Argument(help=INTO, autocompletion=sweep_folders)]
-KEPT = "folders of the same sweep, as many as servers kept"
-WHERE = "axis=value (repeat): only those runs"
-Parts = Annotated[int, typer.Option(min=1, help="servers that share the work")]
+KEPT = "folders of one sweep: one of each server that had its own"
+WHERE = "axis=value: only these runs (repeat for more)"
+Parts = Annotated[int, typer.Option(min=1, help="number of servers that share the work")]
 
 
 @app.command()
 def plan(file: File, folder: Into = None, parts: Parts = 1, as_json: Json = False, debug: Debug = False) -> None:
-    """The grid: runs, folders, what is made once, hours as far as they are known; writes nothing."""
+    """Show the runs, their folders, what they share and the estimated hours; writes nothing."""
     with exit_codes(debug, as_json):
         sweep = load_sweep(file)
         require_valid(sweep, ask_stage)
@@ -60,7 +60,7 @@ def plan(file: File, folder: Into = None, parts: Parts = 1, as_json: Json = Fals
 
 @app.command()
 def prepare(file: File, folder: Into = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Make the volumes once and the folder of every run; trains and segments nothing."""
+    """Create the folder of every run and prepare the shared volumes; trains and segments nothing."""
     with exit_codes(debug, as_json), interrupt_on_signals():
         sweep = load_sweep(file)
         require_valid(sweep, ask_stage)
@@ -77,13 +77,13 @@ def prepare(file: File, folder: Into = None, as_json: Json = False, debug: Debug
 @app.command()
 def run(
     folder: Folder,
-    part: Annotated[str | None, typer.Option(help="2/4: the second of four servers")] = None,
+    part: Annotated[str | None, typer.Option(help="run only a part: 2/4 is the second of four")] = None,
     where: Annotated[list[str] | None, typer.Option(help=WHERE, autocompletion=axis_values)] = None,
-    array: Annotated[bool, typer.Option("--array", help="the part of this task of a SLURM array")] = False,
+    array: Annotated[bool, typer.Option("--array", help="run the part of this task of a SLURM array")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make runs that are not done; goes on with interrupted ones, leaves those of other servers to them."""
+    """Do all runs that are not finished; resumes interrupted ones, skips those that another server is running."""
     with exit_codes(debug, as_json), interrupt_on_signals():
         sweep = open_sweep(folder)
         sweep.require_base()
@@ -99,11 +99,11 @@ def run(
 @app.command()
 def status(
     folders: Annotated[list[Path], typer.Argument(help="folders of the sweep", autocompletion=sweep_folders)],
-    parts: Annotated[int | None, typer.Option(min=1, help="tell it for each of so many parts")] = None,
+    parts: Annotated[int | None, typer.Option(min=1, help="also count for each of this many parts")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """How many runs are done: in all, by server, by part; failed ones and why."""
+    """Count finished runs in total, by server and by part; show failed runs and why."""
     with exit_codes(debug, as_json):
         opened = [open_sweep(folder) for folder in folders]
         found = merged(opened)
@@ -124,11 +124,11 @@ def status(
 @app.command()
 def merge(
     folders: Annotated[list[Path], typer.Argument(help=KEPT, autocompletion=sweep_folders)],
-    out: Annotated[Path | None, typer.Option(help="where to write; none = merged/ in the first folder")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder to write to (default: merged/ in the first folder)")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """One table of all runs and of the means, and a plot; exit code 79 while runs are failed or missing."""
+    """Write one table of all runs, one of their means, and a plot; the exit code is 79 while runs are missing."""
     with exit_codes(debug, as_json):
         found = merged([open_sweep(folder) for folder in folders])
         written = write_merged(found, out or folders[0] / "merged")

@@ -22,13 +22,15 @@ def add_report_verbs(app: typer.Typer) -> None:
     @app.command()
     def report(
         folder: Folder,
-        again: Annotated[bool, typer.Option("--watch", help="write it again and again, until Ctrl-C")] = False,
-        every_s: Annotated[float, typer.Option("--every", min=5, help="--watch: seconds between reports")] = EVERY_S,
+        again: Annotated[bool, typer.Option("--watch", help="write the report again and again, until Ctrl-C")] = False,
+        every_s: Annotated[
+            float, typer.Option("--every", min=5, help="with --watch: seconds between reports")
+        ] = EVERY_S,
         override: Set = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Write the report of what is there now: at any moment, quick; nothing is counted again."""
+        """Write the report from the present results, at any time; computes no new scores."""
         code = 0
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
@@ -45,7 +47,7 @@ def add_report_verbs(app: typer.Typer) -> None:
         raise typer.Exit(code)
 
     @app.command()
-    def cite(as_bibtex: Annotated[bool, typer.Option("--bibtex", help="for BibTeX")] = False) -> None:
-        """What to cite in a paper that uses lsdflow."""
+    def cite(as_bibtex: Annotated[bool, typer.Option("--bibtex", help="print BibTeX")] = False) -> None:
+        """Print what to cite in a paper that uses lsdflow."""
         for found in (SOFTWARE, *REFERENCES):
             typer.echo(bibtex(found) if as_bibtex else f"{found.text()}\n")

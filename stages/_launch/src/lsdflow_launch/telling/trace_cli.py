@@ -17,7 +17,7 @@ def add_trace_verb(app: typer.Typer) -> None:
 
     @app.command()
     def trace(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
-        """What every run and every block took: DIR/trace.tsv, DIR/runs/STAGE/trace.tsv (Nextflow's columns)."""
+        """Write what every run and block took to DIR/trace.tsv and DIR/runs/STAGE/trace.tsv (Nextflow's columns)."""
         with exit_codes(debug, as_json):
             written = write_traces(load_experiment(folder).layout)
             told = "\n".join(f"{folder / path}: {rows} rows" for path, rows in written.items())

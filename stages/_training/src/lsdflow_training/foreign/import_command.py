@@ -17,10 +17,10 @@ from lsdflow_contract.geometry import Lengths, Vox3
 _FROM = (
     "the checkpoint: .../train_net_checkpoint_300000 (TensorFlow 1) or .../model_checkpoint_300000 (gunpowder, torch)"
 )
-_KIND = "refuse anything but this kind of network; it is read from the weights anyway"
-_CONFIG = "JSON with input_shape, output_shape; else config.json, test_net.json beside the checkpoint"
-_FACTORS = 'pooling factors z,y,x, finest first: "2,2,2; 3,3,3"; only where the upsampling has no weights'
-_OFFSETS = 'offsets of the affinities: "-1,0,0; 0,-1,0; 0,0,-1; ..."; only if there are more than three'
+_KIND = "refuse another kind of network (default: found from the weights)"
+_CONFIG = "JSON with input_shape and output_shape (default: config.json or test_net.json beside the checkpoint)"
+_FACTORS = 'pooling factors z,y,x, finest first: "2,2,2; 3,3,3"; needed only if the upsampling has no weights'
+_OFFSETS = 'offsets of the affinities: "-1,0,0; 0,-1,0; 0,0,-1; ..."; needed only for more than three'
 
 KindOption = Annotated[Literal["lsd", "acrlsd", "mtlsd", "affinities"] | None, typer.Option("--kind", help=_KIND)]
 
@@ -28,21 +28,29 @@ KindOption = Annotated[Literal["lsd", "acrlsd", "mtlsd", "affinities"] | None, t
 def add_import(app: typer.Typer, stage: str) -> None:
     """Give the application of a training stage the verb `import-checkpoint`."""
 
-    @app.command(name="import-checkpoint", help="Take over a network that another program trained, as if trained here.")
+    @app.command(name="import-checkpoint", help="Import a network that another program trained, for use by `predict`.")
     def import_checkpoint(
         experiment: Annotated[Path, typer.Argument(help="folder of the experiment, or its experiment.toml")],
         source: Annotated[Path, typer.Option("--from", help=_FROM)],
         kind: KindOption = None,
         config: Annotated[Path | None, typer.Option(help=_CONFIG)] = None,
-        voxel_size: Annotated[str | None, typer.Option(help='trained at: "8 nm" or "40, 4, 4 nm" (z, y, x)')] = None,
-        sigma: Annotated[str | None, typer.Option(help='of the LSDs it learnt: "80 nm"')] = None,
+        voxel_size: Annotated[
+            str | None, typer.Option(help='voxel size of the training: "8 nm" or "40, 4, 4 nm" (z, y, x)')
+        ] = None,
+        sigma: Annotated[str | None, typer.Option(help='sigma of the LSDs: "80 nm"')] = None,
         downsample_factors: Annotated[str | None, typer.Option(help=_FACTORS)] = None,
         neighborhood: Annotated[str | None, typer.Option(help=_OFFSETS)] = None,
-        iteration: Annotated[int | None, typer.Option(min=0, help="if the name does not tell it")] = None,
-        lsd_checkpoint: Annotated[str, typer.Option(help="acrlsd: the LSD network before it: best or N")] = "best",
-        replace: Annotated[bool, typer.Option("--replace", help="delete the network that is there")] = False,
-        json_: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
-        debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+        iteration: Annotated[
+            int | None, typer.Option(min=0, help="number of training iterations, if the file name does not contain it")
+        ] = None,
+        lsd_checkpoint: Annotated[
+            str, typer.Option(help="acrlsd: LSD network that it was trained with: best, or an iteration")
+        ] = "best",
+        replace: Annotated[
+            bool, typer.Option("--replace", help="delete the present network of this experiment")
+        ] = False,
+        json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="also print tracebacks")] = False,
     ) -> None:
         with exit_codes(debug, as_json=json_):
             from lsdflow_training.foreign.checkpoint_import import ImportOptions

@@ -16,37 +16,37 @@ from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_view.export.layers import LAYERS, USUAL
 
-app = Verbs(name="export", help="Write an experiment's volumes in the formats of the field.")
+app = Verbs(name="export", help="Export an experiment's volumes as OME-NGFF or neuroglancer precomputed.")
 Folder = Annotated[Path, typer.Argument(help="folder of the experiment")]
-Out = Annotated[Path, typer.Argument(help="folder to write; one that was begun is gone on with")]
+Out = Annotated[Path, typer.Argument(help="folder to write; an interrupted export is resumed")]
 Named = Annotated[
     list[str] | None,
     typer.Option(
         "--layer",
-        help=f"layer to write (repeat): {', '.join(LAYERS)} (default: {', '.join(USUAL)}, those that are there)",
+        help=f"layer to write (repeat for more): {', '.join(LAYERS)} (default: {', '.join(USUAL)}, if they exist)",
         autocompletion=one_of(LAYERS),
     ),
 ]
 Levels = Annotated[
-    int | None, typer.Option(min=1, max=16, help="levels of each volume (default: until one fits on a screen)")
+    int | None,
+    typer.Option(min=1, max=16, help="number of resolution levels (default: until the coarsest fits on a screen)"),
 ]
-Meshes = Annotated[str, typer.Option(help="meshes of so many of the largest segments, or all")]
-Skeletons = Annotated[str, typer.Option(help="skeletons of so many of the largest segments, or all")]
+Meshes = Annotated[str, typer.Option(help="make meshes of this many of the largest segments, or all")]
+Skeletons = Annotated[str, typer.Option(help="make skeletons of this many of the largest segments, or all")]
 MeshError = Annotated[
     float | None,
     typer.Option(
-        "--mesh-error-nm", min=0, help="how far a vertex may be moved to save triangles (default: one edge of a voxel)"
+        "--mesh-error-nm", min=0, help="how far, in nm, a vertex may move to save triangles (default: one voxel edge)"
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="processes that write (default: the cores that this job has); each holds a few blocks, or one segment: "
-        "of these no more than memory holds",
+        help="worker processes (default: the cores of this job); fewer if the segments do not fit into memory",
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks")]
+Debug = Annotated[bool, typer.Option("--debug", help="also print tracebacks")]
 
 
 @app.command()
@@ -58,7 +58,7 @@ def ome(
     workers: Workers = None,
     debug: Debug = False,
 ) -> None:
-    """OME-NGFF 0.5 (zarr 3): raw as image, labels beside it; lsds and affinities as channel images, if named."""
+    """Write OME-NGFF 0.5 (zarr 3): raw as an image, with labels; LSDs and affinities if named by --layer."""
     with exit_codes(debug):
         # zarr takes a second to start
         from lsdflow_view.export.ngff import export_ome
@@ -74,23 +74,27 @@ def precomputed(
     named: Named = None,
     levels: Levels = None,
     sharded: Annotated[
-        bool, typer.Option("--sharded", help="chunks in shards: a sixtieth of the files, for large volumes")
+        bool, typer.Option("--sharded", help="store chunks in shards: 60 times fewer files, for large volumes")
     ] = False,
     workers: Workers = None,
     meshes: Meshes = "0",
     skeletons: Skeletons = "0",
-    of: Annotated[str, typer.Option("--shapes-of", help="layer of these segments")] = "segmentation",
+    of: Annotated[
+        str, typer.Option("--shapes-of", help="layer whose segments get meshes and skeletons")
+    ] = "segmentation",
     level: Annotated[
-        int, typer.Option("--shape-level", min=0, help="level that they are made from; 0: the finest")
+        int, typer.Option("--shape-level", min=0, help="resolution level for meshes and skeletons; 0 is the finest")
     ] = 0,
     error_nm: MeshError = None,
     memory_gib: Annotated[
         float,
-        typer.Option("--shape-memory-gib", min=0, help="most memory that one of these segments may need"),
+        typer.Option(
+            "--shape-memory-gib", min=0, help="largest memory, in GiB, for the mesh or skeleton of one segment"
+        ),
     ] = 4.0,
     debug: Debug = False,
 ) -> None:
-    """Neuroglancer precomputed: one folder a layer, in several levels; meshes and skeletons of chosen segments."""
+    """Write neuroglancer precomputed: a folder for each layer, with several levels, meshes and skeletons."""
     with exit_codes(debug):
         wanted = (_count(meshes, "--meshes"), _count(skeletons, "--skeletons"))
         # cloud-volume and what makes shapes take seconds to start
