@@ -29,11 +29,10 @@ from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.geometry import Box
 from lsdflow_network.chain import chain_shapes
 from lsdflow_network.composition import AcrLsd
+from lsdflow_network.devices import cpu_computes_bf16
 from lsdflow_network.precision import Precision, memory_format
 from lsdflow_network.shapes import nearest_valid_input_shapes, output_shape_vox
 from lsdflow_network.unet import UNet
-
-PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,11 @@ class Line:
         return f"| {self.what} | {self.precision} | {self.size} | {self.rate} | {self.goal} | {self.parity} |"
 
 
+def precisions_of(device: str) -> tuple[Precision, ...]:
+    """What is measured on a device: bf16 only where networks can run in it (CPUs with AVX2 only cannot)."""
+    return ("float32", "bf16") if device != "cpu" or cpu_computes_bf16() else ("float32",)
+
+
 def predict_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
     """Prediction: every precision at every tile; a tile that does not fit is said to."""
     from network_data import make_network
@@ -96,7 +100,7 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
     for what, work, goal in (("LSD net", lsd_tile, 120), ("AcrLSD", acrlsd_block, 50)):
         for tile in sizes.tiles:
             exact = None
-            for precision in PRECISIONS:
+            for precision in precisions_of(device):
                 named = (what, precision, f"input {sizes.cube(tile)[0]}")
                 try:
                     rate, values = measured(work(device, sizes, folder, tile, precision), sizes.rounds, device)
@@ -155,7 +159,7 @@ def train_lines(device: str, sizes: Sizes) -> list[Line]:
     """Training iterations of the published shapes, and LSD targets on the device."""
     lines = []
     for what, edge, goal in (("train LSD", sizes.train_lsd, 20.0), ("train AcrLSD", sizes.train_acrlsd, 6.7)):
-        for precision in PRECISIONS:
+        for precision in precisions_of(device):
             step = training_step(device, sizes, edge, precision, chain=what == "train AcrLSD")
             seconds = seconds_of(step, sizes.rounds, device)
             told = f"{goal} {'yes' if 1 / seconds >= goal else 'NO'}"

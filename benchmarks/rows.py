@@ -162,3 +162,10 @@ ROWS = (
     Row("predict-bf16", "one tile, LSD network, bf16", "eager torch, float32",
         "network_bf16", "eager_network", 3, "predicted voxel", other_precision, "eager_network.py"),
 )  # fmt: skip
+
+
+def measurable(row: Row) -> bool:
+    """False for bf16 where this CPU cannot compute in it."""
+    from lsdflow_network.devices import cpu_computes_bf16  # loads torch
+
+    return row.key != "predict-bf16" or cpu_computes_bf16()

@@ -10,6 +10,7 @@ from torch import nn
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_network import shapes
 from lsdflow_network.cpu_unet import CpuUNet
+from lsdflow_network.devices import cpu_computes_bf16
 from lsdflow_network.onednn import PackedConv, has_packed_convolutions
 from lsdflow_network.unet import UNet
 from lsdflow_network.winograd import WinogradConv
@@ -68,6 +69,7 @@ def test_float32_differs_by_rounding_alone(factors) -> None:
         assert (levels[0] != levels[1]).mean() < 1e-3
 
 
+@pytest.mark.skipif(not cpu_computes_bf16(), reason="this CPU has no bf16")
 def test_bf16_differs_by_its_own_rounding() -> None:
     network = a_network()
     x = an_input(network, (40, 37, 45))

@@ -12,6 +12,7 @@ from lsdflow_contract.arrays import dequantise_u8, quantise_u8
 from lsdflow_contract.checkpoint import UNetSpec, bundle_folder
 from lsdflow_network import shapes
 from lsdflow_network.bundle import save_bundle
+from lsdflow_network.devices import cpu_computes_bf16
 from lsdflow_network.inference import Predictor, load_predictor, raw_to_network
 from lsdflow_network.testing import untrained_bundle
 from lsdflow_network.unet import UNet
@@ -34,7 +35,10 @@ def bytes_of(predictor: Predictor, *channels: int) -> torch.Tensor:
     return torch.randint(0, 256, (*channels, z, y, x), generator=torch.Generator().manual_seed(5), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+BF16 = pytest.param("bf16", marks=pytest.mark.skipif(not cpu_computes_bf16(), reason="this CPU has no bf16"))
+
+
+@pytest.mark.parametrize("precision", ["float32", BF16])
 def test_raw_alone(tmp_path: Path, precision: str) -> None:
     predictor = a_predictor(tmp_path, "mtlsd", precision)
     raw = bytes_of(predictor)

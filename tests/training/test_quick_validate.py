@@ -1,7 +1,8 @@
-"""validate of the trainings tells what is wrong without loading torch, which takes seconds."""
+"""validate of the trainings tells what is wrong; it loads torch, which takes seconds, only to ask a CPU for bf16."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lsdflow_contract.errors import ConfigError
 from lsdflow_train_lsd.cli import app as train_lsd
 from lsdflow_training.testing import micro_experiment
 
@@ -36,3 +38,17 @@ def test_validate_does_not_load_torch(stage: str, mode: str, tmp_path: Path) -> 
     command = [sys.executable, "-c", CODE, stage.replace("-", "_"), str(toml)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.stdout.split("\n")[:2] == [f"{stage}: no problems found", "False"], told.stderr
+
+
+def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_it(tmp_path: Path) -> None:
+    toml = micro_experiment(tmp_path / "experiment", "mtlsd")
+    code = "import sys; from lsdflow_train_acrlsd.cli import app; app(sys.argv[1:])"
+    settings = ["--experiment", str(toml), "--set", "train-acrlsd.precision=bf16", "--set", "compute.device=cpu"]
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    for verb in ("validate", "run"):
+        command = [sys.executable, "-c", code, verb, *settings]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        told = done.stdout + done.stderr
+        assert done.returncode == ConfigError.exit_code, told
+        assert "this CPU cannot compute in bf16" in told
+    assert not (toml.parent / "train").exists()

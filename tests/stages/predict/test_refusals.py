@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -64,6 +65,22 @@ def test_validate_does_not_wait_for_torch_to_load(make_experiment):
     experiment = make_experiment().experiment()
     done = subprocess.run([sys.executable, "-c", code, experiment.path], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["predict: no problems found", "False"]
+
+
+def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_it(make_experiment):
+    """A CPU with AVX2 only, as every AMD before Zen 4."""
+    experiment = make_experiment()
+    settings = ["--experiment", str(experiment.root), "--set", "predict.precision=bf16", "--set", "compute.device=cpu"]
+    code = "import sys; from lsdflow_predict.cli import app; app(sys.argv[1:])"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    for verb in ("validate", "run"):
+        command = [sys.executable, "-c", code, verb, *settings]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        told = done.stdout + done.stderr
+        assert done.returncode == ConfigError.exit_code, told
+        assert "this CPU cannot compute in bf16" in told
+        assert "predict.precision" in told
+    assert not (experiment.root / "predictions").exists()
 
 
 def test_another_lsd_network_than_trained_with(make_experiment, micro_bundle):

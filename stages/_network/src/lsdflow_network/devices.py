@@ -1,10 +1,14 @@
-"""Which devices this machine has for networks."""
+"""Which devices this machine has for networks, and what its CPU can compute in."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import ConfigError
 
 # Of NVIDIA's driver, of that of its small boards, of Windows' for Linux, of AMD's.
 _DRIVER_FILES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
@@ -17,6 +21,37 @@ def gpu_count(devices: Path = Path("/dev")) -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def cpu_computes_bf16() -> bool:
+    """True if oneDNN convolves bf16 on this CPU (it needs AVX-512 or AVX-NE-CONVERT). Loads torch, which takes seconds.
+
+    oneDNN's own answer: it also obeys ONEDNN_MAX_CPU_ISA, which switches instructions off.
+    """
+    import torch
+
+    mkldnn: Any = torch.backends.mkldnn
+    return bool(mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def require_precision(device: str, precision: str, where: str) -> None:
+    """ConfigError if networks on this device cannot run at this precision; `where` names the setting.
+
+    Only bf16 on a CPU is looked at, and only for that is torch loaded.
+    """
+    if precision != "bf16" or device != "cpu" or cpu_computes_bf16():
+        return
+    import torch
+
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    found = torch.backends.cpu.get_cpu_capability()
+    raise ConfigError(
+        "this CPU cannot compute in bf16",
+        where=where,
+        wanted="a GPU, or a CPU with the instructions AVX-512 or AVX-NE-CONVERT",
+        found=f"{found}, ONEDNN_MAX_CPU_ISA={limit}" if limit else found,
+        hint='set the precision to "float32"; if jobs run on nodes with GPUs, check the settings on such a node',
+    )
 
 
 def _has_driver(devices: Path, patterns: Sequence[str]) -> bool:

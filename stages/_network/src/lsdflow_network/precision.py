@@ -6,6 +6,8 @@ Weights, losses and outputs stay float32.
 
 from __future__ import annotations
 
+import functools
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal, cast
@@ -13,19 +15,22 @@ from typing import Literal, cast
 import torch
 
 from lsdflow_contract.errors import ConfigError
+from lsdflow_network.devices import cpu_computes_bf16, require_precision
 
+LOG = logging.getLogger("lsdflow.network")
 Precision = Literal["float32", "bf16"]
 
 
 def choose_precision(device: torch.device, wanted: str = "auto") -> Precision:
-    """auto | float32 | bf16 -> the precision to use on this device."""
+    """auto | float32 | bf16 -> the precision to use on this device. ConfigError for bf16 on a CPU that lacks it."""
     if wanted not in ("auto", "float32", "bf16"):
         raise ConfigError("unknown precision", where="precision", wanted="auto, float32 or bf16", found=wanted)
     if wanted != "auto":
+        require_precision(device.type, wanted, "precision")
         return cast(Precision, wanted)
     if device.type == "cuda":
         return "bf16" if _gpu_has_bf16(device) else "float32"
-    return "bf16" if _cpu_has_bf16() else "float32"
+    return _fastest_on_the_cpu()
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
@@ -44,8 +49,16 @@ def _gpu_has_bf16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
-def _cpu_has_bf16() -> bool:
-    """True if the CPU multiplies bf16 natively; without it, bf16 is emulated and slower than float32."""
+@functools.cache
+def _fastest_on_the_cpu() -> Precision:
+    """bf16 if the CPU multiplies it natively and oneDNN may use that; where it is emulated, float32 is faster."""
+    if _cpu_multiplies_bf16() and cpu_computes_bf16():
+        return "bf16"
+    LOG.info("this CPU does not multiply bf16 natively: networks run in float32")
+    return "float32"
+
+
+def _cpu_multiplies_bf16() -> bool:
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

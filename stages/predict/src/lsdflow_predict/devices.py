@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_network.devices import gpu_count
+from lsdflow_contract.experiment import Experiment
+from lsdflow_network.devices import gpu_count, require_precision
+from lsdflow_predict.config import PredictConfig
 
 
 def choose_device(wanted: str, worker: int = 0) -> str:
@@ -26,3 +28,10 @@ def choose_device(wanted: str, worker: int = 0) -> str:
             hint='device = "auto" or "cpu"; in a container: was it started with --nv / --gpus?',
         )
     return wanted
+
+
+def check_precision(experiment: Experiment, config: PredictConfig) -> None:
+    """ConfigError for bf16 on a CPU that cannot compute in it. Workers in other jobs each check their own CPU."""
+    compute = experiment.compute
+    if config.precision == "bf16" and compute.runner != "cluster" and not compute.device.startswith("cuda"):
+        require_precision(choose_device(compute.device), config.precision, "predict.precision")

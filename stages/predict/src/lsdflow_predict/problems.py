@@ -1,4 +1,7 @@
-"""All problems of a prediction that can be known before it starts; found without torch, which takes long to load."""
+"""All problems of a prediction that can be known before it starts; found without torch, which takes seconds to load.
+
+Only where bf16 is set for a CPU is torch loaded: it knows what the CPU can compute in.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.region import region_box
 from lsdflow_predict.checkpoints import check_weights, choose_networks
 from lsdflow_predict.config import PredictConfig
-from lsdflow_predict.devices import choose_device
+from lsdflow_predict.devices import check_precision, choose_device
 from lsdflow_predict.job import STAGE, check_options, cut_up, gather, open_mask, open_raw
 from lsdflow_predict.memory_needed import memory_problem
 from lsdflow_predict.work import tasks_of
@@ -29,6 +32,7 @@ def find_problems(experiment: Experiment) -> list[StageError]:
     checks: list[Callable[[], object]] = [
         lambda: read_manifest(experiment.layout, "prepare"),
         lambda: check_options(experiment, config),
+        lambda: check_precision(experiment, config),
     ]
     if experiment.compute.device != "auto":
         checks.append(lambda: choose_device(experiment.compute.device))

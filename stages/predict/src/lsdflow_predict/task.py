@@ -11,6 +11,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest
 from lsdflow_network.torch_build import torch_facts
 from lsdflow_predict.checkpoints import check_weights
+from lsdflow_predict.devices import check_precision
 from lsdflow_predict.estimate import device_taken, estimate
 from lsdflow_predict.job import STAGE, Job, gather, open_mask, predictions_of
 from lsdflow_predict.problems import validate  # noqa: F401 - a verb like the others
@@ -44,6 +45,7 @@ def repair(experiment: Experiment) -> dict[str, Any]:
 
 
 def _run(job: Job, options: RunOptions) -> None:
+    check_precision(job.experiment, job.config)
     check_weights(job.networks)
     open_mask(job.experiment, job.config, job.raw)
     if job.stores_lsds_first:

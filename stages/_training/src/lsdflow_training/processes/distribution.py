@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lsdflow_contract.errors import ConfigError
+from lsdflow_network.devices import require_precision
 from lsdflow_training.distributed_config import DistributedConfig
 from lsdflow_training.processes.ranks import Ranks
 
@@ -61,6 +62,7 @@ def resolve_distribution(config: DistributedConfig, device: str, ranks: Ranks) -
             wanted="auto, float32 or bf16",
             found=f"fp16 on {device} with {config.strategy}",
         )
+    require_precision(device, config.precision, "precision")
     if config.fsdp_cpu_offload and device == "cpu":
         raise ConfigError("without a GPU there is nothing to offload", where="fsdp_cpu_offload", found=f"on {device}")
     return Distribution(
