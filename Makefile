@@ -1,4 +1,4 @@
-# lsdflow: make setup | demo | test | check | lock | clean.   `make help` lists all.
+# lsdflow: make setup | demo | test | test-all | check | lock | clean.   `make help` lists all.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
@@ -15,7 +15,7 @@ VIEW_PACKAGES := _contract _command _runtime _view
 BLOCKS_COMMANDS := lsdflow prepare predict watershed agglomerate segment evaluate
 TRAINING_COMMANDS := train-lsd train-acrlsd
 LONGEST_TESTS := tests/pipeline tests/faults tests/runtime
-SHORTER_TESTS = $(filter-out %/__pycache__ tests/plugins $(LONGEST_TESTS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
+SHORTER_TESTS = $(filter-out %/__pycache__ tests/plugins $(LONGEST_TESTS) $(CORE_BLOCKS) $(TRAINING_TESTS) $(TENSORFLOW_TESTS) $(VIEW_TESTS) $(BROWSER_TESTS) $(DOCS_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 TRAINING_TESTS := tests/distributed tests/faults/training tests/training tests/stages/train-lsd tests/stages/train-acrlsd
 TENSORFLOW_TESTS := tests/tensorflow
 BROWSER_TESTS := tests/browser
@@ -41,12 +41,12 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk docs/docs.mk
+include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk docs/docs.mk tests/parts.mk
 
 # A link that is right is left alone: somebody may be using it.
 LINK = [[ $$(readlink $(2)) == $(1) ]] || ln -sfn $(1) $(2)
@@ -125,19 +125,43 @@ else
 endif
 	bin/lsdflow run $(DEMO)
 
-test: setup test-docs test-blocks test-training test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
-
-# Two processes. One that ends by itself (no memory left) ends all, in red: its successor would get no work, and all would
-# wait for it for ever. A test that takes 20 minutes hangs: where is shown, and its process ends.
+# Two processes. One that ends by itself (no memory left) ends the whole run as failed: another one would get no work, and
+# the run would wait for it for ever. A test that takes 20 minutes hangs: where is shown, and its process ends.
 IN_TWO := -n 2 --max-worker-restart=0 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+# One file per process at a time: the longest come first, so that no process waits long for the last one.
+BY_FILE := $(IN_TWO) --dist loadfile --no-loadscope-reorder
+BLOCKS_PYTEST := LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(BY_FILE)
+TRAINING_PYTEST := .venv/training/bin/pytest $(BY_FILE)
 
-# The longest files come first: with one file per process at a time, the last ones must be short. SHORT_FIRST=1 turns that
-# round, for machines on which there is no time for all.
+test: $(if $(PACKAGE),test-package,test-core)  ## what every change must pass, in minutes; PACKAGE=watershed: one package's tests
+
+test-all: test test-docs test-blocks test-training test-avx2 test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
+
+test-core: setup
+	$(BLOCKS_PYTEST) --durations=15 $(CORE_BLOCKS)
+	$(TRAINING_PYTEST) --durations=15 $(CORE_TRAINING)
+
+TESTED := $(patsubst _%,%,$(PACKAGE))
+PACKAGE_ENVIRONMENT := $(if $(filter train-lsd train-acrlsd training,$(TESTED)),training,$(if $(filter tensorflow view,$(TESTED)),$(TESTED),blocks))
+test-package: known-package setup $(if $(filter tensorflow view,$(TESTED)),setup-$(TESTED)) $(if $(filter view,$(TESTED)),.cache/readers/.installed)
+	LSDFLOW_BIN=$(CURDIR)/bin .venv/$(PACKAGE_ENVIRONMENT)/bin/pytest $(BY_FILE) $(TESTS_OF_$(TESTED))
+
+known-package:
+	@$(if $(TESTS_OF_$(TESTED)),,$(error there is no package "$(PACKAGE)"; the packages are $(sort $(patsubst TESTS_OF_%,%,$(filter TESTS_OF_%,$(.VARIABLES))))))true
+
+# What follows runs the tests that `make test` leaves out. SHORT_FIRST=1: the longest files last, for machines on which
+# there is no time for all.
 test-blocks: setup
-	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(IN_TWO) --dist loadfile --no-loadscope-reorder --durations=60 $(foreach t,$(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
+	$(BLOCKS_PYTEST) --durations=60 $(foreach t,$(CORE_BLOCKS) $(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
 
 test-training: setup-mlflow
-	.venv/training/bin/pytest $(IN_TWO) --dist loadfile --durations=15 $(TRAINING_TESTS)
+	.venv/training/bin/pytest $(IN_TWO) --dist loadfile --durations=15 $(foreach t,$(CORE_TRAINING),--ignore=$(t)) $(TRAINING_TESTS)
+
+test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
+test-avx2: export ATEN_CPU_CAPABILITY := avx2
+test-avx2: setup  ## networks, training and benchmarks once more, as on a CPU with AVX2 only
+	$(BLOCKS_PYTEST) $(AVX2_BLOCKS)
+	$(TRAINING_PYTEST) $(AVX2_TRAINING)
 
 test-tensorflow: setup-tensorflow
 	.venv/tensorflow/bin/pytest $(IN_TWO) --dist loadfile $(TENSORFLOW_TESTS)
@@ -145,7 +169,7 @@ test-tensorflow: setup-tensorflow
 test-view: setup setup-view .cache/readers/.installed
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/view/bin/pytest $(IN_TWO) --dist loadfile $(VIEW_TESTS)
 
-test-browser: setup setup-view docs .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test`)
+test-browser: setup setup-view docs .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test-all`)
 	tests/browser/install_chromium.sh
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/browser/bin/pytest --confcutdir=tests/browser $(BROWSER_TESTS)
 
@@ -167,7 +191,7 @@ define FAULT_SUITE
 	exit $$failed
 endef
 
-test-faults: setup  ## stages and trainings killed and damaged in every way (a part of `make test`); a table of what came of it
+test-faults: setup  ## stages and trainings killed and damaged in every way (a part of `make test-all`); a table of what came of it
 	$(call FAULT_SUITE,faults)
 
 faults-release: export LSDFLOW_FAULTS := release

@@ -1,13 +1,16 @@
-"""CI runs every part of `make test`, and says what it had no time for."""
+"""CI runs every part of `make test-all`, and says what it had no time for.
+
+That a worker process that crashes or hangs ends the whole run as failed is left to pytest's options in the Makefile.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+import no_time
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -16,35 +19,24 @@ RUN = REPOSITORY / ".ci" / "run"
 BEFORE = "cpu  1000 0 200 5000 300 10 20 70 0 0\n"
 
 
-def test_ci_runs_every_part_of_make_test() -> None:
-    (prerequisites,) = re.findall(r"^test: setup (.*?) +##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
-    parts = re.findall(r"\bpart \d+ (test-[a-z]+)", RUN.read_text())
-    assert list(dict.fromkeys(parts)) == prerequisites.split()
+def test_ci_runs_every_part_of_make_test_all_once() -> None:
+    (parts,) = re.findall(r"^test-all: (.*?) +##", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    lines = [line for line in RUN.read_text().splitlines() if "# " not in line]
+    run = re.findall(
+        r"\b(?:part \d+|step) (test(?:-[a-z0-9]+)?)(?= |;|$)(?! SHORT_FIRST)", "\n".join(lines), re.MULTILINE
+    )
+    assert [target for target in run if target != "test-real"] == parts.split()
 
 
-def _pytest_lines(*words: str) -> list[str]:
-    """How make would call pytest; a make that called these tests has no say in it."""
-    own = ("MAKE", "MFLAGS", "SHORT_FIRST")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    command = ["make", "-n", *words]
-    told = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True).stdout
-    return [line for line in told.splitlines() if "/pytest " in line]
-
-
-def test_every_folder_of_tests_is_of_one_part() -> None:
-    words = [word for line in _pytest_lines("test") for word in line.split()]
-    asked = [word for word in words if word.startswith("tests/")]
-    folders = {folder.name for folder in (REPOSITORY / "tests").iterdir() if any(folder.glob("**/test_*.py"))}
-    assert {word.split("/")[1] for word in asked} >= folders
-    assert len(asked) == len(set(asked))
-
-
-@pytest.mark.parametrize("order", ["", "SHORT_FIRST=1"])
-def test_the_order_of_the_tests_changes_none_of_them(order: str) -> None:
-    (line,) = _pytest_lines("test-blocks", *order.split())
-    folders = [word for word in line.split() if word.startswith("tests/")]
-    assert (folders.index("tests/runtime") > folders.index("tests/contract")) == bool(order)
-    assert {"tests/pipeline", "tests/faults", "tests/runtime", "tests/contract", "tests/stages"} <= set(folders)
+@pytest.mark.parametrize("target", ["test-core", "test-package", "test-blocks", "test-training", "test-avx2"])
+def test_a_worker_process_that_ends_or_hangs_ends_the_run(target: str) -> None:
+    command = ["make", "-n", target, "PACKAGE=watershed"]
+    told = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in told.splitlines() if "/pytest " in line]
+    assert lines
+    for line in lines:
+        assert "--max-worker-restart=0" in line
+        assert "faulthandler_exit_on_timeout=true" in line
 
 
 @pytest.mark.parametrize(
@@ -68,42 +60,15 @@ def test_what_the_host_gave_to_others_is_a_share_of_what_was_wanted(
     assert done.stdout.split() == [percent, *(["starved"] if starved else [])]
 
 
-@pytest.mark.parametrize("no_time", [False, True])
-def test_tests_are_left_out_and_told_once_ci_says_that_there_is_no_time(tmp_path: Path, no_time: bool) -> None:
-    (tmp_path / "test_one.py").write_text("def test_one() -> None:\n    assert True\n")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_tests_are_left_out_once_ci_says_that_there_is_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
     file = tmp_path / "no-time"
-    if no_time:
-        file.touch()
-    command = [sys.executable, "-m", "pytest", "-c", REPOSITORY / "pytest.ini", "-p", "no:cacheprovider", tmp_path]
-    environment = {**os.environ, "LSDFLOW_CI_NO_TIME": str(file)}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert ("1 skipped" if no_time else "1 passed") in told
-    assert ("CI has no time left" in told) == no_time
-
-
-def _together(folder: Path, tests: str) -> tuple[int, str]:
-    """Exit code and output of these tests, in two processes, as `make test` runs them."""
-    (folder / "test_one.py").write_text(tests)
-    (folder / "test_two.py").write_text("def test_two() -> None:\n    assert True\n")
-    (line,) = _pytest_lines("test-view")
-    options = re.findall(r"-n 2|--[a-z-]+[= ][a-z0-9]+|-o faulthandler_exit\S+", line)
-    command = [sys.executable, "-m", "pytest", "-c", REPOSITORY / "pytest.ini", "-p", "no:cacheprovider", folder]
-    command += [word for option in options for word in option.split()] + ["-o", "faulthandler_timeout=4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_a_failure_is_told_before_the_end(tmp_path: Path) -> None:
-    code, told = _together(tmp_path, "def test_one() -> None:\n    assert 1 == 2, 'for a reason'\n")
-    now, _, summary = told.partition("= FAILURES =")
-    assert code == 1
-    assert "FAILED now: " in now
-    assert "for a reason" in now
-    assert "for a reason" in summary
-
-
-@pytest.mark.parametrize("end", ["import os; os._exit(3)", "import time; time.sleep(50)"])
-def test_a_test_that_ends_its_process_or_hangs_is_named_and_does_not_hang_the_rest(tmp_path: Path, end: str) -> None:
-    code, told = _together(tmp_path, f"def test_one() -> None:\n    {end}\n\ndef test_after() -> None:\n    pass\n")
-    assert code == 1
-    assert "test_one.py::test_one" in told
+    monkeypatch.setenv(no_time.VARIABLE, str(file))
+    if not is_late:
+        no_time.pytest_runtest_setup()
+        return
+    file.touch()
+    with pytest.raises(pytest.skip.Exception, match="CI has no time left"):
+        no_time.pytest_runtest_setup()
