@@ -38,21 +38,29 @@ class UNetSpec(StrictModel):
     """The valid-convolution U-Net of the LSD paper."""
 
     in_channels: int = Field(ge=1, description="1 (raw) or 11 (raw + 10 LSDs)")
-    num_fmaps: int = Field(ge=1, description="feature maps of the top level")
-    fmap_inc_factor: int = Field(ge=1, description="feature maps grow by this factor from level to level")
-    downsample_factors: tuple[Vox3, ...] = Field(description="pooling of each level, z,y,x")
-    kernel_size: int = Field(default=3, ge=1, description="edge of each convolution, voxels")
-    convs_per_level: int = Field(default=2, ge=1, description="convolutions per level and direction")
-    num_fmaps_out: int | None = Field(default=None, ge=1, description="feature maps before the heads; none = num_fmaps")
+    num_fmaps: int = Field(ge=1, description="feature maps of the finest level")
+    fmap_inc_factor: int = Field(
+        ge=1, description="factor by which the number of feature maps grows from level to level"
+    )
+    downsample_factors: tuple[Vox3, ...] = Field(description="pooling factors z,y,x of each level")
+    kernel_size: int = Field(default=3, ge=1, description="edge of each convolution, in voxels")
+    convs_per_level: int = Field(
+        default=2, ge=1, description="convolutions per level on the way down, and again on the way up"
+    )
+    num_fmaps_out: int | None = Field(
+        default=None, ge=1, description="feature maps before the output layers; none = num_fmaps"
+    )
     upsampling: Upsampling = Field(
         default="reduce",
-        description="reduce: transposed convolution to the channels of the finer level, ReLU; keep: transposed "
-        "convolution that keeps the channels, no ReLU; repeat: each voxel repeated, no weights",
+        description="reduce: transposed convolution to the number of channels of the finer level, then ReLU; keep: "
+        "transposed convolution with the same number of channels, without ReLU; repeat: each voxel is "
+        "repeated, no weights",
     )
     kernels_down: Kernels | None = Field(
-        default=None, description="kernels (z,y,x) of each level's convolutions on the way down; none = all alike"
+        default=None,
+        description="kernels (z,y,x) of each level's convolutions on the way down; none = all have kernel_size",
     )
-    kernels_up: Kernels | None = Field(default=None, description="the same on the way up, finest level first")
+    kernels_up: Kernels | None = Field(default=None, description="the same for the way up, finest level first")
 
     def kernels_before(self, level: int) -> tuple[Vox3, ...]:
         """Kernels (z,y,x) of the convolutions of a level on the way down; level 0 is the finest."""
@@ -104,15 +112,17 @@ class Bundle(StrictModel):
     iteration: int = Field(ge=0)
     framework: Literal["torch", "tensorflow"] = "torch"
     unet: UNetSpec
-    outputs: dict[str, int] = Field(description="output name -> channels: lsds 10, affs 3")
+    outputs: dict[str, int] = Field(description="number of channels of each output: lsds 10, affs 3 or more")
     neighborhood: tuple[Vox3, ...] = ()
     train_input_shape_vox: Vox3
     train_output_shape_vox: Vox3
     predict_input_shape_vox: Vox3
     predict_output_shape_vox: Vox3
     voxel_size_nm: Nm3
-    sigma_nm: Nm3 | None = Field(default=None, description="LSD sigma; none for a network without LSDs")
-    lsd_bundle_sha256: str | None = Field(default=None, description="weights of the LSD net it was trained with")
+    sigma_nm: Nm3 | None = Field(default=None, description="sigma of the LSDs, nm; none for a network without LSDs")
+    lsd_bundle_sha256: str | None = Field(
+        default=None, description="hash of the weights of the LSD network it was trained with"
+    )
     training_key: str = Field(default="", description="hash of the training parameters and volumes")
     validation_loss: float | None = None
     weights_sha256: str = ""
@@ -124,8 +134,12 @@ class BestCheckpoint(StrictModel):
     iteration: int
     weights_sha256: str
     validation_loss: float | None = None
-    chosen_by: Literal["loss", "voi"] = Field(default="loss", description="loss: the training; voi: check-checkpoints")
-    voi: float | None = Field(default=None, description="VOI (bits, split + merge) of a small segmentation with it")
+    chosen_by: Literal["loss", "voi"] = Field(
+        default="loss", description="loss: chosen by the training; voi: chosen by lsdflow check-checkpoints"
+    )
+    voi: float | None = Field(
+        default=None, description="VOI (bits, split + merge) of the small segmentation made with it"
+    )
 
 
 def bundle_folder(checkpoints: Path, iteration: int) -> Path:

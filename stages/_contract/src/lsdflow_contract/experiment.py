@@ -36,33 +36,44 @@ _LOGIN = re.compile(r"(?<=://)\S*@")
 class ExperimentTable(StrictModel):
     """[experiment]: what this experiment is."""
 
-    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9_.-]+$", description="name, used in reports")
+    name: str = Field(
+        default="experiment", pattern=r"^[A-Za-z0-9_.-]+$", description="name of the experiment, shown in reports"
+    )
     mode: Mode = Field(
         default="acrlsd",
-        description="acrlsd: LSDs, then affinities from raw + LSDs; mtlsd: one net for both; affinities: baseline",
+        description="acrlsd: one network predicts LSDs, a second one affinities from raw and LSDs; mtlsd: one network "
+        "predicts both; affinities: no LSDs, for comparison",
     )
     profile: Profile = Field(
         default="standard",
-        description="tiny: minutes on two CPU cores; standard: the published networks; snemi3d: for thick sections",
+        description="size of the networks and of the training. tiny: minutes on two CPU cores; standard: as published;"
+        " snemi3d: for thick sections",
     )
-    seed: int = Field(default=0, ge=0, description="seed of weights and sampling")
+    seed: int = Field(default=0, ge=0, description="random seed of the initial weights and of the sampling")
 
 
 class StoreTable(StrictModel):
     """[store]: where blocks and graph are kept."""
 
     engine: Literal["files", "mongo"] = Field(
-        default="files", description="files: embedded, one Parquet file per block; mongo: a MongoDB server"
+        default="files",
+        description="where marks of finished blocks and the graph are stored. files: in this folder, one Parquet file "
+        "per block; mongo: on a MongoDB server",
     )
     uri_file: str | None = Field(
         default=None,
-        description="mongo: file (mode 0600) with the whole mongodb:// URI; none = the file named by $MONGO_URI_FILE",
+        description="mongo: file (mode 0600) that contains the mongodb:// URI (default: the file named by "
+        "$MONGO_URI_FILE)",
     )
     database: str | None = Field(
-        default=None, pattern=r"^[A-Za-z0-9_-]{1,63}$", description="mongo: database; none = the experiment's name"
+        default=None,
+        pattern=r"^[A-Za-z0-9_-]{1,63}$",
+        description="mongo: name of the database (default: the name of the experiment)",
     )
     retry_s: float = Field(
-        default=120.0, ge=0, description="mongo: how long a server that does not answer is waited for (exit 69 after)"
+        default=120.0,
+        ge=0,
+        description="mongo: how long to wait for a server that does not answer, seconds; then exit code 69",
     )
 
     @field_validator("uri_file")
@@ -79,39 +90,44 @@ class ComputeTable(StrictModel):
 
     runner: Literal["daisy", "serial", "cluster"] = Field(
         default="daisy",
-        description="daisy: worker processes; serial: one after another, the reference; cluster: `<stage> worker` of "
-        "other jobs join (set by the wrappers)",
+        description="daisy: several worker processes; serial: one block after another in one process; cluster: workers"
+        " are other jobs (set by the SLURM wrappers)",
     )
-    workers: int = Field(default=2, ge=1, description="worker processes")
-    threads_per_worker: int = Field(default=1, ge=1, description="threads of one worker")
+    workers: int = Field(default=2, ge=1, description="number of worker processes")
+    threads_per_worker: int = Field(default=1, ge=1, description="CPU threads of each worker")
     block_timeout_s: float = Field(
-        default=900.0, gt=0, description="a block held longer than this is given to another worker (lost node)"
+        default=900.0, gt=0, description="reassign a block to another worker after this many seconds"
     )
     join_wait_s: float = Field(
         default=1800.0,
         gt=0,
-        description="cluster: how long a worker waits for a coordinator before it leaves (exit 75)",
+        description="cluster: how long a worker waits for its coordinator, seconds; then exit code 75",
     )
     verify_fraction: float = Field(
-        default=1.0, gt=0, le=1, description="part of the blocks that `verify` reads back, spread evenly; 1 = all"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="fraction of the blocks that `verify` re-reads, evenly distributed; 1 = all",
     )
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="where networks run: auto, cpu, cuda or cuda:N"
+    )
     metrics_every_s: float = Field(
         default=10.0,
         ge=0,
-        description="how often the metrics of a running stage are written for Prometheus, to "
+        description="seconds between updates of the Prometheus metrics of a running stage, in "
         "metrics/<stage>-<host>-<pid>.prom; 0 = never",
     )
     metrics_address: str | None = Field(
         default=None,
         pattern=r"^([^\s:/]+:)?\d{1,5}$",
         coerce_numbers_to_str=True,
-        description="PORT on this machine's loopback, or INTERFACE:PORT, where a running stage serves its metrics by "
-        "HTTP (port 0: any that is free, told in the log); none = $LSDFLOW_METRICS_ADDRESS, or no server",
+        description="PORT (this machine only) or INTERFACE:PORT at which a running stage serves its metrics by HTTP; "
+        "port 0 = any free port, shown in the log (default: $LSDFLOW_METRICS_ADDRESS, or no server)",
     )
     log_format: Literal["text", "json"] | None = Field(
         default=None,
-        description="lines of the log for people (text) or one JSON object a line (json); none = $LSDFLOW_LOG, or text",
+        description="text: log lines for people; json: one JSON object per line (default: $LSDFLOW_LOG, or text)",
     )
 
 

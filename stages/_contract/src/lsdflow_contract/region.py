@@ -12,8 +12,11 @@ from lsdflow_contract.model import StrictModel
 class RegionConfig(StrictModel):
     """A part of the target: where it begins, from the target's first voxel, and how large it is."""
 
-    begin: LengthsField = Field(description='from the first voxel of the target: "0, 100, 100 vox" or "0, 800, 800 nm"')
-    shape: LengthsField = Field(description='"250 vox" or "2000 nm"')
+    begin: LengthsField = Field(
+        description='first corner, z,y,x, relative to the first voxel of the target: "0, 100, 100 vox" or "0, 800, 800'
+        ' nm"'
+    )
+    shape: LengthsField = Field(description='size, z,y,x: "250 vox" or "2000 nm"')
 
 
 def region_box(region: RegionConfig | None, voxel_size_nm: Nm3, whole: Box, field: str) -> Box:

@@ -23,111 +23,180 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
     """What is learnt from which volumes, how long, how fast, and what is kept."""
 
     backend: Literal["torch", "tensorflow"] = Field(
-        default="torch", description="framework; tensorflow: the same networks and bundle, if installed"
+        default="torch",
+        description="framework for training; tensorflow trains the same networks and writes the same bundle, if it is "
+        "installed",
     )
-    volumes: tuple[str, ...] = Field(default=(), description="names of prepared training volumes; empty = all")
+    volumes: tuple[str, ...] = Field(default=(), description="names of the training volumes to use; empty = all")
     probabilities: tuple[float, ...] = Field(
-        default=(), description="how often each volume is drawn (sum 1, one per volume); empty = as prepare says"
+        default=(),
+        description="how often each volume is sampled: one number per volume, with sum 1; empty = as in the tables of "
+        "prepare",
     )
     sigma: LengthsField | None = Field(
-        default=None, description="LSD Gaussian, standard deviation; none = 10 of the shortest voxel edges"
+        default=None,
+        description='standard deviation of the Gaussian that defines LSDs, for example "80 nm" (default: 10 times the '
+        "shortest voxel edge)",
     )
-    lsd_downsample: int = Field(default=2, ge=1, le=4, description="LSD statistics from every n-th voxel")
+    lsd_downsample: int = Field(default=2, ge=1, le=4, description="compute LSD targets from every n-th voxel only")
     lsd_engine: Literal["lsdflow", "lsds"] = Field(
-        default="lsdflow", description="who computes LSD targets; lsds: the published package, if installed, far slower"
+        default="lsdflow",
+        description="what computes LSD targets: lsdflow, or the published package lsds (much slower, must be "
+        "installed)",
     )
     grow_boundary_vox: int | None = Field(
-        default=None, ge=0, description="background grown between neurons, voxels; none = profile"
+        default=None,
+        ge=0,
+        description="width of the background added between neurons, voxels (default: from the profile)",
     )
     train_background: bool = Field(
         default=False,
-        description="true: LSDs are trained to be 0 at boundaries and on background; false: they are not trained there",
+        description="true: LSDs are trained to be 0 on boundaries and background; false: they are not trained there",
     )
     balance_labels: bool | None = Field(
-        default=None, description="weigh affinities 0 and 1 alike in each patch, as published; none = profile"
+        default=None,
+        description="give affinities 0 and 1 equal weight in each patch, as published (default: from the profile)",
     )
-    min_masked: float = Field(default=0.5, ge=0, lt=1, description="share of a patch that must not be ignored")
+    min_masked: float = Field(
+        default=0.5, ge=0, lt=1, description="smallest fraction of a patch that must not be ignored"
+    )
     sparse_labels: bool = Field(
         default=False,
-        description="few voxels are labelled: others are ignored, and patches lie around labelled voxels (instead of "
-        "min_masked)",
+        description="only a few voxels are labelled: all others are ignored, and patches are chosen around labelled "
+        "voxels (min_masked is not used)",
     )
     ignore_ids: tuple[int, ...] = Field(
-        default=(), description="labels that are neither object nor background (glia, say): never trained"
+        default=(), description="labels that are neither neuron nor background, for example glia: never trained"
     )
     ignored_labels: Literal["context", "unused"] = Field(
         default="context",
-        description="labels of ignored voxels: context for the shape of their neighbours (as published), or not used",
+        description="whether labels of ignored voxels count for the shape of their neighbours (as published), or not",
     )
     initial_weights: str | None = Field(
         default=None,
-        description="begin with the weights of this checkpoint of the same network (its folder, or train/<stage> of an "
-        "experiment: its best); none = random",
+        description="start from the weights of this checkpoint of the same network: its folder, or train/<stage> of "
+        "another experiment for the best one (default: random weights)",
     )
-    num_fmaps: int | None = Field(default=None, ge=1, description="feature maps of the top level; none = profile")
-    fmap_inc_factor: int | None = Field(default=None, ge=1, description="growth from level to level; none = profile")
-    downsample_factors: tuple[Vox3, ...] | None = Field(default=None, description="pooling z,y,x; none = profile")
-    input_shape_vox: Vox3 | None = Field(default=None, description="input of the network in training; none = profile")
-    predict_input_shape_vox: Vox3 | None = Field(default=None, description="input in prediction; none = profile")
-    max_iteration: int | None = Field(default=None, ge=1, description="total over all runs; none = profile")
-    max_minutes: float | None = Field(default=None, gt=0, description="stop after this time; none = profile or never")
-    learning_rate: float | None = Field(default=None, gt=0, description="Adam; none = profile")
+    num_fmaps: int | None = Field(
+        default=None, ge=1, description="feature maps of the finest level (default: from the profile)"
+    )
+    fmap_inc_factor: int | None = Field(
+        default=None,
+        ge=1,
+        description="factor by which feature maps grow from level to level (default: from the profile)",
+    )
+    downsample_factors: tuple[Vox3, ...] | None = Field(
+        default=None, description="pooling factors z,y,x of each level (default: from the profile)"
+    )
+    input_shape_vox: Vox3 | None = Field(
+        default=None, description="input shape of the network in training, z,y,x voxels (default: from the profile)"
+    )
+    predict_input_shape_vox: Vox3 | None = Field(
+        default=None, description="input shape in prediction, z,y,x voxels (default: from the profile)"
+    )
+    max_iteration: int | None = Field(
+        default=None, ge=1, description="total number of iterations, over all runs (default: from the profile)"
+    )
+    max_minutes: float | None = Field(
+        default=None, gt=0, description="stop after this many minutes (default: from the profile, or never)"
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="learning rate of Adam (default: from the profile)"
+    )
     schedule: Literal["constant", "one_cycle"] | None = Field(
-        default=None, description="constant, or warm-up and cosine decay; none = profile"
+        default=None, description="learning rate: constant, or warm-up and cosine decay (default: from the profile)"
     )
     elastic_probability: float | None = Field(
-        default=None, ge=0, le=1, description="how often each elastic deformation is applied; none = profile"
+        default=None, ge=0, le=1, description="probability of each elastic deformation (default: from the profile)"
     )
-    slip_probability: Probability = Field(default=None, description="share of sections that lie aside; none = profile")
+    slip_probability: Probability = Field(
+        default=None, description="fraction of sections that are shifted sideways (default: from the profile)"
+    )
     shift_probability: Probability = Field(
-        default=None, description="share of sections that lie aside together with all that follow; none = profile"
+        default=None,
+        description="fraction of sections that are shifted sideways together with all that follow (default: from the "
+        "profile)",
     )
-    max_misalign_vox: int | None = Field(default=None, ge=0, description="how far aside, y and x; none = profile")
+    max_misalign_vox: int | None = Field(
+        default=None, ge=0, description="largest sideways shift in y and x, voxels (default: from the profile)"
+    )
     intensity_per_section: bool | None = Field(
-        default=None, description="change intensities section by section, not patch by patch; none = profile"
+        default=None,
+        description="change intensities separately for each section instead of each patch (default: from the profile)",
     )
     gamma: tuple[PositiveFloat, PositiveFloat] | None = Field(
-        default=None, description="range of the exponent of intensities; 1, 1 = unchanged; none = profile"
+        default=None,
+        description="range of the exponent applied to intensities; 1, 1 = unchanged (default: from the profile)",
     )
-    noise_probability: Probability = Field(default=None, description="share of patches with noise; none = profile")
+    noise_probability: Probability = Field(
+        default=None, description="fraction of patches with added noise (default: from the profile)"
+    )
     noise_std: float | None = Field(
-        default=None, ge=0, le=1, description="Gaussian noise, standard deviation where white is 1; none = profile"
+        default=None,
+        ge=0,
+        le=1,
+        description="standard deviation of the Gaussian noise, where white is 1 (default: from the profile)",
     )
     blur_probability: Probability = Field(
-        default=None, description="share of patches (anisotropic: of sections) out of focus; none = profile"
+        default=None,
+        description="fraction of patches (anisotropic volumes: of sections) that are blurred (default: from the "
+        "profile)",
     )
-    blur_sigma_vox: float | None = Field(default=None, gt=0, description="strongest blur, voxels; none = profile")
+    blur_sigma_vox: float | None = Field(
+        default=None, gt=0, description="strongest blur, voxels (default: from the profile)"
+    )
     missing_section_probability: Probability = Field(
-        default=None, description="share of sections that are black; none = profile"
+        default=None, description="fraction of sections that are made black (default: from the profile)"
     )
     low_contrast_probability: Probability = Field(
-        default=None, description="share of sections of low contrast; none = profile"
+        default=None, description="fraction of sections with low contrast (default: from the profile)"
     )
-    low_contrast_scale: Probability = Field(default=None, description="their contrast, 0 to 1; none = profile")
+    low_contrast_scale: Probability = Field(
+        default=None, description="contrast of these sections, 0 to 1 (default: from the profile)"
+    )
     artifact_probability: Probability = Field(
-        default=None, description="share of sections partly covered by another piece of the volume; none = profile"
+        default=None,
+        description="fraction of sections that are partly covered by another piece of the volume (default: from the "
+        "profile)",
     )
     repeated_section_probability: Probability = Field(
-        default=None, description="share of sections dropped, with their neighbour in their place; none = profile"
+        default=None,
+        description="fraction of sections that are replaced by their neighbour (default: from the profile)",
     )
     validation_fraction: float | None = Field(
-        default=None, ge=0, lt=1, description="end of each volume (z) kept for validation; none = profile"
+        default=None,
+        ge=0,
+        lt=1,
+        description="fraction of each volume, at its end in z, that is held out for validation (default: from the "
+        "profile)",
     )
-    validation_patches: int = Field(default=8, ge=1, description="fixed patches the validation loss is the mean of")
-    validation_every: int | None = Field(default=None, ge=1, description="iterations; none = profile")
-    checkpoint_every: int | None = Field(default=None, ge=1, description="iterations; none = profile")
-    keep_checkpoints: int | None = Field(default=None, ge=0, description="newest to keep, 0 = all; none = profile")
-    snapshot_every: int | None = Field(default=None, ge=1, description="iterations; none = profile")
+    validation_patches: int = Field(
+        default=8, ge=1, description="number of fixed patches over which the validation loss is averaged"
+    )
+    validation_every: int | None = Field(
+        default=None, ge=1, description="iterations between validations (default: from the profile)"
+    )
+    checkpoint_every: int | None = Field(
+        default=None, ge=1, description="iterations between checkpoints (default: from the profile)"
+    )
+    keep_checkpoints: int | None = Field(
+        default=None,
+        ge=0,
+        description="how many of the newest checkpoints are kept; 0 = all (default: from the profile)",
+    )
+    snapshot_every: int | None = Field(
+        default=None, ge=1, description="iterations between snapshots of a batch (default: from the profile)"
+    )
     num_workers: int | None = Field(
-        default=None, ge=0, description="processes that make patches, 0 = none; none = half of the cores"
+        default=None, ge=0, description="processes that prepare training patches; 0 = none (default: half of the cores)"
     )
-    cache_size: int = Field(default=40, ge=1, description="patches made ahead of time")
+    cache_size: int = Field(default=40, ge=1, description="number of patches prepared in advance")
     pipeline: DataPath = Field(
         default="gunpowder",
-        description="gunpowder: patches are made by num_workers processes; gpu: they read, the training device makes "
-        "the same patches, up to rounding",
+        description="gunpowder: num_workers processes prepare the patches; gpu: they only read, and the training "
+        "device augments the patches (same result up to rounding)",
     )
-    threads: int | None = Field(default=None, ge=1, description="torch threads; none = all cores")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the training (default: all cores)")
 
     def at_default(self) -> set[str]:
         """Also what is left for people alone."""
@@ -168,12 +237,12 @@ class AffinityTrainingConfig(TrainingConfig):
 
     neighborhood: tuple[Vox3, ...] = Field(
         default=AFFINITY_NEIGHBORHOOD,
-        description="offsets z,y,x in voxels of the affinities that are learnt and predicted: the three nearest, then "
-        "any others (for the mutex watershed)",
+        description="offsets z,y,x, in voxels, of the affinities to learn and predict: the three nearest neighbours "
+        "first, then any others (for the mutex watershed)",
     )
 
     lsd_checkpoint: Literal["best"] | int = Field(
-        default="best", description="LSD bundle of mode acrlsd: best, or an iteration of train-lsd"
+        default="best", description="LSD network for mode acrlsd: best, or an iteration of train-lsd"
     )
 
     def recorded(self) -> dict[str, Any]:

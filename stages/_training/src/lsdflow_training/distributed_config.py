@@ -14,31 +14,46 @@ class DistributedConfig(StrictModel):
 
     precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
         default="auto",
-        description="auto = bf16 where the device has it, else fp16 (scaled losses; GPUs only) or float32",
+        description="auto: bf16 if the device supports it, else fp16 with scaled losses (GPUs) or float32 (CPUs)",
     )
-    accumulate: int = Field(default=1, ge=1, description="patches per process and step; gradients are their mean")
-    optimizer: Literal["adam", "adamw"] = Field(default="adam", description="adamw: weight decay beside the gradient")
-    weight_decay: float = Field(default=0.0, ge=0, description="of the optimizer")
-    clip_gradient: float | None = Field(default=None, gt=0, description="largest norm of the gradient; none = any")
+    accumulate: int = Field(default=1, ge=1, description="patches per process and step; their gradients are averaged")
+    optimizer: Literal["adam", "adamw"] = Field(
+        default="adam", description="adam, or adamw with decoupled weight decay"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay of the optimizer")
+    clip_gradient: float | None = Field(
+        default=None, gt=0, description="largest norm of the gradient (default: not limited)"
+    )
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="none", description="learning_rate times 1, n or the root of n; n = patches per step of all processes"
+        default="none",
+        description="multiply learning_rate by 1, n or the square root of n, where n = patches per step in all "
+        "processes",
     )
     checkpoint_activations: bool = Field(
-        default=False, description="compute the levels of the network again backwards: less memory, same gradients"
+        default=False,
+        description="recompute the levels of the network in the backward pass: less memory, same gradients",
     )
-    processes: Literal["auto"] | int = Field(default=1, description="processes on each node; auto = one per GPU")
+    processes: Literal["auto"] | int = Field(
+        default=1, description="training processes on each node; auto = one per GPU"
+    )
     strategy: Literal["ddp", "fsdp"] = Field(
-        default="ddp", description="several processes: each holds the network, or (fsdp) a share of it"
+        default="ddp", description="with several processes: each holds the whole network (ddp) or a share of it (fsdp)"
     )
     fsdp_reshard: Literal["full", "grad_op", "hybrid", "none"] = Field(
         default="full",
-        description="others' shares are dropped after each use (full) or after the step (grad_op); hybrid: full "
-        "within a node, each node has all; none: as ddp",
+        description="fsdp: when a process frees the shares of the others: after each use (full), after the step "
+        "(grad_op); hybrid: full within a node, each node has the whole network; none: never, as ddp",
     )
-    fsdp_min_num_params: int = Field(default=1_000_000, ge=1, description="a level this large is shared by itself")
-    fsdp_cpu_offload: bool = Field(default=False, description="shares and optimizer in the host's memory (GPUs only)")
+    fsdp_min_num_params: int = Field(
+        default=1_000_000, ge=1, description="fsdp: levels with at least this many parameters are sharded separately"
+    )
+    fsdp_cpu_offload: bool = Field(
+        default=False, description="fsdp: keep shares and optimizer state in the host's memory (GPUs only)"
+    )
     peer_timeout_s: float = Field(
-        default=240.0, gt=0, description="a process that waits this long for another one ends, to go on later (75)"
+        default=240.0,
+        gt=0,
+        description="a process that waits this many seconds for another one ends with exit code 75 and can be resumed",
     )
     check_weights_every: int = Field(
         default=1000, ge=1, description="iterations between checks that all processes have the same weights"

@@ -17,11 +17,15 @@ class RecordsConfig(StrictModel):
     """Options of what is left for people; all off by default."""
 
     profile_steps: int = Field(
-        default=0, ge=0, le=1000, description="steps that torch.profiler records, after two of warm-up; 0 = none"
+        default=0,
+        ge=0,
+        le=1000,
+        description="number of steps that torch.profiler records, after two steps of warm-up; 0 = none",
     )
     mlflow: str | None = Field(
         default=None,
-        description='also log to MLflow, if installed: "local" (train/mlruns), http(s)://..., file:///...; none = no',
+        description='also log to MLflow, if installed: "local" (train/mlruns), http(s)://..., file:///... (default: do'
+        " not)",
     )
 
     def unused_records(self) -> set[str]:

@@ -13,13 +13,23 @@ class SteeringConfig(StrictModel):
     """Options of when to stop and of averaged weights; all off by default."""
 
     patience_iterations: int | None = Field(
-        default=None, ge=1, description="end when the validation loss was no better for so long; none = never"
+        default=None,
+        ge=1,
+        description="early stopping: end the training when the validation loss has not improved for this many "
+        "iterations (default: never)",
     )
     min_improvement: float = Field(
-        default=0.005, ge=0, lt=1, description="a validation loss is better if it is lower by this share"
+        default=0.005,
+        ge=0,
+        lt=1,
+        description="early stopping: fraction by which a validation loss must be lower to count as an improvement",
     )
     average_decay: float | None = Field(
-        default=None, gt=0, lt=1, description="hand on the moving average of the weights (0.999, say); none = the last"
+        default=None,
+        gt=0,
+        lt=1,
+        description="save the moving average of the weights with this decay, for example 0.999, instead of the last "
+        "weights (default: last weights)",
     )
 
 

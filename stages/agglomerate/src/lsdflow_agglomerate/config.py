@@ -19,25 +19,28 @@ class AgglomerateConfig(StrictModel):
     merge_functions: tuple[MergeFunction, ...] = Field(
         default=("hist_quant_75",),
         min_length=1,
-        description="mean, hist_quant_Q or hist_quant_Q_initmax, Q = 10, 25, 50, 75, 90; one set of edges for each",
+        description="how edges are scored: mean, hist_quant_Q or hist_quant_Q_initmax with Q = 10, 25, 50, 75 or 90; "
+        "each makes its own set of edges",
     )
     scored_from: Literal["affinities", "lsds"] = Field(
         default="affinities",
-        description="lsds: the predicted LSDs alone say whether two fragments fit together (predict.store_lsds = true)",
+        description="affinities: scores from affinities; lsds: from the predicted LSDs alone (needs predict.store_lsds"
+        " = true)",
     )
     lsd_sigma: LengthsField | None = Field(
-        default=None, description="sigma of the predicted LSDs; none = that of the network that made them"
+        default=None, description="sigma of the predicted LSDs (default: that of the network that predicted them)"
     )
     block_shape: LengthsField | None = Field(
-        default=None, description="a block, whole blocks of watershed; none = the blocks of watershed"
+        default=None,
+        description="size of a block, a multiple of the blocks of watershed (default: the blocks of watershed)",
     )
     context: LengthsField | None = Field(
-        default=None, description="read beyond a block, at least 1 voxel; none = the context of watershed"
+        default=None, description="margin read around a block, at least 1 voxel (default: the context of watershed)"
     )
     super_block: LengthsField | None = Field(
         default=None,
-        description="seamless: part of the volume whose graph fits into memory, whole blocks; "
-        "none = as many blocks as fit into 768 voxels along each axis",
+        description="id_mode seamless: part of the volume whose graph fits into memory, in whole blocks (default: as "
+        "many blocks as fit into 768 voxels along each axis)",
     )
 
     @field_validator("merge_functions")

@@ -18,10 +18,12 @@ MONGO = "mongo:"
 class NamedRegion(StrictModel):
     """A region with scores of its own: a box, a mask, or both."""
 
-    begin: LengthsField | None = Field(default=None, description="as of roi; none = wherever there is truth")
-    shape: LengthsField | None = Field(default=None, description="as of roi; goes with begin")
+    begin: LengthsField | None = Field(
+        default=None, description="first corner, as in evaluate.roi (default: wherever there is ground truth)"
+    )
+    shape: LengthsField | None = Field(default=None, description="size, as in evaluate.roi; needs begin")
     mask: str | None = Field(
-        default=None, description="dataset in the target volume; only voxels where it is not 0 count"
+        default=None, description="dataset in the target volume; only voxels where it is not 0 are scored"
     )
 
     @model_validator(mode="after")
@@ -45,47 +47,64 @@ class NamedRegion(StrictModel):
 class EvaluateConfig(StrictModel):
     """What is compared with the truth, how, and what the report shows."""
 
-    truth_dataset: str = Field(default="volumes/labels/neuron_ids", description="truth in the target volume")
-    roi: RegionConfig | None = Field(default=None, description="scores count here; none = wherever there is truth")
+    truth_dataset: str = Field(
+        default="volumes/labels/neuron_ids", description="dataset of the ground truth in the target volume"
+    )
+    roi: RegionConfig | None = Field(
+        default=None, description="region that is scored (default: wherever there is ground truth)"
+    )
     threshold_roi: RegionConfig | None = Field(
-        default=None, description="choose the threshold by truth here and report it on roi; none = segment's threshold"
+        default=None,
+        description="choose the threshold by ground truth in this region, and report it on roi (default: the threshold"
+        " of segment)",
     )
     regions: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], NamedRegion] = Field(
-        default_factory=dict, description="further regions with scores of their own, by name: [evaluate.regions.core]"
+        default_factory=dict, description="further regions that are scored separately, by name: [evaluate.regions.core]"
     )
     block_shape: LengthsField | None = Field(
-        default=None, description='what a worker counts at once; none = a chunk of the fragments: "128 vox"'
+        default=None,
+        description='size of a block of one worker, for example "128 vox" (default: a chunk of the fragments)',
     )
     zeros: Literal["label", "ignore", "singletons"] = Field(
-        default="label", description="segmentation 0: one more label, left out, or each voxel its own segment"
+        default="label",
+        description="voxels without a segment (0): count them as one more segment, leave them out, or count each as "
+        "its own segment",
     )
-    voi_limit: float = Field(default=2.0, gt=0, description="success: VOI split + merge (bits) below this")
+    voi_limit: float = Field(
+        default=2.0, gt=0, description="the evaluation passes if VOI split + merge (bits) is below this"
+    )
     skeletons: str = Field(
         default="auto",
-        description='ERL along: "truth" (thinned), "auto" (if small enough), "none", a file, or "mongo:NAME@URI_FILE"',
+        description='skeletons for ERL: "truth" (thinned ground truth), "auto" (the same, if it is small enough), '
+        '"none", a file, or "mongo:NAME@URI_FILE"',
     )
     skeleton_lattice: tuple[int, int, int] | None = Field(
-        default=None, description="voxels between points when truth is thinned, z,y,x; none = about two voxels"
+        default=None,
+        description="distance of skeleton points when ground truth is thinned, z,y,x voxels (default: about two "
+        "voxels)",
     )
     merge_min_nodes: int | None = Field(
         default=None,
         ge=1,
-        description="a segment merges neurons if it holds this many nodes of each; none = 1, or 5 for thinned truth",
+        description="a segment counts as a merge of neurons if it contains at least this many nodes of each (default: "
+        "1, or 5 for thinned ground truth)",
     )
     worst: int = Field(
-        default=20, ge=0, description="worst splits and merges that are listed with their places; 0 = none"
+        default=20, ge=0, description="number of worst splits and merges that are listed with their positions; 0 = none"
     )
     lsd_error: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="volumes/lsd_error: LSDs of the segmentation against those predicted; auto: where they are stored",
+        description="write volumes/lsd_error, the difference between the LSDs of the segmentation and the predicted "
+        "ones; auto: if predicted LSDs are stored",
     )
     lsd_error_downsample: int = Field(
-        default=2, ge=1, description="LSDs of the segmentation are computed on every n-th voxel, and shown on all"
+        default=2, ge=1, description="compute LSDs of the segmentation on every n-th voxel only"
     )
     lsd_sigma: LengthsField | None = Field(
-        default=None, description="sigma of the predicted LSDs; none = as the network says that made them"
+        default=None, description="sigma of the predicted LSDs (default: that of the network that predicted them)"
     )
-    picture_edge_vox: int = Field(default=1024, ge=16, description="pictures show at most this many voxels across")
+    picture_edge_vox: int = Field(default=1024, ge=16, description="largest width of pictures, voxels")
     viewer_url: str = Field(
-        default="http://127.0.0.1:9000", description="where the experiment folder will be served for neuroglancer"
+        default="http://127.0.0.1:9000",
+        description="web address at which the experiment folder will be served to neuroglancer",
     )

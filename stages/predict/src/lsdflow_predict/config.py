@@ -14,46 +14,56 @@ from lsdflow_contract.region import RegionConfig
 class PredictConfig(StrictModel):
     """Where the networks come from, what part of the target is predicted, and how it is cut into pieces."""
 
-    checkpoint: int | str = Field(default="best", description='network: "best", an iteration, or the path of a bundle')
+    checkpoint: int | str = Field(
+        default="best", description='network to use: "best", an iteration, or the path of a bundle'
+    )
     lsd_checkpoint: int | str = Field(
         default="trained_with",
-        description='LSD network (mode acrlsd): "trained_with" (as the affinity network says), an iteration, or a path',
+        description='LSD network (mode acrlsd): "trained_with" (the one the affinity network was trained with), an '
+        "iteration, or a path",
     )
     allow_lsd_mismatch: bool = Field(
-        default=False, description="accept another LSD network than the one trained with; recorded"
+        default=False, description="accept an LSD network other than the one trained with; this is recorded"
     )
     allow_voxel_size_mismatch: bool = Field(
-        default=False, description="accept a target with another voxel size; recorded"
+        default=False, description="accept a target with another voxel size than the training volumes; this is recorded"
     )
     setup: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
-        description="folder under predictions/; none = the mode's name",
+        description="folder under predictions/ (default: the name of the mode)",
     )
     passes: Literal["one", "two"] = Field(
         default="one",
-        description="one: LSDs stay in memory; two: they are stored first, then read back; same bits (mode acrlsd)",
+        description="mode acrlsd: one: LSDs stay in memory; two: LSDs are stored first and then read again; the result"
+        " is the same",
     )
     part: Literal["all", "lsds"] = Field(
-        default="all", description="lsds: stop after the first of two passes, with only the LSDs stored"
+        default="all", description="all, or lsds: stop after the first of two passes, when the LSDs are stored"
     )
-    store_lsds: bool = Field(default=False, description="also write volumes/lsds (always written with passes = two)")
-    roi: RegionConfig | None = Field(default=None, description="predict only this part; none = the whole target")
+    store_lsds: bool = Field(default=False, description="also write volumes/lsds (always written if passes = two)")
+    roi: RegionConfig | None = Field(default=None, description="predict only this region (default: the whole target)")
     mask: str | None = Field(
-        default=None, description="dataset in the target volume; where it is 0 the outputs are 0, and work is skipped"
+        default=None, description="dataset in the target volume; where it is 0, nothing is computed and the result is 0"
     )
     outside: Literal["mirror", "zero"] = Field(
-        default="mirror", description="what the networks see beyond the target's edge"
+        default="mirror", description="how the target is continued beyond its edge, as input of the networks"
     )
     tile_shape: LengthsField | None = Field(
         default=None,
-        description="largest output of one network evaluation (sets GPU memory); none = as the bundle says",
+        description="largest output shape of one network evaluation, which determines GPU memory (default: from the "
+        "bundle)",
     )
     block_shape: LengthsField | None = Field(
         default=None,
-        description="largest block (sets main memory), rounded down to whole tiles; changes no bit; none = chosen",
+        description="largest block, rounded down to whole tiles, which determines main memory; does not change the "
+        "result (default: chosen automatically)",
     )
-    precision: Literal["float32", "bf16"] = Field(default="float32", description="bf16: faster on GPUs, other low bits")
-    lsd_cache_mb: int = Field(default=1024, ge=0, description="LSD tiles a worker keeps for its next block, MB")
-    measure: bool = Field(default=False, description="plan: run one tile of each network and tell the time")
-    zarr_format: Literal[2, 3] = Field(default=3, description="format of the predicted arrays")
+    precision: Literal["float32", "bf16"] = Field(
+        default="float32", description="float32, or bf16: faster on GPUs and some CPUs, slightly different values"
+    )
+    lsd_cache_mb: int = Field(
+        default=1024, ge=0, description="memory in MB for LSD tiles that a worker keeps for its next block"
+    )
+    measure: bool = Field(default=False, description="`plan` also runs one tile of each network and reports the time")
+    zarr_format: Literal[2, 3] = Field(default=3, description="zarr format of the predictions")

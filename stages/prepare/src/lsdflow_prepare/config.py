@@ -27,34 +27,49 @@ Ids = Annotated[list[int], AfterValidator(_as_u64)]
 class Region(StrictModel):
     """A cuboid: in nm it is a world position, in vox an index of the raw array."""
 
-    offset: Lengths = Field(description='first corner, z,y,x: "0, 0, 0 vox" (index of raw) or "1600, 0, 0 nm" (world)')
-    shape: Lengths = Field(description='extent, z,y,x: "250 vox" or "2000, 2500, 2500 nm"')
+    offset: Lengths = Field(
+        description='first corner, z,y,x: "0, 0, 0 vox" (voxel index of raw) or "1600, 0, 0 nm" (world coordinates)'
+    )
+    shape: Lengths = Field(description='size, z,y,x: "250 vox" or "2000, 2500, 2500 nm"')
 
 
 class VolumeTable(StrictModel):
     """What training and target volumes share."""
 
-    raw: str = Field(description="path of the raw volume: zarr, N5, HDF5, TIFF, OME-NGFF, precomputed, JSON ROI")
+    raw: str = Field(description="path of the raw volume: zarr, N5, HDF5, TIFF, OME-NGFF, precomputed or JSON ROI")
     raw_dataset: str | None = Field(
         default=None, description="dataset in it (default: the container itself if it is a volume, else volumes/raw)"
     )
     raw_range: tuple[float, float] | None = Field(
-        default=None, description="grey values that become 0 and 255; needed unless raw is uint8 or float in [0, 1]"
+        default=None, description="grey values that become 0 and 255; required unless raw is uint8, or float in [0, 1]"
     )
-    raw_channel: int | None = Field(default=None, ge=0, description="which channel of a multi-channel raw volume")
-    roi: Region | None = Field(default=None, description="take only this region")
+    raw_channel: int | None = Field(
+        default=None, ge=0, description="channel to use of a raw volume with several channels"
+    )
+    roi: Region | None = Field(default=None, description="use only this region")
     voxel_size: Lengths | None = Field(
-        default=None, description='voxel size z,y,x, e.g. "40, 8, 8 nm", over what the metadata says (or does not say)'
+        default=None,
+        description='voxel size z,y,x, for example "40, 8, 8 nm" (default: from the metadata of the volume; required '
+        "if there is none)",
     )
     expansion_factor: float = Field(
-        default=1.0, gt=0, description="expansion microscopy: voxel sizes are divided by it (effective size)"
+        default=1.0, gt=0, description="expansion microscopy: voxel sizes are divided by this factor"
     )
-    sparse: bool = Field(default=False, description="chunks that were never written are zeros, not lost data")
-    mask_train_value: int = Field(default=1, ge=1, le=255, description="mask value that means: train here")
-    ignore_ids: Ids = Field(default=[], description="labels whose voxels are ignored, e.g. -3 = uint64(-3)")
+    sparse: bool = Field(
+        default=False,
+        description="true: chunks that were never written count as zeros; false: they are reported as lost data",
+    )
+    mask_train_value: int = Field(
+        default=1, ge=1, le=255, description="value of the mask that means: train on this voxel"
+    )
+    ignore_ids: Ids = Field(default=[], description="labels whose voxels are not trained, for example -3 = uint64(-3)")
     background_ids: Ids = Field(default=[], description="labels whose voxels are trained as background")
-    ignore_regions: list[Region] = Field(default=[], description="regions that are ignored in training")
-    pad_labels: bool = Field(default=False, description="labels cover a part of raw: ignore the rest (default: refuse)")
+    ignore_regions: list[Region] = Field(default=[], description="regions that are not trained")
+    pad_labels: bool = Field(
+        default=False,
+        description="true: labels cover only a part of raw, the rest is not trained; false: report an error in this "
+        "case",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -74,26 +89,33 @@ class VolumeTable(StrictModel):
 class TrainingVolume(VolumeTable):
     """[[prepare.training]]: one volume with labels."""
 
-    name: Name = Field(description="name of the volume: it becomes data/training/<name>.zarr")
-    labels: str | None = Field(default=None, description="path of the neuron labels (default: the container of raw)")
+    name: Name = Field(description="name of the volume, stored as data/training/<name>.zarr")
+    labels: str | None = Field(default=None, description="path of the neuron labels (default: the same as raw)")
     labels_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/neuron_ids)")
     mask: str | None = Field(
         default=None,
-        description='path of the mask, 0 ignore, 1 train, 2 background; "none": train everywhere '
-        "(default: volumes/labels/mask of the labels' container if it is there, else everywhere)",
+        description='path of a mask: 0 ignore, 1 train, 2 background; "none": train everywhere (default: '
+        "volumes/labels/mask in the container of the labels if it exists, else everywhere)",
     )
     mask_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/mask)")
     probability: float | None = Field(
-        default=None, ge=0, le=1, description="how often it is drawn in training (default: by labelled volume)"
+        default=None,
+        ge=0,
+        le=1,
+        description="how often this volume is sampled in training (default: in proportion to its labelled volume)",
     )
 
 
 class TargetVolume(VolumeTable):
     """[prepare.target]: the volume to segment, with truth for evaluation if there is any."""
 
-    truth: str | None = Field(default=None, description="path of true labels, for evaluate (default: no truth)")
+    truth: str | None = Field(default=None, description="path of the ground truth, for scores (default: none)")
     truth_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/neuron_ids)")
-    mask: str | None = Field(default=None, description="path of a mask of where to evaluate: 0 = not there")
+    mask: str | None = Field(
+        default=None,
+        description="path of a mask, 0 = outside; it is copied to volumes/labels/mask of the target, for predict.mask "
+        "and evaluate.regions (default: none)",
+    )
     mask_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/mask)")
 
 

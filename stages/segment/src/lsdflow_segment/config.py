@@ -17,48 +17,59 @@ class SegmentConfig(StrictModel):
     merge_function: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9_]+$",
-        description="edges that make the segmentation (collection edges_<merge_function>); none = agglomerate's first",
+        description="merge function whose edges are used (default: the first one of agglomerate)",
     )
     thresholds_minmax: tuple[float, float] = Field(
-        default=(0.0, 1.0), description="lowest and highest threshold that get a table; merge more -> higher"
+        default=(0.0, 1.0), description="lowest and highest threshold that are computed; a higher threshold merges more"
     )
     thresholds_step: float = Field(default=0.02, description="step between thresholds, at most four decimals")
     threshold: Literal["auto"] | float = Field(
-        default="auto", description="threshold of the segmentation: auto (advice below), or one of those computed"
+        default="auto",
+        description="threshold of the segmentation: auto (chosen as set by `advice`), or one of the computed "
+        "thresholds",
     )
     advice: Literal["auto", "truth", "stability"] = Field(
         default="auto",
-        description="truth: smallest VOI; stability: steadiest partition; auto: truth where the target has it",
+        description="how `auto` chooses. truth: lowest VOI against ground truth; stability: where the segmentation "
+        "changes least with the threshold; auto: truth if there is any, else stability",
     )
-    truth_dataset: str = Field(default="volumes/labels/neuron_ids", description="truth in the target volume")
+    truth_dataset: str = Field(
+        default="volumes/labels/neuron_ids", description="dataset of the ground truth in the target volume"
+    )
     truth_roi: RegionConfig | None = Field(
         default=None,
-        description="part of the truth that the advice may look at; none = all (then keep another part for scores)",
+        description="part of the ground truth used to choose the threshold; the rest can then be used for scores "
+        "(default: all)",
     )
     extra_thresholds: tuple[float, ...] = Field(
-        default=(), description="further thresholds written as volumes/segmentation_<threshold>"
+        default=(), description="further thresholds, written as volumes/segmentation_<threshold>"
     )
-    roi: RegionConfig | None = Field(default=None, description="write only this part; none = all fragments")
+    roi: RegionConfig | None = Field(default=None, description="write only this region (default: all fragments)")
     block_shape: LengthsField | None = Field(
-        default=None, description="block = write unit of the segmentation; changes no voxel; none = as the fragments"
+        default=None,
+        description="size of a block and of the write unit of the segmentation; does not change the result (default: "
+        "as the fragments)",
     )
     run_type: str = Field(
         default="",
         pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
-        description="sub-folder of luts/ for the tables; empty = none",
+        description="sub-folder of luts/ for the lookup tables; empty = none",
     )
     buffer_edges: int = Field(
         default=1 << 24,
         ge=1,
-        description="edges held beyond one forest, about 34 bytes each; changes no result",
+        description="number of edges held in memory in addition to the graph, about 34 bytes each; does not change the"
+        " result",
     )
     find: Literal["auto", "whole", "hierarchical"] = Field(
         default="auto",
-        description="all nodes in one memory, or part by part; changes no result; auto: by nodes_in_memory",
+        description="whether all nodes are held in memory at once or the graph is processed in parts; does not change "
+        "the result; auto: decided by nodes_in_memory",
     )
     nodes_in_memory: int = Field(
         default=1 << 24,
         ge=1,
-        description="auto: more nodes are found part by part; nodes of a part, some 60 bytes each; changes no result",
+        description="find = auto: graphs with more nodes are processed in parts of this many nodes, some 60 bytes "
+        "each; does not change the result",
     )
-    zarr_format: Literal[2, 3] = Field(default=3, description="format of the segmentation")
+    zarr_format: Literal[2, 3] = Field(default=3, description="zarr format of the segmentation")

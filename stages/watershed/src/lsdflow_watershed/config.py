@@ -17,61 +17,72 @@ class WatershedConfig(StrictModel):
 
     block_shape: LengthsField = Field(
         default=Lengths.parse("256 vox"),
-        description="a block (write box), which is also the write unit on disk",
+        description="size of a block, which is also the write unit on disk",
         json_schema_extra={"default": "256 vox"},
     )
     context: LengthsField | None = Field(
         default=None,
-        description="read beyond a block on every side; none = 48 of the shortest voxel edges, id_mode blocks 32",
+        description="margin read around a block on every side (default: 48 times the shortest voxel edge; 32 times if "
+        "id_mode = blocks)",
     )
     method: Literal["seeded", "mutex"] = Field(
         default="seeded",
-        description="seeded: basins of the distance to the nearest boundary; mutex: mutex watershed of all affinities",
+        description="seeded: watershed of the distance to the nearest boundary; mutex: mutex watershed of all "
+        "affinities",
     )
     fragments_in_xy: bool = Field(
-        default=False, description="make fragments section by section (thick sections); false: in 3-D"
+        default=False, description="true: make fragments in each section separately (thick sections); false: in 3-D"
     )
     min_seed_distance_vox: int = Field(
-        default=10, ge=2, description="a seed is the deepest voxel of a window with this edge; lower = more fragments"
+        default=10,
+        ge=2,
+        description="each seed is the deepest voxel of a window with this edge, voxels; lower = more fragments",
     )
     epsilon_agglomerate: float = Field(
         default=0.0,
         ge=0.0,
         le=1.0,
-        description="join fragments within a block up to this score (hist_quant_25); 0 = no",
+        description="merge fragments within a block up to this score (hist_quant_25); 0 = no",
     )
     filter_fragments: float = Field(
-        default=0.0, ge=0.0, le=1.0, description="clear fragments whose mean affinity is below this; 0 = keep all"
+        default=0.0, ge=0.0, le=1.0, description="remove fragments below this mean affinity; 0 = keep all"
     )
     mutex_bias: tuple[Annotated[float, Field(ge=-1, le=1)], ...] = Field(
         default=(),
-        description="added to affinities (0 to 1): above 0 they attract, below 0 they repel; one for all channels, or "
-        "one each; none = 0 for the three nearest voxels and -1 for others, -0.5 if there are no others",
+        description="added to the affinities (0 to 1); sums above 0 attract, below 0 repel. One value for all "
+        "channels, or one for each (default: 0 for the three nearest neighbours and -1 for others; -0.5 if"
+        " there are no others)",
     )
     mutex_strides: tuple[tuple[PositiveInt, PositiveInt, PositiveInt], ...] = Field(
         default=(),
-        description="of every how many voxels (z,y,x) an affinity counts; one for all but the three nearest, or one "
-        "for each channel; none = about 4 of the shortest voxel edges for all but the three nearest",
+        description="use an affinity only at every n-th voxel (z,y,x): one stride for all channels but the three "
+        "nearest, or one for each channel (default: about 4 of the shortest voxel edges, for all but the "
+        "three nearest)",
     )
     remove_debris_vox: int = Field(
-        default=0, ge=0, description="clear fragments of fewer voxels (in the block and its context); 0 = keep all"
+        default=0,
+        ge=0,
+        description="remove fragments with fewer voxels than this (in a block and its context); 0 = keep all",
     )
     mask_file: str = Field(
-        default="", description="container of a mask: no fragments where it is 0 (nor beyond its edge); empty = none"
+        default="",
+        description="container of a mask; no fragments where the mask is 0 or outside of it; empty = no mask",
     )
     mask_dataset: str = Field(default="volumes/labels/mask", min_length=1, description="dataset in mask_file")
     replace_sections: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="bad sections: z of the target volume, from 0"
+        default=(), description="bad sections: their z index in the target volume, from 0"
     )
     replace_sections_with: Literal["zero", "copy"] = Field(
-        default="zero", description="zero: no fragments in bad sections; copy: those of the nearest good section"
+        default="zero",
+        description="zero: no fragments in bad sections; copy: copy the fragments of the nearest good section",
     )
     id_mode: Literal["blocks", "seamless"] = Field(
         default="seamless",
-        description="seamless: fragments go on across block faces, id = 1 + place of the seed in the volume; "
-        "blocks (published): they end there, id = block number * voxels per block + local number",
+        description="seamless: fragments continue across block faces, id = 1 + position of the seed in the volume; "
+        "blocks (as published): fragments end at block faces, id = block number * voxels per block + local"
+        " number",
     )
-    zarr_format: Literal[2, 3] = Field(default=3, description="format of volumes/fragments")
+    zarr_format: Literal[2, 3] = Field(default=3, description="zarr format of volumes/fragments")
 
     @model_validator(mode="after")
     def _joined_once(self) -> Self:

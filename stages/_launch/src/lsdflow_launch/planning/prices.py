@@ -28,17 +28,17 @@ NAME = "prices.toml"
 class Offer(StrictModel):
     """What one hour or month costs; a price that is not given is not known."""
 
-    cpu_hour: float | None = Field(default=None, ge=0, description="one core, one hour")
-    gpu_hour: float | None = Field(default=None, ge=0, description="one GPU, one hour")
-    gb_month: float | None = Field(default=None, ge=0, description="10^9 bytes, one month")
+    cpu_hour: float | None = Field(default=None, ge=0, description="price of one core for one hour")
+    gpu_hour: float | None = Field(default=None, ge=0, description="price of one GPU for one hour")
+    gb_month: float | None = Field(default=None, ge=0, description="price of 10^9 bytes for one month")
 
 
 class Prices(StrictModel):
     """prices.toml."""
 
-    currency: str = Field(default="", description="a label")
-    months_kept: float = Field(default=1.0, ge=0, description="how long the results stay on the disk")
-    offers: dict[str, Offer] = Field(description="any number of offers")
+    currency: str = Field(default="", description="name of the currency")
+    months_kept: float = Field(default=1.0, ge=0, description="how many months the results are kept")
+    offers: dict[str, Offer] = Field(description="one table for each offer")
 
 
 def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:

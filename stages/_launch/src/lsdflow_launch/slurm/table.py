@@ -37,33 +37,40 @@ SafePath = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f'\"\\$`:,;]+$"
 class JobTable(StrictModel):
     """Resources of a kind of job; what is not given comes from the experiment's profile."""
 
-    partition: Name | None = Field(default=None, description="partition; none = partition_cpu or partition_gpu")
-    cpus: int | None = Field(default=None, ge=1, description="cores")
-    mem: Memory | None = Field(default=None, description='memory of a node, e.g. "16G"')
-    time: Time | None = Field(
-        default=None, description='time limit, e.g. "2-00:00:00"; a job comes back when it is over'
+    partition: Name | None = Field(
+        default=None, description="SLURM partition (default: partition_cpu or partition_gpu)"
     )
-    gres: Gres | None = Field(default=None, description='other resources, e.g. "gpu:a100:1"')
+    cpus: int | None = Field(default=None, ge=1, description="number of cores")
+    mem: Memory | None = Field(default=None, description='memory per node, for example "16G"')
+    time: Time | None = Field(
+        default=None, description='time limit, for example "2-00:00:00"; an interrupted job is queued again and resumes'
+    )
+    gres: Gres | None = Field(default=None, description='other resources, for example "gpu:a100:1"')
 
 
 class TrainTable(JobTable):
     """[cluster.train-lsd], [cluster.train-acrlsd]."""
 
     nodes: int = Field(
-        default=1, ge=1, description="nodes that share one training; processes of each node: processes of [train-...]"
+        default=1,
+        ge=1,
+        description="number of nodes that share one training; `processes` of [train-...] is the number of processes on"
+        " each",
     )
 
 
 class BlockTable(JobTable):
     """[cluster.<stage>] of a stage of blocks: its coordinator (small, not on nodes that may vanish) and its workers."""
 
-    workers: int | None = Field(default=None, ge=1, le=MOST_WORKERS, description="jobs that take blocks")
-    workers_at_once: int | None = Field(default=None, ge=1, description="how many of them run at a time; none = all")
-    worker_partition: Name | None = Field(default=None, description="partition of the workers")
-    worker_cpus: int | None = Field(default=None, ge=1, description="cores of a worker")
-    worker_mem: Memory | None = Field(default=None, description="memory of a worker")
-    worker_time: Time | None = Field(default=None, description="time limit of a worker")
-    worker_gres: Gres | None = Field(default=None, description="other resources of a worker")
+    workers: int | None = Field(default=None, ge=1, le=MOST_WORKERS, description="number of worker jobs")
+    workers_at_once: int | None = Field(
+        default=None, ge=1, description="how many worker jobs run at the same time (default: all)"
+    )
+    worker_partition: Name | None = Field(default=None, description="partition of the worker jobs")
+    worker_cpus: int | None = Field(default=None, ge=1, description="cores of a worker job")
+    worker_mem: Memory | None = Field(default=None, description="memory of a worker job")
+    worker_time: Time | None = Field(default=None, description="time limit of a worker job")
+    worker_gres: Gres | None = Field(default=None, description="other resources of a worker job")
 
 
 class ClusterTable(StrictModel):
@@ -71,20 +78,26 @@ class ClusterTable(StrictModel):
 
     account: Name = Field(default="", description="account that is charged; empty = the cluster's default")
     qos: Name = Field(default="", description="quality of service; empty = the cluster's default")
-    images: SafePath = Field(default="images", description="folder of the SIFs, relative to this file")
-    singularity: SafePath = Field(default="singularity", description="singularity or apptainer, or a path of either")
+    images: SafePath = Field(
+        default="images", description="folder with the SIF images, absolute or relative to this file"
+    )
+    singularity: SafePath = Field(default="singularity", description="command or path of singularity or apptainer")
     binds: list[SafePath] = Field(
-        default=[], description="more folders that the stages read and write (inputs are bound by themselves)"
+        default=[], description="further folders that the stages read or write; input volumes are bound automatically"
     )
-    partition_cpu: Name = Field(default="cpu", description="partition of jobs without GPU; empty = the default one")
-    partition_gpu: Name = Field(default="gpu", description="partition with GPUs; empty = there are none")
-    interface: Name = Field(default="", description="network interface of the coordinators; empty = the first")
-    options: list[SbatchOption] = Field(default=[], description='more options of sbatch, e.g. "--exclude=node17"')
+    partition_cpu: Name = Field(
+        default="cpu", description="partition for jobs without a GPU; empty = the cluster's default"
+    )
+    partition_gpu: Name = Field(default="gpu", description="partition with GPUs; empty = the cluster has none")
+    interface: Name = Field(default="", description="network interface of the coordinators; empty = the first one")
+    options: list[SbatchOption] = Field(
+        default=[], description='further options of sbatch, for example "--exclude=node17"'
+    )
     warn_s: int = Field(
-        default=120, ge=1, le=65535, description="a job is told to stop this long before its time is up"
+        default=120, ge=1, le=65535, description="how many seconds before its time limit a job is told to stop"
     )
-    max_restarts: int = Field(default=20, ge=0, description="how often an interrupted job goes back into the queue")
-    verify: JobTable = Field(default=JobTable(), description="jobs that check a stage")
+    max_restarts: int = Field(default=20, ge=0, description="how often an interrupted job is queued again")
+    verify: JobTable = Field(default=JobTable(), description="resources of the jobs that verify a stage")
     prepare: JobTable = JobTable()
     train_lsd: TrainTable = Field(default=TrainTable(), alias="train-lsd")
     train_acrlsd: TrainTable = Field(default=TrainTable(), alias="train-acrlsd")

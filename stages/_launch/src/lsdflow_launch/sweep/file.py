@@ -36,21 +36,27 @@ LARGEST_GRID = 100_000
 class SplitTable(StrictModel):
     """[split]: which runs stay together."""
 
-    by: tuple[str, ...] | None = Field(default=None, description="axes; runs that agree on them go to one server")
+    by: tuple[str, ...] | None = Field(
+        default=None, description="axes; runs with the same values on these axes are done by the same server"
+    )
 
 
 class MeansTable(StrictModel):
     """[means]: what is averaged."""
 
-    over: tuple[str, ...] | None = Field(default=None, description="axes; none = those that end in seed or fold")
+    over: tuple[str, ...] | None = Field(
+        default=None, description="axes over which the mean is taken (default: those whose names end in seed or fold)"
+    )
 
 
 class SweepTables(StrictModel):
     """The whole file."""
 
-    base: str = Field(description="the experiment that all runs begin with: its folder, or its file")
-    metric: str = Field(default="voi", description="score of the plot, and of the order of the table (lower = better)")
-    axes: dict[str, Any] = Field(description="a list of values for each key; or a name for sets of keys")
+    base: str = Field(description="the experiment that all runs are derived from: its folder or file")
+    metric: str = Field(
+        default="voi", description="score that is plotted and by which the table is sorted; lower is better"
+    )
+    axes: dict[str, Any] = Field(description="for each key a list of values, or a name for several sets of keys")
     split: SplitTable = SplitTable()
     means: MeansTable = MeansTable()
 
