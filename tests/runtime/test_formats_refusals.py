@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import h5py
@@ -99,6 +100,44 @@ def test_slices_of_different_shape_are_refused_naming_the_file(tmp_path: Path) -
         tifffile.imwrite(tmp_path / f"{z}.tif", np.zeros(shape, np.uint8))
     with open_source(tmp_path) as volume, pytest.raises(BadData, match=r"2\.tif"):
         volume.read(volume.box)
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["s000", "s001", "s003", "s004"], "1 slices are missing.*s003.tif follows s001.tif"),
+        (["9", "10", "14"], "3 slices are missing.*also 11, 12, 13"),
+        (["a_v2_10", "a_v2_20", "a_v2_50"], "2 slices are missing.*steps of 10, also 30, 40"),
+        (["1", "01", "2"], "same number"),
+    ],
+)
+def test_a_gap_in_the_numbers_of_slices_is_refused_naming_what_is_missing(
+    tmp_path: Path, names: list[str], what: str
+) -> None:
+    for name in names:
+        tifffile.imwrite(tmp_path / f"{name}.tif", np.zeros((6, 8), np.uint8))
+    with pytest.raises(BadData) as caught:
+        open_source(tmp_path)
+    assert re.search(what, caught.value.message().replace("\n", " "))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["5"],
+        ["7", "30"],
+        ["s2", "s4", "s6"],
+        ["08", "09", "10"],
+        ["0", "1"],
+        ["top", "middle", "x1"],
+        ["a1", "b5", "b9"],
+    ],
+)
+def test_slices_numbered_in_equal_steps_or_not_at_all_are_a_volume(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        tifffile.imwrite(tmp_path / f"{name}.tif", np.zeros((6, 8), np.uint8))
+    with open_source(tmp_path) as volume:
+        assert volume.shape_vox == (len(names), 6, 8)
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 6])

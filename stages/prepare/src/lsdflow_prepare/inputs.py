@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +20,7 @@ from lsdflow_prepare import placement
 from lsdflow_prepare.config import Region, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.greyscale import refuse_type
+from lsdflow_prepare.identity import state_of
 from lsdflow_prepare.neuron_ids import LabelledBlock, labelled_block, mask_states, refuse_label_type
 from lsdflow_runtime.formats.detect import detect_format, open_source
 from lsdflow_runtime.formats.source import SourceVolume
@@ -52,9 +54,15 @@ class VolumeInputs:
     ignored: tuple[Box, ...] = ()
 
     @property
-    def sources(self) -> list[SourceVolume]:
-        """All open sources."""
-        return [self.raw, *(overlay.source for overlay in (self.labels, self.mask) if overlay is not None)]
+    def sources(self) -> dict[str, SourceVolume]:
+        """All open sources by what they are: raw, labels, mask."""
+        overlays = {"labels": self.labels, "mask": self.mask}
+        return {"raw": self.raw} | {name: found.source for name, found in overlays.items() if found is not None}
+
+    @cached_property
+    def states(self) -> dict[str, dict[str, str]]:
+        """What each source is now; see `state_of`. Looks at all files of the sources once."""
+        return {name: state_of(source) for name, source in self.sources.items()}
 
     @property
     def output_geometry(self) -> Geometry:
@@ -97,7 +105,7 @@ class VolumeInputs:
 
     def close(self) -> None:
         """Close all sources."""
-        for source in self.sources:
+        for source in self.sources.values():
             source.close()
 
     def __enter__(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,10 +22,10 @@ from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
-from lsdflow_prepare.identity import volume_identity
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.look import look_at
 from lsdflow_prepare.repair import mend, require_same_work
+from lsdflow_prepare.same_input import recognised, remember
 from lsdflow_prepare.survey import survey
 from lsdflow_prepare.verify import LISTED, require_whole
 from lsdflow_prepare.writing import WritePlan, bytes_needed, write_plans, write_volume
@@ -48,7 +49,7 @@ def inspect(experiment: Experiment) -> Findings:
         _survey_all(volumes, findings)
         for inputs in () if findings.errors else volumes:
             with findings.collecting():
-                _require_same_settings(_plans(experiment, inputs))
+                _require_same_settings(_plans(experiment, inputs, SURVEY_SECONDS / len(volumes)))
     return findings
 
 
@@ -59,7 +60,7 @@ def plan(experiment: Experiment) -> dict[str, Any]:
     with _opened(experiment, findings) as volumes:
         _raise_first(findings)
         for inputs in volumes:
-            plans = _plans(experiment, inputs)
+            plans = _plans(experiment, inputs, 0)
             facts[_label(inputs)] = {
                 "shape_vox": list(inputs.region.shape_vox),
                 "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
@@ -116,7 +117,7 @@ def repair(experiment: Experiment) -> dict[str, Any]:
     findings = Findings()
     with _opened(experiment, findings) as volumes:
         _raise_first(findings)
-        plans = [_plans(experiment, inputs) for inputs in volumes]
+        plans = [_plans(experiment, inputs, 0) for inputs in volumes]
         for inputs, group in zip(volumes, plans, strict=True):
             require_same_work(table, manifest, _label(inputs), group)
         with _alone(experiment.layout.root):
@@ -134,18 +135,20 @@ def run(experiment: Experiment, options: RunOptions) -> None:
 
     Raises:
         BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
-        NotOurs: outputs of other parameters, or another prepare at work in the same experiment.
+        NotOurs: outputs of other parameters, or of sources that changed since; another prepare at work here.
     """
     started = time.time()
     findings = Findings()
     with _opened(experiment, findings) as volumes:
-        plans = [_plans(experiment, inputs) for inputs in volumes]
+        plans = [_plans(experiment, inputs, replace=options.replace) for inputs in volumes]
         for group in plans:
             _refuse_others(group, options.replace)
         _survey_all([v for v, group in zip(volumes, plans, strict=True) if finished_report(group) is None], findings)
         _raise_first(findings)
         _refuse_full_disk(experiment, volumes, plans)
         with _alone(experiment.layout.root):
+            for inputs, group in zip(volumes, plans, strict=True):
+                remember(inputs, group)
             _finish(experiment, volumes, plans, findings, started)
 
 
@@ -247,11 +250,27 @@ def _raise_first(findings: Findings) -> None:
         raise findings.errors[0]
 
 
-def _plans(experiment: Experiment, inputs: VolumeInputs) -> list[WritePlan]:
+def _plans(
+    experiment: Experiment, inputs: VolumeInputs, seconds: float = math.inf, *, replace: bool = False
+) -> list[WritePlan]:
+    """What has to be written for a volume. seconds: for comparing sources that may have changed, see `recognised`.
+
+    Raises MadeOtherwise (73) if a source has changed since the volume was prepared, unless it is to be replaced.
+    """
+    plans = _plans_of_now(experiment, inputs)
+    try:
+        return recognised(inputs, plans, seconds)
+    except MadeOtherwise:
+        if replace:
+            return plans
+        raise
+
+
+def _plans_of_now(experiment: Experiment, inputs: VolumeInputs) -> list[WritePlan]:
     layout = experiment.layout
     container = layout.training_volume(inputs.name) if inputs.role == "training" else layout.target_volume
     parameters = inputs.table.model_dump(mode="json", exclude={"name", "probability"})
-    sources = volume_identity(inputs)
+    sources = {name: hash_of(state) for name, state in inputs.states.items()}
     provenance = {
         "contract": CONTRACT_VERSION,
         "written_by": Writer.of(STAGE).model_dump(),

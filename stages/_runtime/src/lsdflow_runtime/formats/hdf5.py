@@ -59,10 +59,18 @@ def open_hdf5(path: Path, dataset: str) -> SourceVolume:
         stored_shape=tuple(node.shape),
         dtype=np.dtype(node.dtype),
         fetch=lambda slices: np.asarray(node[slices]),
+        files=(path, *_other_files(node, path)),
         claims=tuple(claims_of(attributes, axes, where) + _element_size(attributes, axes, where)),
         grid=_grid(node),
         closer=file.close,
     )
+
+
+def _other_files(node: h5py.Dataset, path: Path) -> list[Path]:
+    """The files that a dataset of external or virtual storage lies in."""
+    names = {name for name, *_ in node.external or ()}
+    names |= {source.file_name for source in node.virtual_sources()} if node.is_virtual else set()
+    return [path.parent / name for name in sorted(names - {"."})]
 
 
 def _axis_names(attributes: Mapping[str, Any]) -> list[object] | None:

@@ -65,6 +65,7 @@ def open_n5(container: Path, dataset: str) -> SourceVolume:
         stored_shape=tuple(store.shape),
         dtype=np.dtype(store.dtype.numpy_dtype),
         fetch=lambda slices: np.asarray(store[slices].read().result()),
+        files=(folder,),
         claims=tuple(claims),
         grid=_grid(attributes["blockSize"], where),
     )

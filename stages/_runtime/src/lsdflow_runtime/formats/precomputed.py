@@ -55,6 +55,7 @@ def open_precomputed(container: Path, scale: str = "") -> SourceVolume:
         stored_shape=tuple(store.shape),
         dtype=np.dtype(store.dtype.numpy_dtype),
         fetch=lambda slices: np.asarray(store[slices].read().result()),
+        files=(container / "info", container / str(entry.get("key"))),
         claims=(_claim(entry, where),),
         grid=_grid(entry, container, int(info.get("num_channels", 1))),
     )

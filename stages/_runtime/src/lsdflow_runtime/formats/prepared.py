@@ -66,6 +66,22 @@ class PreparedArrays:
         """All arrays stand under their final names, made with the same key."""
         return all(_key_of(self._final(spec)) == self.key for spec in self.specs)
 
+    def found(self) -> dict[str, Any]:
+        """What finished or begun arrays on this very grid say of their making; empty where there are none."""
+        for spec in self.specs:
+            for folder in (self._final(spec), self._partial(spec)):
+                if self._is_on_grid(folder):
+                    return _provenance_of(folder)
+        return {}
+
+    def _is_on_grid(self, folder: Path) -> bool:
+        try:
+            shape = tuple(json_object(folder / ".zarray").get("shape", ()))
+            attributes = json_object(folder / ".zattrs")
+            return shape == self.geometry.shape_vox and read_geometry(attributes, shape, folder) == self.geometry
+        except BadData:
+            return False
+
     def refuse_others(self, replace: bool) -> None:
         """Refuse arrays of other work under our names.
 
@@ -93,7 +109,7 @@ class PreparedArrays:
             for folder in (self.container, *(p for s in self.specs for p in self._groups(s))):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / ".zgroup", {"zarr_format": 2})
-            notes = self._notes()
+            notes = self.notes()
             if not all(self.key in (_key_of(self._partial(s)), _key_of(self._final(s))) for s in self.specs):
                 notes = {}
             if not notes:
@@ -132,7 +148,7 @@ class PreparedArrays:
             return list(range(len(bricks)))
         for spec in self.specs:
             self._open[spec.dataset] = _open(self._final(spec))
-        notes = self._notes()
+        notes = self.notes()
         return [
             number
             for number, box in enumerate(bricks)
@@ -155,7 +171,7 @@ class PreparedArrays:
 
     def noted(self, number: int) -> Note | None:
         """What was noted of a brick when it was written; None if the journal has lost it."""
-        return self._notes().get(number)
+        return self.notes().get(number)
 
     def finish(self) -> None:
         """Give the arrays their final names."""
@@ -172,11 +188,7 @@ class PreparedArrays:
 
     def identity(self) -> str:
         """Hash of the checksums of all bricks: names the content."""
-        return hash_of({str(number): note.checksums for number, note in sorted(self._notes().items())})
-
-    def note_facts(self) -> list[dict[str, Any]]:
-        """Facts of all noted bricks."""
-        return [note.facts for _, note in sorted(self._notes().items())]
+        return hash_of({str(number): note.checksums for number, note in sorted(self.notes().items())})
 
     def _final(self, spec: ArraySpec) -> Path:
         return self.container / spec.dataset
@@ -239,7 +251,7 @@ class PreparedArrays:
             file.flush()
             os.fsync(file.fileno())
 
-    def _notes(self) -> dict[int, Note]:
+    def notes(self) -> dict[int, Note]:
         """Bricks noted for this key; a line cut off by a crash, or damaged, is left out."""
         notes = {}
         lines = self._journal.read_bytes().splitlines() if self._journal.exists() else []

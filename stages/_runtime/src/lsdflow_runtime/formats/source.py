@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +17,7 @@ from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, Sta
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_runtime.formats import axes as axis_order
 from lsdflow_runtime.formats.claims import GeometryClaim, place
+from lsdflow_runtime.formats.file_stamp import file_stamp
 from lsdflow_runtime.patience import is_passing
 
 
@@ -47,6 +49,7 @@ class SourceVolume:
         stored_shape: stored shape, same order.
         dtype: element type as stored.
         fetch: stored slices -> array in stored order.
+        files: the files, or folders of files, that hold the voxels and say how to read them.
         claims: what each piece of metadata says of voxel size and offset.
         grid: the chunks, where missing ones can be told from zeros; None where they cannot.
         roi_nm: (offset, shape) z,y,x of a region that the container itself names (JSON ROI container).
@@ -58,6 +61,7 @@ class SourceVolume:
     stored_shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     fetch: Callable[[tuple[slice, ...]], NDArray[np.generic]]
+    files: tuple[Path, ...]
     claims: tuple[GeometryClaim, ...] = ()
     grid: ChunkGrid | None = None
     roi_nm: tuple[Nm3, Nm3] | None = None
@@ -128,6 +132,14 @@ class SourceVolume:
             except BadData:
                 return f"{self.grid.file(index)} ({self.axes} {tuple(begins)}..{tuple(ends)})"
         return None
+
+    def stamp(self) -> str:
+        """Names, sizes and times of change of the files as one hash; nothing is read. See `file_stamp`.
+
+        Raises MissingInput, PermissionDenied or StorageFailure for a file that cannot be looked at.
+        """
+        with reading(self.where):
+            return file_stamp(self.files)
 
     def missing_chunks(self, box: Box) -> list[tuple[int, ...]] | None:
         """Indices (stored order) of chunks in `box` that were never written; None where the format cannot tell."""

@@ -1,5 +1,7 @@
 """TIFF: a folder of single-page slices (sorted by the numbers in their names), a multi-page file, BigTIFF.
 
+A folder with a gap in the numbers of its files is refused: a slice is missing, and those behind it would move up.
+
 A voxel size is believed only when the file gives one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
 (spacing + unit + pixels per unit). Plain dots-per-inch say nothing of a volume and are ignored.
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,6 +30,7 @@ from lsdflow_runtime.formats.units import is_length, nm_per
 
 SUFFIXES = (".tif", ".tiff")
 SIGNATURES = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+SLICES_LISTED = 5
 Slices = tuple[slice, ...]
 
 
@@ -69,15 +73,24 @@ def _open_file(path: Path) -> SourceVolume:
         stored_shape=tuple(array.shape),
         dtype=np.dtype(array.dtype),
         fetch=lambda slices: np.asarray(array[slices]),
+        files=_files_of(series, path),
         claims=tuple(_claims(tiff, where)),
         closer=tiff.close,
     )
+
+
+def _files_of(series: tifffile.TiffPageSeries, path: Path) -> tuple[Path, ...]:
+    """The files of a series: one, unless its OME-XML names others."""
+    if not series.is_multifile:
+        return (path,)
+    return tuple(sorted({Path(page.parent.filehandle.path) for page in series.pages if page is not None}))
 
 
 def _open_folder(folder: Path) -> SourceVolume:
     files = sorted((f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES), key=natural_order)
     if not files:
         raise MissingInput("no TIFF slices in the folder", where=folder, wanted="*.tif or *.tiff")
+    _refuse_missing_slices(files, folder)
     shape, dtype = _slice_form(files[0])
     return SourceVolume(
         where=f"{folder} ({len(files)} slices)",
@@ -86,7 +99,43 @@ def _open_folder(folder: Path) -> SourceVolume:
         stored_shape=(len(files), *shape),
         dtype=dtype,
         fetch=_slice_reader(files, shape, dtype),
+        files=tuple(files),
     )
+
+
+def _refuse_missing_slices(files: list[Path], folder: Path) -> None:
+    """BadData (65) naming the first slices that are missing in the numbering of the names.
+
+    The number of a slice is the one number by which the names differ; names that differ otherwise are not checked.
+    Equal steps of any size are a whole stack.
+    """
+    numbers = _slice_numbers([file.name for file in files])
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(steps) < 2:
+        return
+    step = max(1, min(steps))
+    missing = [n for before, after in pairwise(numbers) for n in range(before + step, after, step)]
+    place = next(i for i, (before, after) in enumerate(pairwise(numbers)) if after - before != step)
+    raise BadData(
+        f"{len(missing)} slices are missing in the folder" if missing else "two slices have the same number",
+        where=folder,
+        wanted=f"numbers in steps of {step}"
+        + (f", also {', '.join(map(str, missing[:SLICES_LISTED]))}" * bool(missing)),
+        found=f"{files[place + 1].name} follows {files[place].name}",
+        hint="copy the missing slices; if they do not exist, put copies of their neighbours in their place; if the "
+        "numbers are not those of sections, number the files again",
+    )
+
+
+def _slice_numbers(names: list[str]) -> list[int]:
+    """The one number by which sorted names differ; nothing if they differ otherwise."""
+    parts = [[text.lstrip("0") if text.isdigit() else text for text in re.split(r"(\d+)", name)] for name in names]
+    if len({len(of_name) for of_name in parts}) > 1:
+        return []
+    varying = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
+    if len(varying) != 1 or not all(text.isdigit() or not text for text in varying[0]):
+        return []
+    return [int(text or "0") for text in varying[0]]
 
 
 def natural_order(path: Path) -> list[tuple[int, int, str]]:

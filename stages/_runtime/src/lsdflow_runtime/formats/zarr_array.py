@@ -90,6 +90,7 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
         stored_shape=tuple(array.shape),
         dtype=np.dtype(array.dtype),
         fetch=lambda slices: np.asarray(array[slices]),
+        files=(folder,),
         claims=tuple(_claims(folder, attributes, axes, level)),
         grid=_grid(array, folder),
     )

@@ -1,0 +1,254 @@
+"""Changed voxels of a source are noticed in every format, and a copy of the same bytes is the same source."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import tensorstore
+import tifffile
+import zarr
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.arrays import LABELS, RAW
+from lsdflow_contract.errors import BadData, MadeOtherwise
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_prepare import task, writing
+
+SHAPE = (20, 18, 16)
+RAW_VALUES = np.random.default_rng(0).integers(1, 255, SHAPE, np.uint8)
+IDS = np.random.default_rng(1).integers(1, 9, SHAPE, np.uint64)
+RUN = RunOptions()
+Make = Callable[..., Experiment]
+Write = Callable[[Path, str, np.ndarray], dict[str, Any]]
+
+
+def zarr_of(form: int, **more: Any) -> Write:
+    def write(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+        path = folder / f"{role}.zarr"
+        array = zarr.create_array(
+            path, shape=SHAPE, dtype=data.dtype, chunks=(8, 8, 8), zarr_format=form, overwrite=True, **more
+        )
+        array[:] = data
+        return {role: str(path), f"{role}_dataset": ""}
+
+    return write
+
+
+def ngff(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+    path = folder / f"{role}.ome.zarr"
+    zarr.create_array(path / "0", data=data, chunks=(8, 8, 8), zarr_format=2, overwrite=True)
+    steps = [{"type": "scale", "scale": [8.0, 8.0, 8.0]}]
+    axes = [{"name": name, "type": "space", "unit": "nanometer"} for name in "zyx"]
+    image = {"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}], "version": "0.4"}
+    zarr.open_group(path, mode="a", zarr_format=2, attributes={"multiscales": [image]})
+    return {role: str(path), f"{role}_dataset": ""}
+
+
+def n5(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+    path = folder / f"{role}.n5"
+    metadata = {"dimensions": SHAPE[::-1], "blockSize": [8, 8, 8], "dataType": str(data.dtype)}
+    _stored({"driver": "n5", "metadata": metadata}, path, data.transpose(2, 1, 0))
+    return {role: str(path), f"{role}_dataset": ""}
+
+
+def precomputed(sharded: bool) -> Write:
+    sharding = {
+        "@type": "neuroglancer_uint64_sharded_v1",
+        "preshift_bits": 1,
+        "minishard_bits": 1,
+        "shard_bits": 1,
+        "hash": "identity",
+    }
+
+    def write(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+        scale = {"size": SHAPE[::-1], "encoding": "raw", "chunk_size": [8, 8, 8], "resolution": [8, 8, 8], "key": "8"}
+        metadata = {"type": "segmentation", "data_type": str(data.dtype), "num_channels": 1}
+        spec = {
+            "driver": "neuroglancer_precomputed",
+            "multiscale_metadata": metadata,
+            "scale_metadata": scale | ({"sharding": sharding} if sharded else {}),
+        }
+        _stored(spec, folder / f"{role}.precomputed", data.transpose(2, 1, 0)[..., None])
+        return {role: str(folder / f"{role}.precomputed")}
+
+    return write
+
+
+def _stored(spec: dict[str, Any], path: Path, data: np.ndarray) -> None:
+    kvstore = {"driver": "file", "path": f"{path}/"}
+    store = tensorstore.open(spec | {"kvstore": kvstore, "create": True, "delete_existing": True}).result()
+    store.write(data).result()
+
+
+def hdf5_in(inner: str) -> Write:
+    def write(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+        (folder / inner).mkdir(exist_ok=True)
+        path = folder / inner / f"{role}.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset("data", data=data, chunks=(8, 8, 8))
+        return {role: str(path), f"{role}_dataset": "data"}
+
+    return write
+
+
+def tiff_slices(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+    path = folder / role
+    path.mkdir(exist_ok=True)
+    for z, page in enumerate(data.astype(np.uint8)):
+        tifffile.imwrite(path / f"{z:03}.tif", page)
+    return {role: str(path)}
+
+
+def tiff_pages(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+    tifffile.imwrite(folder / f"{role}.tif", data.astype(np.uint8), photometric="minisblack")
+    return {role: str(folder / f"{role}.tif")}
+
+
+def region_of_zarr(folder: Path, role: str, data: np.ndarray) -> dict[str, Any]:
+    inside = zarr_of(2)(folder, role, data)[role]
+    path = folder / f"{role}.json"
+    size = [8 * n for n in SHAPE]
+    path.write_text(json.dumps({"container": inside, "offset": [0, 0, 0], "size": size}))
+    return {role: str(path), f"{role}_dataset": ""}
+
+
+FORMATS: dict[str, Write] = {
+    "zarr 2": zarr_of(2),
+    "zarr 3": zarr_of(3),
+    "zarr 3 sharded": zarr_of(3, shards=(16, 16, 16)),
+    "OME-NGFF": ngff,
+    "N5": n5,
+    "precomputed": precomputed(sharded=False),
+    "precomputed sharded": precomputed(sharded=True),
+    "HDF5": hdf5_in("plain"),
+    "HDF5 under a colon": hdf5_in("a:b"),
+    "HDF5 under a bracket": hdf5_in("a (copy)"),
+    "TIFF slices": tiff_slices,
+    "TIFF pages": tiff_pages,
+    "JSON ROI": region_of_zarr,
+}
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> Write:
+    return FORMATS[request.param]
+
+
+def one_voxel_changed(data: np.ndarray) -> np.ndarray:
+    changed = data.copy()
+    changed[17, 3, 5] = changed[17, 3, 5] % 7 + 1
+    assert (changed != data).sum() == 1
+    return changed
+
+
+def prepared(write: Write, folder: Path, experiment: Make) -> Experiment:
+    """An experiment of one training volume, finished, whose sources are 5 s old."""
+    tables = write(folder, "raw", RAW_VALUES) | write(folder, "labels", IDS)
+    loaded = experiment(**{"voxel_size": "8 nm"} | tables)
+    for path in (p for key in ("raw", "labels") for p in files_of(Path(tables[key]))):
+        at = path.stat()
+        os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns - 5 * 10**9))
+    task.run(loaded, RUN)
+    return loaded
+
+
+def files_of(path: Path) -> list[Path]:
+    path = path.with_suffix(".zarr") if path.suffix == ".json" else path
+    return [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+
+
+def made(loaded: Experiment, dataset: str) -> np.ndarray:
+    return zarr.open_array(loaded.layout.training_volume("a") / dataset, mode="r")[:]
+
+
+def test_a_changed_voxel_is_refused_and_prepared_only_on_request(form: Write, tmp_path: Path, experiment: Make) -> None:
+    loaded = prepared(form, tmp_path, experiment)
+    identity = read_manifest(loaded.layout, "prepare").identity
+    form(tmp_path, "raw", one_voxel_changed(RAW_VALUES))
+    with pytest.raises(MadeOtherwise, match="changed since it was prepared") as caught:
+        task.run(loaded, RUN)
+    assert "/raw" in caught.value.where
+    form(tmp_path, "raw", RAW_VALUES)
+    form(tmp_path, "labels", one_voxel_changed(IDS))
+    with pytest.raises(MadeOtherwise, match="changed since it was prepared") as caught:
+        task.verify(loaded)
+    assert "/labels" in caught.value.where
+    assert [type(problem) for problem in task.validate(loaded)] == [MadeOtherwise]
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
+    task.run(loaded, RunOptions(replace=True))
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), one_voxel_changed(IDS))
+    assert read_manifest(loaded.layout, "prepare").identity != identity
+
+
+def test_a_copy_of_the_same_bytes_is_the_same_source(
+    form: Write, tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = prepared(form, tmp_path, experiment)
+    before = loaded.layout.manifest("prepare").read_bytes()
+    for path in (p for p in tmp_path.iterdir() if p.name.startswith(("raw", "labels", "a", "plain"))):
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, tmp_path / "copy", **({"copy_function": shutil.copy} if path.is_dir() else {}))
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (tmp_path / "copy").rename(path)
+    assert task.validate(loaded) == []
+    assert task.verify(loaded)["verified"]
+    task.run(loaded, RUN)
+    assert loaded.layout.manifest("prepare").read_bytes() == before
+    monkeypatch.setattr(writing, "make_brick", lambda *_: pytest.fail("the sources were read again"))
+    task.run(loaded, RUN)
+
+
+def test_what_an_earlier_contract_prepared_is_recognised_by_its_voxels(tmp_path: Path, experiment: Make) -> None:
+    loaded = prepared(zarr_of(2), tmp_path, experiment)
+    before = loaded.layout.manifest("prepare").read_bytes()
+    as_of_contract_1_6(loaded)
+    task.run(loaded, RUN)
+    assert task.verify(loaded)["verified"]
+    assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] == json.loads(before)["key"]
+    zarr_of(2)(tmp_path, "labels", one_voxel_changed(IDS))
+    with pytest.raises(MadeOtherwise, match="changed since it was prepared"):
+        task.run(loaded, RUN)
+
+
+def as_of_contract_1_6(loaded: Experiment) -> None:
+    """The metadata as prepare left it then: other names of the inputs, none of the files."""
+    for path in loaded.layout.training_volume("a").rglob(".zattrs"):
+        attributes = json.loads(path.read_text())
+        attributes["lsdflow"].pop("sources", None)
+        attributes["lsdflow"]["inputs"] = {"raw": "0" * 64, "labels": "1" * 64}
+        path.write_text(json.dumps(attributes))
+
+
+def test_an_interrupted_run_goes_on_from_a_copy_of_its_sources(
+    tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "brick_shape", lambda *_: (8, 64, 64))
+    write, make_brick = zarr_of(2), writing.make_brick
+    tables = write(tmp_path, "raw", RAW_VALUES) | write(tmp_path, "labels", IDS)
+    loaded = experiment(voxel_size="8 nm", **tables)
+    begun: list[object] = []
+
+    def until_the_second_labels(*given: Any) -> Any:
+        if len(begun) == 4:
+            raise BadData("stopped")
+        begun.append(given)
+        return make_brick(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "make_brick", until_the_second_labels)
+        with pytest.raises(BadData, match="stopped"):
+            task.run(loaded, RUN)
+    for path in (*files_of(tmp_path / "raw.zarr"), *files_of(tmp_path / "labels.zarr")):
+        path.touch()
+    task.run(loaded, RUN)
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), RAW_VALUES)
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
