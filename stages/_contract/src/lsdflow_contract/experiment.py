@@ -23,7 +23,7 @@ STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglo
 # A message shows a wrong value, not the whole table that it stands in.
 LONGEST_VALUE = 200
 
-Profile = Literal["tiny", "standard", "snemi3d"]
+Profile = Literal["tiny", "tiny-anisotropic", "standard", "snemi3d"]
 Config = TypeVar("Config", bound=StrictModel)
 # What pydantic adds to the place of an error: which kind of value was tried there.
 _BRANCH = re.compile(r"^(literal\[.*|int|float|str|bool|constrained-\w+|function-.*|nullable.*)$")
@@ -47,7 +47,7 @@ class ExperimentTable(StrictModel):
     profile: Profile = Field(
         default="standard",
         description="size of the networks and of the training. tiny: minutes on two CPU cores; standard: as published;"
-        " snemi3d: for thick sections",
+        " tiny-anisotropic, snemi3d: the same for thick sections",
     )
     seed: int = Field(default=0, ge=0, description="random seed of the initial weights and of the sampling")
 

@@ -2,7 +2,8 @@
 
 "standard" is the published training for isotropic volumes, "tiny" learns in minutes on two CPU cores, "snemi3d" is for
 thick sections such as SNEMI3D's 30 x 6 x 6 nm: the shapes and section-wise augmentation published for CREMI (40 x 4 x
-4 nm; Funke et al. 2018, Sheridan et al. 2022), with mild noise, gamma and blur.
+4 nm; Funke et al. 2018, Sheridan et al. 2022), with mild noise, gamma and blur. "tiny-anisotropic" is "tiny" for thick
+sections and for volumes of few sections: it pools along y and x only, and its finest level looks at single sections.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lsdflow_contract.checkpoint import Kind
+from lsdflow_contract.checkpoint import Kernels, Kind
 from lsdflow_contract.geometry import Vox3
 from lsdflow_training.recipe import Schedule
 
@@ -40,6 +41,9 @@ class Profile:
     snapshot_every: int
     # fields of recipe.Augmentation that differ from the published augmentation of isotropic volumes
     augmentation: Mapping[str, Any] = field(default_factory=dict)
+    # of each level, the finest first; None: 3, 3, 3 everywhere
+    kernels_down: Kernels | None = None
+    kernels_up: Kernels | None = None
 
 
 STANDARD = Profile(
@@ -82,6 +86,18 @@ TINY = Profile(
     snapshot_every=500,
 )
 
+FLAT: tuple[Vox3, ...] = ((1, 3, 3), (1, 3, 3))
+CUBES: tuple[Vox3, ...] = ((3, 3, 3), (3, 3, 3))
+
+TINY_ANISOTROPIC = dataclasses.replace(
+    TINY,
+    downsample_factors=((1, 2, 2), (1, 2, 2)),
+    kernels_down=(FLAT, CUBES, CUBES),
+    kernels_up=(FLAT, CUBES),
+    input_shape_vox=(20, 124, 124),
+    predict_input_shape_vox=(28, 244, 244),
+)
+
 SNEMI3D = dataclasses.replace(
     STANDARD,
     downsample_factors=((1, 3, 3), (1, 3, 3), (3, 3, 3)),
@@ -103,4 +119,4 @@ SNEMI3D = dataclasses.replace(
     },
 )
 
-PROFILES = {"standard": STANDARD, "tiny": TINY, "snemi3d": SNEMI3D}
+PROFILES = {"standard": STANDARD, "tiny": TINY, "tiny-anisotropic": TINY_ANISOTROPIC, "snemi3d": SNEMI3D}

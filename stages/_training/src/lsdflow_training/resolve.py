@@ -167,11 +167,15 @@ def _workers_and_threads(config: TrainingConfig, sharing: int) -> tuple[int, int
 
 
 def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
+    # The kernels of a profile are those of its own levels.
+    own = config.downsample_factors is None
     return UNetSpec(
         in_channels=11 if kind == "acrlsd" else 1,
         num_fmaps=_or(config.num_fmaps, profile.num_fmaps),
         fmap_inc_factor=_or(config.fmap_inc_factor, profile.fmap_inc_factor),
         downsample_factors=_or(config.downsample_factors, profile.downsample_factors),
+        kernels_down=profile.kernels_down if own else None,
+        kernels_up=profile.kernels_up if own else None,
     )
 
 

@@ -29,7 +29,8 @@ Train = Annotated[
 ProfileOption = Annotated[
     str | None,
     typer.Option(
-        help="tiny, standard or snemi3d (default: chosen from the volumes)", autocompletion=one_of(get_args(Profile))
+        help="tiny, tiny-anisotropic, standard or snemi3d (default: chosen from the volumes)",
+        autocompletion=one_of(get_args(Profile)),
     ),
 ]
 ModeOption = Annotated[

@@ -17,7 +17,9 @@ TRAIN_TABLES = ("train-lsd", "train-acrlsd")
 # LSDs are statistics within 10 of the shortest voxel edges, as published, and see two sections at least.
 SIGMA_EDGES, SIGMA_SECTIONS = 10, 2
 HELD_OUT = 0.15
-HELD_OUT_SECTIONS = {"tiny": 32, "standard": 32, "snemi3d": 10}
+HELD_OUT_SECTIONS = {"tiny": 32, "tiny-anisotropic": 10, "standard": 32, "snemi3d": 10}
+# The depth of what these networks put out in training; a thinner volume does not fill it.
+FEWEST_SECTIONS = {"tiny": 44, "standard": 92, "snemi3d": 48}
 # Blocks of watershed, in shortest voxel edges; they are read with context, which takes about so many bytes a voxel.
 BLOCK_EDGES = (256, 192, 128, 96, 64)
 CONTEXT_EDGES, BYTES_PER_VOXEL = 48, 50
@@ -83,17 +85,21 @@ def proposals(
 
 
 def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
-    """By what there is to learn from, then by the thickness of sections."""
+    """By the thickness of sections, then by what there is to learn from: labelled voxels and sections."""
+    thick = next((v.voxel_size_nm for v in training if v.thick), None)
+    published, small = ("snemi3d", "tiny-anisotropic") if thick else ("standard", "tiny")
+    form = f"thick sections, voxels of {text_of(thick)} nm" if thick else "voxels almost cubes"
     voxels = round(sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training))
-    slow = "" if machine.gpu else "; there is no GPU driver here: on a CPU only tiny learns within minutes"
-    if voxels < FEW_LABELLED_VOXELS:
-        why = f"{voxels / 1e6:.1f} million labelled voxels; the published networks want {FEW_LABELLED_VOXELS / 1e6:.0f}"
-        return Choice("experiment.profile", "tiny", why)
-    if any(volume.thick for volume in training):
-        size = next(v.voxel_size_nm for v in training if v.thick)
-        return Choice("experiment.profile", "snemi3d", f"thick sections: voxels of {text_of(size)} nm{slow}")
-    why = f"{voxels / 1e6:.0f} million labelled voxels, voxels almost cubes{slow}"
-    return Choice("experiment.profile", "standard", why)
+    sections = min((v.shape_vox[0] for v in training), default=0)
+    seen = f"{form}; {voxels / 1e6:.1f} million labelled voxels in {sections} sections"
+    if voxels >= FEW_LABELLED_VOXELS and sections >= FEWEST_SECTIONS[published]:
+        slow = "" if machine.gpu else f"; there is no GPU driver here: on a CPU only {small} learns within minutes"
+        return Choice("experiment.profile", published, f"{seen}{slow}")
+    if sections < FEWEST_SECTIONS.get(small, 0):
+        why = f"{seen}; a network that looks as far along z as along y and x needs {FEWEST_SECTIONS[small]} sections"
+        return Choice("experiment.profile", "tiny-anisotropic", why)
+    needed = f"{FEW_LABELLED_VOXELS / 1e6:.0f} million in {FEWEST_SECTIONS[published]} sections"
+    return Choice("experiment.profile", small, f"{seen}; the published networks need {needed}")
 
 
 def grey_choices(training: Sequence[Volume], target: Volume) -> list[Choice]:

@@ -131,8 +131,8 @@ _DEFAULTS: dict[str, dict[str, tuple[int, str, str]]] = {
         "run": (4, "32G", "2-00:00:00"),
     },
 }
-_DEFAULTS["snemi3d"] = _DEFAULTS["standard"]
-_WORKERS = {"tiny": 2, "standard": 8, "snemi3d": 8}
+_DEFAULTS |= {"snemi3d": _DEFAULTS["standard"], "tiny-anisotropic": _DEFAULTS["tiny"]}
+_WORKERS = {"tiny": 2, "tiny-anisotropic": 2, "standard": 8, "snemi3d": 8}
 
 
 def cluster_of(experiment: Experiment) -> ClusterTable:
