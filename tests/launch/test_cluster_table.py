@@ -35,7 +35,7 @@ def test_only_gpu_stages_ask_for_gpus_and_of_predict_only_the_workers(tmp_path: 
 @pytest.mark.parametrize("profile", get_args(ExperimentTable.model_fields["profile"].annotation))
 def test_every_profile_has_its_resources(tmp_path: Path, profile: str) -> None:
     settings = _settings(_experiment(tmp_path, f'profile = "{profile}"\n'))
-    assert int(settings["PREDICT_WORKERS"]) == (2 if profile == "tiny" else 8)
+    assert int(settings["PREDICT_WORKERS"]) == (2 if profile.startswith("tiny") else 8)
 
 
 def test_without_a_gpu_partition_nothing_asks_for_gpus(tmp_path: Path) -> None:

@@ -50,9 +50,14 @@ def proposed(*training: Volume, target: Volume | None = None, machine: Machine =
         ([SMALL, SMALL], "tiny"),
         ([dataclasses.replace(FIB25, labelled=0.1)], "tiny"),
         ([dataclasses.replace(FIB25, voxel_size_nm=(20.0, 9.0, 9.0))], "standard"),
+        ([dataclasses.replace(SNEMI3D, shape_vox=(20, 512, 512))], "tiny-anisotropic"),
+        ([dataclasses.replace(SNEMI3D, shape_vox=(80, 300, 300))], "tiny-anisotropic"),
+        ([dataclasses.replace(CREMI, shape_vox=(30, 1250, 1250))], "tiny-anisotropic"),
+        ([dataclasses.replace(SMALL, shape_vox=(20, 512, 512))], "tiny-anisotropic"),
+        ([dataclasses.replace(FIB25, shape_vox=(60, 512, 512))], "tiny"),
     ],
 )
-def test_the_profile_follows_the_labelled_voxels_and_the_thickness_of_sections(
+def test_the_profile_follows_the_thickness_of_sections_their_number_and_the_labelled_voxels(
     training: list[Volume], profile: str
 ) -> None:
     assert proposed(*training)["experiment.profile"] == profile

@@ -70,7 +70,7 @@ def test_it_is_a_schema_of_its_dialect_with_nothing_to_look_up_and_no_null(
     assert "'null'" not in text
 
 
-@pytest.mark.parametrize("profile", ["tiny", "standard", "snemi3d"])
+@pytest.mark.parametrize("profile", ["tiny-anisotropic", "standard", "snemi3d"])
 @pytest.mark.parametrize("mode", ["acrlsd", "mtlsd", "affinities"])
 def test_every_file_of_init_is_valid(
     drafts: None, validator: jsonschema.Draft7Validator, tmp_path: Path, profile: str, mode: str
