@@ -51,6 +51,12 @@ def test_the_environment_comes_over_the_files_of_pip(tmp_path: Path) -> None:
     assert _for_images(lines, tmp_path / "served")["timeout"] == "180"
 
 
+def test_files_of_this_machine_that_a_build_does_not_have_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "constraints.txt").write_text("numpy<2\n")
+    lines = [f":env:.constraint='{tmp_path / 'constraints.txt'}'", "global.log='/var/log/pip.log'", "user.retries='9'"]
+    assert _for_images(lines, tmp_path / "served") == {"retries": "9"}
+
+
 def test_serving_twice_is_harmless(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     lines = [f"global.find-links='{tmp_path / 'wheels'}'"]

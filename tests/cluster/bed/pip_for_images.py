@@ -1,8 +1,9 @@
 """pip's settings on this machine, turned into a pip.conf for image builds.
 
-Reads `pip config list` from standard input and prints the pip.conf. Local folders (packages or indexes beside the
-machine's configured ones) cannot be seen from a build: each is linked under the served folder and becomes an address
-of the bed's file server. Nothing is known beforehand about which indexes there are.
+Reads `pip config list` from standard input and prints the pip.conf. Only the settings that say where packages come
+from are kept: others, such as `constraint`, name files of this machine that a build does not have. Local folders
+(packages or indexes beside the machine's configured ones) cannot be seen from a build: each is linked under the served
+folder and becomes an address of the bed's file server. Nothing is known beforehand about which indexes there are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 INDEXES = {"index-url", "extra-index-url"}
 FOLDERS = {"find-links"}
+KEPT = INDEXES | FOLDERS | {"no-index", "trusted-host", "cert", "proxy", "timeout", "default-timeout", "retries"}
 
 
 def settings(lines: Iterable[str]) -> dict[str, str]:
@@ -32,7 +34,7 @@ def for_images(found: dict[str, str], address: str, served: Path, certificates: 
     """The same settings as a build needs them; makes the links under `served` that the file server needs."""
     out: dict[str, str] = {}
     local = False
-    for key, value in found.items():
+    for key, value in ((key, value) for key, value in found.items() if key in KEPT):
         words = []
         for word in value.split():
             path = _local_folder(word) if key in INDEXES | FOLDERS else None
