@@ -50,10 +50,11 @@ include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk doc
 
 # A link that is right is left alone: somebody may be using it.
 LINK = [[ $$(readlink $(2)) == $(1) ]] || ln -sfn $(1) $(2)
+# Each environment has the commands of the other as well, so that an activated one finds them all.
 setup: .venv/blocks/.installed .venv/training/.installed  ## environments; leaves every command in bin/
 	@mkdir -p bin
-	@for c in $(BLOCKS_COMMANDS); do $(call LINK,../.venv/blocks/bin/$$c,bin/$$c); done
-	@for c in $(TRAINING_COMMANDS); do $(call LINK,../.venv/training/bin/$$c,bin/$$c); done
+	@for c in $(BLOCKS_COMMANDS); do $(call LINK,../.venv/blocks/bin/$$c,bin/$$c); $(call LINK,../../blocks/bin/$$c,.venv/training/bin/$$c); done
+	@for c in $(TRAINING_COMMANDS); do $(call LINK,../.venv/training/bin/$$c,bin/$$c); $(call LINK,../../training/bin/$$c,.venv/blocks/bin/$$c); done
 
 $(UV):
 	$(PYTHON) -m venv .venv/tools

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from lsdflow_contract.experiment import STAGES
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 HEAVY = {"scipy", "h5py", "zarr", "numba", "torch", "daisy", "pymongo", "pyarrow"}
 
 
@@ -18,3 +23,13 @@ def test_a_command_starts_without_the_heavy_libraries(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert HEAVY & set(done.stdout.split()) == set()
+
+
+@pytest.mark.parametrize("environment", ["blocks", "training"])
+def test_an_activated_environment_of_the_clone_has_the_commands_of_all_stages(environment: str) -> None:
+    """`make setup` links the commands of each environment into the other one."""
+    folder = REPOSITORY / ".venv" / environment / "bin"
+    found = {stage: shutil.which(stage, path=str(folder)) for stage in ("lsdflow", *STAGES)}
+    assert [stage for stage, path in found.items() if path is None] == []
+    told = subprocess.run([str(found["train-lsd"]), "--version"], capture_output=True, text=True, check=True).stdout
+    assert told.startswith("train-lsd ")
