@@ -8,15 +8,15 @@ readonly MISSING=66 NO_SERVICE=69 INTERNAL=70 INTERRUPTED=75 MISMATCH=76 BAD_CON
 readonly REPORT_SECONDS=600
 # shellcheck disable=SC2034 # pipeline.sh reads them
 readonly -a ALL_STAGES=(prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate)
-# shellcheck disable=SC2034
+readonly -a TORCH_STAGES=(train-lsd train-acrlsd predict)
 readonly -a BLOCK_STAGES=(predict watershed agglomerate segment evaluate)
 
-# fail CODE WHAT [WANTED [FOUND [TO_DO]]]: the message in the form of all lsdflow commands, and the end.
+# fail CODE WHAT [WANTED [FOUND [TO_DO [NOTE]]]]: the message in the form of all lsdflow commands, and the end.
 fail() {
   local code=$1 name text
   printf 'error: %s\n' "$2" >&2
   shift 2
-  for name in wanted found 'to do'; do
+  for name in wanted found 'to do' note; do
     text=${1:-}
     shift || true
     if [[ -n $text ]]; then printf '%8s: %s\n' "$name" "$text" >&2; fi
@@ -42,6 +42,13 @@ is_one_of() {
   shift
   for other in "$@"; do [[ $word != "$other" ]] || return 0; done
   return 1
+}
+
+# require_plain_path FOLDER: refuses what would mean something else to sbatch (%), to the container's option --bind (: and ,)
+# or in jobs.tsv.
+require_plain_path() {
+  [[ ! $1 =~ [[:cntrl:]\'\"\\\$\`%:,\;] ]] || fail "$BAD_CONFIG" 'the path of the experiment cannot be used here' \
+    "none of ' \" \\ \$ \` % : , ;" "$1"
 }
 
 # --- settings -----------------------------------------------------------------------------------------------------
@@ -81,7 +88,7 @@ stage_key() {
 read_pin() {
   local key line found=''
   key=$(stage_key "$1")_IMAGE
-  [[ -r $2 ]] || fail "$MISSING" "no pinned images" "$2"
+  [[ -r $2 ]] || fail "$MISSING" "no pinned images" "$2" '' "make pins PINS=$2"
   while IFS= read -r line || [[ -n $line ]]; do
     if [[ $line == "$key="* ]]; then found=${line#*=}; fi
   done <"$2"
@@ -91,11 +98,21 @@ read_pin() {
   [[ $PIN_VERSION != latest ]] || fail "$BAD_CONFIG" "$key is latest" "a fixed version"
 }
 
-# sif_order STAGE: how the SIF of the pin is asked of make; an image for training with tensorflow says so in its version.
+# sif_order STAGE: the command that makes the SIF of the pin; the version of an image with torch or tensorflow names the variant.
 sif_order() {
   local more=''
-  if [[ $PIN_VERSION == *-tensorflow ]]; then more=' BACKEND=tensorflow'; fi
+  case $PIN_VERSION in
+    *-tensorflow) more=' BACKEND=tensorflow' ;;
+    *-cpu | *-cuda) more=" TORCH=${PIN_VERSION##*-}" ;;
+  esac
   printf 'make sif STAGE=%s%s' "$1" "$more"
+}
+
+# variant_hint STAGE: for a pin of the time when images with torch for CPU and for CUDA had the same version.
+variant_hint() {
+  if is_one_of "$1" "${TORCH_STAGES[@]}" && [[ $PIN_VERSION != *-* ]]; then
+    printf ': it names no variant, write %s-cuda or %s-cpu' "$PIN_VERSION" "$PIN_VERSION"
+  fi
 }
 
 # find_sif STAGE: sets SIF, the file of the pin in the folder IMAGES.
@@ -117,7 +134,8 @@ find_sif() {
     fi
   fi
   [[ -r $SIF ]] || fail "$MISSING" "no SIF of $1" "$SIF" "$(cd "$folder" 2>/dev/null && echo "${1}"_*.sif)" \
-    "$(sif_order "$1") SIF_DIR=$folder, or mend $(stage_key "$1")_IMAGE in images.env"
+    "$(sif_order "$1") SIF_DIR=$folder, or correct $(stage_key "$1")_IMAGE in images.env$(variant_hint "$1")" \
+    "the folder is images in [cluster] of experiment.toml; for a stage by hand it may also be LSDFLOW_IMAGES"
 }
 
 # label NAME LABELS: the value of a label in what `singularity inspect --labels` printed.
@@ -135,7 +153,7 @@ check_sif() {
     found+=" $SIF_DIGEST"
   fi
   [[ $wanted == "$found" ]] || fail "$MISMATCH" "$SIF is another image than the pinned one" "$wanted" "$found" \
-    "convert the pinned image again ($(sif_order "$1")), or mend $(stage_key "$1")_IMAGE in images.env"
+    "convert the pinned image again ($(sif_order "$1")), or correct $(stage_key "$1")_IMAGE in images.env"
 }
 
 # use_image STAGE PINS
@@ -168,15 +186,35 @@ own_address() {
   printf '%s' "$address"
 }
 
-# begin STAGE SUBMISSION: settings, the checked SIF, a private folder for temporary files, the variables of the container.
+# main STAGE SUBMISSION ROLE, as pipeline.sh calls it; or main STAGE EXPERIMENT [VERB] [OPTIONS], as a person does.
+main() {
+  STAGE=$1
+  shift
+  if [[ -e ${1:-}/settings.env ]]; then
+    begin "$1"
+    take_role "${@:2}"
+  else
+    # shellcheck source=slurm_wrappers/_by_hand.sh
+    source "$(dirname "${BASH_SOURCE[0]}")/_by_hand.sh"
+    by_hand "$@"
+  fi
+}
+
+# begin SUBMISSION: what a job of a submission needs before it takes its role.
 begin() {
-  STAGE=$1 SUBMISSION=$2
+  SUBMISSION=$1 PINS=$1/images.env
   # sbatch --export=NONE would otherwise hold for the steps of srun as well.
   export SLURM_EXPORT_ENV=ALL
   read_settings "$SUBMISSION/settings.env"
   EXPERIMENT=$(setting EXPERIMENT)
+  EXPERIMENT_FILE=$EXPERIMENT/experiment.toml
+  begin_job
+}
+
+# begin_job: the checked SIF, and a private folder for temporary files.
+begin_job() {
   say "$STAGE: job $(job_id) on $(hostname), restart ${SLURM_RESTART_COUNT:-0}"
-  use_image "$STAGE" "$SUBMISSION/images.env"
+  use_image "$STAGE" "$PINS"
   TEMPORARY=$(mktemp -d "${TMPDIR:-/tmp}/lsdflow-$(job_id)-XXXXXX")
   trap 'rm -rf -- "$TEMPORARY"' EXIT
 }
@@ -198,8 +236,9 @@ container() {
   for path in "$EXPERIMENT" ${BINDS[@]+"${BINDS[@]}"}; do COMMAND+=(--bind "$path"); done
   COMMAND+=(--bind "$TEMPORARY:/tmp" --env TMPDIR=/tmp)
   COMMAND+=(--env "LSDFLOW_IMAGE_DIGEST=${PIN_DIGEST:-$SIF_DIGEST}")
-  COMMAND+=(--env "LSDFLOW_HOST=$(own_address)")
-  COMMAND+=(--env "LSDFLOW_SUBMISSION=${SUBMISSION##*/}")
+  if [[ -n $SUBMISSION ]]; then # a stage by hand has no workers in other jobs
+    COMMAND+=(--env "LSDFLOW_HOST=$(own_address)" --env "LSDFLOW_SUBMISSION=${SUBMISSION##*/}")
+  fi
   COMMAND+=(--env "LSDFLOW_JOB=$(job_id) restart ${SLURM_RESTART_COUNT:-0}")
   # What the job was given: where SLURM does not confine it to that, the container would see all of the node.
   pass_on SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU CUDA_VISIBLE_DEVICES SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NODEID
@@ -213,7 +252,7 @@ container() {
 # stage_arguments VERB [STAGE]: adds the stage's command to COMMAND.
 stage_arguments() {
   local set
-  COMMAND+=("${2:-$STAGE}" "$1" --experiment "$EXPERIMENT/experiment.toml")
+  COMMAND+=("${2:-$STAGE}" "$1" --experiment "$EXPERIMENT_FILE")
   for set in ${SETS[@]+"${SETS[@]}"}; do COMMAND+=(--set "$set"); done
   if [[ $1 == run && -n $(setting REPLACE) ]]; then COMMAND+=(--replace); fi
 }
@@ -262,7 +301,7 @@ end_job() {
   say "$STAGE: ended with exit code $CODE${TOLD:+ after SIG$TOLD}"
   if ((CODE == INTERRUPTED)); then
     come_back
-  elif ((CODE != 0)) && [[ -z $TOLD && -z ${COORDINATOR:-} && $STAGE != evaluate ]]; then
+  elif ((CODE != 0)) && [[ -z $TOLD && -z ${COORDINATOR:-} && -n $SUBMISSION && $STAGE != evaluate ]]; then
     report || say "no report of the failure: lsdflow report $EXPERIMENT"
   fi
   exit "$CODE"
@@ -271,7 +310,7 @@ end_job() {
 # report: the pages of what there is now, by the pinned image of evaluate: nothing that comes after a failure writes them.
 report() (
   trap - TERM INT USR2
-  use_image evaluate "$SUBMISSION/images.env"
+  use_image evaluate "$PINS"
   container
   stage_arguments report evaluate
   show "${COMMAND[@]}" >&2
@@ -289,9 +328,9 @@ come_back() {
     exit 0
   fi
   ((restarts < most)) || fail "$INTERNAL" "$STAGE was interrupted again after $restarts restarts" "at most $most" '' \
-    'look into the logs; lsdflow submit goes on from what is done'
+    'read the log; submitted again, the stage resumes: finished blocks are kept'
   say "$ scontrol requeue $(job_id)"
-  scontrol requeue "$(job_id)" || fail "$NO_SERVICE" "the job could not be put back into the queue" '' '' 'lsdflow submit again'
+  scontrol requeue "$(job_id)" || fail "$NO_SERVICE" "the job could not be put back into the queue" '' '' 'submit it again (lsdflow submit)'
 }
 
 # is_in_queue JOB: pending or running. True as well if nobody answers: better to come back for nothing than not at all.
@@ -305,8 +344,22 @@ is_in_queue() {
 }
 
 # --- roles ----------------------------------------------------------------------------------------------------------
-# coordinate: hands blocks to the workers of other jobs.
-coordinate() { run_stage run --set compute.runner=cluster; }
+# take_role ROLE [COORDINATOR]: what a job of a submission does for its stage.
+take_role() {
+  local kind=run
+  if is_one_of "$STAGE" "${BLOCK_STAGES[@]}"; then kind=blocks; fi
+  if [[ $STAGE == train-* ]]; then kind=training; fi
+  case $kind:${1:-} in
+    blocks:coordinate) run_stage run --set compute.runner=cluster ;; # hands blocks to the workers of other jobs
+    blocks:work) work "$2" ;;
+    blocks:verify) verify ;;
+    training:run) train ;;
+    training:step) step ;;
+    run:run) run_stage run ;;
+    *:verify) run_stage verify ;;
+    *) fail 2 "no role ${1:-}" 'coordinate | work COORDINATOR_JOB | verify; of prepare and trainings: run | verify' ;;
+  esac
+}
 
 # work COORDINATOR: takes blocks until there are none.
 work() {

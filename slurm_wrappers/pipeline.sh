@@ -32,9 +32,7 @@ done
 [[ -n $experiment ]] || fail 2 'no experiment' '--experiment DIR'
 [[ -e $experiment/experiment.toml ]] || fail "$MISSING" 'no experiment file' "$experiment/experiment.toml" '' 'lsdflow init DIR ...'
 experiment=$(cd "$experiment" && pwd -P)
-# These would mean something else to sbatch (%), to the container's bind option (: and ,) or in jobs.tsv.
-[[ ! $experiment =~ [[:cntrl:]\'\"\\\$\`%:,\;] ]] || fail "$BAD_CONFIG" 'the path of the experiment cannot be used here' \
-  "none of ' \" \\ \$ \` % : , ;" "$experiment"
+require_plain_path "$experiment"
 
 # --- what is to be submitted ------------------------------------------------------------------------------------
 submission=''
@@ -44,7 +42,10 @@ freeze() {
   submission=$experiment/runs/submit/$name
   if [[ -n $dry ]]; then return; fi
   mkdir -p "$submission"
-  cp "$here/_common.sh" "$here"/*.sbatch "$here/pipeline.sh" "$experiment/images.env" "$submission/"
+  cp "$here/_common.sh" "$here/pipeline.sh" "$experiment/images.env" "$submission/"
+  for name in "${ALL_STAGES[@]}"; do # their resources come from the settings
+    sed '/^#SBATCH/d' "$here/$name.sbatch" >"$submission/$name.sbatch"
+  done
   : >"$submission/jobs.tsv"
   {
     printf "EXPERIMENT='%s'\n" "$experiment"
@@ -88,6 +89,54 @@ check_images() {
     use_image "$stage" "$experiment/images.env"
     say "$stage: $SIF"
   done
+}
+
+# --- limits of partitions -----------------------------------------------------------------------------------------
+# Lines partition|time limit|cores|MB of every node -> what a job wants more of than any node of its partitions gives.
+# shellcheck disable=SC2016 # awk's own variables
+readonly OVER_LIMITS='
+function seconds(text, days, part, parts) { # minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]
+  if (text !~ /^[0-9][0-9:-]*$/) return 0   # no limit
+  days = index(text, "-") ? substr(text, 1, index(text, "-") - 1) : ""
+  parts = split(substr(text, index(text, "-") + 1), part, ":")
+  if (days != "") return ((days * 24 + part[1]) * 60 + part[2]) * 60 + part[3]
+  return parts == 3 ? (part[1] * 60 + part[2]) * 60 + part[3] : part[1] * 60 + part[2]
+}
+function megabytes(text) { return text * (text ~ /K$/ ? 1 / 1024 : text ~ /G$/ ? 1024 : text ~ /T$/ ? 1048576 : 1) }
+BEGIN { FS = "|"; count = split(partition, names, ","); for (n = 1; n <= count; n++) wanted[names[n]] = 1 }
+{ name = $1; is_default = sub(/[*]$/, "", name) }
+name in wanted || (partition == "" && is_default) {
+  found = 1
+  if (!seconds($2)) unlimited = 1
+  if (seconds($2) > most_time) { most_time = seconds($2); limit = $2 }
+  if ($3 + 0 > cores) cores = $3 + 0
+  if ($4 + 0 > memory) memory = $4 + 0
+}
+END {
+  where = partition == "" ? "the default partition" : "partition " partition
+  if (!found) exit
+  if (!unlimited && !qos && seconds(time) > most_time) print job ": time " time ", but " where " allows " limit
+  if (cpus > cores) print job ": " cpus " cores, but a node of " where " has " cores
+  if (megabytes(mem) > memory) print job ": " mem " of memory, but a node of " where " has " memory "M"
+}'
+
+# check_limits STAGES: refuses jobs that SLURM would let wait for ever. A quality of service may allow more time.
+check_limits() {
+  local stage key prefix name nodes problems=''
+  nodes=$(timeout 60 sinfo --noheader --Node --format='%P|%l|%c|%m' 2>/dev/null) || true
+  if [[ -z $nodes ]]; then say 'sinfo does not answer: the limits of the partitions are not checked'; fi
+  for stage in "$@" verify; do
+    key=$(stage_key "$stage")
+    for prefix in "$key" "${key}_WORKER"; do
+      if [[ $prefix == "$key" ]]; then name=$stage; else name="$stage, workers"; fi
+      problems+=$(awk -v "job=$name" -v "partition=$(setting "${prefix}_PARTITION")" -v "qos=$(setting QOS)" \
+        -v "time=$(setting "${prefix}_TIME")" -v "cpus=$(setting "${prefix}_CPUS")" -v "mem=$(setting "${prefix}_MEM")" \
+        "$OVER_LIMITS" <<<"$nodes" && echo .)
+      problems=${problems%.}
+    done
+  done
+  [[ -z $problems ]] || fail "$BAD_CONFIG" 'jobs that could never start; nothing was submitted' '' "${problems%$'\n'}" \
+    'change time, cpus, mem or partition (of workers: worker_time, ...) in [cluster.STAGE] of the experiment file'
 }
 
 # --- submitting -------------------------------------------------------------------------------------------------
@@ -183,6 +232,7 @@ add_workers() {
   if [[ -z $coordinator ]] || ! is_in_queue "$coordinator"; then
     fail "$MISSING" "$stage has no coordinator in the queue" '' "job ${coordinator:-none}" 'lsdflow submit'
   fi
+  check_limits "$stage"
   submit_workers "$stage" "${1#*=}" "after:$coordinator" "$coordinator"
 }
 
@@ -193,6 +243,7 @@ fi
 settings_text='' wanted=() stages=()
 read_text
 choose_stages
+check_limits "${stages[@]}"
 check_images
 freeze
 submit_chain

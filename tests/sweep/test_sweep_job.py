@@ -16,7 +16,7 @@ STAND_IN = f"""#!{sys.executable}
 import pathlib, signal, sys
 pathlib.Path(sys.argv[0] + ".called").write_text(" ".join(sys.argv[1:]))
 if sys.argv[3] == "quick":
-    sys.exit(int(sys.argv[5]))
+    sys.exit(int(sys.argv[-1]))
 for number in (signal.SIGUSR2, signal.SIGTERM):
     signal.signal(number, lambda *_: sys.exit(75))
 pathlib.Path(sys.argv[0] + ".ready").touch()
@@ -39,12 +39,13 @@ def start(programs: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_task_calls_sweep_run_with_its_array_and_returns_its_code(programs: Path) -> None:
+def test_the_task_runs_its_part_in_images_and_returns_the_code_of_lsdflow(programs: Path) -> None:
     for code in (0, 79):
         job = start(programs, str(programs / "lsdflow"), "quick", str(code))
         job.communicate(timeout=600)
         assert job.returncode == code
-    assert (programs / "lsdflow.called").read_text() == "sweep run quick --array 79"
+    words = "sweep run quick --array --on container --engine singularity 79"
+    assert (programs / "lsdflow.called").read_text() == words
     assert not (programs / "scontrol.called").exists()
 
 
@@ -65,5 +66,11 @@ def test_a_task_whose_time_is_up_comes_back_and_a_cancelled_one_does_not(
 
 def test_without_a_folder_it_says_what_it_wants(programs: Path) -> None:
     job = start(programs, str(programs / "lsdflow"))
-    assert "sweep.sbatch LSDFLOW DIR" in job.communicate(timeout=600)[1]
+    assert "sweep.sbatch DIR" in job.communicate(timeout=600)[1]
     assert job.returncode == 2
+
+
+def test_the_command_is_that_of_the_path_unless_another_is_named(programs: Path) -> None:
+    job = start(programs, "quick", "0")
+    assert job.communicate(timeout=600)[1].count("sweep run quick") == 1
+    assert job.returncode == 0

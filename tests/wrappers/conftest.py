@@ -86,7 +86,7 @@ class Cluster:
             assert time.monotonic() < deadline, f"{name} did not come"
             time.sleep(0.05)
 
-    def run(self, command: list[str | Path], **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, command: list[str | Path], cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         """Run a script among the stand-ins."""
         return subprocess.run(
             [str(c) for c in command],
@@ -95,6 +95,7 @@ class Cluster:
             check=False,
             timeout=600,
             env=self.environment(**more),
+            cwd=cwd,
         )
 
 
@@ -103,7 +104,7 @@ def cluster(tmp_path: Path) -> Cluster:
     """Programs of SLURM, singularity, and those that tell a node's name and addresses."""
     folder = tmp_path / "stand-ins"
     (folder / "bin").mkdir(parents=True)
-    for name in ("sbatch", "squeue", "scancel", "scontrol", "srun", "singularity", "hostname", "ip"):
+    for name in ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun", "singularity", "hostname", "ip"):
         path = folder / "bin" / name
         path.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
         path.chmod(0o755)

@@ -189,3 +189,65 @@ def test_a_sif_of_another_digest_is_refused_before_anything_is_submitted(
     assert (DIGEST in done.stderr, other in done.stderr) == (True, True)
     assert cluster.calls("sbatch") == []
     assert not (experiment / "runs").exists()
+
+
+# --- limits of partitions -------------------------------------------------------------------------------------------
+NODES = "cpu*|1-00:00:00|4|8000\ncpu*|1-00:00:00|64|256000\ngpu|12:00:00|64|512000\nlong|infinite|64|128000\n"
+
+
+def _refusal(cluster: Cluster, experiment: Path, settings: Path, *lines: str) -> str:
+    """What pipeline.sh says of the chain with these settings; nothing if it submits the chain."""
+    cluster.answer("sinfo", NODES)
+    # The last line of a key counts.
+    usual = [f"{line.partition('=')[0]}='8:00:00'" for line in settings.read_text().splitlines() if "_TIME=" in line]
+    given = settings.with_name("more.env")
+    given.write_text(settings.read_text() + "".join(f"{line}\n" for line in (*usual, *lines)))
+    done = cluster.run([WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", given])
+    assert done.returncode == (78 if cluster.calls("sbatch") == [] else 0), done.stderr
+    assert (experiment / "runs").exists() == bool(cluster.calls("sbatch"))
+    return "" if cluster.calls("sbatch") else done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["WATERSHED_TIME='2-00:00:00'"], "watershed: time 2-00:00:00, but partition cpu allows 1-00:00:00"),
+        (["PREDICT_WORKER_TIME='721'"], "predict, workers: time 721, but partition gpu allows 12:00:00"),
+        (
+            ["VERIFY_TIME='1-01'", "VERIFY_PARTITION=''"],
+            "verify: time 1-01, but the default partition allows 1-00:00:00",
+        ),
+        (
+            ["TRAIN_LSD_TIME='48:00:00'", "TRAIN_LSD_PARTITION='cpu,gpu'"],
+            "train-lsd: time 48:00:00, but partition cpu,gpu",
+        ),
+        (["SEGMENT_MEM='251G'"], "segment: 251G of memory, but a node of partition cpu has 256000M"),
+        (["SEGMENT_CPUS='65'"], "segment: 65 cores, but a node of partition cpu has 64"),
+    ],
+)
+def test_a_job_above_the_limits_of_its_partition_is_refused_before_anything_is_submitted(
+    cluster: Cluster, experiment: Path, settings: Path, lines: list[str], told: str
+) -> None:
+    refusal = _refusal(cluster, experiment, settings, *lines)
+    assert told in refusal
+    assert refusal.count("but ") == 1
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["WATERSHED_TIME='1-00:00:00'", "WATERSHED_MEM='250G'", "WATERSHED_CPUS='64'"],
+        ["WATERSHED_TIME='9-00:00:00'", "WATERSHED_PARTITION='long'"],
+        ["WATERSHED_TIME='9-00:00:00'", "QOS='patient'"],
+        ["WATERSHED_TIME='9-00:00:00'", "WATERSHED_PARTITION='of-another-cluster'"],
+    ],
+)
+def test_a_job_within_its_limits_or_of_unknown_limits_is_submitted(
+    cluster: Cluster, experiment: Path, settings: Path, lines: list[str]
+) -> None:
+    assert _refusal(cluster, experiment, settings, *lines) == ""
+
+
+def test_the_chain_is_submitted_where_sinfo_does_not_answer(cluster: Cluster, experiment: Path, settings: Path) -> None:
+    cluster.answer("sinfo", "", code=1)
+    assert len(_pipeline(cluster, experiment, settings)) == 21

@@ -29,10 +29,17 @@ class Containers:
     """Runs the stages of one experiment in containers; looks at every image before it is used."""
 
     def __init__(
-        self, experiment: Experiment, engine: str | None = None, sifs: Path | None = None, network: str | None = None
+        self,
+        experiment: Experiment,
+        engine: str | None = None,
+        sifs: Path | None = None,
+        network: str | None = None,
+        beside: Sequence[Path] = (),
     ) -> None:
+        """`beside`: more folders that the stages read and write, such as those that the experiment links to."""
         self.experiment = experiment
-        self.engine: Engine = engine_named(engine, sifs or _sif_folder(experiment))
+        self.beside = tuple(beside)
+        self.engine: Engine = engine_named(engine, sifs or sif_folder(experiment))
         self.network = network
         self._pins = read_pins(experiment.layout.images_env)
         self._images: dict[str, Image] = {}
@@ -67,7 +74,7 @@ class Containers:
         call = Call(
             name=f"lsdflow-{self.experiment.common.name}-{stage}-{os.getpid()}",
             arguments=arguments,
-            mounts=mounts_of(self.experiment),
+            mounts=mounts_of(self.experiment, self.beside),
             environment=environment,
             network=self._network(),
             gpu=stage in USES_GPU
@@ -116,6 +123,7 @@ def require_image(stage: str, pin: Pin, image: Image) -> None:
             )
 
 
-def _sif_folder(experiment: Experiment) -> Path | None:
+def sif_folder(experiment: Experiment) -> Path | None:
+    """The folder of SIFs that [cluster] names; None if it names none."""
     named = experiment.tables.get("cluster", {}).get("images")
     return experiment.resolve(named) if isinstance(named, str) and named else None

@@ -6,7 +6,7 @@ Every folder stands at the same path inside as outside, so that paths in the exp
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,14 @@ class Mount:
     writable: bool = False
 
 
-def mounts_of(experiment: Experiment) -> list[Mount]:
-    """The experiment's folder to write, everything its tables name elsewhere to read; outer folders first.
+def mounts_of(experiment: Experiment, beside: Sequence[Path] = ()) -> list[Mount]:
+    """The experiment's folder and those `beside` it to write, everything its tables name elsewhere to read; outer
+    folders first.
 
     Raises ConfigError (78) if a table names the root of the file system.
     """
     root = experiment.path.parent
-    found = {root: Mount(root, root, writable=True)}
+    found = {folder: Mount(folder, folder, writable=True) for folder in (root, *beside)}
     for path in (*_inputs(experiment), *_secrets(experiment)):
         if path == Path("/"):
             raise ConfigError("an input is the root of the file system", where=experiment.path)

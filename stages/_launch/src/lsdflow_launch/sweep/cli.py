@@ -12,14 +12,17 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes
+from lsdflow_command.completion import one_of
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.verbs import Verbs
 from lsdflow_contract.errors import BlocksFailed, UsageError
 from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.commands import ask_stage, run_stage
 from lsdflow_launch.options import Debug, Json
+from lsdflow_launch.place import Containing
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
 from lsdflow_launch.sweep.completion import axis_values, sweep_files, sweep_folders
+from lsdflow_launch.sweep.containers import PLACES, caller_at
 from lsdflow_launch.sweep.estimate import estimate, grid_runs, runs_of_part
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, planned, write_folders
@@ -80,6 +83,14 @@ def run(
     part: Annotated[str | None, typer.Option(help="run only a part: 2/4 is the second of four")] = None,
     where: Annotated[list[str] | None, typer.Option(help=WHERE, autocompletion=axis_values)] = None,
     array: Annotated[bool, typer.Option("--array", help="run the part of this task of a SLURM array")] = False,
+    on: Annotated[str, typer.Option(help="where: local or container", autocompletion=one_of(PLACES))] = "local",
+    engine: Annotated[
+        str | None, typer.Option(help="container: docker, podman, or singularity (also for apptainer)")
+    ] = None,
+    images: Annotated[Path | None, typer.Option(help="container: folder with the SIF images, for singularity")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="container: network in which MongoDB is reached (default: host)")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -88,8 +99,9 @@ def run(
         sweep = open_sweep(folder)
         sweep.require_base()
         chosen = chosen_runs(sweep, part, where or [], array=array)
+        caller = caller_at(on, sweep, Containing(engine, images, network))
         with stdout_for_json(as_json):
-            came = SweepRunner(sweep, run_stage).run_all(chosen)
+            came = SweepRunner(sweep, caller).run_all(chosen)
         counts = {word: list(came.values()).count(word) for word in dict.fromkeys(came.values())}
         told = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none"
         tell({"runs": len(chosen), "came": came}, f"{len(chosen)} runs: {told}", as_json)
