@@ -2,7 +2,7 @@
 # build.sh STAGE: the image lsdflow/<stage>:<version> of this checkout.
 #
 #   CONTAINER_TOOL  docker (default), or podman
-#   TORCH           cpu or cuda: which lock, for the stages that use torch
+#   TORCH           cuda (default), or cpu: the variant of the stages that use torch, as <version>-cuda or <version>-cpu
 #   BACKEND         torch (default), or tensorflow: train-lsd and train-acrlsd as <version>-tensorflow, TORCH=cpu only
 #   BASE_IMAGE, BASE_DIGEST, SOURCE_URL    the base, its digest (for releases), the address of the source (default: origin's)
 #   BUILD_ARGS      further options, such as --no-cache or --build-arg PIP_EXTRA_INDEX_URL=...
@@ -17,9 +17,9 @@ revision=$(revision_of_checkout)
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
 image=lsdflow/$stage:$version
 
-if [[ $BACKEND == tensorflow && ! -e stages/_tensorflow/${TORCH:-cuda}.lock ]]; then
+if [[ $BACKEND == tensorflow && ! -e stages/_tensorflow/$TORCH.lock ]]; then
   printf 'error: no image of %s for TORCH=%s: tensorflow is locked for CPUs only\n   to do: %s\n' \
-    "$stage" "${TORCH:-cuda}" "$(order_of "$stage")" >&2
+    "$stage" "$TORCH" "$(order_of "$stage")" >&2
   exit 78
 fi
 
@@ -50,7 +50,7 @@ options=(
   --build-arg "SOURCE=$(source_address)"
   --build-arg "SOURCE_DATE_EPOCH=$epoch"
 )
-if uses_torch "$stage"; then options+=(--build-arg "TORCH=${TORCH:-cuda}"); fi
+if uses_torch "$stage"; then options+=(--build-arg "TORCH=$TORCH"); fi
 if [[ $BACKEND != torch ]]; then options+=(--build-arg "BACKEND=$BACKEND"); fi
 read -ra more <<<"${BUILD_ARGS:-}"
 

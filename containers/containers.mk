@@ -4,10 +4,11 @@ IMAGE_STAGES := prepare train-lsd train-acrlsd predict watershed agglomerate seg
 SIF_DIR ?= .cache/sif
 
 .PHONY: image images sif sifs pins publish sbom audit lock-containers test-containers test-containers-tensorflow
-# What the scripts read; TORCH (cpu, cuda) as the Makefile finds it, or as given. BACKEND=tensorflow: a variant of the trainings.
+# What the scripts read; TORCH (cpu, cuda) as the Makefile finds it, or as given: the variant of the stages that use torch.
+# BACKEND=tensorflow: a variant of the trainings.
 image images sif sifs pins publish: export CONTAINER_TOOL := $(CONTAINER_TOOL)
 image images sif sifs pins publish: export PYTHON := $(PYTHON)
-image images: export TORCH := $(TORCH)
+image images sif sifs pins publish: export TORCH := $(TORCH)
 image sif pins publish: export BACKEND := $(BACKEND)
 sif sifs: export SIF_DIR := $(SIF_DIR)
 
@@ -17,14 +18,14 @@ image:  ## the image of one stage: STAGE=watershed [TORCH=cpu|cuda] [BACKEND=ten
 images:  ## the images of all stages
 	for s in $(IMAGE_STAGES); do containers/build.sh $$s; done
 
-sif:  ## the SIF of an image: STAGE=watershed [SIF_DIR=folder] [IMAGE=name] [BACKEND=tensorflow]
+sif:  ## the SIF of an image: STAGE=watershed [SIF_DIR=folder] [TORCH=cpu|cuda] [BACKEND=tensorflow] [IMAGE=name]
 	containers/convert.sh $(STAGE)
 
 sifs:  ## the SIFs of all stages
 	for s in $(IMAGE_STAGES); do containers/convert.sh $$s; done
 
 PINS ?= .cache/images.env
-pins:  ## an images.env of the images that are here, with digests: [PINS=experiment/images.env] [STAGE=watershed] [BACKEND=tensorflow]
+pins:  ## an images.env of the images that are here, with digests: [PINS=experiment/images.env] [STAGE=watershed] [TORCH=cpu|cuda] [BACKEND=tensorflow]
 	@$(PYTHON) containers/pins.py $(PINS) $(STAGE)
 
 publish:  ## push an image whose version nobody has yet, and note it in published.tsv: STAGE=watershed REGISTRY=name

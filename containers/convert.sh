@@ -2,6 +2,7 @@
 # convert.sh STAGE: the SIF of an image, <stage>_<version>_<first 12 hex of the digest>.sif in SIF_DIR.
 #
 #   IMAGE     the image (default lsdflow/<stage>:<version> of this checkout)
+#   TORCH     cuda (default), or cpu: the image <version>-cuda or <version>-cpu of a stage that uses torch
 #   BACKEND   torch (default), or tensorflow: the image <version>-tensorflow
 #   SIF_DIR   where to (default .cache/sif); an SIF that is there already stays
 #   CONTAINER_TOOL  docker (default), or podman

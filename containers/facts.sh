@@ -3,6 +3,7 @@
 TOOL=${CONTAINER_TOOL:-docker}
 PYTHON=${PYTHON:-python3.11}
 BACKEND=${BACKEND:-torch}
+TORCH=${TORCH:-cuda}
 STAGES=(prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate)
 
 # known_stage NAME: the name, or the list of names and exit code 2.
@@ -26,10 +27,15 @@ version_of() {
 # has_backends STAGE: whether its image has a variant for training with tensorflow.
 has_backends() { grep -q '^ARG BACKEND$' "containers/$1/Dockerfile"; }
 
-# image_version STAGE: the version of its image, which tells the variants apart; exit code 2 if there is no such variant.
+# image_version STAGE: the version of its image, which names the variant of a stage that uses torch: 0.1.0-cpu, 0.1.0-cuda,
+# 0.1.0-tensorflow. Exit code 2 if there is no such variant.
 image_version() {
+  if [[ ! $TORCH =~ ^(cpu|cuda)$ ]]; then
+    printf 'error: no such variant of torch: %s\n   one of: cpu cuda\n' "$TORCH" >&2
+    return 2
+  fi
   case $BACKEND in
-    torch) version_of "$1" ;;
+    torch) printf '%s%s\n' "$(version_of "$1")" "$(if uses_torch "$1"; then echo "-$TORCH"; fi)" ;;
     tensorflow)
       has_backends "$1" || {
         printf 'error: the image of %s has no variant with tensorflow\n   those that have: train-lsd train-acrlsd\n' "$1" >&2
@@ -47,6 +53,7 @@ image_version() {
 # order_of STAGE: how the image is asked of make.
 order_of() {
   local more=''
+  if uses_torch "$1"; then more=" TORCH=$TORCH"; fi
   [[ $BACKEND == torch ]] || more=" BACKEND=$BACKEND TORCH=cpu"
   printf 'make image STAGE=%s%s' "$1" "$more"
 }

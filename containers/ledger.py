@@ -5,7 +5,8 @@ ledger.py publish STAGE REGISTRY       pushes lsdflow/STAGE:VERSION and adds its
 ledger.py check                        is the ledger well formed, and are its lines those of the last commit and more?
 
 Content of a stage = what its Dockerfile copies. It may not change under a version that people pin.
-BACKEND=tensorflow: the same of the variant of a stage, whose version is <version>-tensorflow.
+TORCH=cpu or cuda (default): the variant of a stage that uses torch, whose version is <version>-cpu or <version>-cuda.
+BACKEND=tensorflow: the variant <version>-tensorflow of a training.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEDGER = ROOT / "containers" / "published.tsv"
 TOOL = os.environ.get("CONTAINER_TOOL", "docker")
 BACKEND = os.environ.get("BACKEND") or "torch"
+TORCH = os.environ.get("TORCH") or "cuda"
 # A folder of stages/ in the Dockerfile of a stage that has variants: the stage's, or that of the backend.
 _FOLDER = re.compile(r"\$\{BACKEND:\+_\}\$\{BACKEND:-[a-z-]+\}")
 REFUSED, BAD_DATA, MISSING, USAGE = 73, 65, 66, 2
@@ -50,7 +52,7 @@ class Published:
     def problems(self) -> list[str]:
         """What is wrong with the line."""
         forms = {
-            "version": r"\d+\.\d+\.\d+(-tensorflow)?",
+            "version": r"\d+\.\d+\.\d+(-(cpu|cuda|tensorflow))?",
             "digest": r"sha256:[0-9a-f]{64}",
             "contract": r"\d+\.\d+\.\d+",
             "revision": r"[0-9a-f]{40}",
@@ -95,10 +97,17 @@ def has_backends(stage: str) -> bool:
     return "\nARG BACKEND\n" in (ROOT / "containers" / stage / "Dockerfile").read_text()
 
 
+def uses_torch(stage: str) -> bool:
+    """Whether the image of a stage has variants for CPU and for CUDA."""
+    return (ROOT / "stages" / stage / "cuda.lock").exists()
+
+
 def image_version(stage: str, backend: str = BACKEND) -> str:
-    """The version of a stage's image, which tells the variants apart. Refusal (2) if there is no such variant."""
+    """The version of a stage's image, such as 0.1.0 or 0.1.0-cpu. Refusal (2) if there is no such variant."""
+    if TORCH not in ("cpu", "cuda"):
+        raise Refusal(USAGE, f"no such variant of torch: {TORCH}\n   one of: cpu cuda")
     if backend == "torch":
-        return version_of(stage)
+        return version_of(stage) + (f"-{TORCH}" if uses_torch(stage) else "")
     if backend != "tensorflow":
         raise Refusal(USAGE, f"no such backend: {backend}\n   one of: torch tensorflow")
     if not has_backends(stage):
@@ -108,7 +117,8 @@ def image_version(stage: str, backend: str = BACKEND) -> str:
 
 def order_of(stage: str, backend: str = BACKEND) -> str:
     """How the image is asked of make."""
-    return f"make image STAGE={stage}" + (f" BACKEND={backend} TORCH=cpu" if backend != "torch" else "")
+    variant = f" BACKEND={backend} TORCH=cpu" if backend != "torch" else f" TORCH={TORCH}" if uses_torch(stage) else ""
+    return f"make image STAGE={stage}{variant}"
 
 
 def locked_folder(stage: str) -> str:
@@ -116,17 +126,14 @@ def locked_folder(stage: str) -> str:
     return stage if BACKEND == "torch" else f"_{BACKEND}"
 
 
-def published_torch(stage: str) -> str:
-    """Which lock a published image is made of: cuda, but cpu as long as tensorflow has no other."""
-    has_cuda = (ROOT / "stages" / locked_folder(stage) / "cuda.lock").exists()
-    return "cuda" if BACKEND == "torch" or has_cuda else "cpu"
-
-
 def content_of(stage: str) -> list[str]:
     """Paths that the image of a stage is made from: its Dockerfile and what that copies from the context."""
     dockerfile = f"containers/{stage}/Dockerfile"
-    copied = re.findall(r"^COPY ((?:stages|containers)/\S+) ", (ROOT / dockerfile).read_text(), re.MULTILINE)
-    paths = [_FOLDER.sub(locked_folder(stage), path).replace("${TORCH}", published_torch(stage)) for path in copied]
+    lines = re.findall(r"^COPY ((?:stages|containers)/.+) \S+$", (ROOT / dockerfile).read_text(), re.MULTILINE)
+    copied = [path for line in lines for path in line.split()]
+    # tensorflow is locked for CPUs only
+    torch = "cpu" if BACKEND == "tensorflow" else TORCH
+    paths = [_FOLDER.sub(locked_folder(stage), path).replace("${TORCH}", torch) for path in copied]
     return list(dict.fromkeys([dockerfile, *paths]))
 
 
@@ -160,8 +167,7 @@ def publish(stage: str, registry: str) -> str:
     """Push the image of a stage and add its line to the ledger; returns the pin.
 
     Raises Refusal (73) if the version stands in the ledger with another digest, if the registry has another image
-    under that tag, if the image is not of a clean commit, or if it is the CPU variant of a stage that runs on GPUs;
-    (66) if there is no image.
+    under that tag, or if the image is not of a clean commit; (66) if there is no image.
     """
     version = image_version(stage)
     local = f"lsdflow/{stage}:{version}"
@@ -204,9 +210,6 @@ def _require_publishable(stage: str, version: str, labels: dict[str, str]) -> No
         faults.append(f"its revision is {revision or 'not told'}: build it from a clean commit")
     if labels.get("org.opencontainers.image.version") != version:
         faults.append(f"its label says version {labels.get('org.opencontainers.image.version')}: build it again")
-    torch = published_torch(stage)
-    if labels.get("lsdflow.torch", torch) != torch:
-        faults.append(f"it is the CPU variant: make image STAGE={stage} TORCH={torch}")
     if faults:
         raise Refusal(REFUSED, f"the image of {stage} {version} is not one to publish\n   " + "\n   ".join(faults))
 

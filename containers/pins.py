@@ -2,6 +2,7 @@
 
 A pin is name:version@digest: the registry's name and digest where one has the image, else lsdflow/STAGE:VERSION and the
 image's id. In a FILE that is there only the lines of these stages change; comments and other lines stay.
+TORCH=cpu or cuda (default): the variant of the stages that use torch, name:version-cpu or name:version-cuda.
 BACKEND=tensorflow: the variant for training with it, of the stages that have one.
 """
 

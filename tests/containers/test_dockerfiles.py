@@ -83,7 +83,7 @@ def test_the_image_gets_the_packages_that_the_stage_needs_and_no_other(stage: st
 def test_the_lock_is_installed_with_hashes_before_any_source_is_copied(stage: str, backend: str) -> None:
     lines = _instructions(stage, backend)
     lock = next(i for i, line in enumerate(lines) if line.startswith("COPY stages/") and ".lock" in line)
-    install = next(i for i, line in enumerate(lines) if "-r /tmp/locked.txt" in line)
+    install = next(i for i, line in enumerate(lines) if "/tmp/install.sh /tmp/locked.txt" in line)
     source = next(i for i, line in enumerate(lines) if "/source/" in line)
     assert lock < install < source
     for line in lines:
@@ -154,8 +154,9 @@ def _is_let_in(path: str, patterns: list[str]) -> bool:
 def test_every_folder_that_is_copied_is_let_into_the_context_itself() -> None:
     """buildah takes a folder out with a pattern of its own, whatever is let in below it; docker looks below."""
     lines = [x for x in (REPOSITORY / ".dockerignore").read_text().splitlines() if x and not x.startswith("#")]
-    copied = {line.split()[1] for s in STAGES for line in _instructions(s) if re.match(r"COPY (?!--from)", line)}
-    assert {"stages/_contract", "containers/startup", "containers/build.lock"} <= copied
+    copies = [line for s in STAGES for line in _instructions(s) if re.match(r"COPY (?!--from)", line)]
+    copied = {path for line in copies for path in line.split()[1:-1]}
+    assert {"stages/_contract", "containers/startup", "containers/build.lock", "containers/install.sh"} <= copied
     assert [path for path in sorted(copied) if not _is_let_in(path.replace("${TORCH}", "cpu"), lines)] == []
     assert not _is_let_in("stages/_contract/README.md", lines)
     assert not _is_let_in("tests", lines)

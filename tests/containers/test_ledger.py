@@ -18,7 +18,7 @@ ENGINE = r"""#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 case "$*" in
   *Labels*) printf '%s\n' "org.opencontainers.image.version=0.1.0" "org.opencontainers.image.revision=$REVISION" \
-    "lsdflow.contract=1.0.0" ${TORCH_LABEL:+"lsdflow.torch=$TORCH_LABEL"} ;;
+    "lsdflow.contract=1.0.0" ;;
   *RepoDigests*) if [[ -e $CALLS.pushed ]]; then echo "registry.example/lab/watershed@$PUSHED"; fi ;;
   pull*) [[ -n ${IN_REGISTRY:-} ]] ;;
   *"{{.Id}} registry"*) echo "sha256:$IN_REGISTRY" ;;
@@ -164,12 +164,6 @@ def test_an_image_of_uncommitted_changes_is_not_published(checkout: Path) -> Non
     assert done.returncode == 73
     assert "clean commit" in done.stderr
     assert (checkout / "containers" / "published.tsv").read_text() == HEADER
-
-
-def test_the_cpu_variant_of_a_gpu_stage_is_not_published(checkout: Path) -> None:
-    done = _publish(checkout, _git(checkout, "rev-parse", "HEAD"), TORCH_LABEL="cpu")
-    assert done.returncode == 73
-    assert "TORCH=cuda" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.experiment import STAGES
-from lsdflow_launch.images.pins import key_of, read_pins
+from lsdflow_launch.images.pins import TORCH_STAGES, key_of, read_pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "containers" / "pins.py"
@@ -27,7 +27,7 @@ def _pins(folder: Path, *words: str, **environment: str) -> subprocess.Completed
     engine = folder / "engine"
     engine.write_text(ENGINE)
     engine.chmod(0o755)
-    env = {**os.environ, "CONTAINER_TOOL": str(engine), "IMAGE_ID": OURS, **environment}
+    env = {**os.environ, "CONTAINER_TOOL": str(engine), "IMAGE_ID": OURS, "TORCH": "cpu", **environment}
     command = [sys.executable, str(PROGRAM), str(folder / "images.env"), *words]
     return subprocess.run(command, env=env, check=False, capture_output=True, text=True)
 
@@ -44,7 +44,8 @@ def test_local_images_are_pinned_by_version_and_id_as_lsdflow_reads_them(tmp_pat
     assert done.stdout == (tmp_path / "images.env").read_text()
     pins = read_pins(tmp_path / "images.env")
     assert {key: str(pin) for key, pin in pins.items()} == {
-        key_of(stage): f"lsdflow/{stage}:{_version(stage)}@{OURS}" for stage in STAGES
+        key_of(stage): f"lsdflow/{stage}:{_version(stage)}{'-cpu' if stage in TORCH_STAGES else ''}@{OURS}"
+        for stage in STAGES
     }
 
 

@@ -1,4 +1,4 @@
-"""train-lsd and train-acrlsd with tensorflow: a variant of their own by version, lock, pin, SIF and bill of materials.
+"""Variants of an image (torch for CPU or CUDA, tensorflow) have versions, locks, pins, SIFs and bills of their own.
 
 Engine, Apptainer and the tool for bills of materials are stand-ins; at work: with_engine/test_tensorflow_variant.py.
 """
@@ -79,6 +79,35 @@ def test_the_variant_is_built_from_the_same_dockerfile_under_a_version_of_its_ow
     assert "--build-arg TORCH=cpu --build-arg BACKEND=tensorflow" in build
 
 
+@pytest.mark.parametrize("torch", ["cpu", "cuda"])
+def test_the_images_of_a_stage_for_cpu_and_for_cuda_do_not_replace_each_other(torch: str, bench: Bench) -> None:
+    """Tag, label, pin and SIF name the variant; an image without torch has none."""
+    version = f"{_version('predict')}-{torch}"
+    for stage in ("predict", "watershed"):
+        assert bench.call("build.sh", stage, TORCH=torch).returncode == 0
+    predict, watershed = bench.builds
+    assert f"--tag lsdflow/predict:{version} " in predict
+    assert f"--build-arg VERSION={version} " in predict
+    assert f"--tag lsdflow/watershed:{_version('watershed')} " in watershed
+    path = bench.folder / "images.env"
+    assert bench.call("pins.py", str(path), "predict", "watershed", TORCH=torch).returncode == 0
+    pins = read_pins(path)
+    assert str(pins["PREDICT_IMAGE"]) == f"lsdflow/predict:{version}@{ID}"
+    assert pins["PREDICT_IMAGE"].make_option == f" TORCH={torch}"
+    assert str(pins["WATERSHED_IMAGE"]) == f"lsdflow/watershed:{_version('watershed')}@{ID}"
+    sif = bench.folder / f"predict_{version}_{'a' * 12}.sif"
+    sif.write_text("x")
+    assert str(sif) in bench.call("convert.sh", "predict", TORCH=torch, SIF_DIR=str(bench.folder)).stdout
+
+
+def test_a_variant_of_torch_that_there_is_not_is_a_usage_error(bench: Bench) -> None:
+    for program, words in (("build.sh", ["predict"]), ("pins.py", [str(bench.folder / "images.env"), "predict"])):
+        done = bench.call(program, *words, TORCH="rocm")
+        assert done.returncode == 2, program
+        assert "no such variant of torch: rocm" in done.stderr
+    assert bench.builds == []
+
+
 def test_a_build_with_torch_alone_names_no_backend_at_all(bench: Bench) -> None:
     """An argument that is given, even an empty one, would be another key of the layer's cache."""
     for backend in ("", "torch"):
@@ -86,7 +115,7 @@ def test_a_build_with_torch_alone_names_no_backend_at_all(bench: Bench) -> None:
     assert len(bench.builds) == 2
     for build in bench.builds:
         assert "BACKEND" not in build
-        assert f"--tag lsdflow/train-lsd:{_version('train-lsd')} " in build
+        assert f"--tag lsdflow/train-lsd:{_version('train-lsd')}-cpu " in build
 
 
 @pytest.mark.parametrize("torch", [{"TORCH": "cuda"}, {}], ids=["cuda", "default"])
@@ -166,9 +195,24 @@ def test_the_sif_of_a_variant_is_named_by_its_version(bench: Bench) -> None:
     assert done.stdout.strip() == f"{bench.folder / name} is there"
 
 
-@pytest.mark.parametrize("version", ["0.1.0", "0.1.0-tensorflow"])
-def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(version: str, tmp_path: Path) -> None:
-    for name in ("0.1.0_aaaaaaaaaaaa", "0.1.0-tensorflow_bbbbbbbbbbbb"):
+@pytest.mark.parametrize(
+    ("version", "digest", "option"),
+    [
+        ("0.1.0", "aaaaaaaaaaaa", ""),
+        ("0.1.0-tensorflow", "bbbbbbbbbbbb", " BACKEND=tensorflow"),
+        ("0.1.0-cpu", "cccccccccccc", " TORCH=cpu"),
+        ("0.1.0-cuda", "dddddddddddd", " TORCH=cuda"),
+    ],
+)
+def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(
+    version: str, digest: str, option: str, tmp_path: Path
+) -> None:
+    for name in (
+        "0.1.0_aaaaaaaaaaaa",
+        "0.1.0-tensorflow_bbbbbbbbbbbb",
+        "0.1.0-cpu_cccccccccccc",
+        "0.1.0-cuda_dddddddddddd",
+    ):
         (tmp_path / f"train-lsd_{name}.sif").write_text("x")
     (tmp_path / "images.env").write_text(f"TRAIN_LSD_IMAGE=lsdflow/train-lsd:{version}\n")
     script = 'source "$1"; SETTING[IMAGES]=$2; read_pin train-lsd "$2/images.env"; find_sif train-lsd; '
@@ -177,20 +221,20 @@ def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(version: str,
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     sif, order = done.stdout.splitlines()
-    assert Path(sif).name == f"train-lsd_{version}_{'bbbbbbbbbbbb' if '-' in version else 'aaaaaaaaaaaa'}.sif"
-    assert order == "make sif STAGE=train-lsd" + (" BACKEND=tensorflow" if "-" in version else "")
+    assert Path(sif).name == f"train-lsd_{version}_{digest}.sif"
+    assert order == "make sif STAGE=train-lsd" + option
 
 
 def test_the_ledger_knows_what_a_variant_is_made_of() -> None:
     """A change of tensorflow's package spoils no published image without it, and one of its lock spoils the variant."""
     contents = {}
-    for backend in ("torch", "tensorflow"):
+    for backend, variant in (("torch", "-cuda"), ("tensorflow", "-tensorflow")):
         code = "import ledger; print(*ledger.content_of('train-acrlsd'), ledger.image_version('train-acrlsd'))"
         words = [sys.executable, "-c", code]
-        env = {**os.environ, "BACKEND": backend, "PYTHONPATH": str(CONTAINERS)}
+        env = {**os.environ, "BACKEND": backend, "TORCH": "cuda", "PYTHONPATH": str(CONTAINERS)}
         done = subprocess.run(words, check=True, capture_output=True, text=True, env=env)
         *contents[backend], version = done.stdout.split()
-        assert version == _version("train-acrlsd") + ("-tensorflow" if backend == "tensorflow" else "")
+        assert version == _version("train-acrlsd") + variant
         assert not any("$" in path for path in contents[backend])
     assert set(contents["tensorflow"]) - set(contents["torch"]) == {"stages/_tensorflow/cpu.lock", "stages/_tensorflow"}
     assert set(contents["torch"]) - set(contents["tensorflow"]) == {"stages/train-acrlsd/cuda.lock"}

@@ -21,6 +21,7 @@ from experiments import BLOCK_STAGES, copy_finished, run_locally, write_volumes
 from submission import Submission
 
 from lsdflow_contract.experiment import STAGES
+from lsdflow_launch.images.pins import TORCH_STAGES
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -55,7 +56,8 @@ def images(cluster: Cluster) -> Images:
     pins, sifs = {}, {}
     for stage in STAGES:
         project = tomllib.loads((REPOSITORY / "stages" / stage / "pyproject.toml").read_text())
-        ours = f"{stage}_{project['project']['version']}_*.sif"
+        variant = f"-{os.environ.get('TORCH', 'cpu')}" if stage in TORCH_STAGES else ""
+        ours = f"{stage}_{project['project']['version']}{variant}_*.sif"
         there = sorted(cluster.sif_folder.glob(ours), key=lambda path: path.stat().st_mtime)
         assert there, f"no {ours} in {cluster.sif_folder}"
         labels = labels_of(there[-1])

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.testing import micro_network
+from lsdflow_launch.images.pins import TORCH_STAGES
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))
@@ -74,6 +75,10 @@ class Bench:
         text = (REPOSITORY / "stages" / folder / "pyproject.toml").read_text()
         return str(tomllib.loads(text)["project"]["version"])
 
+    def image_version(self, stage: str) -> str:
+        """The version of the stage's image, the variant for CPUs."""
+        return self.version_of(stage) + ("-cpu" if stage in TORCH_STAGES else "")
+
     def options(self, root: str | Path, *more: str) -> list[str]:
         """Options of a stage for the small experiment in the folder root."""
         return ["--experiment", f"{root}/experiment.toml", *(w for s in (*SETTINGS, *more) for w in ("--set", s))]
@@ -82,7 +87,7 @@ class Bench:
         """`docker run` of a stage as any user: read-only, no rights, no network, no home, the folder at /experiment."""
         hard = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
         place = ["--env", "HOME=/nonexistent", "--volume", f"{folder}:/experiment"]
-        image = f"lsdflow/{stage}:{self.version_of(stage)}"
+        image = f"lsdflow/{stage}:{self.image_version(stage)}"
         return ["docker", "run", "--user", ANY_USER, *hard, *place, *extra, image, *words]
 
     def docker(self, stage: str, folder: Path, *words: str, extra: tuple[str, ...] = ()) -> Finished:
@@ -151,7 +156,7 @@ def made(engine: None, bench: Bench, workspace: Path) -> dict[str, Made]:
             waiting[stage] = revision, build_s, converter.submit(_convert, bench, stage, sifs)
         for stage, (revision, build_s, future) in waiting.items():
             sif, convert_s = future.result()
-            version = bench.version_of(stage)
+            version = bench.image_version(stage)
             image = f"lsdflow/{stage}:{version}"
             found[stage] = Made(stage, version, image, _in_reach(sif, workspace), revision, build_s, convert_s)
     return found
@@ -163,7 +168,7 @@ def _build(bench: Bench, stage: str) -> tuple[str, float]:
     revision = bench.call("git", "-C", REPOSITORY, "rev-parse", "HEAD").stdout.strip()
     if os.environ.get("LSDFLOW_KEEP_IMAGES"):
         form = '{{index .Config.Labels "org.opencontainers.image.revision"}}'
-        name = f"lsdflow/{stage}:{bench.version_of(stage)}"
+        name = f"lsdflow/{stage}:{bench.image_version(stage)}"
         revision = (
             bench.call("docker", "image", "inspect", "--format", form, name).stdout.strip().removesuffix("-dirty")
         )
@@ -174,7 +179,7 @@ def _build(bench: Bench, stage: str) -> tuple[str, float]:
 
 def _convert(bench: Bench, stage: str, folder: Path) -> tuple[Path, float]:
     started = time.monotonic()
-    told = _script(bench, "convert.sh", stage, SIF_DIR=str(folder))
+    told = _script(bench, "convert.sh", stage, SIF_DIR=str(folder), TORCH="cpu")
     return Path(told.strip().splitlines()[-1].split()[0]), time.monotonic() - started
 
 

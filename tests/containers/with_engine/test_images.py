@@ -52,7 +52,7 @@ def test_version_is_that_of_the_label_and_of_the_project(
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{stage} {bench.version_of(stage)} (contract {bench.version_of('_contract')})")
     assert done.stderr == ""
-    assert _labels(bench, made[stage].image)["org.opencontainers.image.version"] == bench.version_of(stage)
+    assert _labels(bench, made[stage].image)["org.opencontainers.image.version"] == bench.image_version(stage)
 
 
 @pytest.mark.parametrize("stage", STAGES)

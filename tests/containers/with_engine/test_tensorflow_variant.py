@@ -51,7 +51,7 @@ class Images:
 def images(engine: None, bench: Bench) -> Images:
     """Both images, built; with LSDFLOW_KEEP_IMAGES=1 those that are there."""
     version = bench.version_of(STAGE)
-    names = {"torch": f"lsdflow/{STAGE}:{version}", "tensorflow": f"lsdflow/{STAGE}:{version}-tensorflow"}
+    names = {"torch": f"lsdflow/{STAGE}:{version}-cpu", "tensorflow": f"lsdflow/{STAGE}:{version}-tensorflow"}
     for backend in names:
         words = ("make", "--no-print-directory", "-C", REPOSITORY, "image", f"STAGE={STAGE}", "TORCH=cpu")
         done = bench.call(*words, f"BACKEND={backend}", f"PYTHON={sys.executable}", timeout_s=1800)

@@ -80,7 +80,7 @@ class DockerLike:
             f"the image of {stage} is not on this machine",
             where=f"{self.program}, {pin.key} of images.env",
             wanted=pin,
-            hint=f"{self.program} pull {pin}   or, in a clone of that version: {order}",
+            hint=f"{self.program} pull {pin}   or, in a clone of that version: {order}{pin.advice}",
         )
 
     def command(self, stage: str, image: Image, call: Call) -> list[str]:
@@ -160,7 +160,7 @@ class Apptainer:
             raise ConfigError(
                 f"several SIFs of {pin}", where=self.folder, found=names, hint=f"pin the digest: {pin.key}"
             )
-        hint = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={self.folder}"
+        hint = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={self.folder}{pin.advice}"
         raise MissingInput(f"the SIF of {stage} is not there", where=self.folder, wanted=wanted.name, hint=hint)
 
 

@@ -23,6 +23,8 @@ def key_of(stage: str) -> str:
     return stage.upper().replace("-", "_") + "_IMAGE"
 
 
+# Their images have a variant for CPU and one for CUDA, which the version names: 0.1.0-cpu, 0.1.0-cuda.
+TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
 # The database is no stage, but compose starts it and wants it pinned as well.
 KEYS = (*map(key_of, STAGES), "MONGO_IMAGE")
 
@@ -43,8 +45,16 @@ class Pin:
 
     @property
     def make_option(self) -> str:
-        """What `make image` and `make sif` want to be told beside the stage: the backend of a variant."""
-        return " BACKEND=tensorflow" if self.version.endswith("-tensorflow") else ""
+        """What `make image` and `make sif` need beside the stage: the variant that the version ends in."""
+        variant = self.version.rpartition("-")[2]
+        return {"tensorflow": " BACKEND=tensorflow", "cpu": " TORCH=cpu", "cuda": " TORCH=cuda"}.get(variant, "")
+
+    @property
+    def advice(self) -> str:
+        """What to change in a pin of the time when the variants for CPU and CUDA had the same version; else nothing."""
+        if self.key not in map(key_of, TORCH_STAGES) or "-" in self.version:
+            return ""
+        return f"; {self.key} names no variant: write {self.version}-cuda or {self.version}-cpu"
 
     def __str__(self) -> str:
         return self.tagged + (f"@{self.digest}" if self.digest else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.commands import stage_command
+from lsdflow_launch.images.pins import TORCH_STAGES, key_of
 from lsdflow_launch.init.looking import Seen, Start, look
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.schema import experiment_schema, table_schemas
@@ -82,12 +84,16 @@ def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start],
 def images_text() -> str:
     """The pins of this installation: one line a stage, never `latest`."""
     lines = [
-        "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published images."
+        "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published ones.",
+        "# -cuda needs a GPU, -cpu does not; `make pins` pins the images that were built.",
     ]
+    # As `make` chooses the variant that it builds.
+    torch = "cuda" if shutil.which("nvidia-smi") else "cpu"
     with ThreadPoolExecutor(available_cores()) as pool:
         versions = pool.map(_version, STAGES)
     for stage, version in zip(STAGES, versions, strict=True):
-        lines.append(f"{stage.upper().replace('-', '_')}_IMAGE=lsdflow/{stage}:{version}")
+        variant = f"-{torch}" if stage in TORCH_STAGES else ""
+        lines.append(f"{key_of(stage)}=lsdflow/{stage}:{version}{variant}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# install.sh LOCK: inside a build, the packages of a lock into /opt/lsdflow: by uv, with hashes, wheels only.
+#
+#   TORCH   cpu: the lock wants torch's CPU wheel, which the default index does not have. It comes from a folder of wheels
+#           where pip's settings in the base image name one that holds it, otherwise from PyTorch's own index (known to uv).
+#
+# uv does not read the settings of pip: those that say where packages come from are handed on.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+environment=/opt/lsdflow
+
+# setting NAME: of pip, from its variable or its files; nothing if there is none.
+setting() {
+  local variable=PIP_${1^^}
+  variable=${variable//-/_}
+  printf '%s' "${!variable:-$(python3 -m pip config get "global.$1" 2>/dev/null || true)}"
+}
+
+# has_torch FOLDER: whether a folder of wheels, a local one or an address, holds a CPU wheel of torch.
+has_torch() {
+  local list='import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode())'
+  case $1 in
+    *://*) python3 -c "$list" "$1/" | grep -q 'torch-[0-9][^"]*cpu' ;;
+    *) compgen -G "$1/torch-[0-9]*cpu*.whl" >/dev/null ;;
+  esac
+}
+
+# Hashes are required, so that no index can put another package in the place of a locked one.
+options=(--require-hashes --only-binary :all: --link-mode copy --index-strategy unsafe-best-match)
+backend=()
+if [[ ${TORCH:-} == cpu ]]; then backend=(--torch-backend cpu); fi
+index=$(setting index-url)
+if [[ -n $index ]]; then options+=(--default-index "$index"); fi
+read -ra indexes <<<"$(setting extra-index-url | tr '\n' ' ')"
+for index in ${indexes[@]+"${indexes[@]}"}; do options+=(--index "$index"); done
+read -ra hosts <<<"$(setting trusted-host | tr '\n' ' ')"
+for host in ${hosts[@]+"${hosts[@]}"}; do options+=(--allow-insecure-host "$host"); done
+read -ra folders <<<"$(setting find-links | tr '\n' ' ')"
+for folder in ${folders[@]+"${folders[@]}"}; do
+  options+=(--find-links "$folder")
+  if ((${#backend[@]})) && has_torch "$folder"; then backend=(); fi
+done
+certificates=${SSL_CERT_FILE:-$(setting cert)}
+if [[ -n $certificates ]]; then export SSL_CERT_FILE=$certificates; fi
+
+python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --target /uv -r "$here/installer.lock"
+export UV_CACHE_DIR=${PIP_CACHE_DIR:-/var/cache/pip}/uv
+set -x # the log of a build says where the packages were looked for
+/uv/bin/uv pip sync --python "$environment/bin/python" "${options[@]}" ${backend[@]+"${backend[@]}"} "$1"
+rm -f "$environment/.lock" # of uv itself
