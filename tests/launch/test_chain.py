@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -216,6 +217,19 @@ def test_init_writes_a_commented_file_that_parses_and_never_overwrites(stages: P
     assert "WATERSHED_IMAGE=lsdflow/watershed:0.1.0" in (root / "images.env").read_text()
     assert "latest" not in (root / "images.env").read_text()
     assert _lsdflow(*arguments).returncode == 73
+
+
+def test_init_on_a_login_node_pins_the_variant_of_torch_whose_sifs_are_there(stages: Path, tmp_path: Path) -> None:
+    volume, sifs = tmp_path / "raw.zarr", tmp_path / "sifs"
+    volume.mkdir()
+    sifs.mkdir()
+    (sifs / "predict_0.1.0-cuda_aaaaaaaaaaaa.sif").touch()
+    arguments = ["--train", str(volume), "--volume", str(volume)]
+    for name, more in (("with", ["--set", f"cluster.images={sifs}"]), ("without", [])):
+        assert _lsdflow("init", str(tmp_path / name), *arguments, *more).returncode == 0
+    assert "PREDICT_IMAGE=lsdflow/predict:0.1.0-cuda\n" in (tmp_path / "with" / "images.env").read_text()
+    torch = "cuda" if shutil.which("nvidia-smi") else "cpu"
+    assert f"PREDICT_IMAGE=lsdflow/predict:0.1.0-{torch}\n" in (tmp_path / "without" / "images.env").read_text()
 
 
 def test_init_of_a_volume_that_does_not_exist_writes_nothing(stages: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(looking, "_ask", ask)
     monkeypatch.setattr(start, "table_schemas", lambda: TABLES)
-    monkeypatch.setattr(start, "images_text", lambda: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
+    monkeypatch.setattr(start, "images_text", lambda _sifs: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
     monkeypatch.setattr(start_cli, "problems_of", lambda _experiment: {})
     return answer
 

@@ -55,7 +55,7 @@ def test_a_sif_of_another_stage_version_or_digest_is_refused(
         done = _run(cluster, submission, "watershed", "verify")
         assert done.returncode == 76
         assert f"found: {stage} {version} {digest}" in done.stderr
-        assert "mend WATERSHED_IMAGE" in done.stderr
+        assert "correct WATERSHED_IMAGE" in done.stderr
     assert _executed(cluster) == []
 
 
@@ -350,7 +350,7 @@ def test_a_requeue_that_slurm_refuses_is_told(cluster: Cluster, submission: Path
     cluster.answer("scontrol", code=1)
     done = _run(cluster, submission, "watershed", "coordinate")
     assert done.returncode == 69
-    assert "lsdflow submit again" in done.stderr
+    assert "submit it again" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -77,18 +77,23 @@ def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start],
     told = {".".join(parts) for parts, _ in overrides}
     choices = tuple(choice for choice in seen.choices if choice.key not in told)
     values = _proposed(_chosen(seen.start, start.root), choices)
-    text = experiment_text(schemas, merged(values, overrides), {c.key: c.why for c in choices})
-    return Draft(layout, text, schema, images_text(), choices)
+    tables = merged(values, overrides)
+    text = experiment_text(schemas, tables, {c.key: c.why for c in choices})
+    sifs = layout.root / str(tables.get("cluster", {}).get("images", "images"))
+    return Draft(layout, text, schema, images_text(sifs), choices)
 
 
-def images_text() -> str:
-    """The pins of this installation: one line a stage, never `latest`."""
+def images_text(sifs: Path | None = None) -> str:
+    """The pins of this installation, one line for each stage, never `latest`; `sifs`: the folder of the SIFs.
+
+    Stages with torch are pinned to the variant of their SIFs, else to the one that `make` would build here.
+    """
     lines = [
         "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published ones.",
         "# -cuda needs a GPU, -cpu does not; `make pins` pins the images that were built.",
     ]
-    # As `make` chooses the variant that it builds.
-    torch = "cuda" if shutil.which("nvidia-smi") else "cpu"
+    found = [torch for torch in ("cuda", "cpu") if sifs and any(sifs.glob(f"*-{torch}_*.sif"))]
+    torch = found[0] if found else "cuda" if shutil.which("nvidia-smi") else "cpu"
     with ThreadPoolExecutor(available_cores()) as pool:
         versions = pool.map(_version, STAGES)
     for stage, version in zip(STAGES, versions, strict=True):
