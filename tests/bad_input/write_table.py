@@ -32,13 +32,13 @@ that of the source volumes; `stage validate` takes `--experiment DIR`.
 | 2 | the command line is wrong |
 | 65 | an input can be opened, but its content is wrong |
 | 66 | an input does not exist |
-| 69 | a database does not answer |
-| 70 | a fault of lsdflow: please report it |
-| 73 | the output belongs to another experiment, other parameters or another run |
+| 69 | MongoDB does not respond |
+| 70 | an error in lsdflow itself: please report it |
+| 73 | the output was made by another experiment or run, or with other settings |
 | 74 | reading or writing failed in the file system |
-| 75 | stopped by a signal or time limit: run it again |
-| 76 | artefacts do not fit one another: other contract, network or lineage |
-| 77 | not permitted |
+| 75 | stopped by a signal or time limit: run the command again to resume |
+| 76 | incompatible versions, models or results |
+| 77 | no permission |
 | 78 | the experiment file is wrong |
 | 79 | finished, but some blocks failed |
 """

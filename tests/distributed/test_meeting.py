@@ -38,7 +38,7 @@ def test_a_port_that_becomes_free_in_time_is_met_at(taken: socket.socket) -> Non
 
 def test_a_port_that_stays_taken_is_waited_for_half_of_the_time_that_the_others_wait(taken: socket.socket) -> None:
     begun = time.monotonic()
-    with pytest.raises(StoreUnreachable, match="the processes cannot meet here"):
+    with pytest.raises(StoreUnreachable, match="distributed rendezvous failed"):
         serve(LOOPBACK, taken.getsockname()[1], 2.0)
     assert 1.0 <= time.monotonic() - begun < 2.0
 

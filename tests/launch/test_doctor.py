@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.cli import app
 from lsdflow_launch.doctor import checks, containers, folder, gpu, machine, mount, outside, scheduler, store
-from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_runtime.store_facts import store_facts
 
 Program = Callable[[str, str], None]
@@ -82,7 +82,7 @@ def test_a_folder_that_may_not_be_written_into_is_to_be_mended() -> None:
         with as_nobody():
             facts = mount.tried_out(Path(name))
         found = states(folder.findings_of(Path(name), facts))["writing"]
-    assert (found.state, "Permission denied" in found.found) == ("MEND", True)
+    assert (found.state, "Permission denied" in found.found) == ("FAIL", True)
     assert found.to_do == "use a folder that this user may write into"
 
 
@@ -94,7 +94,7 @@ def test_a_full_disk_is_to_be_mended_and_says_to_free_space(tmp_path: Path) -> N
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     found = states(folder.findings_of(tmp_path, facts))["writing"]
-    assert (found.state, "free some space" in found.to_do) == ("MEND", True)
+    assert (found.state, "free some space" in found.to_do) == ("FAIL", True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,18 +108,18 @@ def test_too_few_bytes_or_inodes_are_to_be_mended(
         f_bavail, f_frsize, f_files, f_favail = blocks, 4096, real.f_files, files
 
     monkeypatch.setattr(mount.os, "statvfs", lambda _: Small)
-    assert states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["room"].state == "MEND"
+    assert states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["room"].state == "FAIL"
 
 
 def test_a_rename_that_leaves_the_old_name_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "replace", lambda self, other: Path(other).write_bytes(self.read_bytes()))
-    assert states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["rename"].state == "MEND"
+    assert states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["rename"].state == "FAIL"
 
 
 def test_a_name_that_two_may_make_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
     monkeypatch.setattr(mount.os, "open", lambda path, flags, *mode: real(path, flags & ~os.O_EXCL, *mode))
-    assert states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["making a name once"].state == "MEND"
+    assert states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["making a name once"].state == "FAIL"
 
 
 def test_a_file_system_without_hard_links_is_to_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_file_system_without_hard_links_is_to_be_mended(tmp_path: Path, monkey
 
     monkeypatch.setattr(mount.os, "link", refuse)
     found = states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["writing"]
-    assert (found.state, "hard links" in found.to_do) == ("MEND", True)
+    assert (found.state, "hard links" in found.to_do) == ("FAIL", True)
 
 
 def test_a_file_server_whose_clock_is_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_what_makes_a_folder_slow_or_odd_is_told_and_stops_nothing(
 
 def test_bytes_that_are_not_read_back_are_to_be_mended(tmp_path: Path) -> None:
     facts = {**mount.tried_out(tmp_path), "reads_back_what_was_written": False}
-    assert states(folder.findings_of(tmp_path, facts))["reading back"].state == "MEND"
+    assert states(folder.findings_of(tmp_path, facts))["reading back"].state == "FAIL"
 
 
 def test_memory_and_network_file_systems_are_named(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_mount_that_never_answers_holds_up_nobody(tmp_path: Path, monkeypatch:
     started = time.monotonic()
     (found,) = folder.folder_findings(tmp_path, limit_s=0.5)
     assert time.monotonic() - started < 20
-    assert (found.state, "no answer within" in found.found) == ("MEND", True)
+    assert (found.state, "no answer within" in found.found) == ("FAIL", True)
 
 
 # the machine
@@ -193,16 +193,16 @@ def test_limits_of_the_machine_that_stop_a_run_are_to_be_mended(monkeypatch: pyt
         assert os.umask(0o277) == 0o277, "the doctor changed the umask"
     finally:
         os.umask(before)
-    assert (found["open files"].state, found["open files"].to_do) == ("MEND", "ulimit -n 4096")
-    assert found["umask"].state == "MEND"
+    assert (found["open files"].state, found["open files"].to_do) == ("FAIL", "ulimit -n 4096")
+    assert found["umask"].state == "FAIL"
 
 
 @pytest.mark.parametrize(
     ("mask", "limit", "umask", "files"),
     [
         (0o022, 1024, "ok", "ok"),
-        (0o077, 1023, "ok", "MEND"),
-        (0o200, resource.RLIM_INFINITY, "MEND", "ok"),
+        (0o077, 1023, "ok", "FAIL"),
+        (0o200, resource.RLIM_INFINITY, "FAIL", "ok"),
         (0o002, 10**6, "ok", "ok"),
     ],
 )
@@ -220,7 +220,7 @@ def test_only_a_limit_that_stops_a_run_is_to_be_mended(
 
 def test_a_temp_folder_that_is_gone_is_to_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
-    assert states(machine.machine())["temp folder"].state == "MEND"
+    assert states(machine.machine())["temp folder"].state == "FAIL"
 
 
 def test_stages_that_are_missing_or_of_another_contract_are_to_be_mended(
@@ -230,8 +230,8 @@ def test_stages_that_are_missing_or_of_another_contract_are_to_be_mended(
     monkeypatch.setenv("LSDFLOW_BIN", str(tmp_path / "bin"))
     program("prepare", "print('prepare 9.9 (contract 9.0)')")
     found = states(machine.commands())
-    assert (found["prepare"].state, "contract 9.0" in found["prepare"].found) == ("MEND", True)
-    assert found["no-such-stage"].state == "MEND"
+    assert (found["prepare"].state, "contract 9.0" in found["prepare"].found) == ("FAIL", True)
+    assert found["no-such-stage"].state == "FAIL"
     program("prepare", "print('prepare 0.1 (contract 1.0)')")
     assert states(machine.commands())["prepare"].state == "ok"
 
@@ -244,10 +244,10 @@ def test_stages_that_are_missing_or_of_another_contract_are_to_be_mended(
     [
         (FINE, 1, "ok", ""),
         ({**FINE, "devices": 0, "cuda": ""}, 0, "ok", ""),
-        ({**FINE, "devices": 0, "cuda": ""}, 1, "MEND", "TORCH=cuda"),
-        ({**FINE, "devices": 0, "cuda_problem": "driver too old"}, 1, "MEND", "driver for CUDA 12.8"),
+        ({**FINE, "devices": 0, "cuda": ""}, 1, "FAIL", "TORCH=cuda"),
+        ({**FINE, "devices": 0, "cuda_problem": "driver too old"}, 1, "FAIL", "driver for CUDA 12.8"),
         ({**FINE, "devices": 1}, 2, "warn", "CUDA_VISIBLE_DEVICES"),
-        ({"problem": "no answer within 90 s"}, 0, "MEND", "doctor --debug"),
+        ({"problem": "no answer within 90 s"}, 0, "FAIL", "doctor --debug"),
     ],
 )
 def test_torch_must_see_the_gpus_that_the_driver_has(facts: dict[str, Any], gpus: int, state: str, to_do: str) -> None:
@@ -259,11 +259,11 @@ def test_a_driver_that_lists_no_gpu_is_to_be_mended(program: Program, monkeypatc
     monkeypatch.setattr(gpu, "ask_stage_in_time", lambda *_: {**FINE, "devices": 0})
     program("nvidia-smi", "sys.stderr.write('NVIDIA-SMI has failed'); sys.exit(9)")
     found = states(gpu.gpu_findings())
-    assert (found["GPU"].state, "has failed" in found["GPU"].found) == ("MEND", True)
+    assert (found["GPU"].state, "has failed" in found["GPU"].found) == ("FAIL", True)
     program("nvidia-smi", "print('NVIDIA H200, 143771, 143000, 570.1')")
     found = states(gpu.gpu_findings())
     assert (found["GPU"].state, "driver 570.1" in found["GPU"].found) == ("ok", True)
-    assert found["torch of predict"].state == "MEND"
+    assert found["torch of predict"].state == "FAIL"
 
 
 def test_an_engine_that_does_not_answer_this_user_is_told_and_none_is_fine(program: Program) -> None:
@@ -289,7 +289,7 @@ CLUSTER = '[cluster]\npartition_cpu = "cpu"\npartition_gpu = "{}"\n'
 @pytest.mark.parametrize(
     ("text", "state", "found"),
     [
-        (CLUSTER.format("a100"), "MEND", "there is no a100"),
+        (CLUSTER.format("a100"), "FAIL", "there is no a100"),
         (CLUSTER.format("cpu"), "ok", "cpu"),
         (CLUSTER.format("old"), "warn", "not up: old"),
         (CLUSTER.format("slow"), "warn", "not up: slow"),
@@ -311,11 +311,11 @@ def test_a_scheduler_that_is_missing_or_silent_matters_to_those_who_name_it(
 ) -> None:
     named, plain = make(tmp_path / "a", CLUSTER.format("gpu")), make(tmp_path / "b")
     assert states(scheduler.scheduler_findings(plain))["scheduler"].state == "ok"
-    assert states(scheduler.scheduler_findings(named))["scheduler"].state == "MEND"
+    assert states(scheduler.scheduler_findings(named))["scheduler"].state == "FAIL"
     monkeypatch.setattr(scheduler, "LIMIT_S", 0.5)
     program("sinfo", "time.sleep(60)")
     started = time.monotonic()
-    assert states(scheduler.scheduler_findings(plain))["scheduler"].state == "MEND"
+    assert states(scheduler.scheduler_findings(plain))["scheduler"].state == "FAIL"
     assert time.monotonic() - started < 20
 
 
@@ -332,7 +332,7 @@ def mongo(root: Path, uri: str) -> Experiment:
 def test_a_dead_store_is_to_be_mended_and_no_password_is_shown(tmp_path: Path) -> None:
     facts = store_facts(mongo(tmp_path / "a", "mongodb://alice:secret@127.0.0.1:1/db"))
     (found,) = store.findings_of(facts)
-    assert found.state == "MEND"
+    assert found.state == "FAIL"
     assert "127.0.0.1:1" in found.found
     assert "secret" not in json.dumps(facts)
 
@@ -341,7 +341,7 @@ def test_a_file_with_the_uri_that_others_may_read_is_to_be_mended(tmp_path: Path
     experiment = mongo(tmp_path / "a", "mongodb://alice:secret@127.0.0.1:1/db")
     (tmp_path / "a" / "uri").chmod(0o644)
     (found,) = store.findings_of(store_facts(experiment))
-    assert (found.state, "open to others" in found.found, "chmod 600" in found.to_do) == ("MEND", True, True)
+    assert (found.state, "open to others" in found.found, "chmod 600" in found.to_do) == ("FAIL", True, True)
 
 
 def test_a_living_store_tells_version_safety_login_and_clock(tmp_path: Path, mongod: Any) -> None:
@@ -379,7 +379,7 @@ def test_what_is_unsafe_about_a_store_is_told(change: dict[str, Any], subject: s
 
 @pytest.mark.parametrize(
     ("lines", "code"),
-    [([ok("a", "b")], 0), ([ok("a", "b"), warn("c", "d", "e")], 0), ([warn("c", "d"), mend("f", "g", "h")], 1)],
+    [([ok("a", "b")], 0), ([ok("a", "b"), warn("c", "d", "e")], 0), ([warn("c", "d"), fail("f", "g", "h")], 1)],
 )
 def test_the_exit_code_is_1_only_for_what_is_to_be_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[Finding], code: int
@@ -400,4 +400,4 @@ def test_a_broken_experiment_file_does_not_keep_the_rest_from_being_told(
         monkeypatch.setattr(checks, name, lambda: iter([ok("rest", "there")]))
     monkeypatch.setattr(checks, "folder_findings", lambda _: iter([]))
     found = states(checks.findings(tmp_path))
-    assert (found["experiment file"].state, found["rest"].state) == ("MEND", "ok")
+    assert (found["experiment file"].state, found["rest"].state) == ("FAIL", "ok")

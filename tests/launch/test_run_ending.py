@@ -52,7 +52,7 @@ def experiment(tmp_path: Path) -> Experiment:
 
 def test_after_a_refusal_replace_is_offered_from_the_stage_that_refused_as_far_as_was_asked(refused: Path) -> None:
     typed = shlex.join(["lsdflow", "run", str(refused), "--from", "watershed", "--to", "segment", "--set", OTHER])
-    assert f"{typed} --replace    # only if" in (refused / "people").read_text()
+    assert f"{typed} --replace    # replaces the results of watershed" in (refused / "people").read_text()
     assert any(
         step.startswith(f"{typed} --replace ") for step in json.loads((refused / "programs").read_text())["next"]
     )

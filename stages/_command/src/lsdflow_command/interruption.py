@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 # Ctrl-C in `lsdflow run` comes to a stage twice, from the terminal and passed on: that may not break off tidying up.
 SAME_SECONDS = 2.0
-GO_ON = "run the same command again to go on"
+GO_ON = "run the same command again to resume"
 
 
 class EndOfWork:

@@ -90,7 +90,7 @@ class StorageFailure(StageError):
 
 
 class Interrupted(StageError):
-    """Stopped by a signal or a time limit; run the same command again to go on."""
+    """Stopped by a signal or a time limit; run the same command again to resume."""
 
     exit_code = 75
 

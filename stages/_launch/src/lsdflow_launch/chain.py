@@ -88,10 +88,10 @@ def finished_mendable_stages(experiment: Experiment) -> tuple[str, ...]:
     found = tuple(s for s in stages_of(experiment) if s in mendable and experiment.layout.manifest(s).exists())
     if not found:
         raise MissingInput(
-            "no stage that can be repaired has finished",
+            "no finished stage can be repaired",
             where=experiment.layout.root,
             wanted=", ".join(mendable),
-            hint="lsdflow run goes on with what is not done",
+            hint="lsdflow run resumes the stages that are not finished",
         )
     return found
 

@@ -148,7 +148,7 @@ def doctor(
     with exit_codes(debug, as_json):
         lines = findings(folder)
         typer.echo(json.dumps([line.as_dict() for line in lines]) if as_json else "\n".join(x.line() for x in lines))
-    raise typer.Exit(1 if any(line.state == "MEND" for line in lines) else 0)
+    raise typer.Exit(1 if any(line.state == "FAIL" for line in lines) else 0)
 
 
 @app.command()

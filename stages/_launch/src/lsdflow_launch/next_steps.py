@@ -56,17 +56,17 @@ def after_run(experiment: Experiment, code: int, asked: Asked | None = None, sta
     # Earlier stages hold trained networks, and --replace goes to every stage that is run.
     anew = f"lsdflow run {folder}{asked.words(stage or 'STAGE')}{settings} --replace"
     later = "" if stage == asked.last else " and the stages after it"
-    lost = f"only if what {stage or 'STAGE, the one that refused,'}{later} made may be thrown away"
+    lost = f"replaces the results of {stage or 'STAGE, the one that refused,'}{later}"
     look, again_after = (
         f"lsdflow status {folder}    # what failed, and why",
-        f"{again}    # goes on when that is mended",
+        f"{again}    # resumes, once that is fixed",
     )
     steps = {
-        0: [f"lsdflow view {folder}    # look at it", f"lsdflow status {folder}"],
-        Interrupted.exit_code: [f"{again}    # goes on where it stopped"],
-        BlocksFailed.exit_code: [look, f"{again}    # tries only those blocks again"],
+        0: [f"lsdflow view {folder}    # view the result", f"lsdflow status {folder}"],
+        Interrupted.exit_code: [f"{again}    # resumes"],
+        BlocksFailed.exit_code: [look, f"{again}    # retries only those blocks"],
         NotOurs.exit_code: [look, f"{anew}    # {lost}"],
-        StorageFailure.exit_code: [f"df -h {folder}    # make room", again_after],
+        StorageFailure.exit_code: [f"df -h {folder}    # free some space", again_after],
         ConfigError.exit_code: [f"lsdflow validate {folder}{settings}    # all problems at once", again_after],
     }
     return steps.get(Interrupted.exit_code if code > 128 else code, [look, again_after])

@@ -51,11 +51,11 @@ def _require_writable_folders(experiment: Experiment) -> None:
     for folder in (layout.root, *made):
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionDenied(
-                "may not write into a folder of the experiment",
+                "no permission to write into a folder of the experiment",
                 where=folder,
-                wanted="a folder that this user may write into",
+                wanted="a folder in which this user may write",
                 found=f"uid {os.geteuid()}",
-                hint="ask its owner for the right to write, or make the experiment in a folder of your own",
+                hint="ask its owner for write permission, or create the experiment in your own folder",
             )
 
 

@@ -89,7 +89,7 @@ def _read_back(task: BlockTask, records: Mapping[int, Mapping[str, Any]]) -> int
             f"{len(problems)} parts of blocks of {task.stage} are lost or damaged",
             where=", ".join(str(output.folder) for output in task.outputs.values()) or task.experiment.layout.store,
             found="; ".join(problems[:LISTED]) + ("; ..." if len(problems) > LISTED else ""),
-            hint=f"make them again: {task.stage} repair",
+            hint=f"recompute them: {task.stage} repair",
         )
     return len(numbers)
 

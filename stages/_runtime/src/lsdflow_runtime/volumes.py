@@ -258,7 +258,7 @@ class OutputArray:
                 where=self.folder,
                 wanted=f"key {str(provenance['key'])[:12]}",
                 found=f"key {str(found.get('key', 'none'))[:12]}",
-                hint="run with --replace to make it anew, or use another experiment folder",
+                hint="add --replace to recompute it, or use another experiment folder",
             )
         return False
 

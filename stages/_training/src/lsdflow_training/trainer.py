@@ -135,7 +135,7 @@ class Trainer:
                 raise Interrupted(
                     f"training stopped by {stop.name or 'a signal to another process'} at iteration {self.iteration}",
                     where=self.checkpoints,
-                    hint="run the same command again to go on",
+                    hint="run the same command again to resume",
                 )
         seconds = max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.group.writes else None

@@ -30,10 +30,10 @@ class Watch:
         self._constant = constant_answer_loss(patches)
         if self._rules.patience is not None and not any(row[0] for row in self._group.gather([len(patches)])):
             raise BadData(
-                "nothing in the held-out sections is trained, so there is no validation loss to be patient with",
+                "`validation_fraction` selects no labelled voxels, so early stopping cannot be used",
                 where="the end in z of the training volumes",
                 wanted="voxels there that the mask trains",
-                hint="raise validation_fraction, mend the mask, or leave patience_iterations out",
+                hint="raise validation_fraction, correct the mask, or leave patience_iterations out",
             )
 
     def look(self, iteration: int, validation_loss: float) -> None:

@@ -28,6 +28,6 @@ def require_whole(label: str, plans: list[WritePlan]) -> int:
             f"{len(damaged)} bricks of {label} are lost or damaged",
             where=where,
             found="; ".join(damaged[:LISTED]),
-            hint="make them again: prepare repair",
+            hint="recompute them: prepare repair",
         )
     return sum(len(plan.bricks) for plan in plans)

@@ -9,7 +9,7 @@ from pathlib import Path
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.doctor.containers import container_findings
-from lsdflow_launch.doctor.finding import Finding, mend
+from lsdflow_launch.doctor.finding import Finding, fail
 from lsdflow_launch.doctor.folder import folder_findings
 from lsdflow_launch.doctor.gpu import gpu_findings
 from lsdflow_launch.doctor.machine import commands, machine
@@ -43,4 +43,4 @@ def _experiment(folder: Path) -> tuple[Experiment | None, list[Finding]]:
     except MissingInput:
         return None, []
     except StageError as error:
-        return None, [mend("experiment file", f"{error.where}: {error.what}", error.hint or "lsdflow validate DIR")]
+        return None, [fail("experiment file", f"{error.where}: {error.what}", error.hint or "lsdflow validate DIR")]

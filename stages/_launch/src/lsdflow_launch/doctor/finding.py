@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-State = Literal["ok", "warn", "MEND"]
+State = Literal["ok", "warn", "FAIL"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """subject: what was looked at. MEND: a run would fail, or its results could not be trusted."""
+    """subject: what was looked at. FAIL: a run would fail, or its results could not be trusted."""
 
     state: State
     subject: str
@@ -36,6 +36,6 @@ def warn(subject: str, found: str, to_do: str = "") -> Finding:
     return Finding("warn", subject, found, to_do)
 
 
-def mend(subject: str, found: str, to_do: str) -> Finding:
+def fail(subject: str, found: str, to_do: str) -> Finding:
     """A run would fail."""
-    return Finding("MEND", subject, found, to_do)
+    return Finding("FAIL", subject, found, to_do)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.doctor.mount import FULL
 from lsdflow_launch.doctor.outside import ask_program
 
@@ -32,7 +32,7 @@ def folder_findings(folder: Path, limit_s: float = MOUNT_S) -> Iterator[Finding]
         facts: dict[str, Any] = json.loads(answer.out)
     except json.JSONDecodeError:
         to_do = "is the file server alive? df, ls; or use another folder"
-        yield mend("folder", f"{there}: {answer.problem or 'no answer'}", to_do)
+        yield fail("folder", f"{there}: {answer.problem or 'no answer'}", to_do)
         return
     yield from findings_of(there, facts)
 
@@ -43,14 +43,14 @@ def findings_of(folder: Path, facts: Mapping[str, Any]) -> Iterator[Finding]:
     yield _kind(folder, kind)
     yield _room(folder, facts)
     if "problem" in facts:
-        yield mend("writing", f"{folder}: {facts['problem']}", _to_do(facts.get("errno", 0)))
+        yield fail("writing", f"{folder}: {facts['problem']}", _to_do(facts.get("errno", 0)))
         return
     for name, what in (("atomic_rename", "rename"), ("exclusive_creation", "making a name once")):
         fine = facts[name] is True
         other = "use another file system: results there could be torn, or made twice at once"
-        yield ok(what, "seen to be atomic") if fine else mend(what, "not atomic on this file system", other)
+        yield ok(what, "seen to be atomic") if fine else fail(what, "not atomic on this file system", other)
     if not facts["reads_back_what_was_written"]:
-        yield mend("reading back", "other bytes than were written", "do not use this disk")
+        yield fail("reading back", "other bytes than were written", "do not use this disk")
     yield _locks(facts)
     yield _speed(facts)
     yield clock("clock of the file system", facts["clock_ahead_s"])
@@ -88,7 +88,7 @@ def _room(folder: Path, facts: Mapping[str, Any]) -> Finding:
     free, files = facts["free_bytes"], facts["free_files"]
     found = f"{free / GIB:.1f} GiB" + ("" if files is None else f" and {files} files") + f" free in {folder}"
     if free < FREE_BYTES or (files is not None and files < FREE_FILES):
-        return mend("room", found, "a run writes about 30 bytes per voxel (lsdflow plan DIR tells): free some space")
+        return fail("room", found, "a run writes about 30 bytes per voxel (lsdflow plan DIR tells): free some space")
     return ok("room", found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.doctor.outside import ask_program, ask_stage_in_time
 
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
@@ -23,7 +23,7 @@ def gpu_findings() -> Iterator[Finding]:
         if not answer.here:
             yield ok("GPU", "no driver: networks run on the CPU (profile tiny, compute.device auto)")
         elif not gpus:
-            yield mend(
+            yield fail(
                 "GPU", f"nvidia-smi: {answer.problem or 'no GPU'}", "load the driver (nvidia-smi must list GPUs)"
             )
         for line in gpus:
@@ -37,14 +37,14 @@ def torch_finding(stage: str, facts: Mapping[str, Any], gpus: int) -> Finding:
     """Whether torch of a stage sees the GPUs that the driver has."""
     subject = f"torch of {stage}"
     if "problem" in facts or "torch" not in facts:
-        return mend(subject, str(facts.get("problem", "no answer")), f"{stage} doctor --debug tells more; make setup")
+        return fail(subject, str(facts.get("problem", "no answer")), f"{stage} doctor --debug tells more; make setup")
     built = f"CUDA {facts['cuda']}" if facts.get("cuda") else "the CPU alone"
     found = f"{facts['torch']} built for {built}, sees {facts['devices']} GPUs"
     if not gpus or facts["devices"] >= gpus:
         return ok(subject, found)
     if not facts.get("cuda"):
-        return mend(subject, f"{found}, there are {gpus}", "make setup TORCH=cuda, or the images of TORCH=cuda")
+        return fail(subject, f"{found}, there are {gpus}", "make setup TORCH=cuda, or the images of TORCH=cuda")
     if facts["devices"]:
         return warn(subject, f"{found}, there are {gpus}", "CUDA_VISIBLE_DEVICES hides the others?")
     why = facts.get("cuda_problem") or "CUDA cannot be used"
-    return mend(subject, f"{found}: {why}", f"a driver for CUDA {facts['cuda']}, or the torch of an older CUDA")
+    return fail(subject, f"{found}: {why}", f"a driver for CUDA {facts['cuda']}, or the torch of an older CUDA")

@@ -16,7 +16,7 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import stage_command
-from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.doctor.outside import STAGE_S, ask_program
 
 GIB = 2**30
@@ -50,12 +50,12 @@ def _command(stage: str) -> Finding:
     try:
         command = stage_command(stage)
     except MissingInput as error:
-        return mend(stage, error.what, error.hint)
+        return fail(stage, error.what, error.hint)
     answer = ask_program([str(command), "--version"], STAGE_S)
     told = answer.out.strip()
     if answer.fine and f"(contract {CONTRACT_VERSION.split('.', maxsplit=1)[0]}." in told:
         return ok(stage, told)
-    return mend(stage, told or answer.problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
+    return fail(stage, told or answer.problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
 
 
 def _at_least(subject: str, value: float, wanted: float, found: str, to_do: str) -> Finding:
@@ -67,7 +67,7 @@ def _open_files(soft: int, hard: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES:
         return ok("open files", found)
     to_do = f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}"
-    return mend("open files", found, to_do)
+    return fail("open files", found, to_do)
 
 
 def _umask() -> Finding:
@@ -75,7 +75,7 @@ def _umask() -> Finding:
     mask = os.umask(0o022)
     os.umask(mask)
     if mask & 0o700:
-        return mend("umask", f"{mask:04o}: you could not read what you write", "umask 022")
+        return fail("umask", f"{mask:04o}: you could not read what you write", "umask 022")
     shared = "the group may read what is written" if not mask & 0o040 else "nobody else may read what is written"
     return ok("umask", f"{mask:04o}: {shared}")
 
@@ -84,8 +84,8 @@ def _room(subject: str, folder: Path, wanted: int, to_do: str) -> Finding:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return mend(subject, f"{folder}: {error.strerror}", to_do)
+        return fail(subject, f"{folder}: {error.strerror}", to_do)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return mend(subject, f"{folder}: this user may not write there", to_do)
+        return fail(subject, f"{folder}: this user may not write there", to_do)
     found = f"{folder}: {free / GIB:.1f} GiB free"
     return ok(subject, found) if free >= wanted else warn(subject, found, to_do)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.planning.allotment import has_cluster
 from lsdflow_launch.slurm.jobs import ask_slurm
 from lsdflow_launch.slurm.table import cluster_of, job_settings
@@ -25,7 +25,7 @@ def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
         if error.exit_code == 66 and not wanted:
             yield ok("scheduler", "no SLURM here: needed for lsdflow submit alone")
         else:
-            yield mend("scheduler", f"{error.what} {error.found}".strip(), error.hint or "run on a login node")
+            yield fail("scheduler", f"{error.what} {error.found}".strip(), error.hint or "run on a login node")
         return
     rows = [line.strip().split("|") for line in told.splitlines() if line.count("|") == 4]
     partitions = {row[0].rstrip("*"): row for row in rows}
@@ -40,14 +40,14 @@ def _asked_for(experiment: Experiment, partitions: dict[str, list[str]], *, cert
     try:
         settings = job_settings(cluster_of(experiment), experiment)
     except StageError as error:
-        yield mend("[cluster]", error.what, error.hint)
+        yield fail("[cluster]", error.what, error.hint)
         return
     named = {name for k, v in settings.items() if k.endswith("_PARTITION") for name in v.split(",") if name}
     missing = sorted(named - set(partitions))
     down = sorted(name for name in named & set(partitions) if partitions[name][1] != "up")
     to_do = f"set cluster.partition_cpu and cluster.partition_gpu: {', '.join(partitions)}"
     if missing:
-        say = mend if certain else warn
+        say = fail if certain else warn
         yield say("partitions of [cluster]", f"there is no {', '.join(missing)}", to_do)
     if down:
         yield warn("partitions of [cluster]", f"not up: {', '.join(down)}", "jobs will wait; sinfo tells")

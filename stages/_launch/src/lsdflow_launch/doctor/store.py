@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.doctor.finding import Finding, mend, ok, warn
+from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.doctor.folder import clock
 from lsdflow_launch.doctor.outside import ask_stage_in_time
 
@@ -24,7 +24,7 @@ def store_findings(experiment: Experiment | None) -> Iterator[Finding]:
     sets = [part for override in experiment.overrides for part in ("--set", override)]
     told = ask_stage_in_time(STAGE, ["doctor", "--experiment", str(experiment.path), "--json", *sets], STORE_S)
     if "problem" in told:
-        yield mend("store", f"mongo: {told['problem']}", "lsdflow validate DIR tells more")
+        yield fail("store", f"mongo: {told['problem']}", "lsdflow validate DIR tells more")
         return
     yield from findings_of(told["store"])
 
@@ -32,7 +32,7 @@ def store_findings(experiment: Experiment | None) -> Iterator[Finding]:
 def findings_of(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """What the facts of a mongo store mean."""
     if "problem" in facts:
-        yield mend("store", f"mongo at {facts.get('address', '?')}: {facts['problem']}", str(facts.get("hint", "")))
+        yield fail("store", f"mongo at {facts.get('address', '?')}: {facts['problem']}", str(facts.get("hint", "")))
         return
     yield ok("store", f"mongo {facts['version']} at {facts['address']}, {facts['seconds_to_answer']:.2f} s an answer")
     if facts["lets_strangers_in"]:

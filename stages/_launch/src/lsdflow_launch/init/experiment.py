@@ -61,8 +61,8 @@ def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start],
     """
     layout = ExperimentLayout(start.root)
     if layout.experiment_toml.exists():
-        hint = f"choose another folder, or go on with this one: lsdflow status {start.root}"
-        raise NotOurs("there is an experiment already", where=layout.experiment_toml, hint=hint)
+        hint = f"choose another folder, or continue with this one: lsdflow status {start.root}"
+        raise NotOurs("the folder already holds an experiment", where=layout.experiment_toml, hint=hint)
     for path in filter(None, (*start.train, start.volume, start.labels, start.truth)):
         if not path.exists():
             raise MissingInput("no such volume", where=path)

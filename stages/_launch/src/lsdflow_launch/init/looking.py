@@ -61,7 +61,7 @@ def look(tables: Mapping[str, Any], start: Start) -> Seen:
     try:
         answer = _ask(tables)
     except InternalError as error:
-        LOG.warning("nothing is proposed, the volumes could not be looked at: %s", error.what)
+        LOG.warning("the volumes could not be read, so no settings are proposed: %s", error.what)
         return Seen(start)
     if "volumes" not in answer:
         return Seen(start)

@@ -112,7 +112,7 @@ class SweepRunner:
             caller=recorded,
         ).run()
         if code in STOPPED:
-            raise Interrupted("the sweep was stopped", where=experiment.path.parent, hint="run it again to go on")
+            raise Interrupted("the sweep was stopped", where=experiment.path.parent, hint="run it again to resume")
         return _ended(code, failures[0][0], last_error(experiment, failures[0][0])) if failures else _ended(0)
 
 

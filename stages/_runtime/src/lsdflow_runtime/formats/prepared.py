@@ -98,9 +98,7 @@ class PreparedArrays:
                 where=folder,
                 wanted=_differences(self.provenance, found, wanted=True) or f"key {self.key[:12]}",
                 found=_differences(self.provenance, found, wanted=False) or f"key {str(found.get('key', 'none'))[:12]}",
-                hint="run with --replace to make it anew, or use another experiment folder"
-                if found
-                else "move it away",
+                hint="add --replace to recompute it, or use another experiment folder" if found else "move it away",
             )
 
     def start(self) -> dict[int, Note]:

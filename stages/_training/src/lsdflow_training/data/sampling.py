@@ -80,7 +80,7 @@ def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageE
         return []
     return [
         ConfigError(
-            "without held-out data there is no validation loss to be patient with",
+            "without `validation_fraction` there is no validation loss, so early stopping cannot be used",
             where=f"{recipe.stage}.patience_iterations",
             wanted="validation_fraction above 0",
             found=f"patience_iterations = {recipe.steering.patience}, "

@@ -72,7 +72,7 @@ class Group:
             raise InternalError(
                 f"the processes do not have the same {what}",
                 where=f"process {', '.join(map(str, others))} of {self.ranks.world}",
-                hint="run the same command again to go on from the last checkpoint; if it comes again, look at the "
+                hint="run the same command again to resume from the last checkpoint; if it comes again, look at the "
                 "memory of these nodes",
             )
 
@@ -108,7 +108,7 @@ class Group:
             "another process of the training has ended or does not answer",
             where=f"process {self.ranks.rank} of {self.ranks.world}",
             found=str(broken).splitlines()[0],
-            hint="run the same command again to go on from the last checkpoint",
+            hint="run the same command again to resume from the last checkpoint",
         )
 
 

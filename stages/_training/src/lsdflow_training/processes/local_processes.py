@@ -28,7 +28,7 @@ LOG = logging.getLogger("lsdflow.training")
 POLL_SECONDS = 0.1
 # How long the others may take to see that one is gone, before they are ended.
 GRACE_SECONDS = 30.0
-AGAIN = "run the same command again to go on from the last checkpoint"
+AGAIN = "run the same command again to resume from the last checkpoint"
 
 
 def run_local_processes(

@@ -67,7 +67,7 @@ def _try_to_listen(address: str, port: int) -> socket.socket | None:
 
 def _not_here(address: str, port: int, reason: str) -> StoreUnreachable:
     return StoreUnreachable(
-        "the processes cannot meet here",
+        "distributed rendezvous failed",
         where=f"{address}:{port}",
         found=reason,
         hint="set MASTER_ADDR to an address of this machine and MASTER_PORT to a port that nobody uses",

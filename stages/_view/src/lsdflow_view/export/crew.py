@@ -94,7 +94,7 @@ class Crew:
             raise Interrupted(
                 f"worker processes were lost {losses} times, and nothing was written meanwhile",
                 found="killed, or out of memory",
-                hint="run the same command again to go on; with fewer --workers, if memory is short",
+                hint="run the same command again to resume; with fewer --workers, if memory is short",
             )
         LOG.warning("a worker process was lost (killed, or out of memory): what it had under way is done again")
 

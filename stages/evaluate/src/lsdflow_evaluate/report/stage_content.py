@@ -30,7 +30,7 @@ STATES = {
     UNENDED: ("no outcome", ""),
     NOT_STARTED: (NOTHING, ""),
 }
-NOTES = {STOPPED: "run it again to go on", UNENDED: "it runs, or was killed", NOT_STARTED: "not started"}
+NOTES = {STOPPED: "run it again to resume", UNENDED: "it runs, or was killed", NOT_STARTED: "not started"}
 BINS = 24
 
 
