@@ -1,19 +1,35 @@
-# Lists of tests: what `make test` runs, what runs again on fewer instructions, and the tests of each package. Folders
-# and files; tests/layout/test_parts.py compares them with what is there.
+# Lists of tests, as folders and files: what `make test` runs, what runs again on fewer instructions, and the tests of each
+# package. tests/layout/test_parts.py compares them with what is there.
 
-# What every change must pass, in minutes, with the environments of the demo alone. Long files come first.
+# What every change must pass, in minutes, with the environments of the demo alone: no database, no browser, no tensorflow.
+# Long files come first.
 CORE_BLOCKS := \
-  tests/pipeline/test_whole_pipeline.py \
   tests/stages/predict/test_predict.py \
   tests/stages/prepare/test_task.py \
+  tests/launch/test_chain.py \
   tests/stages/watershed/test_blockwise.py \
   tests/stages/segment/test_task.py \
+  tests/stages/agglomerate/test_graph_agglomeration.py \
   tests/stages/agglomerate/test_blockwise.py \
-  tests/handoff/test_watershed_to_agglomerate.py \
+  tests/stages/agglomerate/test_adjacency.py \
+  tests/stages/agglomerate/test_face_sums.py \
+  tests/stages/agglomerate/test_lsd_affinities.py \
+  tests/stages/agglomerate/test_merge_tree.py \
+  tests/stages/agglomerate/test_region_arrays.py \
+  tests/stages/agglomerate/test_scoring.py \
   tests/contract \
   tests/layout \
   tests/metrics \
   tests/network \
+  tests/handoff/test_watershed_to_agglomerate.py \
+  tests/runtime/test_blockwise.py \
+  tests/runtime/test_chunk_files.py \
+  tests/runtime/test_command.py \
+  tests/runtime/test_formats.py \
+  tests/runtime/test_formats_refusals.py \
+  tests/runtime/test_interruption.py \
+  tests/runtime/test_run_folder_errors.py \
+  tests/runtime/test_volumes.py \
   tests/stages/prepare/test_bricks.py \
   tests/stages/prepare/test_cli.py \
   tests/stages/prepare/test_components.py \
@@ -33,13 +49,6 @@ CORE_BLOCKS := \
   tests/stages/watershed/test_nodes.py \
   tests/stages/watershed/test_sections.py \
   tests/stages/watershed/test_windows_and_distances.py \
-  tests/stages/agglomerate/test_adjacency.py \
-  tests/stages/agglomerate/test_face_sums.py \
-  tests/stages/agglomerate/test_graph_agglomeration.py \
-  tests/stages/agglomerate/test_lsd_affinities.py \
-  tests/stages/agglomerate/test_merge_tree.py \
-  tests/stages/agglomerate/test_region_arrays.py \
-  tests/stages/agglomerate/test_scoring.py \
   tests/stages/segment/test_advice.py \
   tests/stages/segment/test_components.py \
   tests/stages/segment/test_hierarchy.py \
@@ -58,54 +67,118 @@ CORE_BLOCKS := \
   tests/stages/evaluate/test_seams.py \
   tests/stages/evaluate/test_skeleton_files.py \
   tests/stages/evaluate/test_skeletonise.py \
-  tests/launch/test_chain.py \
+  tests/launch/test_completion.py \
+  tests/launch/test_init.py \
   tests/launch/test_json.py \
-  tests/launch/test_run_ending.py \
+  tests/launch/test_next_steps.py \
+  tests/launch/test_plan.py \
+  tests/launch/test_propose.py \
+  tests/launch/test_reporting.py \
   tests/launch/test_schema.py \
+  tests/launch/test_start_of_command.py \
   tests/launch/test_status.py \
-  tests/bad_input/test_bad_input.py \
   tests/pipeline/test_archives.py \
   tests/security/test_code.py \
-  tests/wrappers/test_shell.py \
-  tests/runtime/test_blockwise.py \
-  tests/runtime/test_chunk_files.py \
-  tests/runtime/test_command.py \
-  tests/runtime/test_formats.py \
-  tests/runtime/test_interruption.py \
-  tests/runtime/test_packed_marks.py \
-  tests/runtime/test_processes.py \
-  tests/runtime/test_volumes.py
+  tests/wrappers/test_shell.py
 CORE_TRAINING := \
   tests/training/test_trainer.py \
-  tests/training/test_lsd_targets.py \
-  tests/training/test_losses.py \
+  tests/training/test_steering.py \
+  tests/training/test_data_cases.py \
   tests/training/test_pipeline.py \
+  tests/training/test_lsd_targets.py \
+  tests/training/test_augment_intensities.py \
+  tests/training/test_initial_weights.py \
+  tests/training/test_averaged_weights.py \
+  tests/training/test_backends.py \
+  tests/training/test_best.py \
+  tests/training/test_boundaries.py \
+  tests/training/test_loss_bands.py \
+  tests/training/test_losses.py \
+  tests/training/test_lsd_node.py \
+  tests/training/test_resolve_augmentation.py \
   tests/training/test_sampling.py \
   tests/training/test_schedule.py \
-  tests/training/test_lsd_node.py \
+  tests/training/test_shared_cores.py \
+  tests/training/test_stop_rules.py \
+  tests/training/test_training_precision.py \
   tests/stages/train-lsd/test_task.py \
   tests/stages/train-acrlsd/test_task.py
 
 # Tests whose code depends on the instructions of the CPU: run again as on a CPU with AVX2 only.
-AVX2_BLOCKS := tests/benchmarks tests/network tests/stages/predict/test_predict.py
-AVX2_TRAINING := tests/training/test_gpu_benchmark.py tests/training/test_trainer.py tests/training/test_losses.py
+AVX2_BLOCKS := tests/stages/predict/test_predict.py tests/benchmarks tests/network tests/stages/predict/test_refusals.py
+AVX2_TRAINING := \
+  tests/training/test_trainer.py \
+  tests/training/test_gpu_benchmark.py \
+  tests/training/test_gpu_training.py \
+  tests/training/test_quick_validate.py \
+  tests/training/test_gpu_stream.py \
+  tests/training/test_initial_weights.py \
+  tests/training/test_lsd_targets_torch.py \
+  tests/training/test_averaged_weights.py \
+  tests/training/test_losses.py \
+  tests/training/test_training_precision.py
 
-# `make test PACKAGE=watershed`: the package's own tests, under a minute.
+# The tests of a package: `make test PACKAGE=watershed`, under a minute. Of the largest packages these are the quick ones.
 TESTS_OF_contract := tests/contract tests/pipeline/test_archives.py
-TESTS_OF_command := tests/runtime/test_command.py tests/monitoring
-TESTS_OF_runtime := tests/runtime
-TESTS_OF_network := tests/network
-TESTS_OF_metrics := tests/metrics
-TESTS_OF_descriptors := tests/training/test_lsds_of_segmentations.py
-TESTS_OF_launch := tests/launch
+TESTS_OF_command := \
+  tests/runtime/test_command.py \
+  tests/runtime/test_comfort.py \
+  tests/runtime/test_progress.py \
+  tests/launch/test_start_of_command.py \
+  tests/launch/test_completion.py
+TESTS_OF_runtime := \
+  tests/runtime/test_blockwise.py \
+  tests/runtime/test_chunk_files.py \
+  tests/runtime/test_formats.py \
+  tests/runtime/test_formats_metadata.py \
+  tests/runtime/test_formats_refusals.py \
+  tests/runtime/test_interruption.py \
+  tests/runtime/test_run_folder_errors.py \
+  tests/runtime/test_volumes.py \
+  tests/runtime/test_lease.py \
+  tests/runtime/test_gate.py \
+  tests/runtime/test_memory.py \
+  tests/runtime/test_cores.py
+TESTS_OF_network := tests/network tests/stages/predict/test_refusals.py
+TESTS_OF_metrics := \
+  tests/metrics \
+  tests/stages/evaluate/test_larger_error.py \
+  tests/stages/evaluate/test_run_length.py \
+  tests/stages/evaluate/test_neurites.py
+TESTS_OF_descriptors := tests/stages/agglomerate/test_lsd_affinities.py tests/stages/evaluate/test_lsd_error.py
+TESTS_OF_launch := \
+  tests/launch/test_chain.py \
+  tests/launch/test_checkpoint_check.py \
+  tests/launch/test_cluster_table.py \
+  tests/launch/test_completion.py \
+  tests/launch/test_compose.py \
+  tests/launch/test_export_verb.py \
+  tests/launch/test_init.py \
+  tests/launch/test_json.py \
+  tests/launch/test_next_steps.py \
+  tests/launch/test_pins.py \
+  tests/launch/test_plan.py \
+  tests/launch/test_propose.py \
+  tests/launch/test_queue.py \
+  tests/launch/test_reporting.py \
+  tests/launch/test_schema.py \
+  tests/launch/test_start_of_command.py \
+  tests/launch/test_status.py \
+  tests/launch/test_view_verb.py \
+  tests/launch/test_whole.py
 TESTS_OF_prepare := tests/stages/prepare
 TESTS_OF_predict := tests/stages/predict
-TESTS_OF_watershed := tests/stages/watershed
+TESTS_OF_watershed := tests/stages/watershed tests/handoff/test_watershed_to_agglomerate.py
 TESTS_OF_agglomerate := tests/stages/agglomerate
 TESTS_OF_segment := tests/stages/segment
 TESTS_OF_evaluate := tests/stages/evaluate
 TESTS_OF_training := tests/training
 TESTS_OF_train-lsd := tests/stages/train-lsd
 TESTS_OF_train-acrlsd := tests/stages/train-acrlsd
-TESTS_OF_tensorflow := tests/tensorflow
-TESTS_OF_view := tests/view
+TESTS_OF_tensorflow := tests/tensorflow/test_environment.py tests/tensorflow/test_network.py
+TESTS_OF_view := \
+  tests/view/test_environment.py \
+  tests/view/test_downsample.py \
+  tests/view/test_coarser_levels.py \
+  tests/view/test_gallery.py \
+  tests/view/test_export_shapes.py

@@ -58,7 +58,7 @@ def facts() -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def targets() -> set[str]:
     database = subprocess.run(["make", "-pn", "help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    return set(re.findall(r"^([a-z][a-z-]+):", database.stdout, re.MULTILINE))
+    return set(re.findall(r"^([a-z][a-z0-9-]+):", database.stdout, re.MULTILINE))
 
 
 @pytest.fixture
