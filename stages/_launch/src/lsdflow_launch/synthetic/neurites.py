@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
+from scipy.spatial import cKDTree
 
 Floats = NDArray[np.float64]
 
@@ -33,9 +34,35 @@ class Neurite:
     radii_nm: Floats
 
 
+class Tubes:
+    """The tubes placed so far, as balls along their centrelines, STEP_NM apart."""
+
+    def __init__(self, neurites: list[Neurite]) -> None:
+        stride = max(1, int(STEP_NM / POINT_PITCH_NM))
+        self._points_nm = np.concatenate([np.empty((0, 3)), *(n.points_nm[::stride] for n in neurites)])
+        self._radii_nm = np.concatenate([np.empty(0), *(n.radii_nm[::stride] for n in neurites)])
+        self._widest_nm = float(self._radii_nm.max(initial=0.0))
+        self._index = cKDTree(self._points_nm)
+
+    def clearance_nm(self, places_nm: Floats) -> Floats:
+        """Distance (M,) in nm from each place to the nearest tube surface; 1e6 where there is none."""
+        return _clearance_nm(places_nm, self._points_nm, self._radii_nm)
+
+    def clearance_around_nm(self, here_nm: Floats, places_nm: Floats, most_nm: float) -> Floats:
+        """The same for places up to STEP_NM from `here_nm`, at most `most_nm`; only near tubes are examined."""
+        near = self._index.query_ball_point(here_nm, STEP_NM + most_nm + self._widest_nm + 1.0)
+        return np.minimum(_clearance_nm(places_nm, self._points_nm[near], self._radii_nm[near]), most_nm)
+
+
+def _clearance_nm(places_nm: Floats, points_nm: Floats, radii_nm: Floats) -> Floats:
+    gaps = np.linalg.norm(places_nm[:, None] - points_nm[None], axis=2) - radii_nm[None]
+    return np.asarray(gaps.min(axis=1, initial=1e6), np.float64)
+
+
 def place_neurites(extent_nm: Floats, rng: np.random.Generator) -> list[Neurite]:
     """Neurites in a block of `extent_nm` (3,): thick first, until each class of calibre has its share of the block."""
     neurites: list[Neurite] = []
+    tubes = Tubes(neurites)
     block_nm3 = float(np.prod(extent_nm))
     for lower, upper, most, share in CALIBRES_NM:
         misses, placed, filled_nm3 = 0, 0, 0.0
@@ -43,12 +70,13 @@ def place_neurites(extent_nm: Floats, rng: np.random.Generator) -> list[Neurite]
         most_here = max(1, round(most * max(block_nm3 / CALIBRE_BLOCK_NM3, 0.3)))
         while filled_nm3 < share * block_nm3 and placed < most_here and misses < TRIES_PER_NEURITE * most_here:
             radius_nm = float(np.exp(rng.uniform(np.log(lower), np.log(upper))))
-            neurite = _walk(extent_nm, min(radius_nm, float(extent_nm.min()) / 5), neurites, rng)
+            neurite = _walk(extent_nm, min(radius_nm, float(extent_nm.min()) / 5), tubes, rng)
             if neurite is None:
                 misses += 1
                 continue
             placed += 1
             neurites.append(neurite)
+            tubes = Tubes(neurites)
             filled_nm3 += _volume_inside_nm3(neurite, extent_nm)
     return [_with_branch(n, extent_nm, neurites, rng) for n in neurites]
 
@@ -58,7 +86,7 @@ def _volume_inside_nm3(neurite: Neurite, extent_nm: Floats) -> float:
     return float((np.pi * neurite.radii_nm[inside] ** 2).sum() * POINT_PITCH_NM)
 
 
-def _walk(extent_nm: Floats, radius_nm: float, others: list[Neurite], rng: np.random.Generator) -> Neurite | None:
+def _walk(extent_nm: Floats, radius_nm: float, others: Tubes, rng: np.random.Generator) -> Neurite | None:
     """A walk both ways from a free place; None if it is too crowded to be longer than a few radii."""
     start = _free_place(extent_nm, radius_nm, others, rng)
     if start is None:
@@ -73,27 +101,16 @@ def _walk(extent_nm: Floats, radius_nm: float, others: list[Neurite], rng: np.ra
     return _tube(line, radius_nm, rng)
 
 
-def _free_place(extent_nm: Floats, radius_nm: float, others: list[Neurite], rng: np.random.Generator) -> Floats | None:
+def _free_place(extent_nm: Floats, radius_nm: float, others: Tubes, rng: np.random.Generator) -> Floats | None:
     """The clearest of a few random places; None if even that lies inside another tube."""
     places = rng.uniform(0.0, 1.0, (48, 3)) * extent_nm
-    clear = _clearance_nm(places, others)
+    clear = others.clearance_nm(places)
     best = int(np.argmax(clear))
     return places[best] if clear[best] > 0.6 * radius_nm else None
 
 
-def _clearance_nm(places_nm: Floats, others: list[Neurite]) -> Floats:
-    """Distance (M,) in nm from each place to the nearest tube surface; large where there is none."""
-    clear = np.full(len(places_nm), 1e6)
-    for other in others:
-        stride = max(1, int(STEP_NM / POINT_PITCH_NM))
-        points, radii = other.points_nm[::stride], other.radii_nm[::stride]
-        gap = np.linalg.norm(places_nm[:, None] - points[None], axis=2) - radii[None]
-        clear = np.minimum(clear, gap.min(axis=1))
-    return clear
-
-
 def _half_walk(
-    start: Floats, heading: Floats, radius_nm: float, extent_nm: Floats, others: list[Neurite], rng: np.random.Generator
+    start: Floats, heading: Floats, radius_nm: float, extent_nm: Floats, others: Tubes, rng: np.random.Generator
 ) -> Floats:
     """Steps from `start` until the walk has left the block or is walled in; (N,3) nm, without the start."""
     line: list[Floats] = []
@@ -101,7 +118,7 @@ def _half_walk(
     for _ in range(int(4 * extent_nm.max() / STEP_NM)):
         turns = heading + 0.45 * rng.standard_normal((9, 3))
         turns /= np.linalg.norm(turns, axis=1, keepdims=True)
-        clear = np.minimum(_clearance_nm(here + turns * STEP_NM, others), 1.3 * radius_nm)
+        clear = others.clearance_around_nm(here, here + turns * STEP_NM, 1.3 * radius_nm)
         best = int(np.argmax(clear + 0.35 * radius_nm * rng.standard_normal(9)))
         if clear[best] < 0.35 * radius_nm:
             break
@@ -132,8 +149,8 @@ def _with_branch(neurite: Neurite, extent_nm: Floats, others: list[Neurite], rng
     heading = rng.standard_normal(3)
     heading /= np.linalg.norm(heading)
     foot = start + heading * STEP_NM * np.arange(1, 2 + int(neurite.radii_nm[at] / STEP_NM))[:, None]
-    strangers = [o for o in others if o is not neurite]
-    if _clearance_nm(foot[-1:], strangers)[0] < 0.35 * radius_nm:
+    strangers = Tubes([o for o in others if o is not neurite])
+    if strangers.clearance_nm(foot[-1:])[0] < 0.35 * radius_nm:
         return neurite
     rest = _half_walk(foot[-1], heading, radius_nm, extent_nm, strangers, rng)
     branch = _tube(np.concatenate([start[None], foot, rest]), radius_nm, rng)
