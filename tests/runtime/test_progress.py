@@ -28,6 +28,19 @@ def test_eta_is_that_of_the_units_or_of_the_time_allowed_whichever_is_sooner(
     assert shown.line() == f"train: 100/1000 iterations, 1 iteration/s, ETA {eta}"
 
 
+def test_a_log_shows_rate_and_eta_within_five_seconds_and_then_once_a_minute(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = Progress("train", 1000, "iteration")
+    with caplog.at_level("INFO", logger="lsdflow.progress"):
+        for second in range(1, 126):
+            clock[0] = float(second)
+            shown.advance(1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1] for line in lines] == ["3/1000", "63/1000", "123/1000"]
+    assert "1 iteration/s, ETA 16m37s" in lines[0]
+
+
 def test_units_of_an_earlier_run_do_not_count_for_the_rate(clock: list[float]) -> None:
     shown = Progress("predict", 40, "block", already=20)
     shown.advance(10)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and ETA on a terminal, one line a minute everywhere else."""
+"""Progress of long work: a bar with rate and ETA on a terminal; elsewhere a line after seconds, then one a minute."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lsdflow_command.loudness import is_quiet
 from lsdflow_command.watching.monitoring import MONITOR
 
 LOG = logging.getLogger("lsdflow.progress")
+SECONDS_TO_FIRST_LINE = 3.0
 SECONDS_BETWEEN_LINES = 60.0
 
 
@@ -36,7 +37,7 @@ class Progress:
         self.gauges: dict[str, float] = {}
         self.started = time.monotonic()
         self._ended: float | None = None
-        self._last_line = self.started
+        self._next_line = self.started + SECONDS_TO_FIRST_LINE
         self._bar = _terminal_bar() if sys.stderr.isatty() and not is_quiet() else None
 
     def __enter__(self) -> Self:
@@ -66,8 +67,8 @@ class Progress:
         if self._bar is not None:
             rate = f"{self._failed()}{self.rate():.3g} {self.unit}/s{self._eta()} {text}"
             self._bar.update(self._task, completed=self.done, facts=rate)
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
+        elif now >= self._next_line:
+            self._next_line = now + SECONDS_BETWEEN_LINES
             LOG.info("%s %s", self.line(), text)
 
     def rate(self) -> float:
