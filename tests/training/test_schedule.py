@@ -68,6 +68,18 @@ def test_one_cycle_ends_at_one_percent_after_its_minutes_if_they_come_first() ->
     assert progress(how, 900, 5.0) == 0.9
 
 
+@pytest.mark.parametrize("step_minutes", [0.02, 0.1, 0.5])
+def test_one_cycle_is_complete_within_its_minutes_however_slow_a_step_is(step_minutes: float) -> None:
+    how, rates, clock = schedules(max_minutes=10), [], 0.0
+    while used_up(how, len(rates), clock) is None:
+        rates.append(learning_rate(how, len(rates) + 1, clock))
+        clock += step_minutes
+    assert clock <= 10 + step_minutes
+    assert max(rates) > 0.9 * RATE
+    assert rates.index(max(rates)) <= 0.15 * len(rates)
+    assert rates[-1] < 0.02 * RATE
+
+
 def test_a_later_end_stretches_one_cycle() -> None:
     """So a training whose end was raised after it had begun is not the one that had this end from the start."""
     short, long = schedules(max_minutes=10), schedules(max_minutes=20)

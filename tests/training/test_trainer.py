@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -269,6 +270,35 @@ def test_a_time_budget_ends_the_training_in_order(prepared, tmp_path) -> None:
     outcome = run(prepared("affinities"), tmp_path / "t", max_iteration=1000, max_minutes=1e-6)
     assert outcome.iteration == 1
     assert outcome.best.iteration == 1
+
+
+def test_a_resumed_training_continues_the_schedule_of_its_time_budget(prepared, tmp_path, monkeypatch) -> None:
+    """Every step takes 6 s of a clock of the test; the hour between two runs does not count."""
+    training, now, rates, stop_at = prepared("affinities", schedule="one_cycle"), [0.0], [], []
+    step = trainer_module.train_step
+
+    def slow_step(network, optimizer, *args, **kwargs):
+        rates.append(optimizer.param_groups[0]["lr"])
+        now[0] += 6.0
+        if len(rates) in stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(network, optimizer, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(trainer_module, "train_step", slow_step)
+    budget = {"max_iteration": 1000, "max_minutes": 1.0}
+    assert run(training, tmp_path / "whole", **budget).iteration == 10
+    whole = rates.copy()
+    assert whole[-1] < 0.05 * max(whole)
+
+    rates.clear()
+    stop_at.append(4)
+    with pytest.raises(Interrupted, match="SIGTERM at iteration 4"):
+        run(training, tmp_path / "parts", **budget)
+    stop_at.clear()
+    now[0] += 3600.0
+    assert run(training, tmp_path / "parts", **budget).iteration == 10
+    assert rates == pytest.approx(whole, rel=1e-9)
 
 
 def test_the_curve_of_a_cut_run_has_no_rows_twice(prepared, tmp_path) -> None:

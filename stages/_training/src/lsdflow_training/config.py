@@ -98,7 +98,10 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         default=None, ge=1, description="total number of iterations, over all runs (default: from the profile)"
     )
     max_minutes: float | None = Field(
-        default=None, gt=0, description="stop after this many minutes (default: from the profile, or never)"
+        default=None,
+        gt=0,
+        description="stop after this many minutes, over all runs; one_cycle then ends in this time, so "
+        "runs of different speed give different weights (default: from the profile, or never)",
     )
     learning_rate: float | None = Field(
         default=None, gt=0, description="learning rate of Adam (default: from the profile)"

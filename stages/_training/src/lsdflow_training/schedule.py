@@ -1,4 +1,9 @@
-"""The learning rate over the training: constant (published), or one cycle of warm-up and cosine decay (tiny)."""
+"""The learning rate over the training: constant (published), or one cycle of warm-up and cosine decay (tiny).
+
+With max_minutes, one cycle follows the larger of two shares: of the iterations and of the time. So it is complete when
+the training ends, however slow the machine is; and two runs of different speed do not give the same weights. Without
+max_minutes the learning rate depends on the iteration alone.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,9 @@ import math
 from typing import Literal
 
 from lsdflow_training.recipe import Schedules
+
+# With max_minutes, the warm-up ends after this share of the training at the latest.
+LONGEST_WARM_UP = 0.1
 
 
 def scaled(rule: str, effective_batch: int) -> float:
@@ -21,8 +29,11 @@ def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
     """
     if how.schedule == "constant":
         return how.learning_rate
+    done = progress(how, iteration, minutes)
     warm = min(1.0, iteration / max(how.warmup_iterations, 1))
-    return how.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress(how, iteration, minutes))))
+    if how.max_minutes is not None:
+        warm = max(warm, min(1.0, done / LONGEST_WARM_UP))
+    return how.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def used_up(how: Schedules, iteration: int, minutes: float) -> Literal["max_iteration", "max_minutes"] | None:

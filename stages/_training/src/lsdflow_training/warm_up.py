@@ -1,4 +1,7 @@
-"""Compile the numeric loops once, before worker processes are forked: they inherit the result."""
+"""Compile the numeric loops once, before worker processes are forked: they inherit the result.
+
+`python -m lsdflow_training.warm_up` fills the code cache (NUMBA_CACHE_DIR) ahead of a training.
+"""
 
 from __future__ import annotations
 
@@ -15,3 +18,7 @@ def compile_everything() -> None:
     deformation.gather_linear(np.zeros((2, 2, 2), np.float32), field)
     for dtype in (np.uint8, np.uint64):
         deformation.gather_nearest(np.zeros((2, 2, 2), dtype), field)
+
+
+if __name__ == "__main__":
+    compile_everything()
