@@ -122,7 +122,8 @@ demo: setup  ## synthetic EM volume -> trained nets -> segmentation -> report; o
 ifdef VOLUME
 	test -e $(DEMO)/experiment.toml || bin/lsdflow init $(DEMO) --train $(VOLUME) $(if $(LABELS),--labels $(LABELS)) --volume $(VOLUME) $(if $(LABELS),--truth $(LABELS)) --profile tiny
 else
-	test -e $(DEMO)/experiment.toml || bin/lsdflow demo $(DEMO)
+	@# one core compiles the loops of the training while the other one draws the volume
+	test -e $(DEMO)/experiment.toml || { .venv/training/bin/python -m lsdflow_training.warm_up & bin/lsdflow demo $(DEMO); wait; }
 endif
 	bin/lsdflow run $(DEMO)
 

@@ -148,7 +148,7 @@ def test_stages_killed_at_random_moments_and_run_again_leave_the_same_bits(train
     for stage in BLOCK_STAGES:
         for _ in range(2):
             child = subprocess.Popen(
-                [str(BIN / stage), "run", *_arguments(folder)],
+                [str(BIN / stage), "run", *_arguments(folder, "compute.runner=daisy")],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -156,7 +156,7 @@ def test_stages_killed_at_random_moments_and_run_again_leave_the_same_bits(train
             time.sleep(generator.uniform(1.0, 6.0))
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        done = _run(stage, folder)
+        done = _run(stage, folder, "compute.runner=daisy")
         assert done.returncode == 0, f"{stage}: {done.stderr}"
     assert _identities(folder) == _identities(reference)
     _assert_same_files(folder, reference)

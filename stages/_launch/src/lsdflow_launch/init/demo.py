@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,23 @@ from lsdflow_launch.synthetic.volume import synthetic_em
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
 DEMO_SHAPE_VOX = (224, 160, 160)
 TRAINED_SECTIONS = 128
-# A demo must fit in ten minutes on two cores: one network, and as many iterations as that leaves room for.
-DEMO_ITERATIONS = 300
+# `make demo` takes at most four minutes on two slow cores: a small network on small patches; one core trains, the other
+# one makes patches. Where the iterations would take longer than max_minutes, the learning rate falls within this time.
+DEMO_TRAINING = {
+    "num_fmaps": 8,
+    "fmap_inc_factor": 4,
+    "downsample_factors": [[2, 2, 2]],
+    "input_shape_vox": [48, 48, 48],
+    "predict_input_shape_vox": [100, 100, 100],
+    "max_iteration": 600,
+    "max_minutes": 1.6,
+    "learning_rate": 0.004,
+    "elastic_probability": 0.0,
+    "threads": 1,
+    "num_workers": 1,
+}
+# Every stage has one block: starting worker processes would take longer than the work.
+DEMO_SETTINGS = ("predict.store_lsds=true", "compute.runner=serial")
 
 
 def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode: str = "mtlsd") -> ExperimentLayout:
@@ -30,12 +46,12 @@ def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode:
     train, volume = root / "input" / "train.hdf", root / "input" / "volume.hdf"
     write_volume(train, raw[:cut], labels[:cut])
     write_volume(volume, raw[cut:], labels[cut:])
-    settings = [f"{stage}.max_iteration={DEMO_ITERATIONS}" for stage in ("train-lsd", "train-acrlsd")]
-    settings.append("predict.store_lsds=true")
+    training = [
+        f"{stage}.{k}={json.dumps(v)}" for stage in ("train-lsd", "train-acrlsd") for k, v in DEMO_TRAINING.items()
+    ]
+    settings = (*training, *DEMO_SETTINGS)
     return init_experiment(
-        Start(
-            root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode, overrides=tuple(settings)
-        )
+        Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode, overrides=settings)
     )
 
 
