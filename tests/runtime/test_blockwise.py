@@ -10,7 +10,7 @@ import pytest
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.differences import differences
-from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs
+from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task
@@ -89,6 +89,17 @@ def _reference(make_experiment: Make) -> Experiment:
     experiment = make_experiment("reference", SERIAL)
     _run(experiment)
     return experiment
+
+
+@pytest.mark.parametrize(("name", "code"), [("MadeOtherwise", 73), ("NoVoxelSize", 65)])
+def test_an_error_of_a_worker_keeps_its_class_and_exit_code_however_deep_the_class_is(
+    make_experiment: Make, name: str, code: int
+) -> None:
+    experiment = make_experiment("a", "compute.runner=daisy", "compute.workers=1")
+    (experiment.layout.root / "bad").write_text(name)
+    with pytest.raises(StageError, match="bad on request") as caught:
+        _run(experiment)
+    assert (type(caught.value).__name__, caught.value.exit_code) == (name, code)
 
 
 @pytest.mark.parametrize("runner", ["serial", "daisy"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class StageError(Exception):
@@ -117,6 +117,27 @@ class BlocksFailed(StageError):
     """The stage finished, but some blocks failed; they are listed."""
 
     exit_code = 79
+
+
+def rebuilt(parts: Mapping[str, object]) -> StageError:
+    """The error that another process described with `as_dict`: same class and texts.
+
+    A class that this process does not know becomes the first one with the same exit code, else InternalError.
+    """
+    kinds = list(_kinds(StageError))
+    named = [kind for kind in kinds if kind.__name__ == parts.get("error")]
+    same_code = [kind for kind in kinds if kind.exit_code == parts.get("exit_code")]
+    kind = next(iter(named + same_code), InternalError)
+    texts = {name: str(parts.get(name, "")) for name in ("where", "wanted", "found")}
+    return kind(str(parts["what"]), **texts, hint=str(parts.get("hint", "")))
+
+
+def _kinds(base: type[StageError]) -> Iterator[type[StageError]]:
+    """All classes below `base`, nearest first."""
+    direct = base.__subclasses__()
+    yield from direct
+    for kind in direct:
+        yield from _kinds(kind)
 
 
 def problems_of(checks: Iterable[Callable[[], object]]) -> list[StageError]:

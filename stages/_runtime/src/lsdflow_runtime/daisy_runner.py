@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import logging
 import os
 import tempfile
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.loudness import start_logging
-from lsdflow_contract.errors import InternalError, Interrupted, StageError
+from lsdflow_contract.errors import Interrupted, StageError, rebuilt
 from lsdflow_contract.experiment import load_experiment
+from lsdflow_contract.files import read_json, write_json
 from lsdflow_runtime.gate import LOOPBACK, keep_gate, make_key, read_key, remove_key
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rendezvous import (
@@ -57,7 +57,7 @@ def run_with_daisy(task: BlockTask, pending: list[int]) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="lsdflow-") as scratch:
         folder = Path(scratch)
-        (folder / "pending.json").write_text(json.dumps(pending))
+        write_json(folder / "pending.json", pending)
         leave_token(folder, task.fence)
         leave_work(folder, task.key)
         os.environ[ROUND_VARIABLE] = scratch
@@ -212,7 +212,4 @@ def _do_or_note(do_block: Callable[[int], bool], number: int, folder: Path) -> b
 def _raise_fatal(folder: Path) -> None:
     if not has_fatal(folder):
         return
-    found = json.loads((folder / "fatal.json").read_text())
-    kinds = {kind.__name__: kind for kind in StageError.__subclasses__()}
-    kind = kinds.get(found["error"], InternalError)
-    raise kind(found["what"], where=found["where"], wanted=found["wanted"], found=found["found"], hint=found["hint"])
+    raise rebuilt(read_json(folder / "fatal.json"))

@@ -16,7 +16,6 @@ One that was taken for dead and comes back finds another's notice, and leaves it
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -169,7 +168,7 @@ def _address_of_own_name() -> str:
 
 def read_pending(folder: Path) -> list[int]:
     """Block numbers of a round."""
-    return [int(n) for n in json.loads((folder / "pending.json").read_text())]
+    return [int(n) for n in read_json(folder / "pending.json")]
 
 
 def leave_token(folder: Path, fence: Fence) -> None:

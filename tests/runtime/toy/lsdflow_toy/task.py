@@ -12,7 +12,7 @@ import numpy as np
 
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
-from lsdflow_contract.errors import BadData
+from lsdflow_contract.errors import BadData, MadeOtherwise, NoVoxelSize
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import work_key
@@ -103,7 +103,8 @@ def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
             msg = "poisoned"
             raise ValueError(msg)
         if (root / "bad").exists() and block.number == 1:
-            raise BadData("bad on request", where="toy")
+            kinds = {"": BadData, "MadeOtherwise": MadeOtherwise, "NoVoxelSize": NoVoxelSize}
+            raise kinds[(root / "bad").read_text()]("bad on request", where="toy")
         values = raw.read(block.read, outside="mirror").astype(np.uint64)
         inner = values[block.write.slices(block.read.begin_vox)] * factor
         affs = np.broadcast_to((inner % 256).astype(np.uint8), (3, *inner.shape)).copy()

@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from lsdflow_contract.errors import StageError, StoreUnreachable
+from lsdflow_contract.errors import StageError, StoreUnreachable, rebuilt
 from lsdflow_training.processes.ranks import Ranks
 
 LOG = logging.getLogger("lsdflow.training")
@@ -135,14 +135,7 @@ def read_errors(store: Store | None, ranks: Iterable[int]) -> dict[int, StageErr
         try:
             for rank in ranks:
                 if store.check([error_key(rank)]):
-                    told[rank] = _error_of(json.loads(store.get(error_key(rank))))
+                    told[rank] = rebuilt(json.loads(store.get(error_key(rank))))
         except GONE:
             pass
     return told
-
-
-def _error_of(parts: dict[str, object]) -> StageError:
-    kinds = {kind.exit_code: kind for kind in StageError.__subclasses__()}
-    kind = kinds.get(int(str(parts["exit_code"])), StageError)
-    texts = {name: str(parts.get(name, "")) for name in ("where", "wanted", "found", "hint")}
-    return kind(str(parts["what"]), **texts)
