@@ -198,6 +198,7 @@ test-faults: setup  ## stages and trainings killed and damaged in every way (a p
 
 faults-release: export LSDFLOW_FAULTS := release
 faults-release: setup  ## the same with the counts of a release, into docs/fault_release.md: about an hour
+	.venv/blocks/bin/pytest -s tests/bad_input/test_bit_flips.py
 	$(call FAULT_SUITE,release,--summary docs/fault_release.md)
 
 BASELINES := tests/faults/baselines

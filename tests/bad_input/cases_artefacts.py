@@ -113,6 +113,21 @@ def _damaged_manifest(lab: Lab) -> None:
     lab.layout.manifest("predict").write_text("{")
 
 
+def _changed_manifest(lab: Lab) -> None:
+    path = lab.layout.manifest("agglomerate")
+    path.write_text(path.read_text().replace('"blocks": ', '"blocks": 1'))
+
+
+def _truncated_lut(lab: Lab) -> None:
+    path = lab.layout.luts / "lut_hist_quant_75_0.5000.npz"
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def _changed_metadata(lab: Lab) -> None:
+    path = lab.layout.fragments / FRAGMENTS.dataset / "zarr.json"
+    path.write_text(path.read_text().replace('"lsdflow"', '"lsdflov"'))
+
+
 def _file_for_folder(lab: Lab) -> None:
     shutil.rmtree(lab.layout.root / "data")
     (lab.layout.root / "data").write_text("a file where the stage wants a folder")
@@ -196,6 +211,10 @@ CASES = [
          ("one way only", "missing_section_probability", "1.3"), ("train-lsd", "validate"), "prepare"),
     # Manifests, and results of other parameters.
     Case("a damaged manifest", _damaged_manifest, DATA, ("manifests/predict.json", "JSON"), after="predict"),
+    Case("a manifest that was changed", _changed_manifest, DATA,
+         ("manifests/agglomerate.json", "sha256", "agglomerate run"), ("segment", "run"), "agglomerate"),
+    Case("metadata of an array that were changed", _changed_metadata, DATA,
+         ("volumes/fragments", "sha256", "lsdflow repair"), AGGLOMERATE, "watershed"),
     Case("a manifest of another contract", _manifest("predict", contract="9.0"), MISMATCH,
          ("manifests/predict.json", "9.0", "1.x"), after="predict"),
     Case("fragments of other affinities", _manifest("predict", identity="other"), MISMATCH,
@@ -242,6 +261,8 @@ CASES = [
          "segment"),
     Case("lost tables of thresholds", _lost_luts, MISSING, ("luts", "segment run"), ("segment", "verify"), "segment"),
     # What only a stage at work can see.
+    Case("a truncated lookup table", _truncated_lut, DATA,
+         ("lut_hist_quant_75_0.5000.npz", "sha256", "segment repair"), ("segment", "verify"), "segment"),
     Case("a truncated chunk of affinities", _truncated("affs"), DATA, ("volumes/affs", "predict"),
          ("predict", "verify"), "predict"),
     Case("a truncated chunk of fragments", _truncated("fragments"), DATA, ("volumes/fragments", "watershed"),

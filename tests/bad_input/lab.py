@@ -23,6 +23,7 @@ from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, write_
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_contract.sealing import SEAL, sealed
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
 from lsdflow_launch.init.template import toml_value
 from lsdflow_network.bundle import save_bundle
@@ -126,9 +127,12 @@ def write_source(folder: Path, values: NDArray[Any], **attributes: Any) -> None:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file; None takes one away."""
-    content = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    """Change keys of a JSON file, as a program of ours would write it; None takes one away."""
+    content = json.loads(path.read_text())
+    changed = {key: value for key, value in (content | changes).items() if value is not None}
+    if changed.get("facts", {}).pop(SEAL, None):  # a manifest
+        changed["facts"][SEAL] = sealed(changed)[SEAL]
+    path.write_text(json.dumps(changed))
 
 
 def labels_of(shape_vox: tuple[int, int, int]) -> NDArray[np.uint64]:

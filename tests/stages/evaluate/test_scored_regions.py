@@ -17,6 +17,7 @@ from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
+from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.scores import truth_scores
 from lsdflow_evaluate.scores.counting import counting_task, open_counted
@@ -39,7 +40,7 @@ TRACED = "evaluate.skeletons=traced.csv"
 
 def scores_of(experiment: Experiment) -> dict[str, Any]:
     run(experiment, RunOptions())
-    return dict(json.loads((experiment.layout.report / "scores.json").read_text()))
+    return read_sealed(experiment.layout.report / "scores.json", "")
 
 
 def whole(experiment: Experiment, threshold: float) -> tuple[np.ndarray, np.ndarray]:
@@ -209,7 +210,7 @@ def test_lost_rows_and_files_of_the_look_up_are_found_and_mended_to_the_same_sco
     found = repair(experiment)
     assert (found["broken"], found["nodes_broken"], found["fault_places_broken"]) == (0, 1, 0)
     assert verify(experiment)["verified"]
-    assert json.loads((experiment.layout.report / "scores.json").read_text()) == wanted
+    assert scores_of(experiment) == wanted
 
 
 def test_with_a_mongodb_as_store_and_as_source_of_skeletons_the_scores_are_the_same(

@@ -22,6 +22,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.cli import app
 from lsdflow_evaluate.problems import validate
 from lsdflow_evaluate.scores import truth_scores
@@ -41,7 +42,7 @@ NUMBERS = ("voi_split", "voi_merge", "voi", "rand", "rand_split", "rand_merge", 
 
 
 def scores_of(experiment: Experiment) -> dict[str, Any]:
-    return dict(json.loads((experiment.layout.report / "scores.json").read_text()))
+    return read_sealed(experiment.layout.report / "scores.json", "")
 
 
 def page_of(experiment: Experiment) -> str:

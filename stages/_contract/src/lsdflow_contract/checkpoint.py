@@ -206,10 +206,26 @@ def write_best(path: Path, best: BestCheckpoint) -> None:
 
 
 def read_best(path: Path) -> BestCheckpoint:
-    """Which bundle to use. MissingInput if training has written none."""
+    """Which bundle to use. MissingInput if training has written none, BadData if it is not the network that it names.
+
+    Programs of earlier contracts refuse a file with more fields, so the weights of the bundle take the place of a seal.
+    """
     if not path.exists():
         raise MissingInput("no checkpoint has been chosen", where=path, hint="train first")
+    hint = f"choose again: {path.parent.name} run (by loss), or lsdflow check-checkpoints (by VOI)"
     try:
-        return BestCheckpoint.model_validate(read_json(path))
+        best = BestCheckpoint.model_validate(read_json(path))
     except ValidationError as error:
-        raise BadData("damaged file", where=path, found=error) from error
+        raise BadData("damaged file", where=path, found=error, hint=hint) from error
+    description = bundle_folder(path.parent / "checkpoints", best.iteration) / BUNDLE_JSON
+    found = read_json(description) if description.exists() else {}
+    weights = found.get("weights_sha256", "") if isinstance(found, dict) else ""
+    if weights and weights != best.weights_sha256:
+        raise BadData(
+            "the best checkpoint is not the one that was chosen",
+            where=path,
+            wanted=f"iteration {best.iteration} with weights {best.weights_sha256[:12]}",
+            found=f"weights {weights[:12]}",
+            hint=hint,
+        )
+    return best

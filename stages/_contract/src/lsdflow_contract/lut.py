@@ -1,12 +1,17 @@
 """The fragment -> segment table (LUT) of one merge function at one threshold, as the field stores it.
 
-npz, key `fragment_segment_lut`, u64 (2, N): row 0 fragment ids (ascending here), row 1 segment ids. Beside each a JSON
-side-car with the threshold as a number: a file name never is the only place of a float.
+npz, key `fragment_segment_lut`, u64 (2, N): row 0 fragment ids (ascending here), row 1 segment ids. Beside each a
+sealed JSON side-car with the threshold as a number (a file name never is the only place of a float) and the sha256 of
+the npz.
 """
 
 from __future__ import annotations
 
 import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import read_json, write_if_changed, write_json
+from lsdflow_contract.files import write_if_changed
 from lsdflow_contract.graph import SCORE_CONVENTION, edges_collection
+from lsdflow_contract.hashing import hash_of_file
+from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
 
 LUT_KEY = "fragment_segment_lut"
+NPZ_SHA256 = "npz_sha256"
+_MEND = "write the tables again: segment repair"
+# What numpy, zipfile and zlib raise for a damaged npz.
+_DAMAGE = (ValueError, LookupError, OSError, EOFError, RuntimeError, MemoryError, TypeError, SyntaxError)
+_DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -66,35 +79,56 @@ def legacy_lut_name(merge_function: str, threshold: float) -> str:
 
 
 def write_lut(path: Path, lut: Lut, facts: dict[str, Any]) -> None:
-    """Write the npz and its JSON side-car (`facts` + the score convention), each atomically."""
+    """Write the npz and its sealed side-car (`facts` + the score convention), each atomically."""
     table = np.stack([lut.fragments.astype(np.uint64), lut.segments.astype(np.uint64)])
     content = io.BytesIO()
     np.savez_compressed(content, fragment_segment_lut=table)
     write_if_changed(path, content.getvalue())
-    write_json(path.with_suffix(".json"), {"score_convention": SCORE_CONVENTION, "fragments": len(lut), **facts})
+    write_side_car(path, len(lut), facts)
+
+
+def write_side_car(path: Path, fragments: int, facts: Mapping[str, Any]) -> str:
+    """Write the side-car of the npz at `path`, which must be complete. Its sha256, which goes into the side-car."""
+    sha256 = hash_of_file(path)
+    written = {"contract": CONTRACT_VERSION, "score_convention": SCORE_CONVENTION, "fragments": fragments, **facts}
+    write_sealed(path.with_suffix(".json"), {**written, NPZ_SHA256: sha256})
+    return sha256
+
+
+def read_side_car(path: Path) -> dict[str, Any]:
+    """What is known of the npz at `path`. MissingInput (66) if it has no side-car, BadData (65) if that is damaged."""
+    return read_sealed(path.with_suffix(".json"), _MEND)
 
 
 def read_lut(path: Path) -> Lut:
-    """Read a LUT: ours, the lineage's, or volara's (int64). MissingInput if absent, BadData if it is something else."""
+    """Read a LUT: ours, the lineage's, or volara's (int64).
+
+    MissingInput if absent, BadData if it is something else, or not the npz whose sha256 its side-car names.
+    """
     if not path.exists():
         there = sorted(p.name for p in path.parent.glob("*.npz")) if path.parent.is_dir() else []
         raise MissingInput("no such LUT", where=path, found=", ".join(there) or "no LUT there")
+    if path.with_suffix(".json").exists():
+        require_sha256(path, read_side_car(path).get(NPZ_SHA256), _MEND)
     try:
         with np.load(path, allow_pickle=False) as archive:
             table = archive[LUT_KEY]
-    except (ValueError, KeyError, OSError, EOFError) as error:
-        raise BadData(f"not a LUT: needs key {LUT_KEY}", where=path, found=error) from error
+    except (*_DAMAGE, *_DAMAGED_ZIP) as error:
+        raise BadData(f"not a LUT: needs key {LUT_KEY}", where=path, found=error, hint=_MEND) from error
     if table.ndim != 2 or table.shape[0] != 2 or table.dtype.kind not in "ui":
         raise BadData("not a LUT", where=path, wanted="integers (2, N)", found=f"{table.dtype} {table.shape}")
     return Lut(table[0].astype(np.uint64), table[1].astype(np.uint64))
 
 
 def find_luts(folder: Path, fragments_fingerprint: str) -> tuple[KnownLut, ...]:
-    """Tables whose side-car names these fragments, by merge function and threshold; each pair once (the first path)."""
+    """Tables whose side-car names these fragments, by merge function and threshold; each pair once (the first path).
+
+    BadData (65) for a damaged side-car: it must not drop its table silently.
+    """
     found: dict[tuple[str, float], KnownLut] = {}
     for path in sorted(folder.rglob("lut_*.json")) if folder.is_dir() else ():
-        facts = read_json(path)
-        if not isinstance(facts, dict) or facts.get("fragments_fingerprint") != fragments_fingerprint:
+        facts = read_side_car(path)
+        if facts.get("fragments_fingerprint") != fragments_fingerprint:
             continue
         known = KnownLut(path.with_suffix(".npz"), facts)
         found.setdefault((known.merge_function, known.threshold), known)

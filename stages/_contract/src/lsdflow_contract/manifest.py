@@ -20,11 +20,12 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.library_versions import library_versions
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.sealing import SEAL, sealed, unsealed
 from lsdflow_contract.source_revision import source_revision
 
 # Set by the wrappers and the launcher: digest of the image, job (scheduler's id, restarts, node).
 DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"
-# In the facts, not a field of its own: programs of earlier contracts refuse a manifest with fields they do not know.
+# In the facts, as the seal is: programs of earlier contracts refuse a manifest with fields that they do not know.
 LIBRARIES_FACT = "libraries"
 
 
@@ -59,9 +60,11 @@ class Manifest(StrictModel):
     facts: dict[str, Any] = Field(default_factory=dict, description="counts, run times, warnings")
     identity: str = Field(description="hash of key and result checksums: names the result")
 
-    def write(self, layout: ExperimentLayout) -> None:
-        """Write it in the experiment, atomically."""
-        write_json(layout.manifest(self.writer.stage), self.model_dump())
+    def write(self, layout: ExperimentLayout, stage: str = "") -> None:
+        """Write it in the experiment, sealed and atomically, as the manifest of `stage` (default: its writer)."""
+        content = sealed(self.model_dump())
+        content["facts"][SEAL] = content.pop(SEAL)
+        write_json(layout.manifest(stage or self.writer.stage), content)
 
     def finish(self, layout: ExperimentLayout) -> Manifest:
         """Write it for work that was done here and now: the libraries of this process stand in its facts."""
@@ -78,18 +81,25 @@ class Manifest(StrictModel):
 def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
     """The manifest of a finished stage.
 
-    Raises MissingInput if the stage has not finished, ContractMismatch for another contract major, BadData if damaged.
+    Raises MissingInput if the stage has not finished, ContractMismatch for another contract major, BadData if it is
+    damaged or was changed.
     """
     path = layout.manifest(stage)
     if not path.exists():
         raise MissingInput(f"the stage {stage} has not finished", where=path, hint=f"run it first: {stage} run")
-    raw = read_json(path)
-    if isinstance(raw, dict):
-        require_contract(str(raw.get("contract", "")), path)
+    hint = f"write it again, from what is done: {stage} run, or lsdflow repair EXPERIMENT"
     try:
-        return Manifest.model_validate(raw)
+        raw = read_json(path)
+        if isinstance(raw, dict):
+            require_contract(str(raw.get("contract", "")), path)
+            if isinstance(raw.get("facts"), dict) and SEAL in raw["facts"]:
+                raw[SEAL] = raw["facts"].pop(SEAL)
+        return Manifest.model_validate(unsealed(raw, path, hint))
     except ValidationError as error:
-        raise BadData("damaged manifest", where=path, found=error, hint=f"run {stage} again") from error
+        raise BadData("damaged manifest", where=path, found=error, hint=hint) from error
+    except BadData as error:
+        error.hint = hint
+        raise
 
 
 def require_contract(found: str, where: Path) -> None:

@@ -13,8 +13,8 @@ import typer
 
 from lsdflow_command.loudness import is_quiet
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.sealing import read_sealed
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def result_facts(experiment: Experiment, code: int, *, scored: bool) -> dict[str
     return {
         "exit_code": code,
         "experiment": str(experiment.path),
-        "scores": read_json(scores) if scored and scores.is_file() else None,
+        "scores": read_sealed(scores, "run: evaluate run") if scored and scores.is_file() else None,
         "report": str(page) if page.is_file() else None,
     }
 
@@ -59,8 +59,8 @@ def result_facts(experiment: Experiment, code: int, *, scored: bool) -> dict[str
 def show_result(layout: ExperimentLayout, *, scored: bool) -> None:
     """The score, if it is of the segmentation as it is now, and where the report lies; for people."""
     scores, page = layout.report / "scores.json", layout.report / "index.html"
-    best = read_json(scores) if scored and scores.exists() else None
-    if isinstance(best, dict) and best.get("voi") is not None:
+    best = read_sealed(scores, "run: evaluate run") if scored and scores.exists() else None
+    if best and best.get("voi") is not None:
         typer.echo(
             f"VOI {best['voi']:.3f} bits (split {best['voi_split']:.3f} + merge {best['voi_merge']:.3f}), "
             f"adapted Rand error {best['adapted_rand_error']:.3f}, "

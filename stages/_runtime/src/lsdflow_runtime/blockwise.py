@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import Progress
 from lsdflow_command.watching.attempts import AttemptLog
-from lsdflow_contract.errors import BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
+from lsdflow_contract.errors import BadData, BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_runtime.block_grid import note_grid
@@ -270,9 +270,11 @@ def require_all_done(task: BlockTask, unexplained: str = "not done") -> None:
 def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
     path = task.experiment.layout.manifest(task.stage)
     if executed == 0 and path.exists():
-        found = read_manifest(task.experiment.layout, task.stage)
-        if found.key == task.key:
-            return found
+        # A damaged one is written again from the done marks, with the same identity.
+        with suppress(BadData):
+            found = read_manifest(task.experiment.layout, task.stage)
+            if found.key == task.key:
+                return found
     found_records = task.marks.records()
     records = [found_records[n] for n in range(len(task.plan))]
     manifest = Manifest(

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import read_json, storage_errors, write_atomically, write_json
+from lsdflow_contract.sealing import read_sealed, sealed
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.packed_marks import PACK_BLOCKS, MarkPacks, in_ranges
 
@@ -151,7 +152,7 @@ class DoneMarks:
 
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
         """Record a finished block; the last step of its commit."""
-        content = json.dumps(record, allow_nan=False).encode()
+        content = json.dumps(sealed(record), allow_nan=False).encode()
         write_atomically(self._mark(number), lambda file: file.write(content))
         (self.folder / "failed" / f"{number}.json").unlink(missing_ok=True)
 
@@ -162,7 +163,7 @@ class DoneMarks:
     def record(self, number: int) -> dict[str, Any]:
         """What was recorded when the block was done."""
         try:
-            return dict(read_json(self._mark(number)))
+            return self._single_record(number)
         except MissingInput:
             packed = self._packs.record(number)
             if packed is None:
@@ -190,8 +191,11 @@ class DoneMarks:
         found = {}
         for number in sorted(numbers):
             with contextlib.suppress(MissingInput):
-                found[number] = dict(read_json(self._mark(number)))
+                found[number] = self._single_record(number)
         return found
+
+    def _single_record(self, number: int) -> dict[str, Any]:
+        return read_sealed(self._mark(number), f"make the block again: {self.folder.parent.name} repair")
 
     def _is_whole(self, range_: int, numbers: Collection[int], blocks: int) -> bool:
         packed = self._packs.numbers_of(range_)

@@ -32,6 +32,7 @@ from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 
 ROWS_HASH = b"lsdflow.rows"
+_REPAIR = "run repair of the stage that writes it"
 Rows = TypeVar("Rows", RagNodes, RagEdges, Overlaps)
 
 
@@ -180,7 +181,14 @@ def _files(folder: Path, blocks: int | None = None) -> Iterable[Path]:
 
 
 def _count(folder: Path) -> int:
-    return sum(int(pq.read_metadata(path).num_rows) for path in _files(folder))
+    return sum(map(_count_rows, _files(folder)))
+
+
+def _count_rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise BadData("damaged graph file", where=path, found=error, hint=_REPAIR) from error
 
 
 def _read_nodes(path: Path) -> RagNodes:
@@ -221,16 +229,15 @@ def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
 
     Files of contract 1.0 have no such hash; the checksums of their pages are all there is.
     """
-    hint = "run repair of the stage that writes it"
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         found, checksum = rows(table)
         wanted = (table.schema.metadata or {}).get(ROWS_HASH, checksum.encode()).decode()
     except FileNotFoundError as error:
         missing = f"the rows of block {path.stem}"
-        raise BadData("a graph file that should exist does not", where=path, wanted=missing, hint=hint) from error
+        raise BadData("a graph file that should exist does not", where=path, wanted=missing, hint=_REPAIR) from error
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, BadData) as error:
-        raise BadData("damaged graph file", where=path, found=error, hint=hint) from error
+        raise BadData("damaged graph file", where=path, found=error, hint=_REPAIR) from error
     if checksum != wanted:
-        raise BadData("damaged graph file", where=path, wanted=wanted[:12], found=checksum[:12], hint=hint)
+        raise BadData("damaged graph file", where=path, wanted=wanted[:12], found=checksum[:12], hint=_REPAIR)
     return found

@@ -1,5 +1,6 @@
 """repair: make again exactly what is broken.
 
+0. metadata of the stage's arrays are written again where they are lost or damaged
 1. packs of done marks that cannot be read are removed: the marks in them are lost
 2. every done mark is compared with what it stands for: arrays and rows, of all blocks
 3. the marks of blocks that differ are taken back, and so are marks that cannot be read
@@ -14,7 +15,7 @@ import logging
 from typing import Any
 
 from lsdflow_command.progress import Progress
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import BadData, StageError
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.verify import damaged_parts
 
@@ -27,6 +28,7 @@ def take_back_broken(task: BlockTask) -> dict[str, Any]:
 
     Raises NotOurs (73) for outputs of other work, before anything is changed.
     """
+    _mend_metadata(task)
     task.create_outputs(replace=False)
     lost = task.marks.take_back_damaged(len(task.plan))
     broken = {number: ["lost done mark: the pack that held it is damaged"] for number in sorted(lost)}
@@ -37,6 +39,20 @@ def take_back_broken(task: BlockTask) -> dict[str, Any]:
         LOG.warning("%s is made again: %s", task.plan.block(number), "; ".join(parts))
     listed = {str(number): "; ".join(parts) for number, parts in list(broken.items())[:LISTED]}
     return {"blocks": len(task.plan), "broken": len(broken), "parts": listed}
+
+
+def _mend_metadata(task: BlockTask) -> None:
+    """Write lost or damaged metadata of arrays again, if done marks say that the arrays are of this work.
+
+    The voxels are compared with the marks afterwards.
+    """
+    try:
+        begun = bool(task.marks.done())
+    except BadData:
+        begun = True
+    if begun:
+        for output in task.outputs.values():
+            output.mend_metadata(task.provenance())
 
 
 def _broken(task: BlockTask, done: list[int]) -> dict[int, list[str]]:

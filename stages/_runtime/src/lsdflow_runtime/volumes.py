@@ -7,7 +7,6 @@ never zeros. Values carry a checksum (zstd), so a flipped bit is an error as wel
 from __future__ import annotations
 
 import itertools
-import math
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,12 +26,14 @@ from lsdflow_contract.errors import BadData, ConfigError, MadeOtherwise, Missing
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
-from lsdflow_runtime.chunk_files import ChunkFiles, make_durable
-from lsdflow_runtime.formats.folders import folder_of
+from lsdflow_contract.sealing import require_sealed_array
+from lsdflow_runtime.array_metadata import make_array, write_groups, write_metadata_again
+from lsdflow_runtime.chunk_files import ChunkFiles, inner_chunk, make_durable, zstd_level
+from lsdflow_runtime.formats.folders import arrays_below, folder_of
+from lsdflow_runtime.formats.zarr_array import is_array
 from lsdflow_runtime.patience import is_passing
 
 Outside = Literal["error", "zero", "mirror"]
-INNER_CHUNK_VOX = 64
 
 
 @dataclass(frozen=True)
@@ -190,15 +191,18 @@ class Volume:
 def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volume:
     """Open `path/dataset` (zarr 2 or 3) for reading, or writing if ours. `grid`: address it by that grid's voxels.
 
-    Raises MissingInput if it is not there, BadData without a voxel size, ConfigError if it does not lie on `grid` or
-    the dataset's name climbs out of the container.
+    Raises MissingInput if it is not there, BadData without a voxel size or with metadata that were changed since
+    lsdflow wrote them, ConfigError if it does not lie on `grid` or the dataset's name climbs out of the container.
     """
     folder = folder_of(path, dataset)
+    require_sealed_array(folder)
     with understanding_metadata(folder):
         try:
             array = zarr.open_array(folder, mode="r+" if folder.exists() else "r")
         except (FileNotFoundError, zarr.errors.ContainsGroupError) as error:
-            raise MissingInput("no such array", where=folder, hint=f"arrays there: {_arrays_in(path)}") from error
+            raise MissingInput(
+                "no such array", where=folder, hint=f"arrays there: {', '.join(arrays_below(path, is_array)) or 'none'}"
+            ) from error
         z, y, x = array.shape[-3:]
         geometry = read_geometry(dict(array.attrs), (z, y, x), folder)
     begin = (0, 0, 0) if grid is None else geometry.voxel_offset_from(grid, folder)
@@ -233,12 +237,21 @@ class OutputArray:
         """
         if self.folder.exists():
             if self._same_work(provenance, replace):
+                write_groups(self.path, self.spec.dataset, self.zarr_format)
                 return False
             shutil.rmtree(self.folder)
-        geometry = Geometry(self.grid.voxel_size_nm, self.grid.position_nm(self.box.begin_vox), self.box.shape_vox)
-        with storage_errors(self.folder):
-            self._create(array_attributes(self.spec, geometry, provenance))
+        write_groups(self.path, self.spec.dataset, self.zarr_format)
+        make_array(self.folder, lambda folder: self._create(folder, provenance))
         return True
+
+    def mend_metadata(self, provenance: Mapping[str, Any]) -> None:
+        """Write the metadata again if they are lost or damaged. Only where done marks say that the work is this one."""
+        if not self.folder.is_dir():
+            return
+        try:
+            open_volume(self.path, self.spec.dataset)
+        except (MissingInput, BadData):
+            write_metadata_again(self.folder, self.zarr_format, lambda folder: self._create(folder, provenance))
 
     def require_ours(self, provenance: Mapping[str, Any]) -> None:
         """NotOurs (73) if something else is there than this work would make; nothing is written."""
@@ -246,6 +259,7 @@ class OutputArray:
             self._same_work(provenance, replace=False)
 
     def _same_work(self, provenance: Mapping[str, Any], replace: bool) -> bool:
+        require_sealed_array(self.folder)
         try:
             found = open_volume(self.path, self.spec.dataset).provenance
         except (MissingInput, BadData):
@@ -262,16 +276,17 @@ class OutputArray:
             )
         return False
 
-    def _create(self, attributes: dict[str, Any]) -> None:
+    def _create(self, folder: Path, provenance: Mapping[str, Any]) -> None:
+        geometry = Geometry(self.grid.voxel_size_nm, self.grid.position_nm(self.box.begin_vox), self.box.shape_vox)
         leading = (self.spec.channels,) if self.spec.channels else ()
-        level = _zstd_level(np.dtype(self.spec.dtype))
+        level = zstd_level(np.dtype(self.spec.dtype))
         # Not cut to the array: an array of 251 voxels would have no inner chunk but single voxels.
         write_shape = self.write_shape_vox
         common: dict[str, Any] = {
-            "store": self.folder,
+            "store": folder,
             "shape": (*leading, *self.box.shape_vox),
             "dtype": self.spec.dtype,
-            "attributes": attributes,
+            "attributes": array_attributes(self.spec, geometry, provenance),
             "fill_value": 0,
         }
         if self.zarr_format == 2:
@@ -279,7 +294,7 @@ class OutputArray:
                 **common, zarr_format=2, chunks=(*leading, *write_shape), compressors=Zstd2(level=level, checksum=True)
             )
             return
-        inner = tuple(_inner_chunk(n) for n in write_shape)
+        inner = tuple(inner_chunk(n) for n in write_shape)
         zarr.create_array(
             **common,
             zarr_format=3,
@@ -290,25 +305,9 @@ class OutputArray:
         )
 
 
-def _zstd_level(dtype: np.dtype[Any]) -> int:
-    """Effort of compression, as measured: more of it makes noise of a byte no smaller, but ids six times and faster."""
-    return 1 if dtype.itemsize == 1 else 3
-
-
-def _inner_chunk(length_vox: int) -> int:
-    """The divisor of the shard's edge that is nearest to INNER_CHUNK_VOX, as a ratio."""
-    divisors = (d for d in range(1, length_vox + 1) if length_vox % d == 0)
-    return min(divisors, key=lambda d: abs(math.log(d / INNER_CHUNK_VOX)))
-
-
 def _mirrored(index: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
     if length == 1:
         return np.zeros_like(index)
     period = 2 * (length - 1)
     folded = np.abs(index) % period
     return np.where(folded < length, folded, period - folded)
-
-
-def _arrays_in(path: Path) -> str:
-    names = {p.parent for name in (".zarray", "zarr.json") for p in path.rglob(name) if p.parent != path}
-    return ", ".join(sorted(str(n.relative_to(path)) for n in names)) or "none"

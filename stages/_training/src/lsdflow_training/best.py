@@ -50,7 +50,10 @@ def _chosen_by_voi(folder: Path, bundles: list[Bundle]) -> BestCheckpoint | None
     """The choice by VOI, if there is one and its checkpoint is whole and of this training."""
     try:
         best = read_best(folder / "best.json")
-    except (BadData, MissingInput):
+    except MissingInput:
+        return None
+    except BadData as error:
+        LOG.warning("best.json cannot be used, chosen by loss again: %s", error.what)
         return None
     if best.chosen_by != "voi":
         return None

@@ -249,8 +249,8 @@ def _trained_otherwise(prepared: Prepared) -> MadeOtherwise | None:
     """What refuses a training where another one has finished; None if there is none, or it is this one."""
     try:
         earlier = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
-    except MissingInput:
-        return None
+    except (MissingInput, BadData):
+        return None  # the checkpoints tell whether they are of this training
     if earlier.key == prepared.key:
         return None
     return MadeOtherwise(

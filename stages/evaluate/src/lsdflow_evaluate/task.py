@@ -19,17 +19,17 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_contract.region import region_box
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_evaluate.artefacts import Segmented, open_segmented
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.pages import write_pages
 from lsdflow_evaluate.problems import validate  # noqa: F401 - a verb like the others
 from lsdflow_evaluate.scores.comparing import Compared, compare, require_counting, work_of, works_there
 from lsdflow_evaluate.scores.counting import counting_task
-from lsdflow_evaluate.scores.later_works import drop_works
+from lsdflow_evaluate.scores.later_works import drop_works, find_work
 from lsdflow_evaluate.scores.region_scores import advice_of, regions_and_worst, write_worst
 from lsdflow_evaluate.scores.scores_file import NO_TRUTH, scores_with_truth, scores_without
 from lsdflow_evaluate.shown import history
@@ -95,7 +95,7 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     scores |= {"lsd_error": disagree.told} if disagree else {}
     data = report_data(experiment, config, gathered, scores, collector)
     folder = experiment.layout.report
-    write_json(folder / "scores.json", scores)
+    write_sealed(folder / "scores.json", scores)
     write_worst(folder / "worst.csv", scores)
     if disagree:
         write_lsd_error(folder / "lsd_error.csv", disagree)
@@ -144,7 +144,7 @@ def verify(experiment: Experiment) -> dict[str, Any]:
     missing = [path for path in OUTPUTS.values() if not (experiment.layout.root / path).is_file()]
     if missing:
         raise MissingInput("parts of the report are missing", where=", ".join(missing), hint="run: evaluate run")
-    identity = hash_of([manifest.key, read_json(experiment.layout.root / OUTPUTS["scores"])])
+    identity = hash_of([manifest.key, read_sealed(experiment.layout.root / OUTPUTS["scores"], "run: evaluate run")])
     if identity != manifest.identity:
         raise BadData(
             "the scores are not those of the manifest",
@@ -156,6 +156,7 @@ def verify(experiment: Experiment) -> dict[str, Any]:
     blocks = verify_blocks(require_counting(experiment)) if "blocks" in manifest.facts else 0
     for key in manifest.facts.get("works", ()):
         verify_blocks(work_of(experiment, key))
+        find_work(experiment, key).require_whole()
     return {"identity": manifest.identity, "blocks_read_back": blocks, "verified": True}
 
 

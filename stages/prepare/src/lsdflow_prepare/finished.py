@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, work_key
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.inputs import VolumeInputs
 from lsdflow_prepare.sampling import probabilities
@@ -45,7 +45,7 @@ def make_report(inputs: VolumeInputs, plans: list[WritePlan], summary: VolumeSum
         facts=_facts(inputs, summary),
         warnings=summary.warnings(inputs),
     )
-    write_json(_path(plans), report.model_dump())
+    write_sealed(_path(plans), report.model_dump())
     return report
 
 
@@ -54,7 +54,7 @@ def finished_report(plans: list[WritePlan]) -> VolumeReport | None:
     if not all(plan.arrays.is_done() for plan in plans):
         return None
     try:
-        report = VolumeReport.model_validate(read_json(_path(plans)))
+        report = VolumeReport.model_validate(read_sealed(_path(plans), "prepare run"))
     except (MissingInput, BadData, ValidationError):
         return None
     return report if report.key == plans[0].arrays.key else None

@@ -22,9 +22,9 @@ import numpy as np
 from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput
-from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of_array
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import writing
 from lsdflow_prepare.inputs import VolumeInputs
 from lsdflow_prepare.writing import WritePlan, write_plans
@@ -54,7 +54,7 @@ def recognised(inputs: VolumeInputs, plans: list[WritePlan], seconds: float) -> 
 
 def remember(inputs: VolumeInputs, plans: list[WritePlan]) -> None:
     """Note the state of the sources that this volume is prepared from."""
-    write_json(_path(plans), {"key": plans[0].arrays.key, "sources": inputs.states})
+    write_sealed(_path(plans), {"key": plans[0].arrays.key, "sources": inputs.states})
 
 
 def _of_same_settings(inputs: VolumeInputs, plans: list[WritePlan]) -> list[WritePlan] | None:
@@ -111,10 +111,10 @@ def _forms(states: Mapping[str, Any]) -> dict[str, Any]:
 def _noted(plans: list[WritePlan]) -> dict[str, Any]:
     """What `remember` noted of this work; empty for a volume of contract 1.6 or before."""
     try:
-        noted = read_json(_path(plans))
+        noted = read_sealed(_path(plans), "prepare run")
     except (MissingInput, BadData):
         return {}
-    if not isinstance(noted, dict) or noted.get("key") != plans[0].arrays.key:
+    if noted.get("key") != plans[0].arrays.key:
         return {}
     return noted if isinstance(noted.get("sources"), dict) else {}
 

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_command.processes import one_at_a_time
 from lsdflow_command.progress import Progress
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import MadeOtherwise, NotOurs, StageError, StorageFailure
+from lsdflow_contract.errors import BadData, MadeOtherwise, NotOurs, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
@@ -112,7 +112,12 @@ def repair(experiment: Experiment) -> dict[str, Any]:
     Raises MissingInput (66) if prepare has not finished or a source is gone, BadData (65) if a source is another now.
     """
     started = time.time()
-    manifest = read_manifest(experiment.layout, STAGE)
+    try:
+        manifest = read_manifest(experiment.layout, STAGE)
+    except BadData:
+        # The reports beside the volumes say the same: a run writes the manifest again and reads no volume.
+        run(experiment, RunOptions())
+        manifest = read_manifest(experiment.layout, STAGE)
     table = experiment.table(STAGE, PrepareConfig)
     findings = Findings()
     with _opened(experiment, findings) as volumes:
@@ -196,8 +201,10 @@ def _stands(experiment: Experiment, manifest: Manifest) -> bool:
     """True if an earlier run left the same result: its manifest, with its run time, stays untouched."""
     if not experiment.layout.manifest(STAGE).exists():
         return False
-    found = read_manifest(experiment.layout, STAGE)
-    return (found.key, found.identity) == (manifest.key, manifest.identity)
+    with suppress(BadData):
+        found = read_manifest(experiment.layout, STAGE)
+        return (found.key, found.identity) == (manifest.key, manifest.identity)
+    return False
 
 
 def _write_all(volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> dict[str, VolumeReport]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lsdflow_contract.files import write_json
 from lsdflow_contract.graph import RagEdges
+from lsdflow_contract.sealing import write_sealed
 from lsdflow_segment.components import require_fragments
 from lsdflow_segment.hierarchy import Cut, IdHistogram
 from lsdflow_segment.part_files import EDGE, END, NODE, RowFiles, mapped, write_array
@@ -58,7 +58,7 @@ def _deal(graph: PartedGraph, nodes: Nodes, edges: Edges) -> None:
     if not node_rows:
         require_fragments(np.zeros(0, np.uint64))
     read, edge_rows = _deal_edges(graph, edges)
-    write_json(graph.folder / "dealt.json", {"edges": read, "voxels": voxels, "rows": {**node_rows, **edge_rows}})
+    write_sealed(graph.folder / "dealt.json", {"edges": read, "voxels": voxels, "rows": {**node_rows, **edge_rows}})
 
 
 def _deal_nodes(graph: PartedGraph, nodes: Nodes) -> tuple[int, dict[str, int]]:

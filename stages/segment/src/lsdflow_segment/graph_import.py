@@ -19,7 +19,6 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment, did_you_mean
-from lsdflow_contract.files import write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_runtime.blocks import pieces
@@ -183,7 +182,7 @@ def _leave(work: _Import, stage: str, identity: str, config: dict[str, Any], inp
         facts={"imported": {name: work.facts[name] for name in ours}},
         identity=identity,
     )
-    write_json(layout.manifest(stage), manifest.model_dump())
+    manifest.write(layout, stage)
 
 
 def _fragments(experiment: Experiment) -> Volume:

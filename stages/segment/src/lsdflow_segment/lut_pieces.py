@@ -14,9 +14,8 @@ import numpy as np
 import numpy.lib.format as npy
 from numpy.typing import NDArray
 
-from lsdflow_contract.files import fsync_folder, write_atomically, write_json
-from lsdflow_contract.graph import SCORE_CONVENTION
-from lsdflow_contract.lut import LUT_KEY
+from lsdflow_contract.files import fsync_folder, write_atomically
+from lsdflow_contract.lut import LUT_KEY, write_side_car
 from lsdflow_segment.part_files import write_array
 
 UInt64s = NDArray[np.uint64]
@@ -39,8 +38,8 @@ class Piece:
         return self.find()
 
 
-def write_lut_pieces(path: Path, pieces: Sequence[Piece], facts: Mapping[str, Any]) -> None:
-    """Write the npz and its side-car, each atomically; pieces in the order of their fragments.
+def write_lut_pieces(path: Path, pieces: Sequence[Piece], facts: Mapping[str, Any]) -> str:
+    """Write the npz and its side-car, each atomically; pieces in the order of their fragments. The npz's sha256.
 
     An npz that holds the same already is left untouched.
     """
@@ -52,7 +51,7 @@ def write_lut_pieces(path: Path, pieces: Sequence[Piece], facts: Mapping[str, An
     else:
         written.replace(path)
         fsync_folder(path.parent)
-    write_json(path.with_suffix(".json"), {"score_convention": SCORE_CONVENTION, "fragments": fragments, **facts})
+    return write_side_car(path, fragments, facts)
 
 
 def write_mapped_lut(path: Path, pieces: Sequence[Piece]) -> None:

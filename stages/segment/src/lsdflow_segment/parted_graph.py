@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.files import read_json
+from lsdflow_contract.sealing import read_sealed
 from lsdflow_segment.advice import PartitionFacts, facts_of_voxels
 from lsdflow_segment.components import Forest, ThresholdSweep, places_of
 from lsdflow_segment.hierarchy import FAN_BITS, Cut, Part, Segments, Told
@@ -51,7 +51,7 @@ class PartedGraph:
     @cached_property
     def dealt(self) -> dict[str, Any]:
         """How many rows there are: nodes, edges read, voxels, and those of each file."""
-        return dict(read_json(self.folder / "dealt.json"))
+        return read_sealed(self.folder / "dealt.json", f"remove {self.folder} and run segment again")
 
     @property
     def nodes(self) -> int:

@@ -4,6 +4,8 @@
     luts/[run_type/]seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100), for older readers
     luts/[run_type/]thresholds_<merge_function>.json            counts, change between thresholds, VOI, advice
 
+Side-cars and summaries are sealed, and name the sha256 of their npz.
+
 Two thresholds may share the field's name (0.56 and 0.57 are both _56). Then only one of them gets it: the one that the
 number means (0.56), or else the lowest; the others have no file of that name, and the summary says so.
 """
@@ -18,12 +20,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import read_json, write_atomically, write_json
-from lsdflow_contract.lut import legacy_lut_name, lut_name
+from lsdflow_contract.files import write_atomically
+from lsdflow_contract.lut import NPZ_SHA256, legacy_lut_name, lut_name, read_side_car
+from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
 from lsdflow_segment.advice import Advice, PartitionFacts, changes_to_next
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.lut_pieces import write_lut_pieces
+
+_MEND = "write the tables again: segment repair"
 
 
 @dataclass(frozen=True)
@@ -93,11 +99,13 @@ def write_tables(folder: Path, graph: SegmentGraph, table: ThresholdTable, facts
         }
         if table.voi:
             row["voi_split"], row["voi_merge"] = table.voi[number]
-        write_lut_pieces(folder / row["lut"], pieces, {**facts, **row, "merge_function": table.merge_function})
+        side_car = {**facts, **row, "merge_function": table.merge_function}
+        row[NPZ_SHA256] = write_lut_pieces(folder / row["lut"], pieces, side_car)
         if row["legacy_lut"]:
             _copy(folder / row["lut"], folder / row["legacy_lut"])
         rows.append(row)
     summary = {
+        "contract": CONTRACT_VERSION,
         **facts,
         "merge_function": table.merge_function,
         "merge_more": "a higher threshold merges more",
@@ -105,7 +113,7 @@ def write_tables(folder: Path, graph: SegmentGraph, table: ThresholdTable, facts
         "chosen": table.chosen,
         "thresholds": rows,
     }
-    write_json(summary_path(folder, table.merge_function), summary)
+    write_sealed(summary_path(folder, table.merge_function), summary)
 
 
 def read_summary(folder: Path, merge_function: str) -> dict[str, Any]:
@@ -113,15 +121,29 @@ def read_summary(folder: Path, merge_function: str) -> dict[str, Any]:
     path = summary_path(folder, merge_function)
     if not path.exists():
         raise MissingInput("the thresholds are not computed", where=path, hint="run: segment run")
-    summary = read_json(path)
-    if not isinstance(summary, dict) or not {"key", "chosen", "thresholds"} <= summary.keys():
-        raise BadData("damaged threshold summary", where=path, hint="run segment again")
+    summary = read_sealed(path, _MEND)
+    if not {"key", "chosen", "thresholds"} <= summary.keys():
+        raise BadData("damaged threshold summary", where=path, hint=_MEND)
     return summary
 
 
 def is_complete(folder: Path, summary: Mapping[str, Any]) -> bool:
-    """True if every lookup table that a summary names is there."""
-    return all((folder / row["lut"]).exists() for row in summary["thresholds"])
+    """True if every lookup table that a summary names is there, with its side-car."""
+    paths = [folder / row["lut"] for row in summary["thresholds"]]
+    return all(path.exists() and path.with_suffix(".json").exists() for path in paths)
+
+
+def require_undamaged(folder: Path, summary: Mapping[str, Any]) -> None:
+    """BadData (65) naming the first lookup table that is not what segment wrote; MissingInput (66) if one is lost."""
+    for row in summary["thresholds"]:
+        for name in filter(None, (row["lut"], row["legacy_lut"])):
+            path = folder / name
+            if not path.exists():
+                raise MissingInput("a lookup table is lost", where=path, hint=_MEND)
+            require_sha256(path, row.get(NPZ_SHA256), _MEND)
+        side_car = read_side_car(folder / row["lut"])
+        if side_car.get("key") != summary["key"] or side_car.get(NPZ_SHA256) != row.get(NPZ_SHA256):
+            raise BadData("the side-car of a lookup table is of another run", where=folder / row["lut"], hint=_MEND)
 
 
 def _copy(source: Path, target: Path) -> None:

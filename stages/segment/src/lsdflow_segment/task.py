@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import MissingInput, StageError, problems_of
+from lsdflow_contract.errors import BadData, MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
@@ -55,6 +55,7 @@ from lsdflow_segment.tables import (
     mapped_lut_path,
     parts_folder,
     read_summary,
+    require_undamaged,
     write_tables,
 )
 from lsdflow_segment.thresholds import require_computed
@@ -102,16 +103,30 @@ def join(experiment: Experiment) -> None:
 
 
 def verify(experiment: Experiment) -> dict[str, Any]:
-    """Read back what a finished run made."""
-    return verify_task(block_task(experiment))
+    """Read back what a finished run made: the segmentation, and the tables of every merge function."""
+    facts = verify_task(block_task(experiment))
+    work = _opened(experiment)
+    for merge_function in work.source.merge_functions:
+        require_undamaged(work.tables, read_summary(work.tables, merge_function))
+    return facts
 
 
 def repair(experiment: Experiment) -> dict[str, Any]:
     """Make again the blocks that are lost or damaged, and the tables."""
     with coordinating(STAGE, experiment):
-        found = take_back_broken(block_task(experiment))
+        found = take_back_broken(_block_task_with_tables(experiment))
         _run(experiment, RunOptions())
     return found
+
+
+def _block_task_with_tables(experiment: Experiment) -> BlockTask:
+    """The relabelling work; a summary of the tables that is lost or damaged is written again, from the graph."""
+    try:
+        return block_task(experiment)
+    except (BadData, MissingInput):
+        work = _opened(experiment)
+        _write(work, *_swept(work, work.taken))
+        return block_task(experiment)
 
 
 def _run(experiment: Experiment, options: RunOptions) -> None:
@@ -129,7 +144,8 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     sizes = require_sizes(experiment, task, graph, table)
     chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
     known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
-    manifest.model_copy(update={"facts": known}).write(experiment.layout)
+    if known != manifest.facts:
+        manifest.model_copy(update={"facts": known}).write(experiment.layout)
     _forget(work.parts)
     LOG.info("%d segments, the largest has %d voxels", sizes["segments"], sizes["largest_segment_vox"])
 

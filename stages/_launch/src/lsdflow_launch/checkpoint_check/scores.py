@@ -21,9 +21,10 @@ from lsdflow_contract.checkpoint import (
 )
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_atomically
+from lsdflow_contract.files import write_atomically
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import read_sealed
 from lsdflow_launch.checkpoint_check.region import STAGE
 
 LOG = logging.getLogger("lsdflow.check")
@@ -179,4 +180,4 @@ def _row(values: dict[str, str]) -> CheckRow:
 
 def read_scores(folder: Path) -> Any:
     """report/scores.json of a finished check."""
-    return read_json(folder / "report" / "scores.json")
+    return read_sealed(folder / "report" / "scores.json", "remove it and check again")

@@ -10,10 +10,11 @@ from pydantic import Field, ValidationError
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
-from lsdflow_contract.files import read_json, write_if_changed, write_json
+from lsdflow_contract.files import write_if_changed
 from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.manifest import require_contract
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.text import experiment_text_of
 from lsdflow_launch.sweep.tree import PlannedNode, PlannedRun, planned_runs, settings_at
@@ -111,7 +112,7 @@ def write_folders(sweep: Sweep, root: Path) -> SweepFolder:
         write_if_changed(path, text.encode())
         if images.is_file():
             write_if_changed(path.with_name(images.name), images.read_bytes())
-    write_json(folder.root / PLAN_NAME, folder.plan.model_dump())
+    write_sealed(folder.root / PLAN_NAME, folder.plan.model_dump())
     return folder
 
 
@@ -120,9 +121,10 @@ def open_sweep(root: Path) -> SweepFolder:
     path = root / PLAN_NAME
     if not path.is_file():
         raise MissingInput("no prepared sweep", where=root, hint=f"lsdflow sweep prepare SWEEP.toml {root}")
-    raw = read_json(path)
-    require_contract(str(raw.get("contract", "")) if isinstance(raw, dict) else "", path)
+    hint = "prepare the sweep again"
+    raw = read_sealed(path, hint)
+    require_contract(str(raw.get("contract", "")), path)
     try:
         return SweepFolder(root.resolve(), SweepPlan.model_validate(raw))
     except ValidationError as error:
-        raise BadData("damaged plan of a sweep", where=path, found=error, hint="prepare the sweep again") from error
+        raise BadData("damaged plan of a sweep", where=path, found=error, hint=hint) from error

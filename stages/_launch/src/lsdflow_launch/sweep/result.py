@@ -15,10 +15,11 @@ from pydantic import Field, ValidationError
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.files import read_json
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.manifest import read_manifest, require_contract
 from lsdflow_contract.model import StrictModel
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_contract.source_revision import source_revision
 from lsdflow_launch.chain import stages_of
 
@@ -73,7 +74,7 @@ def write_result(
         revision=source_revision(),
         ended=time.time(),
     )
-    write_json(path, json.loads(result.model_dump_json()))
+    write_sealed(path, json.loads(result.model_dump_json()))
     return result
 
 
@@ -81,12 +82,13 @@ def read_result(path: Path) -> RunResult | None:
     """A run's result; None if it has none. BadData (65) if it is damaged, ContractMismatch (76)."""
     if not path.is_file():
         return None
-    raw = read_json(path)
-    require_contract(str(raw.get("contract", "")) if isinstance(raw, dict) else "", path)
+    hint = "remove it and run the sweep"
+    raw = read_sealed(path, hint)
+    require_contract(str(raw.get("contract", "")), path)
     try:
         return RunResult.model_validate(raw)
     except ValidationError as error:
-        raise BadData("damaged result of a run", where=path, found=error, hint="remove it and run the sweep") from error
+        raise BadData("damaged result of a run", where=path, found=error, hint=hint) from error
 
 
 def last_error(experiment: Experiment, stage: str) -> dict[str, Any]:
@@ -100,4 +102,4 @@ def last_error(experiment: Experiment, stage: str) -> dict[str, Any]:
 
 def _scores(experiment: Experiment) -> dict[str, Any]:
     path = experiment.layout.report / "scores.json"
-    return dict(read_json(path)) if path.exists() else {}
+    return read_sealed(path, "run: evaluate run") if path.exists() else {}

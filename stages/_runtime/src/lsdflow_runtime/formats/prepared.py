@@ -1,4 +1,4 @@
-"""Writing the volumes that `prepare` makes: zarr format 2 (gunpowder reads it), Blosc zstd 3, chunks of 64^3.
+"""Writing the volumes that `prepare` makes: zarr format 2 (gunpowder reads it), zstd with checksums, chunks of 64^3.
 
 Arrays that belong together (labels and mask) are written brick by brick, a brick being whole chunks:
 
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numcodecs
 import numpy as np
 import zarr
+from numcodecs import Zstd
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import ArraySpec
@@ -32,6 +32,8 @@ from lsdflow_contract.files import fsync_folder, storage_errors, write_json
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry
+from lsdflow_contract.sealing import require_sealed_array, seal_array, sealed, unsealed
+from lsdflow_runtime.chunk_files import zstd_level
 from lsdflow_runtime.formats.folders import json_object
 
 CHUNK_VOX = 64
@@ -222,15 +224,17 @@ class PreparedArrays:
             shape=self.geometry.shape_vox,
             chunks=self._chunks,
             dtype=spec.dtype,
-            compressors=numcodecs.Blosc(cname="zstd", clevel=3, shuffle=numcodecs.Blosc.SHUFFLE),
+            compressors=Zstd(zstd_level(np.dtype(spec.dtype)), checksum=True),
             fill_value=0,
             zarr_format=2,
             attributes=array_attributes(spec, self.geometry, self.provenance),
         )
+        seal_array(self._partial(spec))
 
     def _is_readable(self, spec: ArraySpec) -> bool:
         """The finished array opens with the key, shape, chunks and type it was made with."""
         try:
+            require_sealed_array(self._final(spec))
             array = _open(self._final(spec))
             attributes = read_geometry(dict(array.attrs), self.geometry.shape_vox, self._final(spec))
             form = (array.shape, array.chunks, np.dtype(array.dtype), array.order, _chunk_name(array, (0, 1, 2)))
@@ -245,7 +249,7 @@ class PreparedArrays:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._journal.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(sealed(line)) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -255,10 +259,10 @@ class PreparedArrays:
         lines = self._journal.read_bytes().splitlines() if self._journal.exists() else []
         for text in lines:
             try:
-                line = json.loads(text)
+                line = unsealed(json.loads(text), self._journal, "prepare repair")
                 if line["key"] == self.key:
                     notes[int(line["brick"])] = Note(dict(line["checksums"]), dict(line["facts"]))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, BadData):
                 continue
         return notes
 

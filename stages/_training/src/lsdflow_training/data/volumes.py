@@ -10,6 +10,7 @@ from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Geometry, Nm3
 from lsdflow_contract.metadata import read_geometry, understanding_metadata
+from lsdflow_contract.sealing import require_sealed_array
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _geometry(path: Path, spec: ArraySpec) -> Geometry:
         raise MissingInput(
             f"the training volume has no {spec.dataset}", where=path, wanted="a zarr format 2 array", hint="run prepare"
         )
+    require_sealed_array(folder)
     shape = read_json(folder / ".zarray").get("shape", [])
     if len(shape) != 3:
         raise BadData("a training array must be 3-D (z,y,x)", where=folder, found=f"shape {shape}")

@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass
 
 from lsdflow_command.app import RunOptions
-from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import read_lut
 from lsdflow_evaluate.artefacts import Segmented
@@ -91,7 +91,10 @@ def works_there(experiment: Experiment) -> list[BlockTask]:
     counting = counting_task(experiment)
     found = [] if counting is None else [counting]
     for key in kept_works(experiment):
-        known = find_work(experiment, key).parameters.get("counting")
+        try:
+            known = find_work(experiment, key).parameters.get("counting")
+        except BadData:
+            continue  # a run writes its files again
         if known is None or (counting is not None and counting.key == known):
             task = work_of(experiment, key)
             found += [task] if task.key == key else []

@@ -8,10 +8,10 @@ from typing import Any
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.report.data import Score, Verdict, WorstPlace
 from lsdflow_evaluate.scores.truth_scores import TruthScores
@@ -107,7 +107,7 @@ def present_scores(experiment: Experiment, config: EvaluateConfig) -> dict[str, 
     try:
         manifest = read_manifest(experiment.layout, STAGE)
         inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in manifest.inputs}
-        scores = read_json(experiment.layout.report / "scores.json")
+        scores = read_sealed(experiment.layout.report / "scores.json", "run: evaluate run")
     except StageError:
         return {}
     settings = config.model_dump(mode="json")

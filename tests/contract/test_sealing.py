@@ -1,0 +1,159 @@
+"""Sealed files: whatever bit is flipped, the reader reports it, or the content is what was written."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsdflow_contract.checkpoint import BUNDLE_JSON, BestCheckpoint, bundle_folder, read_best, write_best
+from lsdflow_contract.errors import BadData, ContractMismatch
+from lsdflow_contract.files import write_json
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.lut import Lut, find_luts, lut_name, read_lut, write_lut
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_contract.sealing import read_sealed, write_sealed
+
+NAME = lut_name("mean", 0.5)
+
+
+def manifest(**changes: object) -> Manifest:
+    fields = {"writer": Writer(stage="agglomerate", version="0.1.0"), "key": "k", "config": {}, "inputs": {}}
+    return Manifest.model_validate(
+        {**fields, "outputs": {}, "facts": {"blocks": 8}, "identity": "i", "contract": "1.8.0", **changes}
+    )
+
+
+def flips(path: Path, every: int = 1) -> Iterator[str]:
+    """Flip one bit after another (every one, or every n-th by chance); the file is put right at the end."""
+    content, chance = path.read_bytes(), random.Random(0)
+    for bit in range(8 * len(content)):
+        if chance.randrange(every) == 0:
+            changed = bytearray(content)
+            changed[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(changed)
+            yield f"bit {bit}"
+    path.write_bytes(content)
+
+
+def write_tables(folder: Path) -> None:
+    fragments = np.arange(1, 200, dtype=np.uint64)
+    for threshold in (0.5, 0.6):
+        facts = {"merge_function": "mean", "threshold": threshold, "fragments_fingerprint": "these"}
+        write_lut(folder / lut_name("mean", threshold), Lut(fragments, fragments // np.uint64(3)), facts)
+
+
+def test_no_flipped_bit_of_a_manifest_changes_what_the_next_stage_is_told(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
+    manifest().write(layout)
+    refused = 0
+    for where in flips(layout.manifest("agglomerate"), every=5):
+        try:
+            assert read_manifest(layout, "agglomerate") == manifest(), where
+        except (BadData, ContractMismatch):
+            refused += 1
+    assert refused > 200
+
+
+def test_a_changed_manifest_says_what_to_run(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
+    manifest().write(layout)
+    path = layout.manifest("agglomerate")
+    path.write_text(path.read_text().replace('"blocks": 8', '"blocks": 0'))
+    with pytest.raises(BadData, match=r"agglomerate\.json") as caught:
+        read_manifest(layout, "agglomerate")
+    assert "agglomerate run" in caught.value.hint
+    assert "lsdflow repair" in caught.value.hint
+
+
+def test_no_flipped_bit_of_a_side_car_gives_another_table_or_drops_one(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    known, refused = find_luts(tmp_path, "these"), 0
+    for where in flips((tmp_path / NAME).with_suffix(".json"), every=8):
+        try:
+            found = find_luts(tmp_path, "these")
+        except BadData:
+            refused += 1
+        else:
+            assert [(t.merge_function, t.threshold, t.path) for t in found] == [
+                (t.merge_function, t.threshold, t.path) for t in known
+            ], where
+    assert refused > 200
+
+
+def test_a_lut_with_a_flipped_bit_or_cut_short_is_bad_data(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    path = tmp_path / NAME
+    for where in flips(path, every=60):
+        with pytest.raises(BadData):
+            read_lut(path)
+        assert where
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(BadData, match="sha256"):
+        read_lut(path)
+
+
+def test_a_damaged_lut_of_another_program_is_bad_data_or_read_as_it_was(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    path = tmp_path / NAME
+    path.with_suffix(".json").unlink()
+    wanted = read_lut(path)
+    for where in flips(path, every=60):
+        try:
+            found = read_lut(path)
+        except BadData:
+            continue
+        assert np.array_equal(found.segments, wanted.segments), where
+
+
+def test_no_flipped_bit_of_best_json_chooses_another_network(tmp_path: Path) -> None:
+    """Another iteration has another network, or none: its weights tell."""
+    best = BestCheckpoint(iteration=1000, weights_sha256="ab" * 32, validation_loss=0.25)
+    write_best(tmp_path / "best.json", best)
+    for iteration, weights in ((1000, "ab" * 32), (3000, "cd" * 32), (9000, "ef" * 32)):
+        write_json(bundle_folder(tmp_path / "checkpoints", iteration) / BUNDLE_JSON, {"weights_sha256": weights})
+    for where in flips(tmp_path / "best.json"):
+        try:
+            found = read_best(tmp_path / "best.json")
+        except BadData:
+            continue
+        folder = bundle_folder(tmp_path / "checkpoints", found.iteration)
+        assert found.weights_sha256 == best.weights_sha256, where
+        assert found.iteration == 1000 or not folder.exists(), where
+
+
+def test_files_of_contracts_without_seals_are_read(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
+    old = manifest(contract="1.6.1")
+    write_json(layout.manifest("agglomerate"), old.model_dump())
+    assert read_manifest(layout, "agglomerate") == old
+    write_json(tmp_path / "a.json", {"a": 1})
+    assert read_sealed(tmp_path / "a.json", "") == {"a": 1}
+
+
+def test_a_file_of_this_contract_that_has_lost_its_seal_is_refused(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
+    write_json(layout.manifest("agglomerate"), manifest(contract="1.8.0").model_dump())
+    with pytest.raises(BadData, match="lost its seal"):
+        read_manifest(layout, "agglomerate")
+
+
+def test_what_is_sealed_is_read_back_and_a_rewrite_touches_nothing(tmp_path: Path) -> None:
+    value = {"numbers": (1, 2.5, None), "names": {"ä": [True]}, "3": 4}
+    write_sealed(tmp_path / "a.json", value)
+    before = (tmp_path / "a.json").stat().st_mtime_ns
+    assert read_sealed(tmp_path / "a.json", "") == json.loads(json.dumps(value))
+    write_sealed(tmp_path / "a.json", value)
+    assert (tmp_path / "a.json").stat().st_mtime_ns == before
+
+
+def test_what_is_no_object_or_no_json_names_the_file_and_the_remedy(tmp_path: Path) -> None:
+    for text in ("[1]", "{", '{"a": NaN, "seal": "0"}', "1" * 5000):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(BadData, match=r"a\.json") as caught:
+            read_sealed(tmp_path / "a.json", "run it again")
+        assert caught.value.hint == "run it again"

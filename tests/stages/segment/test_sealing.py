@@ -1,0 +1,80 @@
+"""What segment reads and leaves is sealed: damage is reported by verify and by the next step, and repaired."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lsdflow_command.app import RunOptions
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.lut import lut_name
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_segment import task
+
+Make = Callable[..., Experiment]
+SETTINGS = ("segment.thresholds_minmax=[0.1, 0.4]", "segment.thresholds_step=0.1", "segment.threshold=0.3")
+
+
+def finished(make_experiment: Make) -> Experiment:
+    experiment = make_experiment("a", *SETTINGS)
+    task.run(experiment, RunOptions())
+    return experiment
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_changed_count_of_blocks_is_bad_data_not_another_segmentation(make_experiment: Make) -> None:
+    experiment = finished(make_experiment)
+    replace_in(experiment.layout.manifest("agglomerate"), '"blocks": 2', '"blocks": 0')
+    for verb in (task.verify, lambda e: task.run(e, RunOptions())):
+        with pytest.raises(BadData, match=r"agglomerate\.json") as caught:
+            verb(experiment)
+        assert "agglomerate run" in caught.value.hint
+
+
+def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(make_experiment: Make) -> None:
+    experiment = finished(make_experiment)
+    for name in (lut_name("hist_quant_75", 0.2), "seg_edges_hist_quant_75_20.npz"):
+        path = experiment.layout.luts / name
+        content = path.read_bytes()
+        for damaged in (content[:-30], content[:60] + bytes([content[60] ^ 4]) + content[61:]):
+            path.write_bytes(damaged)
+            with pytest.raises(BadData, match=name) as caught:
+                task.verify(experiment)
+            assert "segment repair" in caught.value.hint
+        path.write_bytes(content)
+    assert task.verify(experiment)["verified"]
+
+
+@pytest.mark.parametrize("name", ["thresholds_hist_quant_75.json", "thresholds_mean.json", "lut_mean_0.2000.json"])
+def test_repair_writes_damaged_tables_again_as_they_were(make_experiment: Make, name: str) -> None:
+    experiment = finished(make_experiment)
+    files = {path.name: path.read_bytes() for path in experiment.layout.luts.iterdir()}
+    replace_in(experiment.layout.luts / name, '"threshold": 0.2', '"threshold": 0.3')
+    (experiment.layout.luts / lut_name("hist_quant_75", 0.1)).write_bytes(b"")
+    with pytest.raises(BadData):
+        task.verify(experiment)
+    task.repair(experiment)
+    assert {path.name: path.read_bytes() for path in experiment.layout.luts.iterdir()} == files
+    assert task.verify(experiment)["verified"]
+
+
+def test_a_run_writes_its_own_damaged_manifest_again_with_the_same_identity(make_experiment: Make) -> None:
+    experiment = finished(make_experiment)
+    path = experiment.layout.manifest("segment")
+    before = read_manifest(experiment.layout, "segment")
+    replace_in(path, '"segments"', '"segmentz"')
+    with pytest.raises(BadData):
+        task.verify(experiment)
+    task.run(experiment, RunOptions())
+    found = read_manifest(experiment.layout, "segment")
+    assert (found.identity, found.facts["segments"]) == (before.identity, before.facts["segments"])
+    assert json.loads(path.read_text())["facts"]["seal"]
