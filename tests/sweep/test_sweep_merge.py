@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_launch.cli import app
 from lsdflow_launch.sweep.claim import claimed
 from lsdflow_launch.sweep.file import load_sweep
@@ -133,7 +134,8 @@ def test_folders_of_servers_without_shared_storage_become_one_table(
     assert [mean.mean("voi") for mean in found.means] == pytest.approx([1.2, 1.4])
     assert "made twice" not in caplog.text
     path = other.result_path(other.plan.runs[1])
-    path.write_text(path.read_text().replace('"voi": 1.2', '"voi": 9.9'))
+    result = read_sealed(path, "")
+    write_sealed(path, {**result, "scores": {**result["scores"], "voi": 9.9}})
     assert merged([sweep, other]).rows[1].scores["voi"] == 1.2
     assert "made twice, with different scores" in caplog.text
 
