@@ -88,7 +88,7 @@ def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
     """By the thickness of sections, then by what there is to learn from: labelled voxels and sections."""
     thick = next((v.voxel_size_nm for v in training if v.thick), None)
     published, small = ("snemi3d", "tiny-anisotropic") if thick else ("standard", "tiny")
-    form = f"thick sections, voxels of {text_of(thick)} nm" if thick else "voxels almost cubes"
+    form = f"thick sections, voxels of {text_of(thick)} nm" if thick else "nearly isotropic voxels"
     voxels = round(sum(math.prod(v.shape_vox) * (v.labelled or 0.0) for v in training))
     sections = min((v.shape_vox[0] for v in training), default=0)
     seen = f"{form}; {voxels / 1e6:.1f} million labelled voxels in {sections} sections"
@@ -96,10 +96,10 @@ def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
         slow = "" if machine.gpu else f"; there is no GPU driver here: on a CPU only {small} learns within minutes"
         return Choice("experiment.profile", published, f"{seen}{slow}")
     if sections < FEWEST_SECTIONS.get(small, 0):
-        why = f"{seen}; a network that looks as far along z as along y and x needs {FEWEST_SECTIONS[small]} sections"
+        why = f"{seen}; a network with the same range in z as in y and x needs {FEWEST_SECTIONS[small]} sections"
         return Choice("experiment.profile", "tiny-anisotropic", why)
     needed = f"{FEW_LABELLED_VOXELS / 1e6:.0f} million in {FEWEST_SECTIONS[published]} sections"
-    return Choice("experiment.profile", small, f"{seen}; the published networks need {needed}")
+    return Choice("experiment.profile", small, f"{seen}, but the published networks need {needed}")
 
 
 def grey_choices(training: Sequence[Volume], target: Volume) -> list[Choice]:
@@ -110,7 +110,7 @@ def grey_choices(training: Sequence[Volume], target: Volume) -> list[Choice]:
     low, high = min(v.grey[0] for v in unknown), max(v.grey[1] for v in unknown)
     if not low < high:
         return []
-    why = f"{unknown[0].dtype}: 99.8 % of the values seen lie between; they become 0 and 255"
+    why = f"{unknown[0].dtype}: 99.8 % of the sampled values are between these, which become 0 and 255"
     return [Choice(f"prepare.{table}.raw_range", [low, high], why) for table in ("training", "target")]
 
 
@@ -123,7 +123,7 @@ def sigma_choices(volumes: Sequence[Volume]) -> list[Choice]:
     size = min((v.voxel_size_nm for v in volumes), key=min)
     sigma = max(SIGMA_EDGES * min(size), SIGMA_SECTIONS * max(size))
     sections = sigma > SIGMA_EDGES * min(size)
-    why = "two of the longest voxel edges" if sections else "10 of the shortest voxel edges, as published"
+    why = "2 times the longest voxel edge" if sections else "10 times the shortest voxel edge, as published"
     return [
         Choice(f"{table}.sigma", f"{sigma:g} nm", f"{why}; voxels are {text_of(size)} nm") for table in TRAIN_TABLES
     ]
@@ -139,8 +139,8 @@ def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
         return []
     depth = training[0].shape_vox[0]
     why = (
-        f"the last {round(depth * HELD_OUT)} of {depth} sections are never trained: validation loss and "
-        "`lsdflow check-checkpoints` look there"
+        f"the last {round(depth * HELD_OUT)} of {depth} sections are not trained: they are used for the "
+        "validation loss and by `lsdflow check-checkpoints`"
     )
     return [Choice(f"{table}.validation_fraction", HELD_OUT, why) for table in TRAIN_TABLES]
 
@@ -156,7 +156,7 @@ def block_choices(target: Volume, machine: Machine) -> list[Choice]:
     count = blocks_in(target.shape_vox, shape)
     need = max(0.1, worker_bytes(target, shape) / 2**30)
     memory = f"{machine.memory_bytes / 2**30:.0f} GiB free"
-    why_block = f"{count} blocks of the target; a worker of watershed needs about {need:.1f} GiB, here are {memory}"
+    why_block = f"{count} blocks of the target; a worker of watershed needs about {need:.1f} GiB, of {memory}"
     why_workers = f"{machine.cores} cores" + ("" if workers == machine.cores else f", but only {memory}")
     lengths = f"{shape[0]} vox" if len(set(shape)) == 1 else f"{text_of(shape)} vox"
     return [
