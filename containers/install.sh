@@ -9,12 +9,17 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 environment=/opt/lsdflow
 
-# setting NAME: of pip, from its variable or its files; nothing if there is none.
-setting() {
-  local variable=PIP_${1^^}
-  variable=${variable//-/_}
-  printf '%s' "${!variable:-$(python3 -m pip config get "global.$1" 2>/dev/null || true)}"
-}
+# Lines `name value` of pip's settings; those of variables come over those of files. (`pip config get` reads one file alone.)
+settings=$(python3 -m pip config list | python3 -c '
+import ast, sys
+found = {}
+for line in sorted(sys.stdin, key=lambda line: line.startswith(":env:")):
+    key, _, value = line.strip().partition("=")
+    found[key.rpartition(".")[2]] = " ".join(str(ast.literal_eval(value)).split())
+print(*(f"{name} {value}" for name, value in found.items()), sep="\n")')
+
+# setting NAME: its value, of which there may be several words; nothing if it is not set.
+setting() { sed -n "s/^$1 //p" <<<"$settings"; }
 
 # has_torch FOLDER: whether a folder of wheels, a local one or an address, holds a CPU wheel of torch.
 has_torch() {
@@ -31,11 +36,11 @@ backend=()
 if [[ ${TORCH:-} == cpu ]]; then backend=(--torch-backend cpu); fi
 index=$(setting index-url)
 if [[ -n $index ]]; then options+=(--default-index "$index"); fi
-read -ra indexes <<<"$(setting extra-index-url | tr '\n' ' ')"
+read -ra indexes <<<"$(setting extra-index-url)"
 for index in ${indexes[@]+"${indexes[@]}"}; do options+=(--index "$index"); done
-read -ra hosts <<<"$(setting trusted-host | tr '\n' ' ')"
+read -ra hosts <<<"$(setting trusted-host)"
 for host in ${hosts[@]+"${hosts[@]}"}; do options+=(--allow-insecure-host "$host"); done
-read -ra folders <<<"$(setting find-links | tr '\n' ' ')"
+read -ra folders <<<"$(setting find-links)"
 for folder in ${folders[@]+"${folders[@]}"}; do
   options+=(--find-links "$folder")
   if ((${#backend[@]})) && has_torch "$folder"; then backend=(); fi

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "install.sh"
-# Answers `pip config get global.NAME` from the file NAME; `pip install --target FOLDER` makes uv.
+# Lists the settings of pip that it is told.
 PYTHON = r"""#!/usr/bin/env bash
 case "$*" in
-  '-m pip config get '*) cat "$SETTINGS/${5#global.}" 2>/dev/null ;;
+  '-m pip config list') cat "$SETTINGS" ;;
   '-m pip install '*) echo "pip $*" >>"$CALLS" ;;
   *) exec python3.11 "$@" ;;
 esac
@@ -26,9 +26,7 @@ UV = '#!/usr/bin/env bash\nprintf "%s\\n" "$@" >"$CALLS.uv"\n'
 def _words(folder: Path, torch: str = "", **pip: str) -> list[str]:
     """The words of uv's call in a build; `pip`: settings of the base image's pip."""
     settings = folder / "settings"
-    settings.mkdir()
-    for name, value in pip.items():
-        (settings / name.replace("_", "-")).write_text(value + "\n")
+    settings.write_text("".join(f"global.{name.replace('_', '-')}={value!r}\n" for name, value in pip.items()))
     for name, text in (("python3", PYTHON), ("uv", UV)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
