@@ -30,7 +30,8 @@ def share(network: UNet, group: Group, how: Distribution, device: torch.device) 
         return network
     if not how.sharded:
         devices = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(network, device_ids=devices, forward_sync_buffers=False)
+        # its network has no buffers, and torch names the option for them otherwise from version to version
+        return DistributedDataParallel(network, device_ids=devices)
     mesh = _mesh(group, how, device)
     offload = CPUOffloadPolicy() if how.cpu_offload else OffloadPolicy()
     after = how.reshard != "grad_op"
