@@ -41,7 +41,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks gpu-bundle
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -234,6 +234,9 @@ bench-gpu: setup  ## prediction, training and LSD targets on one GPU: a table; s
 bench-networks: setup  ## affinities, mtlsd, acrlsd trained on real EM, beside FFN: a table; MINUTES=10 for each of them
 	.venv/blocks/bin/python benchmarks/networks.py .cache/bench_networks --minutes $(or $(MINUTES),10)
 
+gpu-bundle: setup  ## a folder for a GPU machine without network: copy it there, ./run.sh all (benchmarks/README.md)
+	.venv/blocks/bin/python benchmarks/gpu_bundle/make_bundle.py gpu-bundle --pip .venv/tools/bin/python $(BUNDLE)
+
 # Locks are pins with hashes and no addresses. All stages of an environment are resolved together first, so that they
 # agree; then each gets its own lock under those constraints.
 COMPILE := $(UV) pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header \
@@ -248,6 +251,7 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	for s in _launch $(PLAIN_STAGES); do $(COMPILE) -c .cache/blocks.constraints stages/$$s/pyproject.toml -o stages/$$s/requirements.lock; done
 	$(COMPILE) -c .cache/blocks.constraints tests/blocks.in -o tests/blocks.lock
 	$(COMPILE) -c .cache/training.constraints tests/training.in --find-links "$(WHEELS)" -o tests/training.lock
+	$(subst 3.11,3.12,$(COMPILE)) --no-deps benchmarks/gpu_bundle/requirements.in -o benchmarks/gpu_bundle/requirements.lock
 	$(COMPILE) tests/browser/requirements.in -o tests/browser/requirements.lock
 	$(COMPILE) tests/view/readers.in -o tests/view/readers.lock
 	$(COMPILE) -c .cache/training.constraints --override stages/_tensorflow/overrides.in --find-links "$(WHEELS)" stages/_tensorflow/pyproject.toml -o stages/_tensorflow/cpu.lock
@@ -259,4 +263,4 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	  $(COMPILE) -c .cache/$$env.constraints stages/$$s/pyproject.toml -o stages/$$s/cuda.lock; done
 
 clean:  ## remove the demo, caches and environments of this clone
-	rm -rf .venv bin .cache site $(DEMO) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv bin .cache site gpu-bundle $(DEMO) .mypy_cache .ruff_cache .pytest_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,25 @@ def eager_network(folder: Path) -> Work:
     torch.set_num_threads(1)
     weights = load_file(next((folder / "network").rglob("weights.safetensors")))
     raw = np.load(folder / "raw.npy")
+
+    def work() -> Any:
+        return grey_levels(weights, scaled(raw)[None]).numpy()
+
+    work()
+    return work
+
+
+def scaled(raw: Any) -> Any:
+    """Raw u8 -> float32 in [-1, 1]."""
+    return torch.from_numpy(raw.astype(np.float32) / 255 * 2 - 1)
+
+
+def grey_levels(weights: Mapping[str, Any], inputs: Any) -> Any:
+    """(channels, z, y, x) float32 -> (channels, z', y', x') u8, both on the device of the weights."""
     levels = sum(1 for name in weights if name.startswith("up.") and name.endswith("weight"))
+    head = next(
+        name.removesuffix(".weight") for name in weights if name.startswith("heads.") and name.endswith("weight")
+    )
 
     def passes(name: str, x: Any) -> Any:
         for layer in (f"{name}.convs.0", f"{name}.convs.1"):
@@ -40,14 +59,9 @@ def eager_network(folder: Path) -> Work:
         z, y, x_ = (slice(b, b + n) for b, n in zip(begins, up.shape[2:], strict=True))
         return passes(f"merge.{level}", torch.cat([skip[:, :, z, y, x_], up], dim=1))
 
-    def work() -> Any:
-        with torch.no_grad():
-            x = torch.from_numpy(raw.astype(np.float32) / 255 * 2 - 1)[None, None]
-            head = functional.conv3d(features(x, 0), weights["heads.lsds.weight"], weights["heads.lsds.bias"])
-            return (torch.sigmoid(head)[0] * 255).to(torch.uint8).numpy()
-
-    work()
-    return work
+    with torch.no_grad():
+        values = functional.conv3d(features(inputs[None], 0), weights[f"{head}.weight"], weights[f"{head}.bias"])
+        return (torch.sigmoid(values)[0] * 255).to(torch.uint8)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 predict: raw u8 in main memory -> u8 outputs in main memory. LSD: one tile. AcrLSD: one block with its LSDs around it,
 as predict's worker does it in one pass. Each precision and tile is compared with float32 (TF32 off) on the same device.
 train: iterations of forward, backward and optimiser on patches that lie on the device. data: patches and iterations
-with each data pipeline, and how long training waits for patches. Networks have random weights, which cost what trained
-ones cost.
+with each data pipeline, and how long training waits for patches. ranks: what the means of several processes cost with
+one process (gpu_one_rank.py). Networks have random weights, which cost what trained ones cost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,15 +25,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_machine import describe, print_head, print_row, require_device
 
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.geometry import Box
 from lsdflow_network.chain import chain_shapes
 from lsdflow_network.composition import AcrLsd
 from lsdflow_network.devices import cpu_computes_bf16
-from lsdflow_network.precision import Precision, memory_format
+from lsdflow_network.precision import memory_format
 from lsdflow_network.shapes import nearest_valid_input_shapes, output_shape_vox
 from lsdflow_network.unet import UNet
+
+COLUMNS = ("what", "precision", "size", "rate", "goal", "against float32")
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,15 @@ class Line:
     goal: str
     parity: str
 
-    def __str__(self) -> str:
-        return f"| {self.what} | {self.precision} | {self.size} | {self.rate} | {self.goal} | {self.parity} |"
+
+def precisions_of(device: str, *of_training: str) -> tuple[str, ...]:
+    """What is measured on a device: 16 bits only where networks can run in them (CPUs with AVX2 only cannot)."""
+    sixteen_bits = device != "cpu" or cpu_computes_bf16()
+    return ("float32", "TF32", *(("bf16", *of_training) if sixteen_bits else ()))
 
 
-def precisions_of(device: str) -> tuple[Precision, ...]:
-    """What is measured on a device: bf16 only where networks can run in it (CPUs with AVX2 only cannot)."""
-    return ("float32", "bf16") if device != "cpu" or cpu_computes_bf16() else ("float32",)
-
-
-def predict_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
-    """Prediction: every precision at every tile; a tile that does not fit is said to."""
+def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
+    """Prediction: every precision at every tile; a tile that does not fit is reported."""
     from network_data import make_network
 
     from lsdflow_predict.networks import prepare_torch
@@ -96,28 +98,43 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
     prepare_torch(torch.get_num_threads())
     make_network(folder, (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]))
     make_network(folder / "affs", (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]), "acrlsd")
-    lines: list[Line] = []
     for what, work, goal in (("LSD net", lsd_tile, 120), ("AcrLSD", acrlsd_block, 50)):
         for tile in sizes.tiles:
             exact = None
             for precision in precisions_of(device):
                 named = (what, precision, f"input {sizes.cube(tile)[0]}")
                 try:
-                    rate, values = measured(work(device, sizes, folder, tile, precision), sizes.rounds, device)
+                    with multiplied_in(precision):
+                        rate, values = measured(work(device, sizes, folder, tile, precision), sizes.rounds, device)
                 except torch.OutOfMemoryError:
-                    lines.append(Line(*named, "does not fit", "", ""))
+                    yield Line(*named, "does not fit", "", "")
                     continue
                 exact = values if exact is None else exact
-                told = f"{goal} {'yes' if rate >= goal else 'NO'}"
-                lines.append(Line(*named, f"{rate:.3g} Mvoxel/s", told, levels_apart(values, exact)))
-    return lines
+                reached = f"{goal} {'yes' if rate >= goal else 'NO'}"
+                yield Line(*named, f"{rate:.3g} Mvoxel/s", reached, levels_apart(values, exact))
+
+
+@contextmanager
+def multiplied_in(precision: str) -> Iterator[None]:
+    """With TF32 allowed for this precision alone."""
+    allowed = precision == "TF32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def stored_in(precision: str) -> Any:
+    """TF32 is float32 that is multiplied otherwise."""
+    return "float32" if precision == "TF32" else precision
 
 
 def lsd_tile(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
     """One tile of the LSD network, bytes to bytes."""
     from lsdflow_network.inference import load_predictor
 
-    predictor = load_predictor(bundle_in(folder), device=device, precision=precision)
+    predictor = load_predictor(bundle_in(folder), device=device, precision=stored_in(precision))
     raw = random_raw(sizes.cube(tile))
     return lambda: predictor.grey_levels(raw, None, ("lsds",))[0].cpu().numpy()
 
@@ -129,8 +146,8 @@ def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: 
     from lsdflow_predict.scheme import plan_affinities, plan_lsds
     from lsdflow_predict.unet_shapes import UNetShapes
 
-    lsd = load_predictor(bundle_in(folder), device=device, precision=precision)
-    affinity = load_predictor(bundle_in(folder / "affs"), device=device, precision=precision)
+    lsd = load_predictor(bundle_in(folder), device=device, precision=stored_in(precision))
+    affinity = load_predictor(bundle_in(folder / "affs"), device=device, precision=stored_in(precision))
     largest = output_shape_vox(sizes.spec(1), sizes.cube(tile))
     region = Box((0, 0, 0), (sizes.block,) * 3)
     layer = plan_affinities(UNetShapes(sizes.spec(11)), region, largest, region.shape_vox)
@@ -155,19 +172,19 @@ def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: 
     return work
 
 
-def train_lines(device: str, sizes: Sizes) -> list[Line]:
+def train_lines(device: str, sizes: Sizes, _folder: Path) -> Iterator[Line]:
     """Training iterations of the published shapes, and LSD targets on the device."""
-    lines = []
     for what, edge, goal in (("train LSD", sizes.train_lsd, 20.0), ("train AcrLSD", sizes.train_acrlsd, 6.7)):
-        for precision in precisions_of(device):
-            step = training_step(device, sizes, edge, precision, chain=what == "train AcrLSD")
-            seconds = seconds_of(step, sizes.rounds, device)
-            told = f"{goal} {'yes' if 1 / seconds >= goal else 'NO'}"
-            lines.append(Line(what, precision, f"input {edge}", f"{1 / seconds:.3g} it/s", told, ""))
-    return [*lines, targets_line(device, sizes)]
+        for precision in precisions_of(device, "fp16"):
+            with multiplied_in(precision):
+                step = training_step(device, sizes, edge, stored_in(precision), chain=what == "train AcrLSD")
+                seconds = seconds_of(step, sizes.rounds, device)
+            reached = f"{goal} {'yes' if 1 / seconds >= goal else 'NO'}"
+            yield Line(what, precision, f"input {edge}", f"{1 / seconds:.3g} it/s", reached, "")
+    yield targets_line(device, sizes)
 
 
-def data_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
+def data_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Training with its data pipeline, of the published shapes."""
     from gpu_pipeline import pipeline_rows
     from network_data import make_network
@@ -181,13 +198,23 @@ def data_lines(device: str, sizes: Sizes, folder: Path) -> list[Line]:
         "input_shape_vox": [edge] * 3,
         "sigma": f"{8 * (10 if sizes is PUBLISHED else 3)} nm",
     }
-    rows = pipeline_rows(device, folder, network, sizes.volume, sizes.iterations)
-    return [Line(what, "auto", size, rate, goal, "") for what, size, rate, goal in rows]
+    for what, size, rate, goal in pipeline_rows(device, folder, network, sizes.volume, sizes.iterations):
+        yield Line(what, "auto", size, rate, goal, "")
 
 
-def training_step(device: str, sizes: Sizes, edge: int, precision: Precision, *, chain: bool) -> Callable[[], Any]:
+def rank_lines(device: str, sizes: Sizes, _folder: Path) -> Iterator[Line]:
+    """Training in a group of one process, shared in every way."""
+    from gpu_one_rank import one_rank_rows
+
+    edge = sizes.cube(sizes.train_lsd)[0]
+    rows = one_rank_rows(device, sizes.spec(1), (edge, edge, edge), sizes.iterations)
+    for what, precision, rate, against in rows:
+        yield Line(what, precision, f"input {edge}", rate, "", against)
+
+
+def training_step(device: str, sizes: Sizes, edge: int, precision: Any, *, chain: bool) -> Callable[[], Any]:
     """Forward, backward and optimiser on one patch."""
-    from lsdflow_training.network_step import train_step
+    from lsdflow_training.network_step import Gradients, train_step
     from lsdflow_training.patch import Patch
 
     where, shape = torch.device(device), sizes.cube(edge)
@@ -203,7 +230,8 @@ def training_step(device: str, sizes: Sizes, edge: int, precision: Precision, *,
     target = {name: torch.rand(1, channels, *output, device=where)}
     patch = Patch(raw, target, {name: torch.ones_like(target[name])})
     optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4)
-    return lambda: train_step(network, optimizer, [patch], precision)
+    how = Gradients(scaler=torch.amp.GradScaler(where.type) if precision == "fp16" else None)
+    return lambda: train_step(network, optimizer, [patch], precision, how=how)
 
 
 def targets_line(device: str, sizes: Sizes) -> Line:
@@ -258,26 +286,23 @@ def random_raw(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
+PARTS = {"predict": predict_lines, "train": train_lines, "data": data_lines, "ranks": rank_lines}
+
+
 def main(arguments: list[str]) -> None:
-    """Measure one part, and print its table."""
+    """Measure some parts, and print a table of each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("part", choices=("predict", "train", "data"))
+    parser.add_argument("parts", choices=PARTS, nargs="+")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a toy, to try the script")
     options = parser.parse_args(arguments)
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise SystemExit("benchmarks/gpu.py: there is no CUDA device here, and its figures come from nothing else")
-    sizes = TINY if options.tiny else PUBLISHED
-    device = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
-    print(f"{device}, torch {torch.__version__}\n\n| what | precision | size | rate | goal | against float32 |")
-    print("|---|---|---|---|---|---|")
-    with TemporaryDirectory(prefix="lsdflow-gpu-") as scratch:
-        if options.part == "train":
-            found = train_lines(options.device, sizes)
-        else:
-            lines = predict_lines if options.part == "predict" else data_lines
-            found = lines(options.device, sizes, Path(scratch))
-    print("\n".join(map(str, found)), flush=True)
+    require_device(options.device)
+    print(describe(options.device))
+    for part in options.parts:
+        print_head(part, COLUMNS)
+        with TemporaryDirectory(prefix="lsdflow-gpu-") as scratch:
+            for line in PARTS[part](options.device, TINY if options.tiny else PUBLISHED, Path(scratch)):
+                print_row((line.what, line.precision, line.size, line.rate, line.goal, line.parity))
 
 
 if __name__ == "__main__":

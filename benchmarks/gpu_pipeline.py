@@ -58,11 +58,18 @@ def make_volume(folder: Path, edge: int) -> None:
     part = voronoi_labels((min(edge, 160),) * 3, 60)
     repeats = -(-edge // part.shape[0])
     labels = np.tile(part, (repeats,) * 3)
-    root = zarr.open(str(ExperimentLayout(folder).training_volume("micro")), "a")
+    root = zarr.open(str(ExperimentLayout(folder).training_volume("micro")), mode="a")
     for spec, array in ((RAW, membrane_raw(labels)), (LABELS, labels), (MASK, np.ones_like(labels, np.uint8))):
         attributes = dict(root[spec.dataset].attrs)
-        made = root.create_dataset(spec.dataset, data=array, chunks=(64, 64, 64), overwrite=True)
+        made = _empty_array(root, spec.dataset, array)
+        made[...] = array
         made.attrs.update(attributes)
+
+
+def _empty_array(root: Any, name: str, like: Any) -> Any:
+    """Format 2, in chunks of 64, in place of the one that is there; with zarr 2, or with zarr 3 (gunpowder 1.5)."""
+    how = {"shape": like.shape, "dtype": like.dtype, "chunks": (64, 64, 64), "overwrite": True}
+    return root.create_array(name, **how) if hasattr(root, "create_array") else root.create_dataset(name, **how)
 
 
 def prepared(folder: Path, kind: str, options: dict[str, Any], lsd: Any) -> Prepared:

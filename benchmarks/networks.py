@@ -42,6 +42,7 @@ POINT = (
     '{mode} = {{ "experiment.mode" = "{mode}", "train-lsd.max_minutes" = {lsd}, "train-acrlsd.max_minutes" = {rest} }}'
 )
 NETWORKS = ("affinities", "mtlsd", "acrlsd")
+HEAD = "| network | VOI | split | merge | adapted Rand error | training |\n|---|---|---|---|---|---|"
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of training for each of the three (default 10)")
     options = parser.parse_args()
     runs = make_runs(options.volume.resolve(), options.folder.resolve(), options.minutes)
-    lines = [ffn(options.volume), *(ours(run) for run in runs)]
-    head = "| network | VOI | split | merge | adapted Rand error | training |\n|---|---|---|---|---|---|"
-    table = "\n".join((head, *map(str, lines)))
+    lines = [ffn(options.volume), *(ours(run, network_of(run)) for run in runs)]
+    table = "\n".join((HEAD, *map(str, lines)))
     (options.folder / "table.md").write_text(table + "\n")
     sys.stdout.write(table + "\n")
 
@@ -98,17 +98,21 @@ def sweep_of(minutes: float) -> str:
     return "\n".join(('base = "base"', "[axes.network]", *points, ""))
 
 
-def ours(run: Path) -> Line:
-    """What a run reached, and what it cost."""
+def network_of(run: Path) -> str:
+    """Which point of the sweep this run is."""
+    return str(json.loads((run / "result.json").read_text())["at"]["network"])
+
+
+def ours(run: Path, name: str) -> Line:
+    """What an experiment reached, and what it cost."""
     layout = ExperimentLayout(run)
-    told = json.loads((layout.report / "scores.json").read_text())
-    name = json.loads((run / "result.json").read_text())["at"]["network"]
+    scores = json.loads((layout.report / "scores.json").read_text())
     parts = []
     for stage in ("train-lsd", "train-acrlsd"):
         if layout.manifest(stage).exists():
             facts = read_manifest(layout, stage).facts
             parts.append(f"{facts['iteration']} iterations in {facts['seconds']:.0f} s")
-    return Line(name, told["voi_split"], told["voi_merge"], told["adapted_rand_error"], " + ".join(parts))
+    return Line(name, scores["voi_split"], scores["voi_merge"], scores["adapted_rand_error"], " + ".join(parts))
 
 
 def ffn(volume: Path) -> Line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("real volumes (../shared/data) are not on this machine")
     return folder
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where tests marked gpu compute: $LSDFLOW_TEST_DEVICE, else a GPU if there is one, else the CPU."""
+    import torch
+
+    return os.environ.get("LSDFLOW_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture

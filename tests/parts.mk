@@ -105,7 +105,7 @@ CORE_TRAINING := \
   tests/stages/train-acrlsd/test_task.py
 
 # Tests whose code depends on the instructions of the CPU: run again as on a CPU with AVX2 only.
-AVX2_BLOCKS := tests/stages/predict/test_predict.py tests/benchmarks tests/network tests/stages/predict/test_refusals.py
+AVX2_BLOCKS := tests/stages/predict/test_predict.py tests/benchmarks/test_gpu.py tests/benchmarks/test_rows.py tests/network tests/stages/predict/test_refusals.py
 AVX2_TRAINING := \
   tests/training/test_trainer.py \
   tests/training/test_gpu_benchmark.py \

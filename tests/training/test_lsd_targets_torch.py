@@ -19,7 +19,7 @@ from lsdflow_training.targets.lsd_targets_torch import lsd_targets_torch  # noqa
 from lsdflow_training.testing import thin_labels  # noqa: E402
 
 TOLERANCE = 1e-4
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 SIZE_NM = (8.0, 8.0, 8.0)
 
 on_every_device = pytest.mark.parametrize("device", DEVICES)

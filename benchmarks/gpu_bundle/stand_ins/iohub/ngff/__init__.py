@@ -1,0 +1,4 @@
+"""See iohub/__init__.py."""
+
+TransformationMeta = None
+open_ome_zarr = None

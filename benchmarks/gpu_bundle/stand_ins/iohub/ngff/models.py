@@ -1,0 +1,3 @@
+"""See iohub/__init__.py."""
+
+AxisMeta = None
