@@ -37,7 +37,7 @@ def validator(tables: dict[str, Any]) -> jsonschema.Draft7Validator:
 @pytest.fixture
 def drafts(tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "table_schemas", lambda: tables)
-    monkeypatch.setattr(start, "images_text", lambda: "")
+    monkeypatch.setattr(start, "images_text", lambda _sifs: "")
 
 
 def written(root: Path, **told: Any) -> str:
