@@ -153,11 +153,12 @@ known-package:
 
 # What follows runs the tests that `make test` leaves out. SHORT_FIRST=1: the longest files last, for machines on which
 # there is no time for all.
+LEAVE_OUT = $(foreach t,$(1),$(if $(findstring ::,$(t)),--deselect=$(t),--ignore=$(t)))
 test-blocks: setup
-	$(BLOCKS_PYTEST) --durations=60 $(foreach t,$(CORE_BLOCKS) $(TRAINING_TESTS),--ignore=$(t)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
+	$(BLOCKS_PYTEST) --durations=60 $(call LEAVE_OUT,$(CORE_BLOCKS) $(TRAINING_TESTS)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
 
 test-training: setup-mlflow
-	.venv/training/bin/pytest $(IN_TWO) --dist loadfile --durations=15 $(foreach t,$(CORE_TRAINING),--ignore=$(t)) $(TRAINING_TESTS)
+	.venv/training/bin/pytest $(IN_TWO) --dist loadfile --durations=15 $(call LEAVE_OUT,$(CORE_TRAINING)) $(TRAINING_TESTS)
 
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: export ATEN_CPU_CAPABILITY := avx2

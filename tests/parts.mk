@@ -1,9 +1,12 @@
-# Lists of tests, as folders and files: what `make test` runs, what runs again on fewer instructions, and the tests of each
-# package. tests/layout/test_parts.py compares them with what is there.
+# Lists of tests, as folders, files and single tests: what `make test` runs, what runs again on fewer instructions, and the
+# tests of each package. tests/layout/test_parts.py compares them with what is there.
 
-# What every change must pass, in minutes, with the environments of the demo alone: no database, no browser, no tensorflow.
-# Long files come first.
+# What every change must pass, in minutes, with the environments of the demo alone: no database, browser or tensorflow.
+# Long files come first; they begin with a small chain and a kill.
 CORE_BLOCKS := \
+  tests/pipeline/test_whole_pipeline.py::test_every_artefact_of_the_design_is_there \
+  tests/pipeline/test_whole_pipeline.py::test_the_segmentation_is_the_fragments_through_the_chosen_lut \
+  tests/pipeline/test_whole_pipeline.py::test_stages_killed_at_random_moments_and_run_again_leave_the_same_bits \
   tests/stages/predict/test_predict.py \
   tests/stages/prepare/test_task.py \
   tests/launch/test_chain.py \
@@ -118,7 +121,7 @@ AVX2_TRAINING := \
   tests/training/test_losses.py \
   tests/training/test_training_precision.py
 
-# The tests of a package: `make test PACKAGE=watershed`, under a minute. Of the largest packages these are the quick ones.
+# The tests of a package: `make test PACKAGE=watershed`, under a minute. The largest packages have their quick ones here.
 TESTS_OF_contract := tests/contract tests/pipeline/test_archives.py
 TESTS_OF_command := \
   tests/runtime/test_command.py \
