@@ -1,6 +1,6 @@
 """The pictures of the report in the docs, made from a real report by a real browser: `make screenshots DEMO=demo`.
 
-screenshots.py REPORT_FOLDER OUT_FOLDER: OUT_FOLDER/report_*.png
+screenshots.py REPORT_FOLDER OUT_FOLDER: OUT_FOLDER/report_*.png, and demo.png beside OUT_FOLDER
 """
 
 from __future__ import annotations
@@ -21,16 +21,21 @@ COLOURS = (256, 128, 64, 32)
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: which page, how wide and high the window, which look, and the part of the page (CSS), if one."""
+    """One picture: which page, how wide and high the window, which look, and the part of the page (CSS), if one.
+
+    most_high: pixels of the picture's height that are kept.
+    """
 
     name: str
     page: str
     size: tuple[int, int] = (1280, 900)
     look: str = "light"
     part: str = ""
+    most_high: int = 10_000
 
 
 SHOTS = (
+    Shot("../demo", "index.html", (1040, 900), part=".plane-z", most_high=714),  # without the LSD error
     Shot("report_top", "index.html", (1280, 1120)),
     Shot("report_dark", "index.html", (1280, 1120), "dark"),
     Shot("report_phone", "index.html", (390, 844)),
@@ -52,7 +57,7 @@ def main(report: Path, out: Path) -> None:
             if taken is None:
                 print(f"{shot.name}: this report has no {shot.part}")
                 continue
-            (out / f"{shot.name}.png").write_bytes(_small(taken))
+            (out / f"{shot.name}.png").write_bytes(_small(taken, shot.most_high))
         browser.close()
 
 
@@ -67,9 +72,10 @@ def _taken(browser: Browser, report: Path, shot: Shot) -> bytes | None:
         return found.first.screenshot() if found.count() else None
 
 
-def _small(picture: bytes) -> bytes:
+def _small(picture: bytes, most_high: int) -> bytes:
     """The picture in as many colours as fit the size that docs can bear."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image = image.crop((0, 0, image.width, min(image.height, most_high)))
     for colours in COLOURS:
         buffer = io.BytesIO()
         image.quantize(colours, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
