@@ -219,4 +219,4 @@ add_trace_verb(app)
 add_plan_verb(app)
 add_start_verbs(app, lambda folder: _show_problems(load_experiment(folder, []), as_json=False))
 _PLACES = {verb: place for place, verb in enumerate(VERBS)}
-app.registered_commands.sort(key=lambda c: _PLACES.get(c.name or getattr(c.callback, "__name__", ""), len(VERBS)))
+app.registered_commands.sort(key=lambda c: _PLACES.get(str(c.name or getattr(c.callback, "__name__", "")), len(VERBS)))
