@@ -9,6 +9,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import tifffile
 from bad_input.case import Case, Spoil, target, training_volume
 from bad_input.lab import TARGET_VOX, TRAIN_VOX, Lab, edit_json, labels_of, write_source
 from numpy.typing import NDArray
@@ -87,6 +88,20 @@ def _two_formats(lab: Lab) -> None:
     (folder / "info").write_text(
         json.dumps({"type": "image", "scales": [{}], "@type": "neuroglancer_multiscale_volume"})
     )
+
+
+def _slices_with_a_gap(lab: Lab) -> None:
+    folder = lab.root / "input" / "slices"
+    folder.mkdir()
+    for number in (0, 1, 4, 5):
+        tifffile.imwrite(folder / f"s{number:02}.tif", np.zeros((8, 8), np.uint8))
+    lab.set_training(raw="../input/slices")
+
+
+def _one_voxel_changed(lab: Lab) -> None:
+    raw = membrane_raw(labels_of(TRAIN_VOX))
+    raw[3, 4, 5] ^= 1
+    write_source(lab.source("train", RAW), raw)
 
 
 def _file_of(content: bytes, name: str = "raw.hdf") -> Spoil:
@@ -228,6 +243,10 @@ CASES = [
          ("raw.mrc", "no volume format", "HDF5")),
     Case("a truncated HDF5 file", _file_of(b"\x89HDF\r\n\x1a\n" + b"\0" * 20), DATA, ("raw.hdf",)),
     Case("a truncated TIFF file", _file_of(b"II*\0\x08\0\0\0", "raw.tif"), DATA, ("raw.tif",)),
+    Case("a folder of slices of which two are missing", _slices_with_a_gap, DATA,
+         ("INPUT/slices", "2 slices are missing", "2, 3", "s04.tif follows s01.tif")),
+    Case("a voxel that changed after it was prepared", _one_voxel_changed, 73,
+         ("train.zarr", "changed since it was prepared", "--replace"), after="prepare"),
     Case("a folder of two formats", _two_formats, DATA, ("train.zarr", "more than one", "zarr, precomputed")),
     # Regions.
     Case("a region outside of the target", _region("100, 0, 0 vox", "8 vox"), CONFIG,

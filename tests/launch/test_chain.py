@@ -242,7 +242,7 @@ def test_init_of_a_volume_that_does_not_exist_writes_nothing(stages: Path, tmp_p
 def test_init_writes_the_table_of_the_cluster_with_what_is_chosen(stages: Path, tmp_path: Path) -> None:
     root = tmp_path / "new"
     chosen = ["--set", "cluster.images=/sifs", "--set", "cluster.watershed.workers=3"]
-    done = _lsdflow("init", str(root), "--train", str(tmp_path), "--volume", str(tmp_path), *chosen)
+    done = _lsdflow("init", str(root), "--train", str(stages), "--volume", str(stages), *chosen)
     assert done.returncode == 0, done.stderr
     table = cluster_of(load_experiment(root))
     assert (table.images, table.watershed.workers, table.partition_gpu) == ("/sifs", 3, "gpu")
@@ -251,7 +251,7 @@ def test_init_writes_the_table_of_the_cluster_with_what_is_chosen(stages: Path, 
 @pytest.mark.parametrize("wrong", ["watershed.sise=7", "wattershed.size=7", "cluster.image=/sifs"])
 def test_init_refuses_what_no_stage_knows_and_writes_nothing(stages: Path, tmp_path: Path, wrong: str) -> None:
     root = tmp_path / "new"
-    done = _lsdflow("init", str(root), "--train", str(tmp_path), "--volume", str(tmp_path), "--set", wrong)
+    done = _lsdflow("init", str(root), "--train", str(stages), "--volume", str(stages), "--set", wrong)
     assert done.returncode == 78
     assert "did you mean" in done.stderr
     assert not root.exists()

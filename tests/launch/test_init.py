@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_contract.errors import InternalError, MissingInput, NoVoxelSize
+from lsdflow_contract.errors import BadData, InternalError, MissingInput, NoVoxelSize
 from lsdflow_launch.cli import app
 from lsdflow_launch.init import cli as start_cli
 from lsdflow_launch.init import experiment as start
@@ -63,7 +63,7 @@ def drafted(root: Path, *more: str) -> dict[str, Any]:
 
 def test_a_dry_run_shows_the_file_with_reasons_and_writes_nothing(seen: dict[str, Any], tmp_path: Path) -> None:
     told = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), "--dry-run").stdout
-    assert "# why: 1.0 million labelled voxels; the published networks want 8\nprofile = " in told
+    assert "# why: voxels almost cubes; 1.0 million labelled voxels in 50 sections; " in told
     assert tomllib.loads(told)["train-lsd"]["sigma"] == "100 nm"
     assert not (tmp_path / "exp").exists()
 
@@ -146,6 +146,94 @@ def test_a_word_that_there_is_not_is_refused_with_the_nearest(
     option, word, told = wrong
     assert told in init(tmp_path, option, word, code=78).stderr
     assert not (tmp_path / "exp").exists()
+
+
+@pytest.mark.parametrize("place", ["vol.zarr", "vol.zarr/volumes/exp", "other.zarr", "other.n5/deep/exp", "pre/exp"])
+def test_a_folder_in_a_volume_is_refused_and_the_volume_stays_as_it_is(
+    seen: dict[str, Any], tmp_path: Path, place: str
+) -> None:
+    for name, file in {"vol.zarr": ".zgroup", "other.zarr": "zarr.json", "other.n5": "attributes.json"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text('{"n5": "2.0.0"}')
+    (tmp_path / "pre").mkdir()
+    (tmp_path / "pre" / "info").write_text('{"scales": [], "data_type": "uint8"}')
+    before = sorted(tmp_path.rglob("*"))
+    done = CliRunner().invoke(app, ["init", str(tmp_path / place), "--volume", str(tmp_path / "vol.zarr")])
+    assert done.exit_code == 2, done.output
+    assert "an experiment cannot lie in a volume" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_of_data_that_is_no_volume_may_hold_the_experiment(seen: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "exp" / "input" / "vol.zarr").mkdir(parents=True)
+    made = ["init", str(tmp_path / "exp"), "--volume", str(tmp_path / "exp/input/vol.zarr"), "--json"]
+    done = CliRunner().invoke(app, made)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device"), MissingInput("x")])
+@pytest.mark.parametrize("moment", ["write", "check"])
+def test_a_failed_or_interrupted_init_leaves_nothing_behind(
+    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, moment: str
+) -> None:
+    def fails(*_: object) -> Any:
+        raise failure
+
+    if moment == "check":
+        monkeypatch.setattr(start_cli, "load_experiment", fails)
+    else:
+        write = start._write
+        monkeypatch.setattr(
+            start, "_write", lambda path, text: fails() if path.suffix == ".toml" else write(path, text)
+        )
+    (tmp_path / "raw.zarr").mkdir()
+    wanted = sorted(tmp_path.rglob("*"))
+    made = ["init", str(tmp_path / "deep" / "exp"), "--volume", str(tmp_path / "raw.zarr"), "--json"]
+    assert CliRunner().invoke(app, made).exit_code != 0
+    assert sorted(tmp_path.rglob("*")) == wanted
+
+
+def test_a_volume_that_cannot_be_used_is_the_error_of_init_and_can_be_helped_by_settings(
+    seen: dict[str, Any], tmp_path: Path
+) -> None:
+    seen["problems"] = [
+        BadData("no volume format is recognised", where="raw.zarr", hint="name the container").as_dict()
+    ]
+    told = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), code=65).stderr
+    assert "no volume format is recognised" in told
+    assert "--set prepare.training.KEY=VALUE" in told
+    assert not (tmp_path / "exp").exists()
+    seen["problems"] = []
+    settings = ("--set", "prepare.training.raw_dataset=volumes/em", "--set", "prepare.target.raw_dataset=em")
+    prepare = drafted(tmp_path, "--train", str(tmp_path / "raw.zarr"), *settings)["prepare"]
+    assert seen["asked"]["training"][0]["raw_dataset"] == prepare["training"][0]["raw_dataset"] == "volumes/em"
+    assert prepare["target"]["raw_dataset"] == "em"
+
+
+def test_a_failed_init_takes_only_its_own_files_out_of_a_folder_that_was_there(
+    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "notes.txt").write_text("mine")
+    monkeypatch.setattr(start_cli, "load_experiment", lambda _folder: (_ for _ in ()).throw(KeyboardInterrupt))
+    (tmp_path / "raw.zarr").mkdir()
+    made = ["init", str(tmp_path / "exp"), "--volume", str(tmp_path / "raw.zarr"), "--json"]
+    assert CliRunner().invoke(app, made).exit_code != 0
+    assert [path.name for path in (tmp_path / "exp").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("mode=mtlsd", "did you mean experiment.mode=mtlsd, or --mode mtlsd?"),
+        ("workers=3", "did you mean compute.workers=3?"),
+        ("sigma=60 nm", "did you mean train-lsd.sigma=60 nm or train-acrlsd.sigma=60 nm?"),
+    ],
+)
+def test_a_setting_without_its_table_is_refused_with_the_table(
+    seen: dict[str, Any], tmp_path: Path, override: str, told: str
+) -> None:
+    assert told in init(tmp_path, "--set", override, code=78).stderr.replace("\n", " ")
 
 
 def test_without_a_look_there_is_still_an_experiment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -211,11 +211,27 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+def with_its_table(override: str, keys: Mapping[str, Collection[str]]) -> str:
+    """A hint for `key=value` without a table: the tables whose `keys` have it; empty if there is none."""
+    key = override.partition("=")[0].strip()
+    tables = [table for table, known in keys.items() if key and key in known]
+    return f"did you mean {' or '.join(f'{table}.{override.strip()}' for table in tables)}?" if tables else ""
+
+
 def _apply_override(tables: dict[str, Any], override: str) -> None:
     dotted, equals, text = override.partition("=")
     table, dot, rest = dotted.strip().partition(".")
     if not (equals and dot and table and rest):
-        raise ConfigError("an override is table.key=value", where="--set", found=override)
+        common: dict[str, type[StrictModel]] = {
+            "experiment": ExperimentTable,
+            "store": StoreTable,
+            "compute": ComputeTable,
+        }
+        keys = {name: set(given) for name, given in tables.items() if isinstance(given, Mapping)}
+        keys |= {name: set(model.model_fields) for name, model in common.items()}
+        raise ConfigError(
+            "an override is table.key=value", where="--set", found=override, hint=with_its_table(override, keys)
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -16,6 +16,7 @@ from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.experiment import Profile, load_experiment
 from lsdflow_launch.init.experiment import draft_experiment
 from lsdflow_launch.init.looking import Start
+from lsdflow_launch.init.place import removed_on_failure
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.schema import experiment_schema, table_schemas
 from lsdflow_launch.init.template import toml_value
@@ -70,18 +71,23 @@ def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> 
             if dry_run:
                 typer.echo(json.dumps(_as_json(draft.choices, text=draft.text)) if as_json else draft.text, nl=as_json)
                 return
-            layout = draft.write()
-            following = f"lsdflow run {folder}"
-            if as_json:
-                wrote = [str(path) for path in (layout.experiment_toml, layout.schema_json, layout.images_env)]
-                problems = problems_of(load_experiment(folder))
-                typer.echo(json.dumps(_as_json(draft.choices, wrote=wrote, problems=problems, next=following)))
-                return
-            typer.echo(f"wrote {layout.experiment_toml}, {layout.images_env.name} and {layout.schema_json.name}")
-            for choice in draft.choices:
-                typer.echo(f"  {choice.key} = {toml_value(choice.value)}    # {choice.why}")
-            show_problems(folder)
-            typer.echo(f"next: {following}")
+            with removed_on_failure(draft.layout):
+                layout = draft.write()
+                following = f"lsdflow run {folder}"
+                if as_json:
+                    wrote = [str(path) for path in (layout.experiment_toml, layout.schema_json, layout.images_env)]
+                    problems = problems_of(load_experiment(folder))
+                    typer.echo(json.dumps(_as_json(draft.choices, wrote=wrote, problems=problems, next=following)))
+                    return
+                typer.echo(f"wrote {layout.experiment_toml}, {layout.images_env.name} and {layout.schema_json.name}")
+                for choice in draft.choices:
+                    typer.echo(f"  {choice.key} = {toml_value(choice.value)}    # {choice.why}")
+                try:
+                    show_problems(folder)
+                except typer.Exit:
+                    typer.echo(f"correct {layout.experiment_toml}, then: lsdflow validate {folder}", err=True)
+                    raise
+                typer.echo(f"next: {following}")
 
     @app.command()
     def schema() -> None:

@@ -14,19 +14,22 @@ from typing import Any
 
 from lsdflow_command.cores import available_cores
 from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs, UsageError
-from lsdflow_contract.experiment import STAGES, did_you_mean
+from lsdflow_contract.experiment import STAGES, did_you_mean, with_its_table
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.commands import stage_command
 from lsdflow_launch.images.pins import TORCH_STAGES, key_of
 from lsdflow_launch.init.looking import Seen, Start, look
+from lsdflow_launch.init.place import refuse_place_in_volume, removed_on_failure
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.schema import experiment_schema, table_schemas
 from lsdflow_launch.init.template import experiment_text, merged
 from lsdflow_launch.shared_start import answer_of
 
 DEFAULT_PROFILE = "standard"
+# Settings of [experiment] that are options of `init` as well.
+OWN_OPTIONS = ("mode", "profile")
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,30 @@ class Draft:
 
 def init_experiment(start: Start) -> ExperimentLayout:
     """Write an experiment as told, without a look at the volumes. Raises as `draft_experiment`."""
-    return draft_experiment(start, lambda _tables, _start: Seen(start)).write()
+    draft = draft_experiment(start, lambda _tables, _start: Seen(start))
+    with removed_on_failure(draft.layout):
+        return draft.write()
 
 
 def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start], Seen] = look) -> Draft:
     """The experiment that `init` would write, with what is proposed after a look at the volumes.
 
     Raises NotOurs (73) if there is an experiment already, MissingInput (66) for a volume that does not exist,
+    UsageError (2) for a folder in a volume,
     ConfigError (78) for a malformed override, or one of a table, key or word that there is not; what `look` raises.
     """
     layout = ExperimentLayout(start.root)
     if layout.experiment_toml.exists():
         hint = f"choose another folder, or continue with this one: lsdflow status {start.root}"
         raise NotOurs("the folder already holds an experiment", where=layout.experiment_toml, hint=hint)
-    for path in filter(None, (*start.train, start.volume, start.labels, start.truth)):
+    sources = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
+    for path in sources:
         if not path.exists():
             raise MissingInput("no such volume", where=path)
+    refuse_place_in_volume(start.root, sources)
     _refuse_wrong_length(start.voxel_size)
-    overrides = [_parsed(o) for o in start.overrides]
     schemas = table_schemas()
+    overrides = [_parsed(o, schemas) for o in start.overrides]
     schema = experiment_schema(schemas)
     _refuse_unknown_words(start, schema)
     for parts, _ in overrides:
@@ -163,11 +171,14 @@ def _proposed(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str,
     return {**found, "prepare": {**prepare, "training": [{**volume, **shared} for volume in prepare["training"]]}}
 
 
-def _parsed(override: str) -> tuple[list[str], Any]:
+def _parsed(override: str, schemas: Mapping[str, dict[str, Any]]) -> tuple[list[str], Any]:
     dotted, equals, text = override.partition("=")
     parts = dotted.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError("an override is table.key=value", where="--set", found=override)
+        hint = with_its_table(override, {table: schema.get("properties", {}) for table, schema in schemas.items()})
+        if hint and parts[0] in OWN_OPTIONS:
+            hint = f"{hint.removesuffix('?')}, or --{parts[0]} {text.strip()}?"
+        raise ConfigError("an override is table.key=value", where="--set", found=override, hint=hint)
     try:
         return parts, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

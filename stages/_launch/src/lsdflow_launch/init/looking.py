@@ -13,7 +13,7 @@ from typing import Any
 
 from lsdflow_command.cores import available_cores
 from lsdflow_command.memory import free_memory_bytes
-from lsdflow_contract.errors import InternalError, NoVoxelSize, UsageError
+from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
@@ -55,8 +55,8 @@ def this_machine() -> Machine:
 def look(tables: Mapping[str, Any], start: Start) -> Seen:
     """Let prepare look at the volumes of an experiment that is not written yet.
 
-    A problem of a volume is left to `validate`, which tells all of them. Raises NoVoxelSize (65) with the option that
-    gives it, UsageError (2) where there are no labels to train on and no --train.
+    Raises NoVoxelSize (65) with the option that gives it, UsageError (2) where there are no labels to train on and no
+    --train, and the first problem of a volume that cannot be used as it is.
     """
     try:
         answer = _ask(tables)
@@ -72,6 +72,8 @@ def look(tables: Mapping[str, Any], start: Start) -> Seen:
     trained = [facts for label, facts in volumes.items() if label.startswith("training/")]
     if not start.train and not trained and "target" in volumes:
         raise _without_labels(start, answer)
+    if answer["problems"]:
+        raise _unusable(answer["problems"][0])
     found = _with_what_lies_beside(start, volumes)
     if "target" not in volumes:
         return Seen(found, _truth_choice(start, found), volumes)
@@ -122,6 +124,17 @@ def _without_voxel_size(problem: Mapping[str, Any]) -> NoVoxelSize:
         found=problem["found"],
         hint='give it, z, y, x: lsdflow init ... --voxel-size "40, 8, 8 nm"',
     )
+
+
+def _unusable(problem: Mapping[str, Any]) -> StageError:
+    """The problem as an error of `init`; what the experiment file could say of the volume can be said here."""
+    parts = {name: problem[name] for name in ("where", "wanted", "found")}
+    setting = (
+        "for `init`, settings of the volumes are: --set prepare.training.KEY=VALUE, --set prepare.target.KEY=VALUE"
+    )
+    error = StageError(problem["what"], **parts, hint="; ".join(filter(None, (problem["hint"], setting))))
+    error.exit_code = problem["exit_code"]
+    return error
 
 
 def _without_labels(start: Start, answer: Mapping[str, Any]) -> UsageError:

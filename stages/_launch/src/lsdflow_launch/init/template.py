@@ -99,11 +99,21 @@ def _key(key: str, about: dict[str, Any], chosen: Mapping[str, Any], why: str) -
 
 
 def merged(values: Mapping[str, Any], overrides: Sequence[tuple[list[str], Any]]) -> dict[str, Any]:
-    """`values` with dotted keys laid over them."""
+    """`values` with dotted keys laid over them; in a list of tables the key of each."""
     result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
     for parts, value in overrides:
-        node = result
-        for part in parts[:-1]:
-            node = node.setdefault(part, {})
-        node[parts[-1]] = value
+        _lay_over(result, parts, value)
     return result
+
+
+def _lay_over(node: dict[str, Any], parts: list[str], value: Any) -> None:
+    first, *rest = parts
+    if not rest:
+        node[first] = value
+    elif isinstance(tables := node.get(first), list):
+        node[first] = [dict(table) for table in tables]
+        for table in node[first]:
+            _lay_over(table, rest, value)
+    else:
+        node[first] = dict(node.get(first, {}))
+        _lay_over(node[first], rest, value)
