@@ -63,7 +63,7 @@ def drafted(root: Path, *more: str) -> dict[str, Any]:
 
 def test_a_dry_run_shows_the_file_with_reasons_and_writes_nothing(seen: dict[str, Any], tmp_path: Path) -> None:
     told = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), "--dry-run").stdout
-    assert "# why: voxels almost cubes; 1.0 million labelled voxels in 50 sections; " in told
+    assert "# why: nearly isotropic voxels; 1.0 million labelled voxels in 50 sections" in told
     assert tomllib.loads(told)["train-lsd"]["sigma"] == "100 nm"
     assert not (tmp_path / "exp").exists()
 
