@@ -60,7 +60,32 @@ def test_training_stages_find_no_problem_in_the_unspoilt_experiment(laboratory: 
     for stage in ("train-lsd", "train-acrlsd"):
         lab.layout.manifest(stage).unlink()  # networks that were imported need no training, and no check of it
     answer = ask(["lsdflow", "validate", str(lab.toml.parent)], lab.root, training=True)
-    assert (answer.exit_code, answer.text.strip()) == (0, "no problems found")
+    assert (answer.exit_code, answer.text.strip().splitlines()[-1]) == (0, "no problems found")
+
+
+def test_what_cannot_be_checked_yet_is_listed_by_the_stage_that_it_needs(laboratory: Laboratory) -> None:
+    lab = laboratory.lab()
+    lab.set("predict", mask="volumes/labels/mask", checkpoint=5)
+    folder = str(lab.toml.parent)
+    text = ask(["lsdflow", "validate", folder], lab.root, training=False).text
+    assert "not checked before prepare: grey values, ids and masks of all voxels" in text
+    told = json.loads(ask(["lsdflow", "validate", folder, "--json"], lab.root, training=False).text)["not_checked"]
+    assert list(told) == ["prepare", "train-lsd", "train-acrlsd", "agglomerate"]
+    assert "predict.mask" in told["prepare"]
+    assert "predict.checkpoint" in told["train-acrlsd"]
+    done = laboratory.lab("segment")
+    left = ask(["lsdflow", "validate", str(done.toml.parent), "--json"], done.root, training=False)
+    assert json.loads(left.text)["not_checked"] == {}
+
+
+def test_settings_and_unreadable_volumes_are_reported_together(laboratory: Laboratory) -> None:
+    lab = laboratory.lab()
+    lab.set_training(raw_dataset="volumes/row")
+    lab.set("watershed", block_shape="100 nm")
+    told = json.loads(ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False).text)
+    assert "volumes/row" in told["prepare"][0]["where"]
+    assert "watershed.block_shape" in told["watershed"][0]["what"], "the target could be opened"
+    assert told["not_checked"]["prepare"][0].endswith("volumes that cannot be opened")
 
 
 def test_five_problems_of_an_experiment_are_listed_at_once(laboratory: Laboratory) -> None:
@@ -83,7 +108,9 @@ def test_five_problems_of_an_experiment_are_listed_at_once(laboratory: Laborator
     )
     assert [word for word in wanted if word not in answer.text] == []
     told = ask(["lsdflow", "validate", str(lab.toml.parent), "--json"], lab.root, training=False)
-    problems = [problem for found in json.loads(told.text.split("\n")[0]).values() for problem in found]
+    found = json.loads(told.text.split("\n")[0])
+    assert list(found.pop("not_checked")) == ["train-lsd", "train-acrlsd", "agglomerate"], "prepare has finished"
+    problems = [problem for listed in found.values() for problem in listed]
     assert {problem["exit_code"] for problem in problems} == {65, 66, 78}
     assert len(problems) == len(wanted)
 

@@ -30,7 +30,7 @@ if verb == "--version":
     print(stage, "0.1.0", "(contract 1.0.0)")
 elif verb == "schema":
     print(json.dumps({{"properties": {{"size": {{"default": 3, "description": "how big"}}}}}}))
-elif verb in ("validate", "plan", "status"):
+elif verb in ("validate", "describe", "plan", "status"):
     answer = here / f"{{verb}}-{{stage}}"
     print(answer.read_text() if answer.exists() else "[]" if verb == "validate" else "{{}}")
 elif (here / f"sleep-{{stage}}").exists():

@@ -31,7 +31,7 @@ with (here / "calls").open("a") as calls:
     calls.write(json.dumps([name, *sys.argv[1:]]) + "\\n")
 kind = name if name in {slurm!r} else sys.argv[1] + "-" + name
 path = here / ("answer-" + kind)
-answers = {{"validate": "[]", "plan": "{{}}"}}
+answers = {{"validate": "[]", "describe": "{{}}", "plan": "{{}}"}}
 print(path.read_text() if path.exists() else answers.get(sys.argv[1], ""), end="")
 sys.exit(int((here / ("code-" + kind)).read_text()) if (here / ("code-" + kind)).exists() else 0)
 """

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -36,6 +37,7 @@ from lsdflow_command.runfolder import run_folder
 from lsdflow_command.verbs import Verbs
 from lsdflow_command.version_line import version_line
 from lsdflow_command.watching.monitoring import monitored
+from lsdflow_contract.described import read_described
 from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, MadeOtherwise, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
@@ -63,6 +65,9 @@ GivesWayOption = Annotated[
 ]
 ReplaceOption = Annotated[
     bool, typer.Option("--replace", help="replace results that were made with other settings or inputs")
+]
+DescribedOption = Annotated[
+    str | None, typer.Option(hidden=True, help="volumes that prepare has still to make: `prepare describe --json`")
 ]
 
 
@@ -240,11 +245,12 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
         experiment: ExperimentOption,
         override: SetOption = None,
         replace: GivesWayOption = False,
+        described: DescribedOption = None,
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
         with exit_codes(debug, as_json=json_):
-            loaded = _load(experiment, override)
+            loaded = replaced(_load(experiment, override), described=read_described(described or "{}"))
             loaded.table(stage.name, stage.config)
             with naming_file(loaded):
                 found: list[StageError] = importlib.import_module(stage.problems or stage.task).validate(loaded)

@@ -113,6 +113,10 @@ class ConfigError(StageError):
     exit_code = 78
 
 
+class NotInstalled(ConfigError):
+    """A setting wants a package that the environment of the stage does not have."""
+
+
 class BlocksFailed(StageError):
     """The stage finished, but some blocks failed; they are listed."""
 

@@ -6,13 +6,14 @@ import difflib
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
 from lsdflow_contract.checkpoint import Mode
+from lsdflow_contract.described import Described
 from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
@@ -133,7 +134,10 @@ class ComputeTable(StrictModel):
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment file, read: its folder layout, common tables, and the raw tables of the stages."""
+    """An experiment file, read: its folder layout, common tables, and the raw tables of the stages.
+
+    described: volumes that prepare has still to make, when a stage validates a fresh experiment.
+    """
 
     path: Path
     overrides: tuple[str, ...]
@@ -141,6 +145,7 @@ class Experiment:
     common: ExperimentTable
     store: StoreTable
     compute: ComputeTable
+    described: Described = field(default_factory=dict)
 
     @property
     def layout(self) -> ExperimentLayout:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from lsdflow_contract.errors import ConfigError
@@ -172,7 +172,15 @@ class Lengths:
         return {"type": "string", "pattern": _LENGTH_PATTERN, "examples": ["64 vox", "2048 nm", "40, 8, 8 nm"]}
 
 
+def _positive(lengths: Lengths) -> Lengths:
+    if min(lengths.values) <= 0:
+        msg = f"a length above 0 is needed along each axis; found {str(lengths)!r}"
+        raise ValueError(msg)
+    return lengths
+
+
 LengthsField = Annotated[Lengths, "three lengths with a unit"]
+PositiveLengths = Annotated[Lengths, AfterValidator(_positive)]
 
 
 def whole_voxels(length_nm: Nm3, voxel_size_nm: Nm3, field: str) -> Vox3:

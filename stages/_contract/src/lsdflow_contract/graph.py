@@ -18,6 +18,7 @@ NODES_COLLECTION = "nodes"
 # Faces between fragments stand where edges do, before they are scored: collection edges_faces.
 FACES = "faces"
 MAX_ID = 2**63 - 1
+DEFAULT_MERGE_FUNCTIONS = ("hist_quant_75",)
 
 
 def edges_collection(merge_function: str) -> str:

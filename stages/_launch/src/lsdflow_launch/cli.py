@@ -23,6 +23,7 @@ from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.init.schema import require_known_keys
 from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
+from lsdflow_launch.not_checked import NOT_CHECKED, not_checked
 from lsdflow_launch.options import Debug, First, Folder, GivesWay, Json, Last, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
@@ -102,7 +103,8 @@ def run(
         stages = stages_of(experiment, first, last)
         with stdout_for_json(as_json):
             if on == "slurm":  # nobody waits in a queue for a mistake
-                _show_problems(experiment, False, asker(experiment), Wanted(replace, stages))
+                ask = asker(experiment)
+                _show_problems(experiment, False, ask, Wanted(replace, stages, in_images=ask is ask_stage))
             containing = Containing(engine, images, network)
             before = None if on == "slurm" else runs_of(experiment, stages)
             code = run_on(on, experiment, first, last, replace, containing)
@@ -180,8 +182,9 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
 
 def _show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, wanted: Wanted | None = None) -> None:
     found = problems_of(experiment, ask, wanted)
+    left = not_checked(experiment, found)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps({**found, NOT_CHECKED: left}))
     for stage, problems in () if as_json else found.items():
         for problem in problems:
             typer.echo(f"{stage}: {problem['what']}", err=True)
@@ -192,6 +195,8 @@ def _show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, 
             for name, text in parts:
                 if text:
                     typer.echo(f"  {name:>8}: {text}", err=True)
+    for stage, checks in () if as_json else left.items():
+        typer.echo(f"not checked before {stage}: {'; '.join(checks)}")
     codes = [problem["exit_code"] for problems in found.values() for problem in problems]
     if codes:
         raise typer.Exit(codes[0])

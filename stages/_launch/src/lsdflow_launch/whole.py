@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, LSDS
-from lsdflow_contract.errors import PermissionDenied, StageError, StorageFailure
+from lsdflow_contract.described import TARGET, TRAINING, Described
+from lsdflow_contract.errors import ConfigError, PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.experiment import STAGES, Experiment
-from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.chain import stages_of
+from lsdflow_launch.images.pins import pin_of_stage, read_pins
 from lsdflow_launch.slurm.table import cluster_of
 
 Ask = Callable[[str, Sequence[str]], Any]
@@ -20,12 +22,15 @@ Ask = Callable[[str, Sequence[str]], Any]
 # Ids shrink to a twentieth of their 8 bytes; grey values hardly.
 IDS_BYTES_PER_VOXEL = 8 / 20
 SPARE = 1.1
+TENSORFLOW = "-tensorflow"
 
 
-def whole_problems(experiment: Experiment, ask: Ask) -> list[dict[str, Any]]:
-    """All of them, as the stages tell theirs; writes nothing."""
+def whole_problems(experiment: Experiment, described: Described, in_images: bool = False) -> list[dict[str, Any]]:
+    """All of them, as the stages tell theirs; writes nothing. `described`: the volumes that prepare makes."""
     problems: list[StageError] = []
-    for check in (_require_cluster, _require_writable_folders, lambda e: _require_room(e, ask)):
+    checks: list[Callable[[Experiment], None]] = [_require_cluster, _require_writable_folders]
+    checks += [_require_image_variants] if in_images else []
+    for check in (*checks, lambda e: _require_room(e, described)):
         try:
             check(experiment)
         except StageError as error:
@@ -59,9 +64,24 @@ def _require_writable_folders(experiment: Experiment) -> None:
             )
 
 
-def _require_room(experiment: Experiment, ask: Ask) -> None:
+def _require_image_variants(experiment: Experiment) -> None:
+    """ConfigError (78) for backend = "tensorflow" where the pinned image of the training does not have it."""
+    path = experiment.layout.images_env
+    for stage in ("train-lsd", "train-acrlsd"):
+        wants = experiment.tables.get(stage, {}).get("backend") == "tensorflow" and stage in stages_of(experiment)
+        if wants and not (pin := pin_of_stage(read_pins(path), stage, path)).version.endswith(TENSORFLOW):
+            raise ConfigError(
+                "the pinned image does not have tensorflow",
+                where=f"{path}: {pin.key}",
+                wanted=f'{pin.name}:<version>{TENSORFLOW}, as {stage}.backend = "tensorflow" needs',
+                found=pin,
+                hint=f'pin that variant of the image, or set {stage}.backend = "torch"',
+            )
+
+
+def _require_room(experiment: Experiment, described: Described) -> None:
     """StorageFailure (74) if what is not made yet is expected to need more than the disk has, with a tenth to spare."""
-    needed = _bytes_to_come(experiment, ask("prepare", stage_arguments("plan", experiment)))
+    needed = _bytes_to_come(experiment, described)
     free = free_bytes(experiment.layout.root)
     if free < sum(needed.values()) * SPARE:
         parts = ", ".join(f"{stage} {size / 1e9:.1f} GB" for stage, size in needed.items())
@@ -74,19 +94,17 @@ def _require_room(experiment: Experiment, ask: Ask) -> None:
         )
 
 
-def _bytes_to_come(experiment: Experiment, prepared: Any) -> dict[str, float]:
+def _bytes_to_come(experiment: Experiment, volumes: Described) -> dict[str, float]:
     """Bytes by stage, of what was not begun. A stage that writes a part (roi) ends the estimate: nothing is guessed."""
-    volumes = prepared if isinstance(prepared, dict) and "exit_code" not in prepared else {}
-    layout, target = experiment.layout, volumes.get("target")
+    layout, target = experiment.layout, volumes.get(TARGET)
     found: dict[str, float] = {}
-    folders = {"target": layout.target_volume}
-    for label, facts in volumes.items():
-        folder = folders.get(label) or layout.training_volume(label.removeprefix("training/"))
+    for label, volume in volumes.items():
+        folder = layout.target_volume if label == TARGET else layout.training_volume(label.removeprefix(TRAINING))
         if not folder.exists():
-            found[STAGES[0]] = found.get(STAGES[0], 0) + facts["bytes_expected"]
+            found[STAGES[0]] = found.get(STAGES[0], 0) + volume.bytes_expected
     if target is None:
         return found
-    voxels = math.prod(target["shape_vox"])
+    voxels = math.prod(target.shape_vox)
     lsds = LSDS.channels if experiment.tables.get("predict", {}).get("store_lsds") else 0
     affs = len(experiment.tables.get("train-acrlsd", {}).get("neighborhood") or AFFINITY_NEIGHBORHOOD)
     written = {

@@ -10,11 +10,11 @@ import importlib.util
 import os
 from types import ModuleType
 
-from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.errors import NotInstalled
 from lsdflow_contract.source_revision import REVISION_VARIABLE
 
 
-def tensorflow_problems(backend: str) -> list[ConfigError]:
+def tensorflow_problems(backend: str) -> list[NotInstalled]:
     """What speaks against this backend here: nothing, or that it is not installed. Imports nothing large."""
     if backend != "tensorflow":
         return []
@@ -22,11 +22,25 @@ def tensorflow_problems(backend: str) -> list[ConfigError]:
     if not missing:
         return []
     return [
-        ConfigError(
+        NotInstalled(
             f"this environment has no tensorflow: {' and '.join(missing)} not installed",
             where="backend",
             found='"tensorflow"',
             hint=f'{where_tensorflow_is()}; or backend = "torch" (same networks, same bundle)',
+        )
+    ]
+
+
+def lsds_problems(lsd_engine: str) -> list[NotInstalled]:
+    """What speaks against this engine of LSD targets here: nothing, or that the package `lsds` is not installed."""
+    if lsd_engine != "lsds" or importlib.util.find_spec("lsd") is not None:
+        return []
+    return [
+        NotInstalled(
+            "this environment does not have the package lsds",
+            where="lsd_engine",
+            found='"lsds"',
+            hint='pip install lsds there, or lsd_engine = "lsdflow" (the same values, faster)',
         )
     ]
 

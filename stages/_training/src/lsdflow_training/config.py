@@ -10,13 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, field_validator
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
-from lsdflow_contract.geometry import LengthsField, Vox3
+from lsdflow_contract.geometry import PositiveLengths, Vox3
 from lsdflow_training.data.patch_maker import DataPath
 from lsdflow_training.distributed_config import DistributedConfig
 from lsdflow_training.records import RecordsConfig
 from lsdflow_training.steering import SteeringConfig
 
 Probability = Annotated[float, Field(ge=0, le=1)] | None
+Factor = Annotated[int, Field(ge=1, le=8)]
+Factors = Annotated[tuple[tuple[Factor, Factor, Factor], ...], Field(max_length=6)]
+Edge = Annotated[int, Field(ge=1, le=4096)]
+Edges = tuple[Edge, Edge, Edge]
+# A level of this many feature maps has billions of weights.
+MOST_FMAPS = 16_384
 
 
 class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
@@ -33,7 +39,7 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         description="how often each volume is sampled: one number per volume, with sum 1; empty = as in the tables of "
         "prepare",
     )
-    sigma: LengthsField | None = Field(
+    sigma: PositiveLengths | None = Field(
         default=None,
         description='standard deviation of the Gaussian that defines LSDs, for example "80 nm" (default: 10 times the '
         "shortest voxel edge)",
@@ -47,6 +53,7 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
     grow_boundary_vox: int | None = Field(
         default=None,
         ge=0,
+        le=100,
         description="width of the background added between neurons, voxels (default: from the profile)",
     )
     train_background: bool = Field(
@@ -78,20 +85,21 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         "another experiment for the best one (default: random weights)",
     )
     num_fmaps: int | None = Field(
-        default=None, ge=1, description="feature maps of the finest level (default: from the profile)"
+        default=None, ge=1, le=1024, description="feature maps of the finest level (default: from the profile)"
     )
     fmap_inc_factor: int | None = Field(
         default=None,
         ge=1,
+        le=32,
         description="factor by which feature maps grow from level to level (default: from the profile)",
     )
-    downsample_factors: tuple[Vox3, ...] | None = Field(
+    downsample_factors: Factors | None = Field(
         default=None, description="pooling factors z,y,x of each level (default: from the profile)"
     )
-    input_shape_vox: Vox3 | None = Field(
+    input_shape_vox: Edges | None = Field(
         default=None, description="input shape of the network in training, z,y,x voxels (default: from the profile)"
     )
-    predict_input_shape_vox: Vox3 | None = Field(
+    predict_input_shape_vox: Edges | None = Field(
         default=None, description="input shape in prediction, z,y,x voxels (default: from the profile)"
     )
     max_iteration: int | None = Field(
@@ -104,7 +112,7 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         "runs of different speed give different weights (default: from the profile, or never)",
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, description="learning rate of Adam (default: from the profile)"
+        default=None, gt=0, le=1, description="learning rate of Adam (default: from the profile)"
     )
     schedule: Literal["constant", "one_cycle"] | None = Field(
         default=None, description="learning rate: constant, or warm-up and cosine decay (default: from the profile)"
@@ -146,7 +154,7 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         "profile)",
     )
     blur_sigma_vox: float | None = Field(
-        default=None, gt=0, description="strongest blur, voxels (default: from the profile)"
+        default=None, gt=0, le=100, description="strongest blur, voxels (default: from the profile)"
     )
     missing_section_probability: Probability = Field(
         default=None, description="fraction of sections that are made black (default: from the profile)"
@@ -174,7 +182,7 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         "profile)",
     )
     validation_patches: int = Field(
-        default=8, ge=1, description="number of fixed patches over which the validation loss is averaged"
+        default=8, ge=1, le=10_000, description="number of fixed patches over which the validation loss is averaged"
     )
     validation_every: int | None = Field(
         default=None, ge=1, description="iterations between validations (default: from the profile)"
@@ -191,15 +199,20 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
         default=None, ge=1, description="iterations between snapshots of a batch (default: from the profile)"
     )
     num_workers: int | None = Field(
-        default=None, ge=0, description="processes that prepare training patches; 0 = none (default: half of the cores)"
+        default=None,
+        ge=0,
+        le=1024,
+        description="processes that prepare training patches; 0 = none (default: half of the cores)",
     )
-    cache_size: int = Field(default=40, ge=1, description="number of patches prepared in advance")
+    cache_size: int = Field(default=40, ge=1, le=10_000, description="number of patches prepared in advance")
     pipeline: DataPath = Field(
         default="gunpowder",
         description="gunpowder: num_workers processes prepare the patches; gpu: they only read, and the training "
         "device augments the patches (same result up to rounding)",
     )
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of the training (default: all cores)")
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads of the training (default: all cores)"
+    )
 
     def at_default(self) -> set[str]:
         """Also what is left for people alone."""

@@ -16,11 +16,13 @@ class DistributedConfig(StrictModel):
         default="auto",
         description="auto: bf16 if the device supports it, else fp16 with scaled losses (GPUs) or float32 (CPUs)",
     )
-    accumulate: int = Field(default=1, ge=1, description="patches per process and step; their gradients are averaged")
+    accumulate: int = Field(
+        default=1, ge=1, le=10_000, description="patches per process and step; their gradients are averaged"
+    )
     optimizer: Literal["adam", "adamw"] = Field(
         default="adam", description="adam, or adamw with decoupled weight decay"
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="weight decay of the optimizer")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="weight decay of the optimizer")
     clip_gradient: float | None = Field(
         default=None, gt=0, description="largest norm of the gradient (default: not limited)"
     )
@@ -53,6 +55,7 @@ class DistributedConfig(StrictModel):
     peer_timeout_s: float = Field(
         default=240.0,
         gt=0,
+        le=1e6,
         description="a process that waits this many seconds for another one ends with exit code 75 and can be resumed",
     )
     check_weights_every: int = Field(

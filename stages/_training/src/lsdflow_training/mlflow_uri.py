@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.errors import ConfigError, NotInstalled
 
 LOCAL = "local"
 
@@ -32,12 +32,12 @@ def checked_uri(uri: str | None) -> str | None:
     return uri
 
 
-def mlflow_problems(uri: str | None) -> list[ConfigError]:
+def mlflow_problems(uri: str | None) -> list[NotInstalled]:
     """What speaks against logging there: nothing, or that MLflow is not installed."""
     if uri is None or importlib.util.find_spec("mlflow") is not None:
         return []
     return [
-        ConfigError(
+        NotInstalled(
             "this environment has no MLflow",
             where="mlflow",
             wanted="the package mlflow-skinny",

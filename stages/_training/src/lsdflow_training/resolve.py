@@ -16,7 +16,7 @@ from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
 from lsdflow_network.chain import chain_input_for
 from lsdflow_network.devices import gpu_count
-from lsdflow_training.config import AffinityTrainingConfig, TrainingConfig
+from lsdflow_training.config import MOST_FMAPS, AffinityTrainingConfig, TrainingConfig
 from lsdflow_training.data.patch_maker import checked_data_path
 from lsdflow_training.initial_weights import InitialWeights, find_initial_weights
 from lsdflow_training.processes.distribution import resolve_distribution, resolve_step
@@ -51,15 +51,17 @@ def resolve_recipe(
     *,
     voxel_size_nm: Nm3,
     lsd: Bundle | None,
+    device: str | None = None,
 ) -> Recipe:
     """The complete recipe of a training.
 
-    lsd: the LSD bundle of an acrlsd training.  Raises ConfigError for shapes the network cannot take.
+    lsd: the LSD bundle of an acrlsd training. device: none = that of [compute].  Raises ConfigError for shapes the
+    network cannot take.
     """
     profile = PROFILES[experiment.common.profile]
     unet = _unet(config, profile, kind)
     anisotropic = max(voxel_size_nm) / min(voxel_size_nm) > ANISOTROPY_FROM
-    device, ranks = choose_device(experiment.compute.device), ranks_of_environment(os.environ)
+    device, ranks = device or choose_device(experiment.compute.device), ranks_of_environment(os.environ)
     distribution = resolve_distribution(config, device, ranks)
     # tasks of SLURM have cores of their own; processes of torchrun share those of the task they are in
     sharing = distribution.processes * (ranks.local_world if "RANK" in os.environ else 1)
@@ -169,7 +171,7 @@ def _workers_and_threads(config: TrainingConfig, sharing: int) -> tuple[int, int
 def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
     # The kernels of a profile are those of its own levels.
     own = config.downsample_factors is None
-    return UNetSpec(
+    spec = UNetSpec(
         in_channels=11 if kind == "acrlsd" else 1,
         num_fmaps=_or(config.num_fmaps, profile.num_fmaps),
         fmap_inc_factor=_or(config.fmap_inc_factor, profile.fmap_inc_factor),
@@ -177,18 +179,37 @@ def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
         kernels_down=profile.kernels_down if own else None,
         kernels_up=profile.kernels_up if own else None,
     )
+    deepest = spec.fmaps_of(len(spec.downsample_factors))
+    if deepest > MOST_FMAPS:
+        raise ConfigError(
+            "the network has too many feature maps",
+            where="num_fmaps, fmap_inc_factor, downsample_factors",
+            wanted=f"at most {MOST_FMAPS} at the deepest level",
+            found=f"{spec.num_fmaps} x {spec.fmap_inc_factor}^{len(spec.downsample_factors)} = {deepest}",
+            hint="the published networks have 12 feature maps, 6 times more at each of 3 levels",
+        )
+    return spec
 
 
 def _shapes(config: TrainingConfig, profile: Profile, unet: UNetSpec, lsd: Bundle | None) -> Shapes:
     network_input = _or(config.input_shape_vox, profile.input_shape_vox)
-    output = shapes.output_shape_vox(unet, network_input)
+    output = _output_vox(unet, network_input, "input_shape_vox")
     raw = network_input if lsd is None else _raw_input(lsd, unet, network_input)
     return Shapes(raw_vox=raw, network_input_vox=network_input, output_vox=output)
 
 
+def _output_vox(unet: UNetSpec, input_vox: Vox3, field: str) -> Vox3:
+    """The output of a network. ConfigError (78) that names the field and the nearest shapes that the network takes."""
+    try:
+        return shapes.output_shape_vox(unet, input_vox)
+    except ConfigError as error:
+        error.where = f"{field}, {error.where}"
+        raise
+
+
 def _predict_input(config: TrainingConfig, profile: Profile, unet: UNetSpec) -> Vox3:
     if config.predict_input_shape_vox is not None:
-        shapes.output_shape_vox(unet, config.predict_input_shape_vox)
+        _output_vox(unet, config.predict_input_shape_vox, "predict_input_shape_vox")
         return config.predict_input_shape_vox
     return shapes.nearest_valid_input_shapes(unet, profile.predict_input_shape_vox)[1]
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from lsdflow_command.watching.monitoring import hand_over
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_folder, bundle_iterations, read_best
 from lsdflow_contract.differences import differences
-from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-from lsdflow_training.backends import tensorflow_backend, tensorflow_problems
+from lsdflow_training.backends import tensorflow_backend
+from lsdflow_training.checks import recipe_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.sampling import (
     chosen_volumes,
@@ -52,20 +53,6 @@ def prepare_training(
     return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
 
 
-def training_problems(
-    experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
-) -> list[StageError]:
-    """All problems that can be seen without writing or training, the first of each kind."""
-    try:
-        probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))
-        volumes = _volumes(experiment, config, probabilities)
-        recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
-    except StageError as error:
-        return [error]
-    problems = source_problems(make_sources(volumes, config, recipe, probabilities), recipe)
-    return [*tensorflow_problems(config.backend), *mlflow_problems(config.mlflow), *problems]
-
-
 def require_ours(prepared: Prepared) -> None:
     """MadeOtherwise (73) if a training with other settings or volumes has finished in this experiment.
 
@@ -78,28 +65,30 @@ def require_ours(prepared: Prepared) -> None:
 
 def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
     """Train and leave a manifest. Raises what trainer.train raises; NotOurs for results of another training."""
-    problems = [*mlflow_problems(prepared.config.mlflow), *source_problems(prepared.sources, prepared.recipe)]
+    recipe = prepared.recipe
+    problems = [*mlflow_problems(prepared.config.mlflow), *recipe_problems(recipe)]
+    problems += source_problems(prepared.sources, recipe)
     if problems:
         raise problems[0]
     if prepared.config.backend == "tensorflow":
         _train_with_tensorflow(prepared, replace, lsd)
         return
-    ranks, how = ranks_of_environment(os.environ), prepared.recipe.distribution
+    ranks, how = ranks_of_environment(os.environ), recipe.distribution
     if how.processes > 1:
         from lsdflow_training.processes.local_processes import run_local_processes
 
         if ranks.rank == 0:  # the first of the processes to come counts; it runs on the first node
             hand_over()
-        run_local_processes(prepared.experiment, prepared.recipe.stage, how, ranks, replace)
+        run_local_processes(prepared.experiment, recipe.stage, how, ranks, replace)
         return
     from lsdflow_training.processes.group import open_group
     from lsdflow_training.trainer import train
 
-    with open_group(ranks, prepared.recipe.device, how.peer_timeout_s) as group:
+    with open_group(ranks, recipe.device, how.peer_timeout_s) as group:
         if group.writes:
             _make_room(prepared, replace)
         group.wait_for_all()
-        outcome = train(prepared.recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
+        outcome = train(recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
         if outcome.best is not None:
             _leave_manifest(prepared, outcome, outcome.best)
 

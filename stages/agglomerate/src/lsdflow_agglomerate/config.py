@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS
-from lsdflow_contract.geometry import LengthsField
+from lsdflow_contract.geometry import LengthsField, PositiveLengths
+from lsdflow_contract.graph import DEFAULT_MERGE_FUNCTIONS
 from lsdflow_contract.model import StrictModel
 
 MergeFunction = Annotated[str, Field(json_schema_extra={"enum": list(MERGE_FUNCTIONS)})]
@@ -17,7 +18,7 @@ class AgglomerateConfig(StrictModel):
     """How touching fragments are scored, and how the volume is cut into blocks."""
 
     merge_functions: tuple[MergeFunction, ...] = Field(
-        default=("hist_quant_75",),
+        default=DEFAULT_MERGE_FUNCTIONS,
         min_length=1,
         description="how edges are scored: mean, hist_quant_Q or hist_quant_Q_initmax with Q = 10, 25, 50, 75 or 90; "
         "each makes its own set of edges",
@@ -27,7 +28,7 @@ class AgglomerateConfig(StrictModel):
         description="affinities: scores from affinities; lsds: from the predicted LSDs alone (needs predict.store_lsds"
         " = true)",
     )
-    lsd_sigma: LengthsField | None = Field(
+    lsd_sigma: PositiveLengths | None = Field(
         default=None, description="sigma of the predicted LSDs (default: that of the network that predicted them)"
     )
     block_shape: LengthsField | None = Field(

@@ -15,6 +15,7 @@ from lsdflow_agglomerate.block_edges import edges_of_block
 from lsdflow_agglomerate.blocking import plan_blocks
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.inputs import AgglomerateInputs, open_inputs
+from lsdflow_agglomerate.problems import problems_before_fragments
 from lsdflow_agglomerate.seamless_task import STAGE, resolved_plan, seamless_passes
 from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import ConfigError, ContractMismatch, StageError
@@ -115,10 +116,10 @@ def _name_of(task: BlockTask) -> str:
 
 def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen so far; writes nothing."""
-    experiment.table(STAGE, AgglomerateConfig)
+    config = experiment.table(STAGE, AgglomerateConfig)
     problems = problems_of_store(experiment)
     if not experiment.layout.manifest("watershed").exists():
-        return problems
+        return [*problems_before_fragments(experiment, config), *problems]
     try:
         passes(experiment)
     except StageError as error:

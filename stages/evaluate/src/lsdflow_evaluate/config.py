@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lsdflow_contract.geometry import LengthsField
+from lsdflow_contract.geometry import LengthsField, PositiveLengths
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.region import RegionConfig
 
@@ -100,7 +100,7 @@ class EvaluateConfig(StrictModel):
     lsd_error_downsample: int = Field(
         default=2, ge=1, description="compute LSDs of the segmentation on every n-th voxel only"
     )
-    lsd_sigma: LengthsField | None = Field(
+    lsd_sigma: PositiveLengths | None = Field(
         default=None, description="sigma of the predicted LSDs (default: that of the network that predicted them)"
     )
     picture_edge_vox: int = Field(default=1024, ge=16, description="largest width of pictures, voxels")

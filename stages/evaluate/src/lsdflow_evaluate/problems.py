@@ -9,7 +9,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_evaluate.config import MONGO, STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import scored_regions
 from lsdflow_runtime.stores import problems_of_store
-from lsdflow_runtime.target import open_truth, target_grid
+from lsdflow_runtime.target import knows_target, target_grid, where_truth_is
 
 
 def validate(experiment: Experiment) -> list[StageError]:
@@ -18,7 +18,7 @@ def validate(experiment: Experiment) -> list[StageError]:
     checks: list[Callable[[], object]] = []
     if config.skeletons not in ("auto", "truth", "none"):
         checks.append(lambda: _require_skeletons(experiment, config))
-    if experiment.layout.target_volume.exists():
+    if knows_target(experiment):
         checks.append(lambda: _require_regions(experiment, config))
     problems = problems_of(checks)
     return problems + problems_of_store(experiment)
@@ -38,9 +38,14 @@ def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
 
 def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
     grid = target_grid(experiment)
-    truth = open_truth(experiment, config.truth_dataset, grid)
-    if truth is None:
+    labelled = where_truth_is(experiment, config.truth_dataset, grid)
+    if labelled is None:
         if config.roi is not None or config.threshold_roi is not None or config.regions:
-            raise MissingInput("a region to score, but no truth", where=experiment.layout.target_volume)
+            made = experiment.layout.target_volume
+            raise MissingInput(
+                "a region to score, but no truth",
+                where=made if made.exists() else "evaluate.roi, threshold_roi or regions",
+                hint="give prepare.target.truth, or take the region out of [evaluate]",
+            )
         return
-    scored_regions(experiment, config, grid, truth.labels.box)
+    scored_regions(experiment, config, grid, labelled)

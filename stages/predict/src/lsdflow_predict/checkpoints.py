@@ -201,9 +201,14 @@ def _check_lsd_identity(affinities: BundleAt, lsds: BundleAt | None, config: Pre
     )
 
 
+def same_size(first_nm: Nm3, second_nm: Nm3) -> bool:
+    """True for voxel sizes that differ by rounding at most."""
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(first_nm, second_nm, strict=True))
+
+
 def _check_voxel_size(found: BundleAt, target_nm: Nm3, config: PredictConfig) -> list[str]:
     trained_nm = found.bundle.voxel_size_nm
-    if all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(trained_nm, target_nm, strict=True)):
+    if same_size(trained_nm, target_nm):
         return []
     if config.allow_voxel_size_mismatch:
         return [f"{found.bundle.kind} network trained at {trained_nm} nm, target {target_nm} nm"]

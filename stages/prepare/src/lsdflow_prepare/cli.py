@@ -10,6 +10,9 @@ app = stage_app(STAGE)
 add_report_verb(
     app, STAGE, "look", "Show size, voxel size, grey values and labelled part of the volumes; used by `lsdflow init`."
 )
+add_report_verb(
+    app, STAGE, "describe", "Show what prepare will make, from the metadata of the sources; used by `lsdflow validate`."
+)
 
 
 def main() -> None:

@@ -68,13 +68,20 @@ def truth_for_advice(experiment: Experiment, config: SegmentConfig, grid: Geomet
     if config.advice == "stability":
         return None
     truth = open_truth(experiment, config.truth_dataset, grid)
-    if truth is None and config.advice == "truth":
-        raise MissingInput(
-            "advice by truth needs truth",
-            where=experiment.layout.target_volume / config.truth_dataset,
-            hint='give truth to prepare, or set segment.advice = "stability"',
-        )
+    require_truth_if_asked(experiment, config, truth is not None)
     return truth
+
+
+def require_truth_if_asked(experiment: Experiment, config: SegmentConfig, there: bool) -> None:
+    """MissingInput (66) if advice = "truth" and there is none."""
+    if there or config.advice != "truth":
+        return
+    made = experiment.layout.target_volume
+    raise MissingInput(
+        "advice by truth needs truth",
+        where=made / config.truth_dataset if made.exists() else "segment.advice",
+        hint='give truth to prepare, or set segment.advice = "stability"',
+    )
 
 
 def truth_box(config: SegmentConfig, grid: Geometry, fragments: Box, truth: Box) -> Box:

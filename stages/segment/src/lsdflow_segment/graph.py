@@ -10,9 +10,16 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
+from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment, did_you_mean
-from lsdflow_contract.graph import MAX_ID, NODES_COLLECTION, RagEdges, RagNodes, edges_collection
+from lsdflow_contract.graph import (
+    DEFAULT_MERGE_FUNCTIONS,
+    MAX_ID,
+    NODES_COLLECTION,
+    RagEdges,
+    RagNodes,
+    edges_collection,
+)
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_runtime.rag_store import RagStore
 from lsdflow_segment.advice import PartitionFacts, partition_facts
@@ -220,4 +227,19 @@ def _require_scores(edges: RagEdges) -> None:
             wanted="score = 1 - affinity, 0 to 1, or none",
             found=f"{float(scores[wrong][0])}",
             hint="run agglomerate again",
+        )
+
+
+def require_merge_function(experiment: Experiment, wanted: str | None) -> None:
+    """ConfigError (78) for edges that agglomerate will not make; once they are made, GraphSource.chosen decides."""
+    made = experiment.tables.get("agglomerate", {}).get("merge_functions", list(DEFAULT_MERGE_FUNCTIONS))
+    if wanted is None or experiment.layout.manifest("agglomerate").exists() or not isinstance(made, list):
+        return
+    if wanted not in made:
+        raise ConfigError(
+            "agglomerate does not compute this merge function",
+            where="segment.merge_function",
+            wanted=f"one of agglomerate.merge_functions: {', '.join(map(str, made))}",
+            found=wanted,
+            hint=f"add {wanted} to agglomerate.merge_functions, or choose one of these",
         )

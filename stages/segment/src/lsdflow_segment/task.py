@@ -23,6 +23,7 @@ from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.region import region_box
 from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blocks import block_plan
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
@@ -30,9 +31,9 @@ from lsdflow_runtime.rag_store import RagStore
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
-from lsdflow_runtime.target import target_grid
+from lsdflow_runtime.target import knows_target, target_grid, where_truth_is
 from lsdflow_runtime.verify import verify_task
-from lsdflow_segment.choice import choose, tables_key, thresholds_of, truth_box, truth_for_advice, why
+from lsdflow_segment.choice import choose, require_truth_if_asked, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.dealing import find_by_parts
 from lsdflow_segment.graph import (
@@ -44,6 +45,7 @@ from lsdflow_segment.graph import (
     read_edges,
     read_fragments,
     read_nodes,
+    require_merge_function,
 )
 from lsdflow_segment.lut_pieces import write_mapped_lut
 from lsdflow_segment.parted_graph import PartedGraph
@@ -223,8 +225,11 @@ def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen now; what earlier stages have not made yet is no problem."""
     config = experiment.table(STAGE, SegmentConfig)
     layout = experiment.layout
-    checks: list[Callable[[], object]] = [lambda: _require_thresholds(config)]
-    if layout.target_volume.exists():
+    checks: list[Callable[[], object]] = [
+        lambda: _require_thresholds(config),
+        lambda: require_merge_function(experiment, config.merge_function),
+    ]
+    if knows_target(experiment):
         checks.append(lambda: _require_regions(experiment, config))
     if layout.manifest("agglomerate").exists():
         checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
@@ -301,7 +306,11 @@ def _require_regions(experiment: Experiment, config: SegmentConfig) -> None:
     written = grid.box
     if experiment.layout.manifest("watershed").exists():
         written = open_fragments(experiment, grid).box
-    region_box(config.roi, grid.voxel_size_nm, written, "segment.roi")
-    truth = truth_for_advice(experiment, config, grid)
-    if truth is not None:
-        truth_box(config, grid, written, truth.labels.box)
+    box = region_box(config.roi, grid.voxel_size_nm, written, "segment.roi")
+    if config.block_shape is not None:
+        block_plan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"), (0, 0, 0), STAGE)
+    if config.advice != "stability":
+        labelled = where_truth_is(experiment, config.truth_dataset, grid)
+        require_truth_if_asked(experiment, config, labelled is not None)
+        if labelled is not None:
+            truth_box(config, grid, written, labelled)

@@ -17,6 +17,7 @@ from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
+from lsdflow_training.checks import planned_lsd, recipe_to_check, training_problems
 from lsdflow_training.foreign.imported import imported
 from lsdflow_training.measured import measure_training
 from lsdflow_training.prepared import Prepared
@@ -26,7 +27,6 @@ from lsdflow_training.stage import (
     require_ours,
     run_training,
     training_plan,
-    training_problems,
     training_status,
     verify_training,
 )
@@ -55,10 +55,19 @@ def validate(experiment: Experiment) -> list[StageError]:
     try:
         lsd = _lsd_bundle(experiment)
     except StageError as error:
-        without = training_problems(experiment, _config(experiment), STAGE, "affinities")
-        return [error, *without]
+        return [*_problems_before_the_lsds(experiment), error]
     problems = training_problems(experiment, _config(experiment), STAGE, experiment.common.mode, lsd)
     return problems or problems_of([lambda: require_ours(_prepared(experiment))])
+
+
+def _problems_before_the_lsds(experiment: Experiment) -> list[StageError]:
+    """What the settings of both networks say while the LSD network is not trained."""
+    config, planned = _config(experiment), planned_lsd(experiment)
+    problems = training_problems(experiment, config, STAGE, "acrlsd" if planned else "affinities", planned)
+    if planned is None or problems:
+        return problems
+    recipe = recipe_to_check(experiment, config, STAGE, "acrlsd", planned.voxel_size_nm, planned)
+    return problems_of([lambda: check_lsd_bundle(planned, recipe.targets)])
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
+from lsdflow_training.checks import training_problems
 from lsdflow_training.foreign.imported import imported
 from lsdflow_training.measured import measure_training
 from lsdflow_training.stage import (
@@ -17,7 +18,6 @@ from lsdflow_training.stage import (
     require_ours,
     run_training,
     training_plan,
-    training_problems,
     training_status,
     verify_training,
 )

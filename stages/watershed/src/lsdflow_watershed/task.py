@@ -23,7 +23,7 @@ from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.store_facts import store_facts
 from lsdflow_runtime.stores import problems_of_store
-from lsdflow_runtime.target import target_grid
+from lsdflow_runtime.target import knows_target, target_grid
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import OutputArray
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
@@ -89,7 +89,7 @@ def status(experiment: Experiment) -> dict[str, Any]:
 def validate(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen before predict has run; writes nothing."""
     config = experiment.table(STAGE, WatershedConfig)
-    if not experiment.layout.target_volume.exists():
+    if not knows_target(experiment):
         return problems_of_store(experiment)
     checks: list[Callable[[], object]] = [
         lambda: plan_blocks(config, target_grid(experiment).box, target_grid(experiment).voxel_size_nm),

@@ -79,7 +79,9 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
                 code = max(add_workers(experiment, s, n, dry_run=dry_run) for s, n in wanted.items())
             else:
                 cluster_of(experiment)
-                show_problems(experiment, asker(experiment), Wanted(replace, stages_of(experiment, first, last)))
+                ask = asker(experiment)
+                stages = stages_of(experiment, first, last)
+                show_problems(experiment, ask, Wanted(replace, stages, in_images=ask is ask_stage))
                 if not dry_run:
                     refuse_if_queued(experiment)
                 code = submit_chain(experiment, first, last, dry_run=dry_run, replace=replace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.cores import available_cores
-from lsdflow_contract.errors import MadeOtherwise, MissingInput, StageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.described import Described, read_described
+from lsdflow_contract.errors import MadeOtherwise, MissingInput, NotInstalled, StageError, UsageError
+from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments, stages_of
@@ -30,13 +32,19 @@ def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[st
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be run: these stages (none = all), and whether results of other settings give way."""
+    """What is to be run: these stages (none = all), and whether results of other settings give way.
+
+    in_images: by images that are pinned, so that the packages of this machine do not matter.
+    """
 
     replace: bool = False
     stages: tuple[str, ...] | None = None
+    in_images: bool = False
 
     def gives_way(self, problem: Mapping[str, Any], stage: str) -> bool:
-        """True for results of other settings that are replaced, or left alone."""
+        """True for results of other settings that are replaced, or left alone, and for packages that images have."""
+        if self.in_images and problem.get("error") == NotInstalled.__name__:
+            return True
         left_alone = self.stages is not None and stage not in self.stages
         return problem.get("error") == MadeOtherwise.__name__ and (self.replace or left_alone)
 
@@ -46,17 +54,39 @@ def problems_of(
 ) -> dict[str, list[dict[str, Any]]]:
     """All problems that the stages find, by stage, and those of the experiment as a whole; writes nothing."""
     wanted = wanted or Wanted()
-    stages = stages_of(experiment)
+    stages, first = stages_of(experiment), stages_of(experiment)[0]
     with ThreadPoolExecutor(available_cores()) as pool:
-        whole = pool.submit(whole_problems, experiment, ask)
-        answers = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), stages)
-        found = dict(zip(stages, answers, strict=True))
+        of_sources = pool.submit(ask, first, stage_arguments("validate", experiment))
+        described = _described(experiment, ask)
+        whole = pool.submit(whole_problems, experiment, described, wanted.in_images)
+        answers = pool.map(lambda stage: _validated(ask, stage, experiment, described), stages[1:])
+        found = dict(zip(stages, (of_sources.result(), *answers), strict=True))
     listed = {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
     told = {
         s: [p for p in problems if not (_made_later(p, s, experiment) or wanted.gives_way(p, s))]
         for s, problems in listed.items()
     }
     return {**told, WHOLE: whole.result()}
+
+
+def _described(experiment: Experiment, ask: Ask) -> Described:
+    """The volumes that prepare makes; none where it cannot tell (its settings are wrong, or an older image)."""
+    told = ask(STAGES[0], stage_arguments("describe", experiment))
+    try:
+        return read_described(json.dumps(told))
+    except UsageError:
+        return {}
+
+
+def _validated(ask: Ask, stage: str, experiment: Experiment, described: Described) -> Any:
+    """The problems that a stage finds. It is given the description of volumes that are not made yet."""
+    words = stage_arguments("validate", experiment)
+    if not described or experiment.layout.manifest(STAGES[0]).exists():
+        return ask(stage, words)
+    told = {label: volume.model_dump(mode="json") for label, volume in described.items()}
+    answer = ask(stage, [*words, "--described", json.dumps(told)])
+    is_older = isinstance(answer, dict) and answer.get("exit_code") == UsageError.exit_code
+    return ask(stage, words) if is_older else answer
 
 
 def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> bool:

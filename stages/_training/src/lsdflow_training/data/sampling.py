@@ -25,6 +25,11 @@ def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
 
 def chosen_volumes(folder: Path, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
     """The volumes named in the config, or all that prepare made (`there`). MissingInput / BadData / ConfigError."""
+    return [open_training_volume(folder / f"{name}.zarr") for name in chosen_names(folder, config, there)]
+
+
+def chosen_names(folder: Path, config: TrainingConfig, there: Sequence[str]) -> tuple[str, ...]:
+    """The names in the config, or all that are `there`. MissingInput (66) if there are none, ConfigError (78)."""
     if not there:
         raise MissingInput("no training volumes", where=folder, hint="give [[prepare.training]] and run prepare")
     for name in config.volumes:
@@ -38,7 +43,7 @@ def chosen_volumes(folder: Path, config: TrainingConfig, there: Sequence[str]) -
             wanted=f"{len(names)} for {', '.join(names)}",
             found=f"{len(config.probabilities)}",
         )
-    return [open_training_volume(folder / f"{name}.zarr") for name in names]
+    return tuple(names)
 
 
 def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:

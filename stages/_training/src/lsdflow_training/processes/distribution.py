@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_network.devices import require_precision
+from lsdflow_network.devices import gpu_count, require_precision
 from lsdflow_training.distributed_config import DistributedConfig
 from lsdflow_training.processes.ranks import Ranks
 
@@ -93,6 +93,4 @@ def _gpus(device: str) -> int:
     """One process per GPU; one where there is none, or where one GPU is named."""
     if device != "cuda":
         return 1
-    import torch
-
-    return max(1, torch.cuda.device_count())
+    return max(1, gpu_count())

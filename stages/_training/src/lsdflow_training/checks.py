@@ -1,0 +1,182 @@
+"""What is wrong with a training, from its settings and from what is known of its volumes, before anything is written.
+
+Volumes that prepare has still to make are known by their description (`--described`), a network that train-lsd has
+still to train by the settings of [train-lsd].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from lsdflow_contract.checkpoint import Bundle, Kind
+from lsdflow_contract.described import training_volumes
+from lsdflow_contract.errors import ConfigError, StageError, problems_of
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_network.devices import gpu_count
+from lsdflow_training.backends import lsds_problems, tensorflow_problems
+from lsdflow_training.bundle_facts import make_bundle
+from lsdflow_training.config import LsdTrainingConfig, TrainingConfig
+from lsdflow_training.data.sampling import (
+    chosen_names,
+    chosen_volumes,
+    common_voxel_size,
+    make_sources,
+    prepared_probabilities,
+    source_problems,
+)
+from lsdflow_training.data.volumes import TrainingVolume, described_volume
+from lsdflow_training.mlflow_uri import mlflow_problems
+from lsdflow_training.recipe import Recipe
+from lsdflow_training.resolve import choose_device, resolve_recipe
+
+Known = tuple[Sequence[TrainingVolume], Mapping[str, float]]
+T = TypeVar("T")
+# For checks that do not depend on the voxel size, where it is not known.
+ANY_VOXEL_NM: Nm3 = (1.0, 1.0, 1.0)
+
+
+def training_problems(
+    experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
+) -> list[StageError]:
+    """All problems that can be seen without writing or training, the first of each kind.
+
+    lsd: the LSD network of an acrlsd training, trained (`planned_lsd`: or planned).
+    """
+    problems = _problems(experiment, config, stage, kind, lsd)
+    for error in problems:
+        if isinstance(error, ConfigError) and error.where.split(" ")[0].rstrip(",") in type(config).model_fields:
+            error.where = f"{stage}.{error.where}"
+    return problems
+
+
+def _problems(
+    experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None
+) -> list[StageError]:
+    installed = [*tensorflow_problems(config.backend), *mlflow_problems(config.mlflow)]
+    problems: list[StageError] = [*installed, *lsds_problems(config.lsd_engine)]
+    known, missing = _or_error(lambda: known_volumes(experiment, config))
+    size, differ = _or_error(lambda: common_voxel_size(known[0])) if known else (None, None)
+    recipe, wrong = _or_error(lambda: recipe_to_check(experiment, config, stage, kind, size or ANY_VOXEL_NM, lsd))
+    problems += [error for error in (wrong, missing, differ) if error is not None]
+    if recipe is None:
+        return problems
+    if known is None or size is None:
+        return [*problems, *shape_problems(recipe)]
+    sources = make_sources(known[0], config, recipe, known[1])
+    return [*problems, *recipe_problems(recipe), *source_problems(sources, recipe)]
+
+
+def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
+    """The chosen training volumes and how often each is drawn: those that prepare made, or that it will make.
+
+    MissingInput (66) if prepare has not run and nothing describes its volumes.
+    """
+    folder = experiment.layout.training_volume("any").parent
+    described = training_volumes(experiment.described)
+    if experiment.described and not experiment.layout.manifest("prepare").exists():
+        names = chosen_names(folder, config, tuple(described))
+        return [described_volume(n, described[n]) for n in names], {n: described[n].probability or 1.0 for n in names}
+    probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))
+    return chosen_volumes(folder, config, tuple(probabilities)), probabilities
+
+
+def planned_lsd(experiment: Experiment) -> Bundle | None:
+    """The LSD network that train-lsd will train; None if its settings are wrong, which train-lsd reports."""
+    config, _ = _or_error(lambda: experiment.table("train-lsd", LsdTrainingConfig))
+    if config is None:
+        return None
+    known, _ = _or_error(lambda: known_volumes(experiment, config))
+    size, _ = _or_error(lambda: common_voxel_size(known[0])) if known else (None, None)
+    if size is None:
+        return None
+    recipe, _ = _or_error(lambda: recipe_to_check(experiment, config, "train-lsd", "lsd", size, None))
+    return None if recipe is None else make_bundle(recipe, 0, "", None, None)
+
+
+def recipe_to_check(
+    experiment: Experiment,
+    config: TrainingConfig,
+    stage: str,
+    kind: Kind,
+    voxel_size_nm: Nm3,
+    lsd: Bundle | None,
+) -> Recipe:
+    """The recipe of a training on the device of its jobs. Raises as resolve_recipe."""
+    device = _device_of_jobs(experiment)
+    return resolve_recipe(experiment, config, stage, kind, voxel_size_nm=voxel_size_nm, lsd=lsd, device=device)
+
+
+def recipe_problems(recipe: Recipe) -> list[StageError]:
+    """Settings that cannot go together, or do not suit the voxel size."""
+    return [*shape_problems(recipe), *problems_of([lambda: _check_sigma(recipe)])]
+
+
+def shape_problems(recipe: Recipe) -> list[StageError]:
+    """Settings that do not suit the shapes of the network, whatever the voxel size."""
+    return problems_of([lambda: _check_downsample(recipe), lambda: _check_misalignment(recipe)])
+
+
+def _device_of_jobs(experiment: Experiment) -> str:
+    """The device of the run. Jobs of a cluster have GPUs where the machine that validates has none."""
+    wanted = experiment.compute.device
+    if "cluster" in experiment.tables and wanted != "cpu" and not gpu_count():
+        return "cuda"
+    return choose_device(wanted)
+
+
+def _check_sigma(recipe: Recipe) -> None:
+    """A Gaussian that no patch holds, or that sees one voxel only, describes no shape."""
+    targets, output = recipe.targets, recipe.shapes.output_vox
+    if not targets.lsds:
+        return
+    sigma_vox = [s / v for s, v in zip(targets.sigma_nm, targets.voxel_size_nm, strict=True)]
+    if max(sigma_vox) >= 0.5 and all(2 * s <= n for s, n in zip(sigma_vox, output, strict=True)):
+        return
+    half_nm = [n * v / 2 for n, v in zip(output, targets.voxel_size_nm, strict=True)]
+    raise ConfigError(
+        "sigma does not suit the voxels and the patch",
+        where=f"{recipe.stage}.sigma",
+        wanted=f"from half a voxel to half the patch: at most {_text(half_nm)} nm (output {list(output)} vox)",
+        found=f"{_text(targets.sigma_nm)} nm = {_text(sigma_vox)} vox",
+        hint=f'"{10 * min(targets.voxel_size_nm):g} nm" is usual (10 of the shortest voxel edges), or a larger '
+        "input_shape_vox",
+    )
+
+
+def _check_downsample(recipe: Recipe) -> None:
+    step, output = recipe.targets.lsd_downsample, recipe.shapes.output_vox
+    if recipe.targets.lsds and any(n % step for n in output):
+        raise ConfigError(
+            "lsd_downsample does not divide the output of the network",
+            where=f"{recipe.stage}.lsd_downsample",
+            wanted=f"a divisor of {list(output)} vox",
+            found=step,
+            hint="set lsd_downsample = 1, or another input_shape_vox",
+        )
+
+
+def _check_misalignment(recipe: Recipe) -> None:
+    reach, (_, y, x) = recipe.augmentation.max_misalign_vox, recipe.shapes.network_input_vox
+    if 2 * reach >= min(y, x):
+        raise ConfigError(
+            "sections would be moved out of the patch",
+            where=f"{recipe.stage}.max_misalign_vox",
+            wanted=f"less than half the input of the network, {[y, x]} vox (y, x)",
+            found=reach,
+            hint="10 voxels are usual for misaligned sections",
+        )
+
+
+def _or_error(make: Callable[[], T]) -> tuple[T | None, StageError | None]:
+    """What a function makes, or the error that it raises."""
+    try:
+        return make(), None
+    except StageError as error:
+        return None, error
+
+
+def _text(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,60 @@
+"""What the settings say before there are fragments: against those of watershed and predict, and the target's voxels."""
+
+from __future__ import annotations
+
+from lsdflow_agglomerate.config import AgglomerateConfig
+from lsdflow_contract.errors import ConfigError, StageError, problems_of
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box, Lengths
+from lsdflow_runtime.blocks import block_plan
+from lsdflow_runtime.target import knows_target, target_grid
+
+ID_MODE = "seamless"
+
+
+def problems_before_fragments(experiment: Experiment, config: AgglomerateConfig) -> list[StageError]:
+    """Settings that cannot go together; once watershed has finished, its own settings decide."""
+    checks = [lambda: _check_id_mode(experiment, config), lambda: _check_lsds(experiment, config)]
+    if knows_target(experiment):
+        checks.append(lambda: _check_lengths(experiment, config))
+    return problems_of(checks)
+
+
+def _check_id_mode(experiment: Experiment, config: AgglomerateConfig) -> None:
+    seamless = experiment.tables.get("watershed", {}).get("id_mode", ID_MODE) == ID_MODE
+    name = "context" if seamless else "super_block"
+    given: Lengths | None = getattr(config, name)
+    if given is None:
+        return
+    how = "on complete faces, without context" if seamless else "in blocks, without super-blocks"
+    raise ConfigError(
+        f"fragments of this id_mode are scored {how}",
+        where=f"agglomerate.{name}",
+        wanted=f'watershed.id_mode = "{"blocks" if seamless else "seamless"}", or no {name}',
+        found=str(given),
+        hint=f"leave {name} out",
+    )
+
+
+def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:
+    predict = experiment.tables.get("predict", {})
+    stored = predict.get("store_lsds") or predict.get("passes") == "two"
+    if config.scored_from == "lsds" and not stored and not experiment.layout.manifest("predict").exists():
+        raise ConfigError(
+            "predict does not store the LSDs that the edges are to be scored from",
+            where="agglomerate.scored_from",
+            wanted="predict.store_lsds = true",
+            found='scored_from = "lsds"',
+            hint='set predict.store_lsds = true, or scored_from = "affinities"',
+        )
+
+
+def _check_lengths(experiment: Experiment, config: AgglomerateConfig) -> None:
+    grid = target_grid(experiment)
+    for name in ("block_shape", "super_block", "context"):
+        given: Lengths | None = getattr(config, name)
+        if given is None:
+            continue
+        shape = given.to_vox(grid.voxel_size_nm, f"agglomerate.{name}")
+        if name != "context":
+            block_plan(Box((0, 0, 0), grid.shape_vox), shape, (0, 0, 0), "agglomerate")
