@@ -22,8 +22,9 @@ from lsdflow_contract.errors import BadData, ConfigError, Interrupted, NotOurs  
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_training import loss_bands  # noqa: E402
 from lsdflow_training import trainer as trainer_module  # noqa: E402
+from lsdflow_training.checks import training_problems  # noqa: E402
 from lsdflow_training.outcome import Outcome  # noqa: E402
-from lsdflow_training.stage import Prepared, run_training, training_problems  # noqa: E402
+from lsdflow_training.stage import Prepared, run_training  # noqa: E402
 from lsdflow_training.steering import Steering  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402

@@ -46,4 +46,5 @@ def _later_checks(experiment: Experiment, found: Mapping[str, Sequence[Any]]) ->
 
 
 def _table(experiment: Experiment, stage: str) -> dict[str, Any]:
-    return experiment.tables.get(stage, {})
+    table: dict[str, Any] = experiment.tables.get(stage, {})
+    return table

@@ -30,7 +30,8 @@ def whole_problems(experiment: Experiment, described: Described, in_images: bool
     problems: list[StageError] = []
     checks: list[Callable[[Experiment], None]] = [_require_cluster, _require_writable_folders]
     checks += [_require_image_variants] if in_images else []
-    for check in (*checks, lambda e: _require_room(e, described)):
+    checks.append(lambda e: _require_room(e, described))
+    for check in checks:
         try:
             check(experiment)
         except StageError as error:

@@ -69,6 +69,11 @@ def _problems(
     return [*problems, *recipe_problems(recipe), *source_problems(sources, recipe)]
 
 
+def before_prepare(experiment: Experiment) -> bool:
+    """True if the volumes are known by their description alone: then there is no earlier training to compare with."""
+    return bool(experiment.described) and not experiment.layout.manifest("prepare").exists()
+
+
 def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
     """The chosen training volumes and how often each is drawn: those that prepare made, or that it will make.
 
@@ -76,7 +81,7 @@ def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
     """
     folder = experiment.layout.training_volume("any").parent
     described = training_volumes(experiment.described)
-    if experiment.described and not experiment.layout.manifest("prepare").exists():
+    if before_prepare(experiment):
         names = chosen_names(folder, config, tuple(described))
         return [described_volume(n, described[n]) for n in names], {n: described[n].probability or 1.0 for n in names}
     probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))

@@ -31,13 +31,12 @@ def validate(experiment: Experiment) -> list[StageError]:
 def find_problems(experiment: Experiment) -> list[StageError]:
     """Every problem found, each on its own; empty if a run can start. Needs no GPU unless one is asked for."""
     config = experiment.table(STAGE, PredictConfig)
-    checks: list[Callable[[], object]] = [
-        lambda: check_options(experiment, config),
-        lambda: check_precision(experiment, config),
-    ]
+    checks: list[Callable[[], object]] = [lambda: check_options(experiment, config)]
     # Jobs of a cluster have GPUs where the machine that validates has none.
-    if experiment.compute.device != "auto" and "cluster" not in experiment.tables:
-        checks.append(lambda: choose_device(experiment.compute.device))
+    if "cluster" not in experiment.tables or experiment.compute.device == "cpu":
+        checks.append(lambda: check_precision(experiment, config))
+        if experiment.compute.device != "auto":
+            checks.append(lambda: choose_device(experiment.compute.device))
     if TARGET in experiment.described and not experiment.layout.target_volume.exists():
         return problems_of(checks) + _problems_before_prepare(experiment, config)
     problems = problems_of([lambda: read_manifest(experiment.layout, "prepare"), *checks])

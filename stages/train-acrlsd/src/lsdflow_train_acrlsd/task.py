@@ -17,7 +17,7 @@ from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
-from lsdflow_training.checks import planned_lsd, recipe_to_check, training_problems
+from lsdflow_training.checks import before_prepare, planned_lsd, recipe_to_check, training_problems
 from lsdflow_training.foreign.imported import imported
 from lsdflow_training.measured import measure_training
 from lsdflow_training.prepared import Prepared
@@ -57,7 +57,9 @@ def validate(experiment: Experiment) -> list[StageError]:
     except StageError as error:
         return [*_problems_before_the_lsds(experiment), error]
     problems = training_problems(experiment, _config(experiment), STAGE, experiment.common.mode, lsd)
-    return problems or problems_of([lambda: require_ours(_prepared(experiment))])
+    if problems or before_prepare(experiment):
+        return problems
+    return problems_of([lambda: require_ours(_prepared(experiment))])
 
 
 def _problems_before_the_lsds(experiment: Experiment) -> list[StageError]:

@@ -10,7 +10,7 @@ from lsdflow_command.app import RunOptions
 from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
-from lsdflow_training.checks import training_problems
+from lsdflow_training.checks import before_prepare, training_problems
 from lsdflow_training.foreign.imported import imported
 from lsdflow_training.measured import measure_training
 from lsdflow_training.stage import (
@@ -40,9 +40,9 @@ def validate(experiment: Experiment) -> list[StageError]:
     if _not_needed(experiment) or imported(experiment, STAGE):
         return []
     problems = training_problems(experiment, _config(experiment), STAGE, "lsd")
-    return problems or problems_of(
-        [lambda: require_ours(prepare_training(experiment, _config(experiment), STAGE, "lsd"))]
-    )
+    if problems or before_prepare(experiment):
+        return problems
+    return problems_of([lambda: require_ours(prepare_training(experiment, _config(experiment), STAGE, "lsd"))])
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""validate of a training refuses settings that cannot work while nothing is prepared, each with its field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_train_acrlsd.cli import app as train_acrlsd
+from lsdflow_train_lsd.cli import app as train_lsd
+from lsdflow_training.testing import micro_experiment
+
+FRESH = {
+    "training/a": {
+        "where": "raw.zarr",
+        "shape_vox": [40, 40, 40],
+        "voxel_size_nm": [8, 8, 8],
+        "offset_nm": [0, 0, 0],
+        "labelled": True,
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment whose volumes are not prepared."""
+    toml = micro_experiment(tmp_path_factory.mktemp("fresh"))
+    ExperimentLayout(toml.parent).manifest("prepare").unlink()
+    return toml
+
+
+def problems(app, toml: Path, *settings: str, described: dict | None = None) -> list[dict]:
+    words = ["validate", "--experiment", str(toml), "--json"]
+    words += [word for setting in settings for word in ("--set", setting)]
+    words += ["--described", json.dumps(described)] if described else []
+    told = json.loads(CliRunner().invoke(app, words).stdout)
+    return told if isinstance(told, list) else [told]
+
+
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [
+        ("sigma=0 nm", "train-lsd.sigma"),
+        ("learning_rate=1000", "train-lsd.learning_rate"),
+        ("downsample_factors=[[2,0,2]]", "train-lsd.downsample_factors"),
+        ("input_shape_vox=[197,197,197]", "train-lsd.input_shape_vox"),
+        ("predict_input_shape_vox=[31,32,32]", "train-lsd.predict_input_shape_vox"),
+        ("backend=tensorflow", "train-lsd.backend"),
+        ("mlflow=local", "train-lsd.mlflow"),
+        ("lsd_engine=lsds", "train-lsd.lsd_engine"),
+        ("precision=fp16", "train-lsd.precision"),
+        ("num_fmaps=1024", "train-lsd.num_fmaps"),
+        ("lsd_downsample=4", ""),
+        ("max_misalign_vox=14", "train-lsd.max_misalign_vox"),
+        ("threads=1000000000", "train-lsd.threads"),
+        ("fmap_inc_factor=1000000000", "train-lsd.fmap_inc_factor"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_before_prepare(
+    fresh: Path, setting: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    more = ["train-lsd.fmap_inc_factor=32", "train-lsd.downsample_factors=[[2,2,2]]"] if "fmaps" in setting else []
+    found = problems(train_lsd, fresh, f"train-lsd.{setting}", *more)
+    wrong = [p for p in found if p["exit_code"] == 78]
+    assert len(wrong) == (1 if field else 0), found
+    assert not field or field in wrong[0]["where"] + wrong[0]["what"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "described", "said"),
+    [
+        ("sigma=80 nm", {}, "at most 48, 48, 48 nm"),
+        ("sigma=1 nm", {}, "from half a voxel"),
+        ("input_shape_vox=[84,84,84]", {}, "too small for the network's output"),
+        ("volumes=['b']", {}, "no training volume 'b'"),
+        ("min_masked=0.5", {"training/b": {**FRESH["training/a"], "voxel_size_nm": [16, 8, 8]}}, "different voxel"),
+    ],
+)
+def test_settings_are_checked_against_volumes_that_are_not_prepared(
+    fresh: Path, setting: str, described: dict, said: str
+) -> None:
+    found = problems(train_lsd, fresh, f"train-lsd.{setting}", described={**FRESH, **described})
+    assert said in json.dumps(found)
+    assert len(found) == 1
+
+
+def test_both_networks_of_acrlsd_are_checked_together_before_the_first_is_trained(fresh: Path) -> None:
+    assert [p["exit_code"] for p in problems(train_acrlsd, fresh, described=FRESH)] == [66], "no LSD network yet"
+    wrong = problems(train_acrlsd, fresh, "train-acrlsd.sigma=32 nm", described=FRESH)
+    assert [p["exit_code"] for p in wrong] == [76, 66]
+    assert problems(train_lsd, fresh, described=FRESH) == []
+
+
+def test_jobs_of_a_cluster_may_have_the_gpu_that_this_machine_has_not(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsdflow_training.checks.gpu_count", lambda: 0)
+    monkeypatch.setattr("lsdflow_training.resolve.gpu_count", lambda: 0)
+    wanted = ["train-lsd.precision=fp16", "compute.device=auto"]
+    assert [p["exit_code"] for p in problems(train_lsd, fresh, *wanted, described=FRESH)] == [78]
+    assert problems(train_lsd, fresh, *wanted, "cluster.partition_gpu=gpu", described=FRESH) == []
