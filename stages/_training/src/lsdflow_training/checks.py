@@ -138,7 +138,8 @@ def _check_sigma(recipe: Recipe) -> None:
     if not targets.lsds:
         return
     sigma_vox = [s / v for s, v in zip(targets.sigma_nm, targets.voxel_size_nm, strict=True)]
-    if max(sigma_vox) >= 0.5 and all(2 * s <= n for s, n in zip(sigma_vox, output, strict=True)):
+    # A patch of few thick sections may be thinner than sigma.
+    if max(sigma_vox) >= 0.5 and any(2 * s <= n for s, n in zip(sigma_vox, output, strict=True)):
         return
     half_nm = [n * v / 2 for n, v in zip(output, targets.voxel_size_nm, strict=True)]
     raise ConfigError(
