@@ -146,10 +146,10 @@ def test_chunks_of_the_fill_value_are_written(tmp_path: Path, form: str) -> None
 
 
 def test_an_array_of_ours_has_a_shard_per_block_with_chunks_near_64() -> None:
-    from lsdflow_runtime.volumes import _inner_chunk
+    from lsdflow_runtime.chunk_files import inner_chunk
 
     lengths = (1, 40, 64, 96, 100, 120, 128, 160, 251, 256, 400)
-    assert [_inner_chunk(n) for n in lengths] == [1, 40, 64, 48, 50, 60, 64, 80, 251, 64, 80]
+    assert [inner_chunk(n) for n in lengths] == [1, 40, 64, 48, 50, 60, 64, 80, 251, 64, 80]
 
 
 def test_blocks_of_ours_are_one_file_each(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_patience_without_held_out_data_is_refused_by_validate_and_run(prepared)
     assert isinstance(found, ConfigError)
     assert found.where == "train-acrlsd.patience_iterations"
     assert found.hint.startswith("set validation_fraction = 0.05")
-    with pytest.raises(ConfigError, match="held-out"):
+    with pytest.raises(ConfigError, match="no validation loss"):
         run_training(made, replace=False)
     assert not made.folder.exists()
     holds_out = prepared("affinities", patience_iterations=5, validation_fraction=0.05)
@@ -125,7 +125,7 @@ def test_patience_with_held_out_sections_that_nobody_labelled_is_refused(prepare
     volume, states = made.sources[0].volume, np.ones((40, 40, 40), np.uint8)
     states[-4:] = 0
     write_zarr2(volume.path, MASK.dataset, states, volume.voxel_size_nm, (0.0, 0.0, 0.0))
-    with pytest.raises(BadData, match="nothing in the held-out sections is trained"):
+    with pytest.raises(BadData, match="selects no labelled voxels"):
         run(made, tmp_path / "t", max_iteration=1)
     assert run(made, tmp_path / "t", Steering(), max_iteration=1).iteration == 1
 
