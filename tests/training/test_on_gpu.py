@@ -50,10 +50,11 @@ def test_patches_are_those_of_the_cpu(prepared, device: str, workers: int) -> No
 @pytest.mark.parametrize(("pipeline", "precision"), [("gunpowder", "float32"), ("gpu", "float32"), *SIXTEEN_BITS])
 def test_it_learns_with_every_pipeline_and_precision(prepared, tmp_path, device: str, pipeline, precision) -> None:
     training = prepared("affinities", pipeline=pipeline, elastic_probability=0.0, num_fmaps=6)
-    how = {"max_iteration": 40, "learning_rate": 3e-3, "schedule": "constant", "checkpoint_every": 40}
+    how = {"max_iteration": 100, "learning_rate": 3e-3, "schedule": "constant", "checkpoint_every": 100}
     loss = trained(training, tmp_path / "t", device, precision, **how)
-    assert len(loss) == 40
-    assert loss[-10:].mean() < 0.95 * loss[:5].mean()
+    assert len(loss) == 100
+    # Patches differ in how hard they are, so many of them are compared.
+    assert loss[-40:].mean() < 0.95 * loss[:10].mean()
 
 
 def test_a_checkpoint_of_the_device_goes_on_there_and_on_the_cpu(prepared, tmp_path, device: str) -> None:

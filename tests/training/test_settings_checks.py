@@ -73,7 +73,7 @@ def test_a_setting_that_cannot_work_is_refused_before_prepare(
 @pytest.mark.parametrize(
     ("setting", "described", "said"),
     [
-        ("sigma=80 nm", {}, "at most 48, 48, 48 nm"),
+        ("sigma=400 nm", {}, "half the input of the network"),
         ("sigma=1 nm", {}, "from half a voxel"),
         ("input_shape_vox=[84,84,84]", {}, "too small for the network's output"),
         ("volumes=['b']", {}, "no training volume 'b'"),

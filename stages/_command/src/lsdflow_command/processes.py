@@ -34,13 +34,14 @@ def has_ended(host: str, pid: int) -> bool:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """This process gets the signal when the one that started it ends, however that ends; now, if it has ended.
+    """Ask the kernel to send this process the signal when its parent ends; send it at once if the parent has ended.
 
-    Only of a parent in the sense of multiprocessing is it known that it has ended before this was called.
+    The kernel reports nothing for a parent that ended before this call. For processes started by multiprocessing, its
+    pipe to the parent shows that; with a fork server the parent of the kernel (the server) is another process.
     """
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, number)
     parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid != os.getppid():
+    if parent is not None and not parent.is_alive():
         os.kill(os.getpid(), number)
 
 

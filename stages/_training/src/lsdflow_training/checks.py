@@ -133,19 +133,19 @@ def _device_of_jobs(experiment: Experiment) -> str:
 
 
 def _check_sigma(recipe: Recipe) -> None:
-    """A Gaussian that no patch holds, or that sees one voxel only, describes no shape."""
-    targets, output = recipe.targets, recipe.shapes.output_vox
+    """A Gaussian that the network cannot see, or that covers one voxel only, describes no shape."""
+    targets, seen = recipe.targets, recipe.shapes.network_input_vox
     if not targets.lsds:
         return
     sigma_vox = [s / v for s, v in zip(targets.sigma_nm, targets.voxel_size_nm, strict=True)]
     # A patch of few thick sections may be thinner than sigma.
-    if max(sigma_vox) >= 0.5 and any(2 * s <= n for s, n in zip(sigma_vox, output, strict=True)):
+    if max(sigma_vox) >= 0.5 and any(2 * s <= n for s, n in zip(sigma_vox, seen, strict=True)):
         return
-    half_nm = [n * v / 2 for n, v in zip(output, targets.voxel_size_nm, strict=True)]
+    half_nm = [n * v / 2 for n, v in zip(seen, targets.voxel_size_nm, strict=True)]
     raise ConfigError(
-        "sigma does not suit the voxels and the patch",
+        "sigma does not suit the voxels and the network",
         where=f"{recipe.stage}.sigma",
-        wanted=f"from half a voxel to half the patch: at most {_text(half_nm)} nm (output {list(output)} vox)",
+        wanted=f"from half a voxel to half the input of the network: at most {_text(half_nm)} nm (input {list(seen)} vox)",
         found=f"{_text(targets.sigma_nm)} nm = {_text(sigma_vox)} vox",
         hint=f'"{10 * min(targets.voxel_size_nm):g} nm" is usual (10 of the shortest voxel edges), or a larger '
         "input_shape_vox",
