@@ -92,6 +92,10 @@ def test_both_networks_of_acrlsd_are_checked_together_before_the_first_is_traine
     assert [p["exit_code"] for p in problems(train_acrlsd, fresh, described=FRESH)] == [66], "no LSD network yet"
     wrong = problems(train_acrlsd, fresh, "train-acrlsd.sigma=32 nm", described=FRESH)
     assert [p["exit_code"] for p in wrong] == [76, 66]
+    assert "train-lsd and train-acrlsd, sigma or volumes" in wrong[0]["where"]
+    coarse = {**FRESH, "training/b": {**FRESH["training/a"], "voxel_size_nm": [16, 16, 16]}}
+    volumes = ("train-lsd.volumes=['a']", "train-acrlsd.volumes=['b']")
+    assert [p["exit_code"] for p in problems(train_acrlsd, fresh, *volumes, described=coarse)] == [76, 66]
     assert problems(train_lsd, fresh, described=FRESH) == []
 
 

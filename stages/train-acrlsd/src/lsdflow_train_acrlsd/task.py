@@ -17,7 +17,8 @@ from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
-from lsdflow_training.checks import before_prepare, planned_lsd, recipe_to_check, training_problems
+from lsdflow_training.checks import before_prepare, known_volumes, planned_lsd, recipe_to_check, training_problems
+from lsdflow_training.data.sampling import common_voxel_size
 from lsdflow_training.foreign.imported import imported
 from lsdflow_training.measured import measure_training
 from lsdflow_training.prepared import Prepared
@@ -68,8 +69,14 @@ def _problems_before_the_lsds(experiment: Experiment) -> list[StageError]:
     problems = training_problems(experiment, config, STAGE, "acrlsd" if planned else "affinities", planned)
     if planned is None or problems:
         return problems
-    recipe = recipe_to_check(experiment, config, STAGE, "acrlsd", planned.voxel_size_nm, planned)
-    return problems_of([lambda: check_lsd_bundle(planned, recipe.targets)])
+    size_nm = common_voxel_size(known_volumes(experiment, config)[0])
+    recipe = recipe_to_check(experiment, config, STAGE, "acrlsd", size_nm, planned)
+    try:
+        check_lsd_bundle(planned, recipe.targets)
+    except StageError as error:
+        error.where = f"{experiment.path}: train-lsd and train-acrlsd, sigma or volumes"
+        return [error]
+    return []
 
 
 def plan(experiment: Experiment) -> dict[str, Any]:
