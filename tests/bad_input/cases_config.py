@@ -148,7 +148,7 @@ CASES = [
          ("train-lsd.sigma", "at most 140, 112, 112 nm", "1000, 1000, 1000 nm", "80 nm"), training=True),
     Case("another sigma for the affinities than for the LSDs", setting("train-acrlsd", sigma="32 nm"), 76,
          ("train-acrlsd", "the same sigma", "24, 24, 24 nm", "32, 32, 32 nm"), training=True),
-    Case("a context for seamless fragments", setting("agglomerate", context="4 vox"), CONFIG,
+    Case("a context for seamless fragments, before prepare", setting("agglomerate", context="4 vox"), CONFIG,
          ("agglomerate.context", "watershed.id_mode", "leave context out")),
     Case("edges of LSDs that are not stored", setting("agglomerate", scored_from="lsds"), CONFIG,
          ("agglomerate.scored_from", "predict.store_lsds = true")),

@@ -56,6 +56,7 @@ def problems(app, toml: Path, *settings: str, described: dict | None = None) -> 
         ("lsd_downsample=4", ""),
         ("max_misalign_vox=14", "train-lsd.max_misalign_vox"),
         ("threads=1000000000", "train-lsd.threads"),
+        ("processes=1000000000", "train-lsd.processes"),
         ("fmap_inc_factor=1000000000", "train-lsd.fmap_inc_factor"),
     ],
 )

@@ -74,6 +74,7 @@ class StoreTable(StrictModel):
     retry_s: float = Field(
         default=120.0,
         ge=0,
+        le=1e7,
         description="mongo: how long to wait for a server that does not answer, seconds; then exit code 69",
     )
 
@@ -94,14 +95,15 @@ class ComputeTable(StrictModel):
         description="daisy: several worker processes; serial: one block after another in one process; cluster: workers"
         " are other jobs (set by the SLURM wrappers)",
     )
-    workers: int = Field(default=2, ge=1, description="number of worker processes")
-    threads_per_worker: int = Field(default=1, ge=1, description="CPU threads of each worker")
+    workers: int = Field(default=2, ge=1, le=1024, description="number of worker processes")
+    threads_per_worker: int = Field(default=1, ge=1, le=1024, description="CPU threads of each worker")
     block_timeout_s: float = Field(
-        default=900.0, gt=0, description="reassign a block to another worker after this many seconds"
+        default=900.0, gt=0, le=1e7, description="reassign a block to another worker after this many seconds"
     )
     join_wait_s: float = Field(
         default=1800.0,
         gt=0,
+        le=1e7,
         description="cluster: how long a worker waits for its coordinator, seconds; then exit code 75",
     )
     verify_fraction: float = Field(
@@ -116,6 +118,7 @@ class ComputeTable(StrictModel):
     metrics_every_s: float = Field(
         default=10.0,
         ge=0,
+        le=1e7,
         description="seconds between updates of the Prometheus metrics of a running stage, in "
         "metrics/<stage>-<host>-<pid>.prom; 0 = never",
     )

@@ -8,6 +8,8 @@ from pydantic import Field, field_validator
 
 from lsdflow_contract.model import StrictModel
 
+MOST_PROCESSES = 256
+
 
 class DistributedConfig(StrictModel):
     """Optimizer, effective batch, processes. A training that leaves them at their defaults is one process."""
@@ -74,7 +76,7 @@ class DistributedConfig(StrictModel):
     @field_validator("processes")
     @classmethod
     def _at_least_one(cls, value: str | int) -> str | int:
-        if isinstance(value, int) and value < 1:
-            msg = "processes is at least 1, or auto"
+        if isinstance(value, int) and not 1 <= value <= MOST_PROCESSES:
+            msg = f"processes is 1 to {MOST_PROCESSES}, or auto"
             raise ValueError(msg)
         return value
