@@ -145,7 +145,8 @@ def _check_sigma(recipe: Recipe) -> None:
     raise ConfigError(
         "sigma does not suit the voxels and the network",
         where=f"{recipe.stage}.sigma",
-        wanted=f"from half a voxel to half the input of the network: at most {_text(half_nm)} nm (input {list(seen)} vox)",
+        wanted=f"from half a voxel to half the input of the network: at most {_text(half_nm)} nm "
+        f"(input {list(seen)} vox)",
         found=f"{_text(targets.sigma_nm)} nm = {_text(sigma_vox)} vox",
         hint=f'"{10 * min(targets.voxel_size_nm):g} nm" is usual (10 of the shortest voxel edges), or a larger '
         "input_shape_vox",
