@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import Lut, lut_name, read_lut, write_lut
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_view.gallery import Gallery, open_gallery
 from lsdflow_view.napari_layers import first_steps, napari_layers
 from lsdflow_view.napari_window import open_napari
@@ -113,7 +113,7 @@ def test_a_table_that_does_not_ascend_is_refused(tmp_path: Path) -> None:
 def test_tables_of_other_fragments_are_not_shown(tmp_path: Path) -> None:
     make_shown_experiment(tmp_path)
     beside = next((tmp_path / "luts").glob("*0.1000.json"))
-    beside.write_text(json.dumps({**json.loads(beside.read_text()), "fragments_fingerprint": "older"}))
+    write_sealed(beside, {**read_sealed(beside, hint=""), "fragments_fingerprint": "older"})
     volume = open_gallery(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
     assert [lut.threshold for lut in volume.luts] == [0.285, 0.9]
 
