@@ -15,6 +15,7 @@ from lsdflow_contract.arrays import AFFS, FRAGMENTS
 from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, bundle_folder
 from lsdflow_contract.graph import RagNodes
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
 from lsdflow_runtime.rag_store import FilesRagStore
 
 DATA, MISSING, MISMATCH, CONFIG, OTHERS = 65, 66, 76, 78, 73
@@ -77,7 +78,9 @@ def _affinities(lab: Lab) -> Path:
 
 def _affinities_of_ten_channels(lab: Lab) -> None:
     attributes = json.loads((_affinities(lab) / "zarr.json").read_text())["attributes"]
+    del attributes[ARRAY_SEAL]
     write_source(_affinities(lab), np.zeros((10, 24, 28, 32), np.uint8), **attributes)
+    seal_array(_affinities(lab))
 
 
 def _truncated(dataset: str) -> Spoil:
