@@ -31,7 +31,7 @@ has_torch() {
 }
 
 # Hashes are required, so that no index can put another package in the place of a locked one.
-options=(--require-hashes --only-binary :all: --link-mode copy --index-strategy unsafe-best-match)
+options=(--only-binary :all: --link-mode copy --index-strategy unsafe-best-match)
 backend=()
 if [[ ${TORCH:-} == cpu ]]; then backend=(--torch-backend cpu); fi
 index=$(setting index-url)
@@ -51,5 +51,5 @@ if [[ -n $certificates ]]; then export SSL_CERT_FILE=$certificates; fi
 python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --target /uv -r "$here/installer.lock"
 export UV_CACHE_DIR=${PIP_CACHE_DIR:-/var/cache/pip}/uv
 set -x # the log of a build says where the packages were looked for
-/uv/bin/uv pip sync --python "$environment/bin/python" "${options[@]}" ${backend[@]+"${backend[@]}"} "$1"
+/uv/bin/uv pip sync --python "$environment/bin/python" --require-hashes "${options[@]}" ${backend[@]+"${backend[@]}"} "$1"
 rm -f "$environment/.lock" # of uv itself
