@@ -21,6 +21,7 @@ from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import BadData, MadeOtherwise
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import ARRAY_SEAL
 from lsdflow_prepare import task, writing
 
 SHAPE = (20, 18, 16)
@@ -223,6 +224,8 @@ def as_of_contract_1_6(loaded: Experiment) -> None:
     """The metadata as prepare left it then: other names of the inputs, none of the files."""
     for path in loaded.layout.training_volume("a").rglob(".zattrs"):
         attributes = json.loads(path.read_text())
+        attributes.pop(ARRAY_SEAL)
+        attributes["lsdflow"]["contract"] = "1.6.1"
         attributes["lsdflow"].pop("sources", None)
         attributes["lsdflow"]["inputs"] = {"raw": "0" * 64, "labels": "1" * 64}
         path.write_text(json.dumps(attributes))

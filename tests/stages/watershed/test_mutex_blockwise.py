@@ -14,6 +14,7 @@ from lsdflow_contract.errors import BadData, ConfigError, NotOurs
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
 from lsdflow_contract.testing import noisy_affinities_to, voronoi_labels
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import open_volume
@@ -165,6 +166,8 @@ def test_more_channels_than_offsets_are_refused(make_experiment: MakeExperiment,
     experiment = make_experiment(far_affs, MUTEX, neighborhood=FAR)
     volume = open_volume(experiment.layout.predictions("acrlsd", 100), "volumes/affs")
     volume.array.attrs["neighborhood"] = [list(offset) for offset in FAR[:5]]
+    del volume.array.attrs[ARRAY_SEAL]
+    seal_array(experiment.layout.predictions("acrlsd", 100) / "volumes/affs")
     problems = task.validate(experiment)
     assert [type(problem) for problem in problems] == [BadData]
     assert "5 channels" in problems[0].message()
