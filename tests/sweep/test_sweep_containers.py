@@ -15,9 +15,9 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import UsageError
 from lsdflow_launch.commands import run_stage
 from lsdflow_launch.place import Containing
-from lsdflow_launch.sweep.containers import caller_at
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, write_folders
+from lsdflow_launch.sweep.run import caller_at
 
 LABELS = {
     "lsdflow.stage": "segment",

@@ -17,7 +17,7 @@ from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.sweep import cli as sweep_cli
-from lsdflow_launch.sweep import containers as sweep_containers
+from lsdflow_launch.sweep import run as sweep_run
 
 from .conftest import ask_here, bring_affinities
 
@@ -44,7 +44,7 @@ def test_a_sweep_gives_each_run_what_the_experiment_alone_gives(
         return 0
 
     monkeypatch.setattr(sweep_cli, "run_stage", run_here)
-    monkeypatch.setattr(sweep_containers, "run_stage", run_here)
+    monkeypatch.setattr(sweep_run, "run_stage", run_here)
     monkeypatch.setattr(sweep_cli, "ask_stage", ask_here)
     make_here(bring_affinities(base), "prepare", "watershed", "agglomerate")
     file, folder = sweep_file('[axes]\n"segment.threshold" = [0.2, 0.4]\n'), tmp_path / "grid"

@@ -24,7 +24,7 @@ from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.init.schema import require_known_keys
 from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
 from lsdflow_launch.not_checked import NOT_CHECKED, not_checked
-from lsdflow_launch.options import Debug, First, Folder, GivesWay, Json, Last, Replace, Set
+from lsdflow_launch.options import Debug, Engine, First, Folder, GivesWay, Images, Json, Last, Network, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
 from lsdflow_launch.slurm.cli import add_verbs, asker, whole_status
@@ -85,13 +85,9 @@ def run(
     last: Last = STAGES[-1],
     override: Set = None,
     replace: Replace = False,
-    engine: Annotated[
-        str | None, typer.Option(help="container: docker, podman, or singularity (also for apptainer)")
-    ] = None,
-    images: Annotated[Path | None, typer.Option(help="container: folder with the SIF images, for singularity")] = None,
-    network: Annotated[
-        str | None, typer.Option(help="container: network in which MongoDB is reached (default: host)")
-    ] = None,
+    engine: Engine = None,
+    images: Images = None,
+    network: Network = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -35,5 +35,8 @@ Replace = Annotated[
 GivesWay = Annotated[
     bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")
 ]
+Engine = Annotated[str | None, typer.Option(help="container: docker, podman, or singularity (also for apptainer)")]
+Images = Annotated[Path | None, typer.Option(help="container: folder with the SIF images, for singularity")]
+Network = Annotated[str | None, typer.Option(help="container: network in which MongoDB is reached (default: host)")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Debug = Annotated[bool, typer.Option("--debug", help="also print tracebacks")]

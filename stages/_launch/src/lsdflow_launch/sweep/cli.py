@@ -18,17 +18,16 @@ from lsdflow_command.verbs import Verbs
 from lsdflow_contract.errors import BlocksFailed, UsageError
 from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.commands import ask_stage, run_stage
-from lsdflow_launch.options import Debug, Json
+from lsdflow_launch.options import Debug, Engine, Images, Json, Network
 from lsdflow_launch.place import Containing
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
 from lsdflow_launch.sweep.completion import axis_values, sweep_files, sweep_folders
-from lsdflow_launch.sweep.containers import PLACES, caller_at
 from lsdflow_launch.sweep.estimate import estimate, grid_runs, runs_of_part
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, planned, write_folders
 from lsdflow_launch.sweep.grid import groups_of, runs_where
 from lsdflow_launch.sweep.merge import Merged, merged
-from lsdflow_launch.sweep.run import SweepRunner, exit_code_of, prepare_volumes
+from lsdflow_launch.sweep.run import PLACES, SweepRunner, caller_at, exit_code_of, prepare_volumes
 from lsdflow_launch.sweep.table import summary, write_merged
 from lsdflow_launch.sweep.tree import PlannedRun
 
@@ -84,13 +83,9 @@ def run(
     where: Annotated[list[str] | None, typer.Option(help=WHERE, autocompletion=axis_values)] = None,
     array: Annotated[bool, typer.Option("--array", help="run the part of this task of a SLURM array")] = False,
     on: Annotated[str, typer.Option(help="where: local or container", autocompletion=one_of(PLACES))] = "local",
-    engine: Annotated[
-        str | None, typer.Option(help="container: docker, podman, or singularity (also for apptainer)")
-    ] = None,
-    images: Annotated[Path | None, typer.Option(help="container: folder with the SIF images, for singularity")] = None,
-    network: Annotated[
-        str | None, typer.Option(help="container: network in which MongoDB is reached (default: host)")
-    ] = None,
+    engine: Engine = None,
+    images: Images = None,
+    network: Network = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lsdflow_contract.errors import BlocksFailed, Interrupted, NotOurs
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.errors import BlocksFailed, Interrupted, NotOurs, UsageError
+from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import STOPPED, Chain
+from lsdflow_launch.commands import run_stage
+from lsdflow_launch.images.container import Containers, sif_folder
+from lsdflow_launch.place import Containing
 from lsdflow_launch.sweep.claim import AtWorkElsewhere, claimed
 from lsdflow_launch.sweep.folder import SweepFolder
 from lsdflow_launch.sweep.links import link_stages
@@ -28,6 +31,24 @@ LOG = logging.getLogger("lsdflow.sweep")
 Caller = Callable[[str, Sequence[str]], int]
 Came = Literal["done", "failed", "at work elsewhere", "waits"]
 POLL_SECONDS = 5.0
+PLACES = ("local", "container")
+
+
+def caller_at(place: str, sweep: SweepFolder, containing: Containing) -> Caller:
+    """What runs a stage at a place: the installed command, or the image. UsageError (2) for an unknown place."""
+    if place not in PLACES:
+        raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), hint=did_you_mean(place, PLACES))
+    if place == "local":
+        return run_stage
+    # The base names the folder of SIFs relative to itself. Runs link to results in the base and in shared/.
+    sifs = containing.sifs or sif_folder(load_experiment(sweep.root / sweep.plan.base_file))
+    beside = (sweep.root, sweep.base_folder)
+
+    def call(stage: str, arguments: Sequence[str]) -> int:
+        experiment = load_experiment(Path(arguments[arguments.index("--experiment") + 1]))
+        return Containers(experiment, containing.engine, sifs, containing.network, beside)(stage, arguments)
+
+    return call
 
 
 @dataclass
