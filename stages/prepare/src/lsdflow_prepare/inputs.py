@@ -20,7 +20,6 @@ from lsdflow_prepare import placement
 from lsdflow_prepare.config import Region, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.greyscale import refuse_type
-from lsdflow_prepare.identity import state_of
 from lsdflow_prepare.neuron_ids import LabelledBlock, labelled_block, mask_states, refuse_label_type
 from lsdflow_runtime.formats.detect import detect_format, open_source
 from lsdflow_runtime.formats.source import SourceVolume
@@ -61,8 +60,8 @@ class VolumeInputs:
 
     @cached_property
     def states(self) -> dict[str, dict[str, str]]:
-        """What each source is now; see `state_of`. Looks at all files of the sources once."""
-        return {name: state_of(source) for name, source in self.sources.items()}
+        """What each source is now; see `SourceVolume.state`. Examines all files of the sources once."""
+        return {name: source.state() for name, source in self.sources.items()}
 
     @property
     def output_geometry(self) -> Geometry:

@@ -1,4 +1,8 @@
-"""What a look at the volumes of an experiment tells, for `lsdflow init`: size, voxels, grey values, labelled part."""
+"""What prepare knows of volumes before it has run, for the command `lsdflow`.
+
+look_at, for `lsdflow init`: size, voxel size, grey values and labelled part, from samples of the voxels.
+describe, for `lsdflow validate`: what prepare will make, from the metadata of the sources alone.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import LABELS
+from lsdflow_contract.described import TARGET, TRAINING, DescribedVolume
 from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
-from lsdflow_prepare.config import TargetVolume
-from lsdflow_prepare.inputs import Resolve, VolumeInputs
+from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
+from lsdflow_prepare.findings import Findings
+from lsdflow_prepare.finished import STAGE
+from lsdflow_prepare.inputs import Resolve, VolumeInputs, open_inputs
 from lsdflow_prepare.statistics import LabelStatistics
 from lsdflow_prepare.survey import look_until, sample_boxes
+from lsdflow_prepare.writing import bytes_needed
 from lsdflow_runtime.formats.detect import open_source
 
 # Black and white leave a thousandth of the voxels outside: hot pixels do not set the contrast.
@@ -76,3 +85,30 @@ def _labels_beside(inputs: VolumeInputs, resolve: Resolve) -> bool:
             return source.where != inputs.raw.where
     except (MissingInput, ConfigError):
         return False
+
+
+def describe(experiment: Experiment) -> dict[str, Any]:
+    """A DescribedVolume of each volume that can be opened, as plain values; `validate` reports the others."""
+    table = experiment.table(STAGE, PrepareConfig)
+    tables: dict[str, TrainingVolume | TargetVolume] = {f"{TRAINING}{v.name}": v for v in table.training}
+    if table.target is not None:
+        tables[TARGET] = table.target
+    found = {label: _described(experiment, label, volume) for label, volume in tables.items()}
+    return {label: volume.model_dump(mode="json") for label, volume in found.items() if volume is not None}
+
+
+def _described(experiment: Experiment, label: str, volume: TrainingVolume | TargetVolume) -> DescribedVolume | None:
+    inputs = open_inputs(label.removeprefix(TRAINING), volume, experiment.resolve, Findings())
+    if inputs is None:
+        return None
+    with inputs:
+        made, labelled = inputs.output_geometry, inputs.labels is not None
+        return DescribedVolume(
+            where=inputs.raw.where,
+            shape_vox=made.shape_vox,
+            voxel_size_nm=made.voxel_size_nm,
+            offset_nm=made.offset_nm,
+            labelled=labelled,
+            probability=volume.probability if isinstance(volume, TrainingVolume) else None,
+            bytes_expected=bytes_needed(made.shape_vox, labelled),
+        )

@@ -20,11 +20,10 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
-from lsdflow_prepare.descriptions import describe  # noqa: F401 - a verb like the others
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
-from lsdflow_prepare.look import look_at
+from lsdflow_prepare.look import describe, look_at  # noqa: F401 - describe is a verb like the others
 from lsdflow_prepare.repair import mend, require_same_work
 from lsdflow_prepare.same_input import recognised, remember
 from lsdflow_prepare.survey import survey

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
+from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.formats import axes as axis_order
 from lsdflow_runtime.formats.claims import GeometryClaim, place
 from lsdflow_runtime.formats.file_stamp import file_stamp
@@ -133,13 +134,17 @@ class SourceVolume:
                 return f"{self.grid.file(index)} ({self.axes} {tuple(begins)}..{tuple(ends)})"
         return None
 
-    def stamp(self) -> str:
-        """Names, sizes and times of change of the files as one hash; nothing is read. See `file_stamp`.
+    def state(self) -> dict[str, str]:
+        """Two hashes by which a change is noticed; no voxel is read.
 
-        Raises MissingInput, PermissionDenied or StorageFailure for a file that cannot be looked at.
+        form: format, shape, type, voxel size, offset and region. files: names, sizes and times of change of the files.
+        Raises MissingInput, PermissionDenied or StorageFailure for a file that cannot be examined.
         """
+        claims = [[claim.voxel_size_nm, claim.offset_nm] for claim in self.claims]
+        stored = [self.form, self.axes, list(self.stored_shape), str(self.dtype)]
         with reading(self.where):
-            return file_stamp(self.files)
+            files = file_stamp(self.files)
+        return {"form": hash_of({"stored": stored, "claims": claims, "roi": self.roi_nm}), "files": files}
 
     def missing_chunks(self, box: Box) -> list[tuple[int, ...]] | None:
         """Indices (stored order) of chunks in `box` that were never written; None where the format cannot tell."""
