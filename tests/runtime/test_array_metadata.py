@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import random
 import shutil
 from pathlib import Path
@@ -15,6 +17,7 @@ import zarr
 from lsdflow_contract.arrays import AFFS, SEGMENTATION
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
 from lsdflow_contract.geometry import Geometry
+from lsdflow_runtime.array_metadata import make_array
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
 GRID = Geometry((40.0, 8.0, 8.0), (0.0, 0.0, 0.0), (8, 16, 16))
@@ -25,6 +28,7 @@ Format = Literal[2, 3]
 def written(path: Path, zarr_format: Format) -> OutputArray:
     output = OutputArray(path, SEGMENTATION, GRID, GRID.box, (8, 8, 8), zarr_format)
     output.create(PROVENANCE)
+    output.write_groups()
     output.open().write(GRID.box, np.arange(8 * 16 * 16, dtype=np.uint64).reshape(8, 16, 16))
     return output
 
@@ -47,6 +51,7 @@ def test_groups_are_added_to_a_container_of_an_earlier_version_that_is_resumed(
     for folder in (output.path, output.path / "volumes"):
         (folder / (".zgroup" if zarr_format == 2 else "zarr.json")).unlink()
     assert not output.create(PROVENANCE), "the array itself is not made again"
+    output.write_groups()
     assert zarr.open_group(output.path, mode="r")["volumes/segmentation"].shape == (8, 16, 16)
 
 
@@ -54,13 +59,14 @@ def test_an_array_made_anew_in_the_other_format_is_found_from_the_root(tmp_path:
     output = written(tmp_path / "a.zarr", 3)
     other = OutputArray(output.path, SEGMENTATION, GRID, GRID.box, (8, 8, 8), 2)
     other.create({**PROVENANCE, "key": "other work"}, replace=True)
+    other.write_groups()
     assert zarr.open_group(output.path, mode="r")["volumes/segmentation"].metadata.zarr_format == 2
 
 
 def test_attributes_that_others_gave_a_group_are_kept(tmp_path: Path) -> None:
     output = written(tmp_path / "a.zarr", 3)
     zarr.open_group(output.path).attrs["ome"] = {"name": "mine"}
-    output.create(PROVENANCE)
+    output.write_groups()
     assert zarr.open_group(output.path, mode="r").attrs["ome"] == {"name": "mine"}
 
 
@@ -116,11 +122,31 @@ def test_lost_or_damaged_metadata_are_written_again_and_chunks_stay(tmp_path: Pa
             damage(output.folder / name)
             with pytest.raises((BadData, MissingInput, NotOurs)):
                 output.create(PROVENANCE)
-            output.mend_metadata(PROVENANCE)
+            output.restore_metadata(PROVENANCE)
             assert np.array_equal(output.open().read(GRID.box), values)
     for path, (content, changed) in files.items():
         assert path.read_bytes() == content
         assert path.name.startswith((".z", "zarr")) or path.stat().st_mtime_ns == changed
+
+
+def test_a_process_killed_while_it_creates_an_array_leaves_nothing_after_the_next_create(tmp_path: Path) -> None:
+    output = OutputArray(tmp_path / "a.zarr", SEGMENTATION, GRID, GRID.box, (8, 8, 8), 3)
+
+    def killed_before_the_seal(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "zarr.json").write_text("{}")
+        os._exit(9)
+
+    killed = multiprocessing.get_context("fork").Process(
+        target=make_array, args=(output.folder, killed_before_the_seal)
+    )
+    killed.start()
+    killed.join()
+    assert killed.exitcode == 9
+    assert [path.name.startswith(".") for path in output.folder.parent.iterdir()] == [True]
+    assert output.create(PROVENANCE)
+    assert list(output.folder.parent.iterdir()) == [output.folder]
+    assert output.open().geometry == GRID
 
 
 def test_an_array_of_an_earlier_contract_has_no_seal_and_is_read(tmp_path: Path) -> None:

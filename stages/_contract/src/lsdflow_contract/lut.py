@@ -28,7 +28,7 @@ from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
 
 LUT_KEY = "fragment_segment_lut"
 NPZ_SHA256 = "npz_sha256"
-_MEND = "write the tables again: segment repair"
+_REPAIR = "write the tables again: segment repair"
 # What numpy, zipfile and zlib raise for a damaged npz.
 _DAMAGE = (ValueError, LookupError, OSError, EOFError, RuntimeError, MemoryError, TypeError, SyntaxError)
 _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OverflowError)
@@ -97,7 +97,7 @@ def write_side_car(path: Path, fragments: int, facts: Mapping[str, Any]) -> str:
 
 def read_side_car(path: Path) -> dict[str, Any]:
     """What is known of the npz at `path`. MissingInput (66) if it has no side-car, BadData (65) if that is damaged."""
-    return read_sealed(path.with_suffix(".json"), _MEND)
+    return read_sealed(path.with_suffix(".json"), _REPAIR)
 
 
 def read_lut(path: Path) -> Lut:
@@ -109,12 +109,12 @@ def read_lut(path: Path) -> Lut:
         there = sorted(p.name for p in path.parent.glob("*.npz")) if path.parent.is_dir() else []
         raise MissingInput("no such LUT", where=path, found=", ".join(there) or "no LUT there")
     if path.with_suffix(".json").exists():
-        require_sha256(path, read_side_car(path).get(NPZ_SHA256), _MEND)
+        require_sha256(path, read_side_car(path).get(NPZ_SHA256), _REPAIR)
     try:
         with np.load(path, allow_pickle=False) as archive:
             table = archive[LUT_KEY]
     except (*_DAMAGE, *_DAMAGED_ZIP) as error:
-        raise BadData(f"not a LUT: needs key {LUT_KEY}", where=path, found=error, hint=_MEND) from error
+        raise BadData(f"not a LUT: needs key {LUT_KEY}", where=path, found=error, hint=_REPAIR) from error
     if table.ndim != 2 or table.shape[0] != 2 or table.dtype.kind not in "ui":
         raise BadData("not a LUT", where=path, wanted="integers (2, N)", found=f"{table.dtype} {table.shape}")
     return Lut(table[0].astype(np.uint64), table[1].astype(np.uint64))

@@ -23,7 +23,7 @@ SEAL, ARRAY_SEAL = "seal", "lsdflow_seal"
 SEALED_SINCE = (1, 8)
 # The files of an array's metadata; the last one that is there holds the attributes.
 _ARRAY_METADATA = ("zarr.json", ".zarray", ".zattrs")
-_MEND_ARRAY = "let the stage that wrote it write its metadata again: lsdflow repair EXPERIMENT"
+_REPAIR_ARRAY = "write the metadata again: lsdflow repair EXPERIMENT"
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def unsealed(value: Any, where: object, hint: str) -> dict[str, Any]:
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` with its seal, atomically; nothing is touched if it stands there already."""
+    """Write `value` with its seal, atomically; a file with this content is left as it is."""
     write_json(path, sealed(value))
 
 
@@ -81,7 +81,7 @@ def require_sealed_array(folder: Path) -> None:
     seal = attributes.pop(ARRAY_SEAL, None)
     provenance = attributes.get("lsdflow", {})
     contract = provenance.get("contract") if isinstance(provenance, dict) else None
-    _require_seal(documents, seal, contract, folder, _MEND_ARRAY)
+    _require_seal(documents, seal, contract, folder, _REPAIR_ARRAY)
 
 
 def _array_documents(folder: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _array_documents(folder: Path) -> dict[str, Any]:
             try:
                 found[name] = read_json(folder / name)
             except BadData as error:
-                error.hint = _MEND_ARRAY
+                error.hint = _REPAIR_ARRAY
                 raise
     return found
 

@@ -41,7 +41,13 @@ def write_groups(container: Path, dataset: str, zarr_format: ZarrFormat) -> None
 
 
 def make_array(folder: Path, create: Callable[[Path], object]) -> None:
-    """Let `create` make an array in a hidden folder, seal its metadata, and put it in place of `folder` in one step."""
+    """Let `create` make an array in a hidden folder, seal its metadata, and rename it to `folder` in one step.
+
+    Hidden folders of processes that were killed here are removed; the lock of the stage keeps other processes away.
+    """
+    with storage_errors(folder):
+        for leftover in folder.parent.glob(f".{folder.name}.*{TEMPORARY_SUFFIX}"):
+            shutil.rmtree(leftover, ignore_errors=True)
     with storage_errors(folder), _hidden(folder, create) as made:
         made.rename(folder)
         fsync_folder(folder.parent)

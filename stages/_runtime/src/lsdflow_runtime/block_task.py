@@ -105,6 +105,8 @@ class BlockTask:
         store.begin(self.stage, self.key)
         try:
             made = [output.create(self.provenance(), replace) for output in self.outputs.values()]
+            for output in self.outputs.values():
+                output.write_groups()
         except NotOurs as error:
             raise self._explained(error) from error
         if replace:

@@ -28,7 +28,7 @@ def take_back_broken(task: BlockTask) -> dict[str, Any]:
 
     Raises NotOurs (73) for outputs of other work, before anything is changed.
     """
-    _mend_metadata(task)
+    _restore_metadata(task)
     task.create_outputs(replace=False)
     lost = task.marks.take_back_damaged(len(task.plan))
     broken = {number: ["lost done mark: the pack that held it is damaged"] for number in sorted(lost)}
@@ -41,7 +41,7 @@ def take_back_broken(task: BlockTask) -> dict[str, Any]:
     return {"blocks": len(task.plan), "broken": len(broken), "parts": listed}
 
 
-def _mend_metadata(task: BlockTask) -> None:
+def _restore_metadata(task: BlockTask) -> None:
     """Write lost or damaged metadata of arrays again, if done marks say that the arrays are of this work.
 
     The voxels are compared with the marks afterwards.
@@ -52,7 +52,7 @@ def _mend_metadata(task: BlockTask) -> None:
         begun = True
     if begun:
         for output in task.outputs.values():
-            output.mend_metadata(task.provenance())
+            output.restore_metadata(task.provenance())
 
 
 def _broken(task: BlockTask, done: list[int]) -> dict[int, list[str]]:

@@ -237,14 +237,16 @@ class OutputArray:
         """
         if self.folder.exists():
             if self._same_work(provenance, replace):
-                write_groups(self.path, self.spec.dataset, self.zarr_format)
                 return False
             shutil.rmtree(self.folder)
-        write_groups(self.path, self.spec.dataset, self.zarr_format)
         make_array(self.folder, lambda folder: self._create(folder, provenance))
         return True
 
-    def mend_metadata(self, provenance: Mapping[str, Any]) -> None:
+    def write_groups(self) -> None:
+        """Make zarr groups of the container and the folders above the array, so that it can be opened from the root."""
+        write_groups(self.path, self.spec.dataset, self.zarr_format)
+
+    def restore_metadata(self, provenance: Mapping[str, Any]) -> None:
         """Write the metadata again if they are lost or damaged. Only where done marks say that the work is this one."""
         if not self.folder.is_dir():
             return

@@ -29,7 +29,7 @@ from lsdflow_segment.advice import Advice, PartitionFacts, changes_to_next
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.lut_pieces import write_lut_pieces
 
-_MEND = "write the tables again: segment repair"
+_REPAIR = "write the tables again: segment repair"
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ def read_summary(folder: Path, merge_function: str) -> dict[str, Any]:
     path = summary_path(folder, merge_function)
     if not path.exists():
         raise MissingInput("the thresholds are not computed", where=path, hint="run: segment run")
-    summary = read_sealed(path, _MEND)
+    summary = read_sealed(path, _REPAIR)
     if not {"key", "chosen", "thresholds"} <= summary.keys():
-        raise BadData("damaged threshold summary", where=path, hint=_MEND)
+        raise BadData("damaged threshold summary", where=path, hint=_REPAIR)
     return summary
 
 
@@ -139,11 +139,11 @@ def require_undamaged(folder: Path, summary: Mapping[str, Any]) -> None:
         for name in filter(None, (row["lut"], row["legacy_lut"])):
             path = folder / name
             if not path.exists():
-                raise MissingInput("a lookup table is lost", where=path, hint=_MEND)
-            require_sha256(path, row.get(NPZ_SHA256), _MEND)
+                raise MissingInput("a lookup table is lost", where=path, hint=_REPAIR)
+            require_sha256(path, row.get(NPZ_SHA256), _REPAIR)
         side_car = read_side_car(folder / row["lut"])
         if side_car.get("key") != summary["key"] or side_car.get(NPZ_SHA256) != row.get(NPZ_SHA256):
-            raise BadData("the side-car of a lookup table is of another run", where=folder / row["lut"], hint=_MEND)
+            raise BadData("the side-car of a lookup table is of another run", where=folder / row["lut"], hint=_REPAIR)
 
 
 def _copy(source: Path, target: Path) -> None:

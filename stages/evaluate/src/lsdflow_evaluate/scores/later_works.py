@@ -27,7 +27,7 @@ from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
 
 FOLDER, WORK = "evaluate", "work.json"
-_ARRAYS, _MEND = "arrays_sha256", "run: evaluate run"
+_ARRAYS, _REPAIR = "arrays_sha256", "run: evaluate run"
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class LaterWork:
         """An array of the work, mapped. BadData if it is lost or damaged."""
         path = self.folder / f"{name}.npy"
         try:
-            require_sha256(path, self.sha256.get(name), _MEND)
+            require_sha256(path, self.sha256.get(name), _REPAIR)
             found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise BadData("a file of the work is lost or damaged", where=path, found=error, hint=_MEND) from error
+            raise BadData("a file of the work is lost or damaged", where=path, found=error, hint=_REPAIR) from error
         return found
 
 
@@ -93,7 +93,7 @@ def find_work(experiment: Experiment, key: str) -> LaterWork:
 
 
 def _read_work(folder: Path) -> LaterWork:
-    parameters = read_sealed(folder / WORK, _MEND)
+    parameters = read_sealed(folder / WORK, _REPAIR)
     return LaterWork(folder, parameters, parameters.pop(_ARRAYS, {}))
 
 
