@@ -118,7 +118,9 @@ def test_loss_and_gradients_are_torchs(torch_side, kind) -> None:
         assert (levels != 0).float().mean() < 1e-3
 
 
-def test_three_steps_leave_the_weights_and_moments_that_torch_has(torch_side) -> None:
+def test_three_steps_leave_the_weights_and_moments_that_torch_has(torch_side, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In two slabs (see tests/network) torch sums in another order; Adam enlarges that where gradients are near 0.
+    monkeypatch.setattr("lsdflow_network.unet._torch_avoids_onednn", lambda x: False)
     made = torch_side("acrlsd", patches=3)
     before = {name: value.clone() for name, value in made.trained.state_dict().items()}
     engine = made.engine()
@@ -130,8 +132,7 @@ def test_three_steps_leave_the_weights_and_moments_that_torch_has(torch_side) ->
         wanted = train_step(made.network, made.optimizer, [patch], "float32")
         assert found == pytest.approx(wanted.losses, rel=1e-4)
     for name, value in made.trained.state_dict().items():
-        # Adam divides by the size of a gradient, so rounding counts for more where gradients are near 0.
-        torch.testing.assert_close(given.state_dict()[name], value, rtol=0, atol=5e-5)
+        torch.testing.assert_close(given.state_dict()[name], value, rtol=0, atol=2e-5)
         assert (value - before[name]).abs().max() > 5e-4
     pairs = zip(optimizer.state_dict()["state"].values(), made.optimizer.state_dict()["state"].values(), strict=True)
     for found, wanted in pairs:
