@@ -197,7 +197,7 @@ CASES = [
          ("predict.roi", "z[0:99]"), after="train"),
     Case("a mask that the target does not have", setting("predict", mask="volumes/masc"), MISSING,
          ("volumes/masc", "predict.mask"), after="train"),
-    Case("more workers than the memory holds", setting("compute", runner="daisy", workers=1_000_000), CONFIG,
+    Case("more workers than the memory holds", setting("compute", runner="daisy", workers=1024), CONFIG,
          ("compute.workers", "GB", "fewer"), after="train"),
     Case("a GPU that is not there", setting("compute", device="cuda:7"), CONFIG, ("compute.device", "cuda:7"), PREDICT,
          "train"),
