@@ -23,7 +23,7 @@ def blocks_done_in_memory(folder: Path) -> Work:
 
 
 def _blocks_done(folder: Path, place: Path) -> Work:
-    from lsdflow_ticks.task import block_task, experiment_of, run
+    from lsdflow_ticks.stage import block_task, experiment_of, run
 
     blocks = _work(folder)["blocks"]
 

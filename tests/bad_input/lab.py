@@ -17,8 +17,8 @@ import torch
 import zarr
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate import task as agglomerate
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, write_best
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
@@ -28,10 +28,16 @@ from lsdflow_contract.testing import membrane_raw, voronoi_labels
 from lsdflow_launch.init.template import toml_value
 from lsdflow_network.bundle import save_bundle
 from lsdflow_network.unet import UNet
-from lsdflow_predict import task as predict
-from lsdflow_prepare import task as prepare
-from lsdflow_segment import task as segment
-from lsdflow_watershed import task as watershed
+from lsdflow_predict.stage import Predict
+from lsdflow_prepare.stage import Prepare
+from lsdflow_segment.stage import Segment
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
+predict = Predict()
+segment = Segment()
+prepare = Prepare()
 
 VOXEL_NM = (10.0, 8.0, 8.0)
 TRAIN_VOX, TARGET_VOX = (40, 40, 40), (24, 28, 32)

@@ -22,21 +22,28 @@ from typing import Any
 import pytest
 from bad_input.lab import Lab, Laboratory
 
-from lsdflow_agglomerate import task as agglomerate
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BUNDLE_JSON, DESCRIPTION_HASH, hash_of_description
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate import task as evaluate
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.scores.scores_file import present_scores
 from lsdflow_evaluate.shown.history import Collector
-from lsdflow_predict import task as predict
-from lsdflow_prepare import task as prepare
-from lsdflow_segment import task as segment
-from lsdflow_watershed import task as watershed
+from lsdflow_evaluate.stage import Evaluate
+from lsdflow_predict.stage import Predict
+from lsdflow_prepare.stage import Prepare
+from lsdflow_segment.stage import Segment
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
+predict = Predict()
+segment = Segment()
+evaluate = Evaluate()
+prepare = Prepare()
 
 SEED = 18
 FLIPS_OF_A_KIND, FLIPS_OF_A_RELEASE = 4, 2000

@@ -9,12 +9,17 @@ import pytest
 import zarr
 from bad_input.lab import Laboratory
 
-from lsdflow_agglomerate import task as agglomerate
-from lsdflow_command.app import RunOptions
-from lsdflow_predict import task as predict
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
+from lsdflow_predict.stage import Predict
 from lsdflow_runtime.volumes import open_volume
-from lsdflow_segment import task as segment
-from lsdflow_watershed import task as watershed
+from lsdflow_segment.stage import Segment
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
+predict = Predict()
+segment = Segment()
 
 FORMATTED = ("predict", "watershed", "segment")
 

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_evaluate.pages import write_report
-from lsdflow_evaluate.task import run
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.done_marks import DoneMarks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     builder.build(folder / "finished")
     finished = load_experiment(folder / "finished")
     _note_runs(finished)
-    run(finished, RunOptions())
+    Evaluate().run(finished, RunOptions())
     write_report(finished)
     builder.build(folder / "failing")
     failing = load_experiment(folder / "failing")

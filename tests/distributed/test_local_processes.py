@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import InternalError, Interrupted
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_train_acrlsd import task
+from lsdflow_train_acrlsd.stage import TrainAcrlsd
 from lsdflow_training.processes import local_processes
 from lsdflow_training.processes.distribution import Distribution
 from lsdflow_training.processes.ranks import Ranks
@@ -22,7 +22,7 @@ def test_two_processes_are_started_and_leave_one_training(training) -> None:
     experiment = load_experiment(
         training("two", max_iteration=1, peer_timeout_s=240.0).toml, ["train-acrlsd.processes=2"]
     )
-    task.run(experiment, RunOptions())
+    TrainAcrlsd().run(experiment, RunOptions())
     made = read_manifest(experiment.layout, "train-acrlsd")
     assert made.facts["iteration"] == 1
     assert made.config["processes"] == 2

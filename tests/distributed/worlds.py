@@ -28,8 +28,8 @@ FORKS.set_forkserver_preload(
     [
         "lsdflow_training.trainer",
         "lsdflow_training.processes.one_process",
-        "lsdflow_train_acrlsd.task",
-        "lsdflow_train_lsd.task",
+        "lsdflow_train_acrlsd.stage",
+        "lsdflow_train_lsd.stage",
     ]
 )
 

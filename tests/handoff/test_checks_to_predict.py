@@ -14,7 +14,7 @@ import pytest
 import torch
 import zarr
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, read_best, write_best
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 import zarr
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import read_best
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_predict import task as predict
-from lsdflow_prepare import task as prepare
+from lsdflow_predict.stage import Predict
+from lsdflow_prepare.stage import Prepare
+
+predict = Predict()
+prepare = Prepare()
 
 BIN = Path(os.environ.get("LSDFLOW_BIN", Path(__file__).resolve().parents[2] / "bin"))
 TABLES = """[experiment]

@@ -13,10 +13,10 @@ from scipy.ndimage import gaussian_filter
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from lsdflow_agglomerate import task as agglomerate
 from lsdflow_agglomerate.adjacency import touching_pairs
 from lsdflow_agglomerate.distinct_ids import dense_labels
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
@@ -27,7 +27,10 @@ from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray, open_volume
-from lsdflow_watershed import task as watershed
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
 
 
 def truth_affinities(labels: NDArray[np.uint64], noise: float = 1.0) -> NDArray[np.uint8]:

@@ -79,7 +79,7 @@ def test_every_stage_holds_the_same_files(stage: str) -> None:
     folder = REPOSITORY / "stages" / stage
     package = folder / "src" / _import_name(stage)
     wanted = [folder / n for n in ("pyproject.toml", "README.md", "CHANGELOG.md")]
-    wanted += [package / n for n in ("__init__.py", "cli.py", "config.py", "task.py")]
+    wanted += [package / n for n in ("__init__.py", "cli.py", "config.py", "stage.py")]
     locks = ("cpu.lock", "cuda.lock") if stage in TORCH_STAGES else ("requirements.lock",)
     wanted += [folder / n for n in locks]
     assert [str(p.relative_to(REPOSITORY)) for p in wanted if not p.is_file()] == []

@@ -10,14 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_agglomerate import task as agglomerate
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_evaluate import task as evaluate
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.volumes import open_volume
-from lsdflow_segment import task as segment
-from lsdflow_watershed import task as watershed
+from lsdflow_segment.stage import Segment
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
+segment = Segment()
+evaluate = Evaluate()
 
 ARCHIVES = sorted((Path(__file__).resolve().parents[1] / "data" / "archives").glob("contract-*.tar.gz"))
 STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment}

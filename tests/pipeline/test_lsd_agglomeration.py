@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate import task as agglomerate
 from lsdflow_agglomerate.config import AgglomerateConfig
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, LSDS, RAW, quantise_u8
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -24,8 +24,12 @@ from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
-from lsdflow_segment import task as segment
-from lsdflow_watershed import task as watershed
+from lsdflow_segment.stage import Segment
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
+segment = Segment()
 
 GRID = Geometry((10.0, 7.5, 7.5), (50.0, 0.0, 15.0), (24, 30, 32))
 SIGMA_NM = (25.0, 25.0, 25.0)

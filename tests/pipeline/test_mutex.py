@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate import task as agglomerate
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, AFFS, LABELS, RAW, affinities_to
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry, Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, noisy_affinities_to, voronoi_labels
-from lsdflow_evaluate import task as evaluate
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
-from lsdflow_segment import task as segment
-from lsdflow_watershed import task as watershed
+from lsdflow_segment.stage import Segment
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
+segment = Segment()
+evaluate = Evaluate()
 
 STAGES: dict[str, Any] = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment, "evaluate": evaluate}
 GRID = Geometry((10.0, 7.5, 7.5), (50.0, 0.0, 15.0), (24, 30, 36))

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from lsdflow_agglomerate import task as agglomerate
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -21,8 +21,12 @@ from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
-from lsdflow_segment import task as segment
-from lsdflow_watershed import task as watershed
+from lsdflow_segment.stage import Segment
+from lsdflow_watershed.stage import Watershed
+
+watershed = Watershed()
+agglomerate = Agglomerate()
+segment = Segment()
 
 STAGES = {"watershed": watershed, "agglomerate": agglomerate, "segment": segment}
 GRID = Geometry((10.0, 7.5, 7.5), (50.0, 0.0, 15.0), (30, 36, 40))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.differences import differences
 from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
@@ -21,13 +21,13 @@ SERIAL = "compute.runner=serial"
 
 
 def _run(experiment: Experiment, replace: bool = False) -> Manifest:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     return run_task(block_task(experiment), RunOptions(replace=replace))
 
 
 def _everything(experiment: Experiment) -> tuple[np.ndarray, np.ndarray, list[tuple[float, ...]]]:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     task = block_task(experiment)
     volumes = [open_volume(experiment.layout.root / "toy.zarr", f"volumes/{n}") for n in ("doubled", "affs")]
@@ -76,7 +76,7 @@ def test_a_poison_block_is_named_the_others_are_done_and_a_rerun_does_only_it(
     assert caught.value.exit_code == 79
     assert "11/12 blocks, 1 failed" in caplog.text
     assert not experiment.layout.manifest("toy").exists()
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     status = status_task(block_task(experiment))
     assert (status["done"], status["failed"], status["finished"]) == (11, 1, False)
@@ -134,7 +134,7 @@ def test_other_parameters_are_refused_unless_replace_and_never_reuse_old_blocks(
 
 
 def test_null_scores_survive_the_store(make_experiment: Make) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     experiment = make_experiment("a", SERIAL)
     _run(experiment)
@@ -145,7 +145,7 @@ def test_null_scores_survive_the_store(make_experiment: Make) -> None:
 
 
 def test_plan_counts_blocks_and_bytes_without_writing(make_experiment: Make) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     experiment = make_experiment("a", SERIAL)
     before = _files(experiment)
@@ -160,7 +160,7 @@ def test_a_block_that_fails_by_itself_is_tried_three_times_by_whatever_worker(ma
     (experiment.layout.root / "poison").touch()
     with pytest.raises(BlocksFailed, match="poisoned"):
         _run(experiment)
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     assert block_task(experiment).marks.failure(2)["attempts"] == 3
     with pytest.raises(BlocksFailed, match="poisoned"):
@@ -175,7 +175,7 @@ def test_a_block_that_never_ends_is_given_up_after_three_time_outs_and_named(mak
         _run(experiment)
     assert "block 2" in caught.value.found
     assert "took longer than 3 s" in caught.value.found
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     assert block_task(experiment).marks.failure(2)["attempts"] == 3
     (experiment.layout.root / "hang").unlink()

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, BlocksFailed, ConfigError, Interrupted, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
@@ -55,7 +55,7 @@ def start() -> Iterator[Start]:
 @pytest.fixture
 def reference(make_experiment: Make) -> str:
     """Identity of the undisturbed serial run."""
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     return run_task(block_task(make_experiment("serial", "compute.runner=serial")), RunOptions()).identity
 
@@ -74,7 +74,7 @@ def _slow(experiment: Experiment, seconds: float) -> None:
 
 
 def _blocks_done(experiment: Experiment) -> int:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     return len(block_task(experiment).marks.done())
 
@@ -97,7 +97,7 @@ def test_workers_that_come_before_and_after_the_coordinator_share_the_blocks(
     late = start("worker", experiment, LSDFLOW_JOB="late")
     assert [_end(p)[0] for p in (coordinator, early, late)] == [0, 0, 0]
     assert _identity(experiment) == reference
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     marks = block_task(experiment).marks
     assert {marks.record(n)["job"] for n in marks.done()} == {"early", "late"}
@@ -319,7 +319,7 @@ def test_the_loopback_address_is_refused_unless_asked_for(monkeypatch: pytest.Mo
 
 
 def _finished(make_experiment: Make) -> Experiment:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     experiment = make_experiment("a", "compute.runner=serial")
     run_task(block_task(experiment), RunOptions())
@@ -327,7 +327,7 @@ def _finished(make_experiment: Make) -> Experiment:
 
 
 def test_verify_tells_the_identity_of_whole_results(make_experiment: Make) -> None:
-    from lsdflow_toy.task import verify
+    from lsdflow_toy.stage import verify
 
     experiment = _finished(make_experiment)
     assert verify(experiment) == {
@@ -364,7 +364,7 @@ def _flip(path: Path) -> None:
 def test_verify_finds_every_lost_or_damaged_file(
     make_experiment: Make, what: str, damage: Callable[[Path], None]
 ) -> None:
-    from lsdflow_toy.task import block_task, verify
+    from lsdflow_toy.stage import block_task, verify
 
     experiment = _finished(make_experiment)
     rows = experiment.layout.store / what / block_task(experiment).key / "3.parquet"
@@ -375,7 +375,7 @@ def test_verify_finds_every_lost_or_damaged_file(
 
 
 def test_a_flipped_bit_of_a_graph_file_is_found_or_changes_no_row(make_experiment: Make) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     task = block_task(_finished(make_experiment))
     path = task.experiment.layout.store / "nodes" / task.key / "3.parquet"
@@ -392,7 +392,7 @@ def test_a_flipped_bit_of_a_graph_file_is_found_or_changes_no_row(make_experimen
 
 
 def test_verify_names_a_block_without_a_mark_and_a_stage_that_has_not_finished(make_experiment: Make) -> None:
-    from lsdflow_toy.task import block_task, verify
+    from lsdflow_toy.stage import block_task, verify
 
     experiment = _finished(make_experiment)
     marks = block_task(experiment).marks

@@ -5,25 +5,44 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from lsdflow_command import app as app_module
 from lsdflow_command import version_line as module
 from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_command.stage import Stage
 from lsdflow_command.version_line import version_line
+from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.model import StrictModel
 
 
-class Sleepy(ModuleType):
+class Empty(Stage):
+    def run(self, experiment: Experiment, options: object) -> None:
+        raise NotImplementedError
+
+    def validate(self, experiment: Experiment) -> list[StageError]:
+        raise NotImplementedError
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def status(self, experiment: Experiment) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def verify(self, experiment: Experiment) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Sleepy(Empty):
     """A stage that is told to stop while a class is made, as in the middle of an import."""
 
     def run(self, experiment: Experiment, options: object) -> None:
@@ -36,7 +55,7 @@ class Sleepy(ModuleType):
         type("Made", (), {"attribute": Noticed()})
 
 
-class Unhelpful(ModuleType):
+class Unhelpful(Empty):
     """A stage that is told to stop under a library that makes an error of its own of whatever it meets."""
 
     def run(self, experiment: Experiment, options: object) -> None:
@@ -48,8 +67,10 @@ class Unhelpful(ModuleType):
             raise ImportError("cannot import name 'node'") from None
 
 
-class Faulty(ModuleType):
+class Faulty(Empty):
     """A stage with a mistake of ours."""
+
+    repairable = True
 
     def repair(self, experiment: Experiment) -> dict[str, int]:
         raise ZeroDivisionError(experiment.path)
@@ -58,9 +79,8 @@ class Faulty(ModuleType):
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "experiment.toml").write_text('[experiment]\nname = "a"\n')
-    monkeypatch.setitem(sys.modules, "sleepy_task", Sleepy("sleepy_task"))
-    monkeypatch.setitem(sys.modules, "unhelpful_task", Unhelpful("unhelpful_task"))
-    monkeypatch.setitem(sys.modules, "faulty_task", Faulty("faulty_task"))
+    stages = {"sleepy": Sleepy, "unhelpful": Unhelpful, "faulty": Faulty}
+    monkeypatch.setattr(app_module, "load_stage", lambda name: stages[name]())
     return tmp_path
 
 
@@ -69,9 +89,9 @@ def outcome(experiment: Path) -> dict[str, object]:
     return dict(read_json(path))
 
 
-APP = stage_app(StageCommand(name="sleepy", config=StrictModel, task="sleepy_task"))
-UNHELPFUL = stage_app(StageCommand(name="unhelpful", config=StrictModel, task="unhelpful_task"))
-FAULTY = stage_app(StageCommand(name="faulty", config=StrictModel, task="faulty_task"))
+APP = stage_app(StageCommand("sleepy", StrictModel))
+UNHELPFUL = stage_app(StageCommand("unhelpful", StrictModel))
+FAULTY = stage_app(StageCommand("faulty", StrictModel))
 
 
 @pytest.mark.parametrize("app", [APP, UNHELPFUL])
@@ -124,7 +144,7 @@ def test_debug_adds_the_traceback_and_changes_no_exit_code(experiment: Path, deb
 def test_a_wrong_command_line_is_json_for_who_asked_for_json_and_text_for_people(
     words: tuple[str, ...], what: str, where: str
 ) -> None:
-    toy = stage_app(StageCommand(name="toy", config=StrictModel, task="sleepy_task"))
+    toy = stage_app(StageCommand("toy", StrictModel))
     programs = CliRunner().invoke(toy, words, prog_name="toy")
     people = CliRunner().invoke(toy, [word for word in words if word != "--json"], prog_name="toy")
     told = json.loads(programs.stdout)

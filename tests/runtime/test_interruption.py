@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from lsdflow_command.app import RunOptions
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import Interrupted
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.blockwise import run_task, status_task
@@ -58,7 +58,7 @@ def test_without_a_signal_nobody_is_stopped() -> None:
 
 @pytest.mark.parametrize("runner", ["serial", "daisy"])
 def test_blocks_end_after_a_signal_that_was_dropped(make_experiment: Make, runner: str) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     experiment = make_experiment("a", f"compute.runner={runner}")
     task = block_task(experiment)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_measurement_changes_no_file_of_the_experiment_and_its_bytes_are_those_on_disk(
     make_experiment: Make, tmp_path: Path
 ) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     experiment, scratch = make_experiment("a", "compute.runner=serial"), tmp_path / "scratch"
     task, before = block_task(experiment), contents(experiment.layout.root)
@@ -56,7 +56,7 @@ def test_the_only_block_is_measured_when_it_is_warm(make_experiment: Make, tmp_p
 
 
 def test_a_measurement_refuses_a_folder_that_holds_something(make_experiment: Make, tmp_path: Path) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
@@ -66,7 +66,7 @@ def test_a_measurement_refuses_a_folder_that_holds_something(make_experiment: Ma
 
 
 def test_a_plan_tells_what_finished_blocks_took(make_experiment: Make) -> None:
-    from lsdflow_toy.task import block_task, run
+    from lsdflow_toy.stage import block_task, run
 
     experiment = make_experiment("a", "compute.runner=serial")
     assert plan_task(block_task(experiment))["taken"] == {}

@@ -16,7 +16,7 @@ from urllib.parse import unquote_plus
 import numpy as np
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import (
     BadData,
     ConfigError,
@@ -102,7 +102,7 @@ def test_nodes_and_edges_have_the_collections_fields_and_indexes_of_the_field(
 def test_a_done_block_is_a_document_with_the_fields_of_the_field(
     make_experiment: Callable[..., Experiment], make_mongo: MakeMongo, mongod: Any
 ) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     settings = make_mongo().store
     store = [f"store.{n}={v!r}" for n, v in settings.model_dump().items() if v is not None]
@@ -335,7 +335,7 @@ def test_a_wrong_uri_is_a_configuration_error_that_shows_nothing_of_it(
 def test_no_secret_is_in_any_file_log_line_or_repr_of_a_run(
     make_experiment: Callable[..., Experiment], make_mongo: MakeMongo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from lsdflow_toy.task import block_task, run
+    from lsdflow_toy.stage import block_task, run
 
     settings = make_mongo()
     store = [f"store.{n}={v!r}" for n, v in settings.store.model_dump().items() if v is not None]
@@ -401,7 +401,7 @@ def test_replacing_leaves_the_rows_of_one_work_only_and_no_mark_without_its_rows
         store.rag.write_nodes(key, 0, NODES)
         store.blocks(stage, key).mark_done(0, {"checksums": {}})
     store.begin("predict", "no-rows")
-    store.drop_others("watershed", "new")
+    store.drop_others("watershed", {"new"})
     assert {d["key"] for d in documents(mongod, experiment, "nodes")} == {"new", "other"}
     assert store.blocks("watershed", "old").done() == set()
     assert store.blocks("watershed", "new").done() == {0}
@@ -416,7 +416,7 @@ def test_works_of_evaluate_stand_side_by_side(make_mongo: MakeMongo) -> None:
         store.begin("evaluate", key)
         store.rag.write_overlaps(key, "roi", 0, Overlaps(*(np.array([1], np.uint64) for _ in range(3))))
         store.blocks("evaluate", key).mark_done(0, {"checksums": {}})
-        store.drop_others("evaluate", key)
+        store.drop_others("evaluate", {key})
     assert store.works("evaluate") == ["counting", "places"]
     for key in ("counting", "places"):
         assert store.blocks("evaluate", key).done() == {0}

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, Interrupted, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
@@ -287,7 +287,7 @@ def test_readers_in_other_processes_never_miss_a_done_mark_while_marks_are_packe
 def test_old_folders_of_single_marks_are_read_as_they_are_and_packed_by_the_next_run_that_has_work(
     make_experiment: Make,
 ) -> None:
-    from lsdflow_toy.task import block_task, run, status, verify
+    from lsdflow_toy.stage import block_task, run, status, verify
 
     experiment = make_experiment("a", "compute.runner=serial")
     run(experiment, RunOptions())
@@ -310,7 +310,7 @@ def test_old_folders_of_single_marks_are_read_as_they_are_and_packed_by_the_next
 
 def test_marks_are_packed_also_when_blocks_have_failed(make_experiment: Make) -> None:
     from lsdflow_contract.errors import BlocksFailed
-    from lsdflow_toy.task import block_task, run, status
+    from lsdflow_toy.stage import block_task, run, status
 
     experiment = make_experiment("a", "compute.runner=serial")
     (experiment.layout.root / "poison").touch()
@@ -334,14 +334,14 @@ START = """
 import sys
 from pathlib import Path
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_tiny.task import run
+from lsdflow_tiny.stage import run
 run(load_experiment(Path(sys.argv[1]), ["compute.runner=daisy", "compute.workers=2"]))
 """
 
 
 @pytest.mark.slow
 def test_a_run_of_many_tiny_blocks_killed_in_the_middle_goes_on_to_the_same_bits(memory: Path) -> None:
-    from lsdflow_tiny.task import block_task, run
+    from lsdflow_tiny.stage import block_task, run
 
     whole = run(tiny(memory / "serial", "serial"))
     experiment = tiny(memory / "killed", "daisy")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_command.app import RunOptions
 from lsdflow_command.lease_file import Holder
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, Interrupted, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
@@ -31,7 +31,7 @@ BROKEN = 3
 
 @pytest.fixture
 def finished(make_experiment: Make) -> Experiment:
-    from lsdflow_toy.task import run
+    from lsdflow_toy.stage import run
 
     experiment = make_experiment("a", "compute.runner=serial")
     run(experiment, RunOptions())
@@ -40,7 +40,7 @@ def finished(make_experiment: Make) -> Experiment:
 
 def state(experiment: Experiment) -> dict[str, Any]:
     """Identity, values and rows of everything, and when each block was made."""
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     task = block_task(experiment)
     values = [open_volume(experiment.layout.root / "toy.zarr", f"volumes/{n}") for n in ("doubled", "affs")]
@@ -53,7 +53,7 @@ def state(experiment: Experiment) -> dict[str, Any]:
 
 
 def chunk_of(experiment: Experiment, name: str) -> Path:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     z, y, x = block_task(experiment).plan.block(BROKEN).index
     leading = ["0"] if name == "affs" else []
@@ -61,14 +61,14 @@ def chunk_of(experiment: Experiment, name: str) -> Path:
 
 
 def rows_of(experiment: Experiment, collection: str) -> Path:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     return experiment.layout.store / collection / block_task(experiment).key / f"{BROKEN}.parquet"
 
 
 def mark_of(experiment: Experiment) -> Path:
     """The mark of the block alone, as it is before it is packed."""
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     marks = block_task(experiment).marks
     record = marks.record(BROKEN)
@@ -78,7 +78,7 @@ def mark_of(experiment: Experiment) -> Path:
 
 
 def pack_of(experiment: Experiment) -> Path:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     return Path(block_task(experiment).marks.where) / "packed" / "0.parquet"
 
@@ -115,7 +115,7 @@ PLACES: dict[str, Callable[[Experiment], Path]] = {
 def test_the_broken_block_alone_is_made_again_with_the_same_bits(
     finished: Experiment, place: str, damage: Damage
 ) -> None:
-    from lsdflow_toy.task import repair, verify
+    from lsdflow_toy.stage import repair, verify
 
     before = state(finished)
     damage(PLACES[place](finished))
@@ -130,7 +130,7 @@ def test_the_broken_block_alone_is_made_again_with_the_same_bits(
 
 @pytest.mark.parametrize("damage", [delete, truncate, empty])
 def test_a_block_whose_mark_is_lost_or_cannot_be_read_is_made_again(finished: Experiment, damage: Damage) -> None:
-    from lsdflow_toy.task import repair, verify
+    from lsdflow_toy.stage import repair, verify
 
     before = state(finished)
     damage(mark_of(finished))
@@ -143,7 +143,7 @@ def test_a_block_whose_mark_is_lost_or_cannot_be_read_is_made_again(finished: Ex
 def test_a_damaged_pack_of_marks_is_named_and_its_blocks_are_made_again_with_the_same_bits(
     finished: Experiment, damage: Damage
 ) -> None:
-    from lsdflow_toy.task import repair, run, status, verify
+    from lsdflow_toy.stage import repair, run, status, verify
 
     before, single = state(finished), mark_of(finished)
     damage(pack_of(finished))
@@ -163,16 +163,17 @@ def test_a_damaged_pack_of_marks_is_named_and_its_blocks_are_made_again_with_the
 
 
 def test_nothing_is_done_where_nothing_is_broken(finished: Experiment) -> None:
-    from lsdflow_toy.task import repair
+    from lsdflow_toy.stage import repair
 
     before = state(finished)
     found = repair(finished)
+    assert found.pop("identity") == read_manifest(finished.layout, "toy").identity
     assert found == {"blocks": 12, "broken": 0, "parts": {}}
     assert state(finished) == before
 
 
 def test_a_lost_array_is_made_anew_as_a_whole(finished: Experiment) -> None:
-    from lsdflow_toy.task import repair, verify
+    from lsdflow_toy.stage import repair, verify
 
     before = state(finished)
     shutil.rmtree(finished.layout.root / "toy.zarr" / "volumes" / "doubled")
@@ -182,7 +183,7 @@ def test_a_lost_array_is_made_anew_as_a_whole(finished: Experiment) -> None:
 
 
 def test_results_of_other_parameters_are_refused_and_left_alone(finished: Experiment, make_experiment: Make) -> None:
-    from lsdflow_toy.task import repair
+    from lsdflow_toy.stage import repair
 
     before = state(finished)
     with pytest.raises(NotOurs):
@@ -201,7 +202,7 @@ def test_the_verb_tells_what_it_made_again(finished: Experiment) -> None:
 
 def test_a_worker_whose_coordinator_was_replaced_writes_nothing(make_experiment: Make) -> None:
     """It slept while other parameters were set and run: its block must not come between theirs."""
-    from lsdflow_toy.task import block_task, run
+    from lsdflow_toy.stage import block_task, run
 
     slow = make_experiment("a", "compute.runner=serial")
     task = block_task(slow)
@@ -237,7 +238,7 @@ def test_the_fence_is_open_for_the_holder_and_shut_after_release_and_for_a_succe
 def test_a_lease_lost_in_the_middle_of_a_commit_leaves_no_done_mark(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lsdflow_toy.task import block_task
+    from lsdflow_toy.stage import block_task
 
     experiment = make_experiment("a", "compute.runner=serial")
     path = experiment.layout.stage_runs("toy") / "lease"

@@ -22,15 +22,17 @@ import sys
 from lsdflow_command.app import StageCommand, stage_app
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.model import StrictModel
+from lsdflow_watershed.stage import Watershed
 
 class Config(StrictModel):
     pass
 
-def run(experiment, options):
+def run(stage, experiment, options):
     raise {raised}
 
 if __name__ == "__main__":
-    stage_app(StageCommand("watershed", Config, "ending"))()
+    Watershed.run = run
+    stage_app(StageCommand("watershed", Config))()
 """
 FAULT = 'ZeroDivisionError("by zero")'
 REFUSAL = 'BadData("damaged", where="here", found="zeros")'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions, load_stage
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
@@ -24,7 +23,7 @@ from .conftest import ask_here, bring_affinities
 
 def make_here(experiment: Experiment, *stages: str) -> None:
     for stage in stages:
-        importlib.import_module(f"lsdflow_{stage}.task").run(experiment, RunOptions())
+        load_stage(stage).run(experiment, RunOptions())
 
 
 def sweep(code: int, *arguments: str | Path) -> str:

@@ -22,12 +22,12 @@ from typing import Any
 from forked_workers import fork_daisy_workers, fork_joined_workers
 from injections import arm
 
-from lsdflow_agglomerate import task as _agglomerate  # noqa: F401 - imported once, here, for all children
-from lsdflow_evaluate import task as _evaluate  # noqa: F401
-from lsdflow_predict import task as _predict  # noqa: F401
+from lsdflow_agglomerate import stage as _agglomerate  # noqa: F401 - imported once, here, for all children
+from lsdflow_evaluate import stage as _evaluate  # noqa: F401
+from lsdflow_predict import stage as _predict  # noqa: F401
 from lsdflow_runtime import daisy_runner as _daisy_runner  # noqa: F401
-from lsdflow_segment import task as _segment  # noqa: F401
-from lsdflow_watershed import task as _watershed  # noqa: F401
+from lsdflow_segment import stage as _segment  # noqa: F401
+from lsdflow_watershed import stage as _watershed  # noqa: F401
 
 
 def _here(told: dict[str, Any]) -> int:

@@ -17,9 +17,9 @@ import torch._dynamo  # noqa: F401  (the optimizer imports it at its first use, 
 from training_death import Death, note_steps
 
 import lsdflow_train_acrlsd.cli
-import lsdflow_train_acrlsd.task
+import lsdflow_train_acrlsd.stage
 import lsdflow_train_lsd.cli
-import lsdflow_train_lsd.task
+import lsdflow_train_lsd.stage
 from lsdflow_training.warm_up import compile_everything
 
 COMMANDS = {"train-lsd": lsdflow_train_lsd.cli.main, "train-acrlsd": lsdflow_train_acrlsd.cli.main}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate import task
 from lsdflow_agglomerate.adjacency import touching_pairs
 from lsdflow_agglomerate.distinct_ids import dense_labels
 from lsdflow_agglomerate.scoring import score_edges
-from lsdflow_command.app import RunOptions
+from lsdflow_agglomerate.stage import Agglomerate
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
@@ -27,7 +27,7 @@ MakeExperiment = Callable[..., Experiment]
 
 
 def run(experiment: Experiment) -> None:
-    task.run(experiment, RunOptions())
+    Agglomerate().run(experiment, RunOptions())
 
 
 def edges_by_block(experiment: Experiment, merge_function: str = "hist_quant_75") -> list[RagEdges]:
@@ -118,7 +118,7 @@ def test_empty_blocks_are_done_blocks_with_zero_rows(
     experiment = make_experiment(fragments=np.zeros_like(labels))
     run(experiment)
     assert [len(edges) for edges in edges_by_block(experiment)] == [0] * 24
-    assert task.status(experiment)["finished"]
+    assert Agglomerate().status(experiment)["finished"]
 
 
 def test_fragments_of_other_affinities_are_refused(make_experiment: MakeExperiment) -> None:
@@ -127,7 +127,7 @@ def test_fragments_of_other_affinities_are_refused(make_experiment: MakeExperime
     predict.model_copy(update={"identity": "newer"}).write(experiment.layout)
     with pytest.raises(ContractMismatch, match="other affinities"):
         run(experiment)
-    assert [type(problem) for problem in task.validate(experiment)] == [ContractMismatch]
+    assert [type(problem) for problem in Agglomerate().validate(experiment)] == [ContractMismatch]
 
 
 @pytest.mark.parametrize("change", [{"key": "another"}, {"config": {"id_mode": "another"}}])
@@ -151,7 +151,7 @@ def test_ids_of_another_block_are_refused(make_experiment: MakeExperiment, label
 def test_watershed_must_have_finished(make_experiment: MakeExperiment) -> None:
     experiment = make_experiment()
     experiment.layout.manifest("watershed").unlink()
-    assert task.validate(experiment) == []
+    assert Agglomerate().validate(experiment) == []
     with pytest.raises(MissingInput, match="watershed"):
         run(experiment)
 
@@ -179,9 +179,9 @@ def test_wrong_settings_are_refused_with_their_name(make_experiment: MakeExperim
 
 
 def test_validate_is_silent_on_a_good_experiment(make_experiment: MakeExperiment) -> None:
-    problems: list[StageError] = task.validate(make_experiment())
+    problems: list[StageError] = Agglomerate().validate(make_experiment())
     assert problems == []
 
 
 def test_plan_counts_blocks(make_experiment: MakeExperiment) -> None:
-    assert task.plan(make_experiment())["blocks"] == 3 * 2 * 4
+    assert Agglomerate().plan(make_experiment())["blocks"] == 3 * 2 * 4

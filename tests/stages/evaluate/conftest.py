@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSDS, RAW, SEGMENTATION, ArraySpec
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
@@ -24,8 +24,9 @@ from lsdflow_contract.lut import Lut, lut_name, write_lut
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import affinities_of, membrane_raw, voronoi_labels
 from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.evaluation import _scored
 from lsdflow_evaluate.shown.history import Collector
-from lsdflow_evaluate.task import _scored, run
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.done_marks import DoneMarks
 from lsdflow_runtime.volumes import OutputArray
 
@@ -158,7 +159,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """The experiment after a run of evaluate. Only to be read: many tests share it."""
     root = tmp_path_factory.mktemp("finished") / "a"
     build(root)
-    run(load_experiment(root), RunOptions())
+    Evaluate().run(load_experiment(root), RunOptions())
     return load_experiment(root)
 
 
@@ -168,7 +169,7 @@ def finished_without_truth(tmp_path_factory: pytest.TempPathFactory) -> Experime
     root = tmp_path_factory.mktemp("without_truth") / "a"
     build(root)
     shutil.rmtree(load_experiment(root).layout.target_volume / LABELS.dataset)
-    run(load_experiment(root), RunOptions())
+    Evaluate().run(load_experiment(root), RunOptions())
     return load_experiment(root)
 
 
@@ -178,7 +179,7 @@ def scores_now() -> ScoresNow:
 
     def scored(experiment: Experiment) -> dict[str, Any]:
         collector = Collector()
-        _, scores = _scored(experiment, experiment.table("evaluate", EvaluateConfig), RunOptions(), collector)
+        _, scores = _scored(experiment, experiment.table("evaluate", EvaluateConfig), collector)
         if collector.errors:
             raise collector.errors[0]
         return dict(json.loads(json.dumps(scores)))

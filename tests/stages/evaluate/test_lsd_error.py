@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LSD_ERROR, LSDS, SEGMENTATION, quantise_u8
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
@@ -23,7 +23,8 @@ from lsdflow_contract.testing import voronoi_labels
 from lsdflow_descriptors import stored_lsds
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.task import run, verify, work_of
+from lsdflow_evaluate.scores.comparing import work_of
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_evaluate.without_truth.disagreement import disagreement, most_likely_wrong
 from lsdflow_evaluate.without_truth.lsd_error import error_of, lsd_error_task
 from lsdflow_runtime.volumes import OutputArray, open_volume
@@ -120,7 +121,7 @@ def test_a_merger_stands_first_and_the_map_does_not_depend_on_the_blocks(make_ex
         segments, (first, _) = merged_cells(experiment)
         told.append(disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told)
         maps.append(map_of(experiment))
-    run(experiment, RunOptions())
+    Evaluate().run(experiment, RunOptions())
     assert np.array_equal(maps[0], maps[1])
     assert told[0] == told[1] == json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"]
     taken = (slice(None, None, step),) * 3
@@ -132,7 +133,7 @@ def test_a_merger_stands_first_and_the_map_does_not_depend_on_the_blocks(make_ex
     assert worst[0]["mean"] > (4 if step == 1 else 2) * worst[1]["mean"]
     with (experiment.layout.report / "lsd_error.csv").open() as file:
         assert [int(row["segment"]) for row in csv.DictReader(file)] == [row["segment"] for row in worst]
-    assert verify(experiment)["verified"]
+    assert Evaluate().verify(experiment)["verified"]
 
 
 def test_workers_make_the_same_map_as_one_process_and_find_it_by_its_key(make_experiment: Make) -> None:
@@ -174,7 +175,7 @@ def test_without_stored_lsds_there_is_no_map_and_one_reason_and_asked_for_it_is_
     assert "store_lsds = true" in told["reason"]
     assert not finished.layout.lsd_error.exists()
     with pytest.raises(MissingInput, match="LSDs are not stored"):
-        run(copy_of(finished, "a", "evaluate.lsd_error=on"), RunOptions())
+        Evaluate().run(copy_of(finished, "a", "evaluate.lsd_error=on"), RunOptions())
 
 
 def test_where_there_is_no_segment_the_map_is_dark_whatever_was_predicted() -> None:

@@ -31,7 +31,7 @@ from lsdflow_evaluate.shown.block_maps import map_of, shown_work
 from lsdflow_evaluate.shown.gather import _stages
 from lsdflow_evaluate.shown.history import loss_curves, run_problems
 from lsdflow_evaluate.shown.stage_records import stage_record
-from lsdflow_evaluate.task import verify
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.block_grid import BlockGrid, read_grid
 
 Make = Callable[..., Experiment]
@@ -186,7 +186,7 @@ def test_scores_that_were_changed_after_the_run_are_not_shown(finished: Experime
     assert present_scores(finished, EvaluateConfig())["voi"] > 0.001
     assert present_scores(experiment, EvaluateConfig()) == {}
     with pytest.raises(BadData, match=r"(?s)was changed.*scores\.json"):
-        verify(experiment)
+        Evaluate().verify(experiment)
 
 
 def test_only_the_error_of_the_last_run_is_a_problem(make_experiment: Make) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pymongo
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
@@ -25,7 +25,7 @@ from lsdflow_evaluate.scores.later_works import drop_works, find_work, kept_work
 from lsdflow_evaluate.scores.run_length import Skeletons, run_lengths
 from lsdflow_evaluate.scores.truth_scores import trace as trace_of
 from lsdflow_evaluate.skeletons.files import read_skeletons
-from lsdflow_evaluate.task import repair, run, validate, verify
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.volumes import OutputArray, open_volume
@@ -39,7 +39,7 @@ TRACED = "evaluate.skeletons=traced.csv"
 
 
 def scores_of(experiment: Experiment) -> dict[str, Any]:
-    run(experiment, RunOptions())
+    Evaluate().run(experiment, RunOptions())
     return read_sealed(experiment.layout.report / "scores.json", "")
 
 
@@ -109,7 +109,7 @@ def test_named_regions_and_masks_score_what_their_voxels_score_at_every_threshol
     assert found["regions"]["core"]["threshold"] == found["threshold"] == 0.28
     assert found["regions"]["both"]["roi"]["mask"] == "volumes/neuropil"
     assert found["advice"]["method"] == "stability"
-    assert verify(experiment)["verified"]
+    assert Evaluate().verify(experiment)["verified"]
 
 
 def test_another_region_is_counted_anew_and_a_key_without_regions_stays_what_it_was(make_experiment: Make) -> None:
@@ -124,8 +124,8 @@ def test_a_mask_that_is_not_there_and_a_region_outside_are_told_before_anything_
     make_experiment: Make,
 ) -> None:
     outside = 'evaluate.regions.far={begin="0 vox", shape="99 vox"}'
-    assert [type(p) for p in validate(make_experiment("a", PIL))] == [MissingInput]
-    assert [type(p) for p in validate(make_experiment("a", outside))] == [ConfigError]
+    assert [type(p) for p in Evaluate().validate(make_experiment("a", PIL))] == [MissingInput]
+    assert [type(p) for p in Evaluate().validate(make_experiment("a", outside))] == [ConfigError]
     for wrong in ('evaluate.regions.x={begin="0 vox"}', "evaluate.regions.x={}", 'evaluate.regions.X={mask="m"}'):
         with pytest.raises(ConfigError):
             make_experiment("a", wrong).table("evaluate", EvaluateConfig)
@@ -149,11 +149,11 @@ def test_skeletons_in_a_dump_of_a_mongodb_are_found_by_their_name(make_experimen
     nodes = [{"id": n, "z": 410.0 + 20 * n, "y": 60.0, "x": 80.0} for n in range(3)]
     (folder / "gt.nodes.bson").write_bytes(b"".join(bson.encode(node) for node in nodes))
     (folder / "gt.edges.bson").write_bytes(bson.encode({"source": 0, "target": 1}))
-    assert validate(experiment) == []
+    assert Evaluate().validate(experiment) == []
     found = trace_of(experiment, experiment.table("evaluate", EvaluateConfig), open_counted(experiment))
     assert found.skeletons is not None
     assert (found.skeletons.edges.tolist(), found.kind) == ([[0, 1]], "traced: mongo:gt@dump")
-    wrong = validate(make_experiment("a", 'evaluate.skeletons="mongo:gt"'))
+    wrong = Evaluate().validate(make_experiment("a", 'evaluate.skeletons="mongo:gt"'))
     assert [type(problem) for problem in wrong] == [ConfigError]
 
 
@@ -206,10 +206,10 @@ def test_lost_rows_and_files_of_the_look_up_are_found_and_mended_to_the_same_sco
     next((experiment.layout.store / "overlaps_nodes_roi").rglob("*.parquet")).unlink()
     next((experiment.layout.store / "evaluate").rglob("voxel.npy")).unlink()
     with pytest.raises(BadData, match="lost or damaged"):
-        verify(experiment)
-    found = repair(experiment)
+        Evaluate().verify(experiment)
+    found = Evaluate().repair(experiment)
     assert (found["broken"], found["nodes_broken"], found["fault_places_broken"]) == (0, 1, 0)
-    assert verify(experiment)["verified"]
+    assert Evaluate().verify(experiment)["verified"]
     assert scores_of(experiment) == wanted
 
 
@@ -234,7 +234,7 @@ def test_with_a_mongodb_as_store_and_as_source_of_skeletons_the_scores_are_the_s
     for _ in range(2):
         found = scores_of(experiment)
         assert {**found, "settings": {}} == {**wanted, "settings": {}}
-        assert verify(experiment)["verified"]
+        assert Evaluate().verify(experiment)["verified"]
         with pymongo.MongoClient(uri.read_text().strip()) as client:
             marks.append(list(client["scores"]["blocks_evaluated"].find().sort("_id")))
     assert len({mark["key"] for mark in marks[0]}) == 3

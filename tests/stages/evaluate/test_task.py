@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, RAW, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -24,10 +24,9 @@ from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.cli import app
-from lsdflow_evaluate.problems import validate
 from lsdflow_evaluate.scores import truth_scores
 from lsdflow_evaluate.scores.counting import counting_task, overlaps_of, table_of
-from lsdflow_evaluate.task import plan, run, status, verify
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import Contingency, contingency
 from lsdflow_metrics.scores import ZERO_POLICIES, ZeroPolicy, score
 from lsdflow_runtime.done_marks import DoneMarks
@@ -125,7 +124,7 @@ def two_regions(finished: Experiment, tmp_path_factory: pytest.TempPathFactory) 
     """An experiment after a run with REGIONS. Only to be read."""
     root = tmp_path_factory.mktemp("two_regions") / "a"
     shutil.copytree(finished.layout.root, root)
-    run(load_experiment(root, list(REGIONS)), RUN)
+    Evaluate().run(load_experiment(root, list(REGIONS)), RUN)
     return load_experiment(root, list(REGIONS))
 
 
@@ -146,7 +145,7 @@ def test_scores_do_not_depend_on_how_the_volume_is_cut(
 
 def test_worker_processes_count_the_same_as_one(make_experiment: Make, two_regions: Experiment) -> None:
     experiment = make_experiment("b", *REGIONS, "compute.runner=daisy", "compute.workers=2")
-    run(experiment, RUN)
+    Evaluate().run(experiment, RUN)
     assert scores_of(experiment) == scores_of(two_regions)
     identities = [read_manifest(e.layout, "evaluate").identity for e in (experiment, two_regions)]
     assert identities[0] == identities[1]
@@ -162,7 +161,7 @@ def test_what_was_counted_is_not_counted_again_but_other_fragments_are(finished:
 
     first = counted()
     assert len(first) == 18
-    run(experiment, RUN)
+    Evaluate().run(experiment, RUN)
     assert counted() == first
     spoil_watershed(experiment)
     assert counted() == {}
@@ -173,15 +172,15 @@ def test_verify_finds_what_was_counted_lost_or_damaged(two_regions: Experiment, 
     counting = counting_task(experiment)
     assert counting is not None
     rows = (experiment.layout.store / "overlaps_roi" / counting.key).rglob("*.parquet")
-    assert verify(experiment)["blocks_read_back"] == len(list(rows)) == 18
+    assert Evaluate().verify(experiment)["blocks_read_back"] == len(list(rows)) == 18
     path = sorted((experiment.layout.store / "overlaps_threshold_roi").rglob("*.parquet"))[-1]
     content = path.read_bytes()
     path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
     with pytest.raises(BadData, match="lost or damaged"):
-        verify(experiment)
+        Evaluate().verify(experiment)
     path.unlink()
     with pytest.raises(BadData, match="lost or damaged"):
-        verify(experiment)
+        Evaluate().verify(experiment)
 
 
 @given(
@@ -341,11 +340,11 @@ def test_a_report_is_made_also_when_something_is_missing_and_the_command_fails(
     spoil(experiment)
     shutil.rmtree(experiment.layout.report)
     with pytest.raises(kind) as error:
-        run(experiment, RUN)
+        Evaluate().run(experiment, RUN)
     assert error.value.what in page_of(experiment)
     assert scores_of(experiment)["thresholds"] == []
     assert not experiment.layout.manifest("evaluate").exists()
-    assert (status(experiment)["report"], status(experiment)["finished"]) == (True, False)
+    assert (Evaluate().status(experiment)["report"], Evaluate().status(experiment)["finished"]) == (True, False)
 
 
 def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(finished: Experiment, copy_of: Make) -> None:
@@ -354,7 +353,7 @@ def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(finis
     DoneMarks.of(experiment.layout.store, "watershed", "watershed-key").mark_failed(3, failure)
     outcome = {"exit_code": 79, "error": MissingInput("agglomerate stopped early").as_dict()}
     write_json(experiment.layout.stage_runs("agglomerate") / "20260101T000000-1" / "outcome.json", outcome)
-    run(experiment, RUN)
+    Evaluate().run(experiment, RUN)
     page = page_of(experiment)
     assert "agglomerate stopped early" in page
     assert "block 3: the affinities are spoilt" in page
@@ -372,7 +371,7 @@ def test_the_page_of_a_network_that_has_hardly_learnt_says_so(
     experiment = make_experiment("a")
     found = read_manifest(experiment.layout, "watershed")
     found.model_copy(update={"facts": {"totals": {"fragments": float(fragments)}}}).write(experiment.layout)
-    run(experiment, RUN)
+    Evaluate().run(experiment, RUN)
     text = "1,000 fragments of 11 voxels on average. A network that knows membranes"
     assert (text in page_of(experiment)) == ("train longer" in page_of(experiment)) == told
 
@@ -380,16 +379,18 @@ def test_the_page_of_a_network_that_has_hardly_learnt_says_so(
 def test_truth_without_a_label_in_the_region_is_said_not_scored_as_perfect(make_experiment: Make) -> None:
     experiment = make_experiment("a", 'evaluate.roi={begin="0 vox", shape="18, 3, 26 vox"}')
     with pytest.raises(BadData, match="nothing to compare"):
-        run(experiment, RUN)
+        Evaluate().run(experiment, RUN)
     assert "nothing to compare" in page_of(experiment)
 
 
 def test_validate_and_plan_say_what_can_be_known(make_experiment: Make) -> None:
-    assert validate(make_experiment("a")) == []
-    outside = validate(make_experiment("a", 'evaluate.roi={begin="0 vox", shape="99 vox"}'))
+    assert Evaluate().validate(make_experiment("a")) == []
+    outside = Evaluate().validate(make_experiment("a", 'evaluate.roi={begin="0 vox", shape="99 vox"}'))
     assert [type(p) for p in outside] == [ConfigError]
-    assert [type(p) for p in validate(make_experiment("a", "evaluate.skeletons=absent.csv"))] == [MissingInput]
-    assert plan(make_experiment("a"))["voxels_compared"] == 18 * 24 * 26
+    assert [type(p) for p in Evaluate().validate(make_experiment("a", "evaluate.skeletons=absent.csv"))] == [
+        MissingInput
+    ]
+    assert Evaluate().plan(make_experiment("a"))["voxels_compared"] == 18 * 24 * 26
 
 
 def test_validate_does_not_wait_for_what_scores_and_draws(make_experiment: Make) -> None:
@@ -407,7 +408,7 @@ def test_the_command_tells_its_exit_code(finished: Experiment, copy_of: Make) ->
     experiment = copy_of(finished, "a")
     experiment.layout.manifest("evaluate").unlink()
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 0
-    told = status(experiment)
+    told = Evaluate().status(experiment)
     assert (told["report"], told["finished"], told["done"]) == (True, True, told["blocks"])
     spoil_segment(experiment)
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 66

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
@@ -25,7 +25,7 @@ from lsdflow_evaluate.faults.meeting import meeting
 from lsdflow_evaluate.faults.ranking import worst_faults
 from lsdflow_evaluate.scores.comparing import compare
 from lsdflow_evaluate.scores.region_scores import regions_and_worst
-from lsdflow_evaluate.task import run, verify
+from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.target import target_grid
@@ -112,7 +112,7 @@ def test_shares_are_bits_of_the_voi_and_the_worst_comes_first(make_experiment: M
 def test_as_many_are_listed_as_asked_for_in_json_and_csv(make_experiment: Make) -> None:
     experiment = make_experiment("a", "evaluate.worst=2")
     take_threshold(experiment, 0.1)
-    run(experiment, RunOptions())
+    Evaluate().run(experiment, RunOptions())
     worst = json.loads((experiment.layout.report / "scores.json").read_text())["worst"]
     assert [told["kind"] for told in worst].count("split") == 2
     with (experiment.layout.report / "worst.csv").open() as file:
@@ -121,7 +121,7 @@ def test_as_many_are_listed_as_asked_for_in_json_and_csv(make_experiment: Make) 
         (told["kind"], told["id"], told["bits"]) for told in worst
     ]
     assert [[float(row[f"{a}_nm"]) for a in "zyx"] for row in rows] == [told["position_nm"] for told in worst]
-    assert verify(experiment)["verified"]
+    assert Evaluate().verify(experiment)["verified"]
     assert worst_of(make_experiment("a", "evaluate.worst=0")) == []
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import MASK, RAW, ArraySpec
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, write_best
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -20,7 +20,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_network.bundle import save_bundle
 from lsdflow_network.unet import UNet
-from lsdflow_predict import task
+from lsdflow_predict.stage import Predict
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 
 VOXEL_NM = (10.0, 8.0, 8.0)
@@ -86,7 +86,7 @@ class Predicted:
 
     def run(self, *overrides: str, replace: bool = True) -> Manifest:
         """Predict with settings; returns the manifest."""
-        task.run(self.experiment(*overrides), RunOptions(replace=replace))
+        Predict().run(self.experiment(*overrides), RunOptions(replace=replace))
         return read_manifest(self.layout, "predict")
 
     def volume(self, name: str = "affs") -> Volume:

@@ -7,9 +7,9 @@ from torch import nn
 
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_network.unet import UNet
-from lsdflow_predict import task
 from lsdflow_predict.device_memory import window_device
 from lsdflow_predict.memory_needed import fitting_tile_edge, network_bytes, weights_of
+from lsdflow_predict.stage import Predict
 
 
 def a_spec(channels: int = 1, factors=((2, 2, 2), (1, 3, 3)), fmaps: int = 3, **variant) -> UNetSpec:
@@ -47,6 +47,6 @@ def test_windows_lie_on_the_gpu_where_it_has_room(monkeypatch, needed: int, devi
 
 def test_the_plan_tells_the_tile_and_takes_the_one_of_the_experiment(make_experiment) -> None:
     experiment = make_experiment()
-    before = task.plan(experiment.experiment())
+    before = Predict().plan(experiment.experiment())
     assert before["largest_tile_shape_that_fits_vox"] > 100
     assert before["tile_output_vox"] != [before["largest_tile_shape_that_fits_vox"]] * 3

@@ -10,7 +10,7 @@ from lsdflow_contract.checkpoint import bundle_folder
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.metadata import read_neighborhood
 from lsdflow_network.inference import load_predictor
-from lsdflow_predict import task
+from lsdflow_predict.stage import Predict
 
 FAR = (*AFFINITY_NEIGHBORHOOD, (-4, 0, 0), (0, -9, 9))
 
@@ -33,7 +33,7 @@ def test_every_affinity_of_the_network_is_predicted_and_its_offset_recorded(
     assert len({channel.tobytes() for channel in affs}) == 5
     assert read_neighborhood(attributes(experiment), 5, "uint8", "here") == FAR
     assert np.array_equal(experiment.affinities('predict.block_shape="8 vox"'), affs)
-    assert task.verify(experiment.experiment('predict.block_shape="8 vox"'))["verified"]
+    assert Predict().verify(experiment.experiment('predict.block_shape="8 vox"'))["verified"]
     if mode != "affinities":
         experiment.run("predict.store_lsds=true")
         assert np.array_equal(experiment.values(), affs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lsdflow_predict import task
+from lsdflow_predict.stage import Predict
 
 pytestmark = pytest.mark.gpu
 
@@ -31,6 +31,6 @@ def test_worker_processes_on_one_device_give_the_bits_of_one(make_experiment, de
 
 
 def test_a_measured_block_reports_the_memory_of_the_device(make_experiment, device: str, tmp_path) -> None:
-    facts = task.measure(make_experiment().experiment(f'compute.device="{device}"'), tmp_path / "measured")
+    facts = Predict().measure(make_experiment().experiment(f'compute.device="{device}"'), tmp_path / "measured")
     assert facts["seconds"] > 0
     assert device == "cpu" or facts["device_peak_mib"] > 0

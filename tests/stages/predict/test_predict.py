@@ -9,9 +9,8 @@ import pytest
 
 from lsdflow_contract.arrays import dequantise_u8, quantise_u8
 from lsdflow_contract.checkpoint import bundle_folder
-from lsdflow_contract.manifest import read_manifest
 from lsdflow_network.inference import load_predictor, raw_to_network
-from lsdflow_predict import task
+from lsdflow_predict.stage import Predict
 
 TILES_OF_4 = 'predict.tile_shape="4 vox"'
 BLOCKS_OF_8 = 'predict.block_shape="8 vox"'  # at least one tile: 8, 8, 10
@@ -152,34 +151,24 @@ def test_going_back_to_earlier_settings_makes_everything_again(make_experiment):
 def test_a_run_goes_on_with_the_missing_blocks(make_experiment):
     experiment = make_experiment()
     reference = experiment.affinities(BLOCKS_OF_8)
-    job = task.gather(experiment.experiment(BLOCKS_OF_8))
-    task.affinity_task(job).marks.take_back(2)
+    Predict().last_pass(experiment.experiment(BLOCKS_OF_8)).marks.take_back(2)
     experiment.layout.manifest("predict").unlink()
     manifest = experiment.run(BLOCKS_OF_8, replace=False)
     assert manifest.facts["blocks_executed"] == 1
     assert np.array_equal(experiment.values(), reference)
 
 
-def test_only_the_lsds_can_be_made(make_experiment):
-    experiment = make_experiment()
-    task.run(experiment.experiment('predict.passes="two"', 'predict.part="lsds"'), task.RunOptions())
-    assert experiment.values("lsds").any()
-    assert not experiment.layout.manifest("predict").exists()
-    experiment.run('predict.passes="two"', replace=False)
-    assert read_manifest(experiment.layout, "predict").outputs.keys() == {"affs", "lsds"}
-
-
 def test_plan_and_status_tell_blocks_and_time(make_experiment):
     experiment = make_experiment()
     settings = (BLOCKS_OF_8, 'predict.passes="two"')
-    planned = task.plan(experiment.experiment(*settings, "predict.measure=true"))
+    planned = Predict().plan(experiment.experiment(*settings, "predict.measure=true"))
     blocks = zip((19, 22, 27), planned["block_shape_vox"], strict=True)
     assert planned["blocks"] == math.prod(math.ceil(n / b) for n, b in blocks) > 8
     assert planned["lsd_blocks"] > 0
     assert planned["seconds_per_lsd_tile"] > 0
     assert "seconds_per_block" not in planned
     experiment.run(*settings)
-    assert task.plan(experiment.experiment(*settings))["seconds_per_block"] > 0
-    status = task.status(experiment.experiment(*settings))
+    assert Predict().plan(experiment.experiment(*settings))["seconds_per_block"] > 0
+    status = Predict().status(experiment.experiment(*settings))
     assert status["finished"]
     assert status["lsds_done"] == status["lsds_blocks"] == planned["lsd_blocks"]

@@ -26,7 +26,7 @@ from lsdflow_network.bundle import load_bundle
 from lsdflow_predict.cli import app
 from lsdflow_predict.devices import choose_device
 from lsdflow_predict.networks import grey_levels
-from lsdflow_predict.problems import validate
+from lsdflow_predict.stage import Predict
 
 
 def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
@@ -34,22 +34,22 @@ def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
     with pytest.raises(kind) as caught:
         experiment.run(*overrides)
     assert not (experiment.root / "predictions").exists()
-    problems = validate(experiment.experiment(*overrides))
+    problems = Predict().validate(experiment.experiment(*overrides))
     assert caught.value.what in [p.what for p in problems]
     return caught.value
 
 
 def test_nothing_is_wrong_with_the_tiny_experiment(make_experiment):
-    assert validate(make_experiment().experiment()) == []
+    assert Predict().validate(make_experiment().experiment()) == []
 
 
 @pytest.mark.parametrize("passes", ["one", "two"])
 def test_predictions_of_other_settings_are_told_by_validate_and_those_of_now_are_not(make_experiment, passes):
     experiment = make_experiment()
     experiment.run(f"predict.passes={passes}")
-    assert validate(experiment.experiment(f"predict.passes={passes}")) == []
-    assert validate(experiment.experiment(f"predict.passes={passes}", "compute.workers=7")) == []
-    found = validate(experiment.experiment(f"predict.passes={passes}", "predict.outside=zero"))
+    assert Predict().validate(experiment.experiment(f"predict.passes={passes}")) == []
+    assert Predict().validate(experiment.experiment(f"predict.passes={passes}", "compute.workers=7")) == []
+    found = Predict().validate(experiment.experiment(f"predict.passes={passes}", "predict.outside=zero"))
     assert {type(problem) for problem in found} == {MadeOtherwise}
     assert "outside mirror -> zero" in found[-1].found
 
@@ -172,7 +172,7 @@ def test_options_that_the_mode_does_not_have(make_experiment, setting):
 
 def test_all_problems_are_listed_at_once(make_experiment):
     settings = ('predict.mask="none"', "predict.checkpoint=99", 'predict.roi={begin="0 vox", shape="999 vox"}')
-    assert {p.exit_code for p in validate(make_experiment().experiment(*settings))} == {66, 78}
+    assert {p.exit_code for p in Predict().validate(make_experiment().experiment(*settings))} == {66, 78}
 
 
 def test_outputs_of_other_settings_are_kept_without_replace(make_experiment):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_prepare.task import look
+from lsdflow_prepare.stage import look
 
 
 def experiment(folder: Path, target: str) -> Path:

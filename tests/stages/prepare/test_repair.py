@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_prepare import task, writing
+from lsdflow_prepare import writing
+from lsdflow_prepare.stage import Prepare
 
 Make = Callable[..., Experiment]
 Put = Callable[..., Path]
@@ -36,7 +37,7 @@ def finished(container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch)
     """One volume of eight bricks, each one chunk."""
     monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     return loaded
 
 
@@ -65,10 +66,10 @@ def test_exactly_the_broken_bricks_are_made_again_with_the_same_bits(
 ) -> None:
     before, identity = content(finished), read_manifest(finished.layout, "prepare").identity
     damage(finished.layout.training_volume("a"))
-    found = task.repair(finished)
+    found = Prepare().repair(finished)
     assert (found["bricks"], found["broken"], len(found["parts"])) == (16, broken, broken)
     assert without_journals(content(finished)) == without_journals(before)
-    assert task.verify(finished)["identity"] == identity
+    assert Prepare().verify(finished)["identity"] == identity
 
 
 def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
@@ -77,18 +78,18 @@ def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
     put("volumes/raw", raw)
     put("volumes/labels/neuron_ids", np.zeros(raw.shape, np.uint64))
     loaded = experiment(sparse=True)
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     lost = loaded.layout.training_volume("a") / LABELS.dataset / "1.1.1"
     lost.unlink()
     with pytest.raises(BadData, match="1 bricks of training/a are lost or damaged"):
-        task.verify(loaded)
-    assert task.repair(loaded)["broken"] == 1
+        Prepare().verify(loaded)
+    assert Prepare().repair(loaded)["broken"] == 1
     assert lost.exists()
 
 
 def test_nothing_is_written_where_nothing_is_broken(finished: Experiment) -> None:
     before = content(finished)
-    assert task.repair(finished) == {"bricks": 16, "broken": 0, "parts": []}
+    assert Prepare().repair(finished) == {"bricks": 16, "broken": 0, "parts": []}
     assert content(finished) == before
 
 
@@ -99,7 +100,7 @@ def test_a_source_that_was_changed_in_place_is_refused_and_its_brick_stays_unwri
     lost.unlink()
     put("volumes/raw", 255 - raw)
     with pytest.raises(BadData, match="do not give what they gave") as caught:
-        task.repair(finished)
+        Prepare().repair(finished)
     assert "raw z[64:70]" in caught.value.where
     assert not lost.exists()
 
@@ -110,27 +111,27 @@ def test_a_changed_source_is_refused_as_well_where_the_journal_is_lost(
     (finished.layout.training_volume("a") / ".lsdflow/raw.jsonl").unlink()
     put("volumes/raw", 255 - raw)
     with pytest.raises(BadData, match="do not give what they gave"):
-        task.repair(finished)
+        Prepare().repair(finished)
 
 
 def test_another_form_of_the_source_is_refused(finished: Experiment, put: Put, raw: np.ndarray) -> None:
     put("volumes/raw", raw.astype(np.float32) / 255)
     with pytest.raises(BadData, match="not what it was") as caught:
-        task.repair(finished)
+        Prepare().repair(finished)
     assert "prepare run --replace" in caught.value.hint
 
 
 def test_a_source_that_is_gone_and_a_volume_never_made_are_missing_input(finished: Experiment, tmp_path: Path) -> None:
     (tmp_path / "a.zarr").rename(tmp_path / "elsewhere.zarr")
     with pytest.raises(MissingInput, match="no such file"):
-        task.repair(finished)
+        Prepare().repair(finished)
     finished.layout.manifest("prepare").unlink()
     with pytest.raises(MissingInput, match="has not finished"):
-        task.repair(finished)
+        Prepare().repair(finished)
 
 
 def test_other_parameters_are_refused_and_nothing_is_touched(finished: Experiment, experiment: Make) -> None:
     before = content(finished)
     with pytest.raises(NotOurs, match="other parameters"):
-        task.repair(experiment(raw_range=[0, 100]))
+        Prepare().repair(experiment(raw_range=[0, 100]))
     assert content(finished) == before

@@ -16,13 +16,14 @@ import tensorstore
 import tifffile
 import zarr
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import BadData, MadeOtherwise
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL
-from lsdflow_prepare import task, writing
+from lsdflow_prepare import writing
+from lsdflow_prepare.stage import Prepare
 
 SHAPE = (20, 18, 16)
 RAW_VALUES = np.random.default_rng(0).integers(1, 255, SHAPE, np.uint8)
@@ -158,7 +159,7 @@ def prepared(write: Write, folder: Path, experiment: Make) -> Experiment:
     for path in (p for key in ("raw", "labels") for p in files_of(Path(tables[key]))):
         at = path.stat()
         os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns - 5 * 10**9))
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     return loaded
 
 
@@ -176,16 +177,16 @@ def test_a_changed_voxel_is_refused_and_prepared_only_on_request(form: Write, tm
     identity = read_manifest(loaded.layout, "prepare").identity
     form(tmp_path, "raw", one_voxel_changed(RAW_VALUES))
     with pytest.raises(MadeOtherwise, match="changed since it was prepared") as caught:
-        task.run(loaded, RUN)
+        Prepare().run(loaded, RUN)
     assert "/raw" in caught.value.where
     form(tmp_path, "raw", RAW_VALUES)
     form(tmp_path, "labels", one_voxel_changed(IDS))
     with pytest.raises(MadeOtherwise, match="changed since it was prepared") as caught:
-        task.verify(loaded)
+        Prepare().verify(loaded)
     assert "/labels" in caught.value.where
-    assert [type(problem) for problem in task.validate(loaded)] == [MadeOtherwise]
+    assert [type(problem) for problem in Prepare().validate(loaded)] == [MadeOtherwise]
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
-    task.run(loaded, RunOptions(replace=True))
+    Prepare().run(loaded, RunOptions(replace=True))
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), one_voxel_changed(IDS))
     assert read_manifest(loaded.layout, "prepare").identity != identity
 
@@ -200,24 +201,24 @@ def test_a_copy_of_the_same_bytes_is_the_same_source(
         copy(path, tmp_path / "copy", **({"copy_function": shutil.copy} if path.is_dir() else {}))
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         (tmp_path / "copy").rename(path)
-    assert task.validate(loaded) == []
-    assert task.verify(loaded)["verified"]
-    task.run(loaded, RUN)
+    assert Prepare().validate(loaded) == []
+    assert Prepare().verify(loaded)["verified"]
+    Prepare().run(loaded, RUN)
     assert loaded.layout.manifest("prepare").read_bytes() == before
     monkeypatch.setattr(writing, "make_brick", lambda *_: pytest.fail("the sources were read again"))
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
 
 
 def test_what_an_earlier_contract_prepared_is_recognised_by_its_voxels(tmp_path: Path, experiment: Make) -> None:
     loaded = prepared(zarr_of(2), tmp_path, experiment)
     before = loaded.layout.manifest("prepare").read_bytes()
     as_of_contract_1_6(loaded)
-    task.run(loaded, RUN)
-    assert task.verify(loaded)["verified"]
+    Prepare().run(loaded, RUN)
+    assert Prepare().verify(loaded)["verified"]
     assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] == json.loads(before)["key"]
     zarr_of(2)(tmp_path, "labels", one_voxel_changed(IDS))
     with pytest.raises(MadeOtherwise, match="changed since it was prepared"):
-        task.run(loaded, RUN)
+        Prepare().run(loaded, RUN)
 
 
 def as_of_contract_1_6(loaded: Experiment) -> None:
@@ -249,9 +250,9 @@ def test_an_interrupted_run_goes_on_from_a_copy_of_its_sources(
     with monkeypatch.context() as patch:
         patch.setattr(writing, "make_brick", until_the_second_labels)
         with pytest.raises(BadData, match="stopped"):
-            task.run(loaded, RUN)
+            Prepare().run(loaded, RUN)
     for path in (*files_of(tmp_path / "raw.zarr"), *files_of(tmp_path / "labels.zarr")):
         path.touch()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), RAW_VALUES)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)

@@ -17,13 +17,14 @@ import pytest
 import tifffile
 import zarr
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.errors import BadData, Interrupted, MadeOtherwise, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_prepare import task, writing
+from lsdflow_prepare import writing
 from lsdflow_prepare.config import PrepareConfig
+from lsdflow_prepare.stage import Prepare
 from lsdflow_runtime.formats.prepared import PreparedArrays
 from lsdflow_runtime.volumes import open_volume
 
@@ -45,7 +46,7 @@ def test_zarr_to_zarr_is_bit_identical_with_both_attribute_styles(
     container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
 ) -> None:
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
     assert (made(loaded, MASK.dataset) == 1).all()
@@ -63,7 +64,7 @@ def test_zarr_to_zarr_is_bit_identical_with_both_attribute_styles(
 
 def test_manifest_names_outputs_counts_and_probability(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     manifest = read_manifest(loaded.layout, "prepare")
     assert manifest.outputs == {"training/a": "data/training/a.zarr"}
     facts = manifest.facts["volumes"]["training/a"]
@@ -77,7 +78,7 @@ def test_target_with_truth_in_another_container(put: Put, experiment: Make, raw:
     put("seg", ids.astype(np.int64), name="t.zarr")
     table = {"target": {"raw": "../a.zarr", "truth": "../t.zarr", "truth_dataset": "seg"}}
     loaded = experiment(table)
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     target = loaded.layout.target_volume
     np.testing.assert_array_equal(zarr.open_array(target / RAW.dataset, mode="r")[:], raw)
     np.testing.assert_array_equal(zarr.open_array(target / LABELS.dataset, mode="r")[:], ids)
@@ -85,7 +86,7 @@ def test_target_with_truth_in_another_container(put: Put, experiment: Make, raw:
 
 def test_target_without_truth_has_raw_only(container: Path, experiment: Make) -> None:
     loaded = experiment({"target": {"raw": "../a.zarr"}})
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     assert not (loaded.layout.target_volume / LABELS.dataset).exists()
 
 
@@ -100,9 +101,9 @@ def test_hdf5_labels_smaller_than_raw_are_padded_with_ignore_only_when_asked(
             file[name].attrs["resolution"] = (40.0, 4.0, 4.0)
         file["volumes/labels/neuron_ids"].attrs["offset"] = (400.0, 80.0, 20.0)
     with pytest.raises(BadData, match="same region"):
-        task.run(experiment(raw="../a.hdf"), RUN)
+        Prepare().run(experiment(raw="../a.hdf"), RUN)
     loaded = experiment(raw="../a.hdf", pad_labels=True)
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     inside = np.zeros(raw.shape, bool)
     inside[10:60, 20:50, 5:65] = True
     np.testing.assert_array_equal(made(loaded, MASK.dataset), inside)
@@ -114,7 +115,7 @@ def test_roi_and_ignore_regions_are_cut_where_they_say(
 ) -> None:
     ignored = {"offset": "12, 0, 0 vox", "shape": "3, 66, 68 vox"}
     loaded = experiment(roi={"offset": "160, 40, 0 nm", "shape": "50, 40, 60 vox"}, ignore_regions=[ignored])
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw[10:60, 5:45, :60])
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids[10:60, 5:45, :60])
     mask = made(loaded, MASK.dataset)
@@ -128,7 +129,7 @@ def test_json_roi_container_and_expansion_factor(container: Path, experiment: Ma
     content = {"container": "a.zarr", "offset": [160, 40, 0], "size": [400, 320, 480]}
     (container.parent / "a.json").write_text(json.dumps(content))
     loaded = experiment({"target": {"raw": "../a.json", "expansion_factor": 4.0}})
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     array = zarr.open_array(loaded.layout.target_volume / RAW.dataset, mode="r")
     np.testing.assert_array_equal(array[:], raw[10:60, 5:45, :60])
     assert array.attrs["voxel_size"] == [2, 2, 2]
@@ -137,7 +138,7 @@ def test_json_roi_container_and_expansion_factor(container: Path, experiment: Ma
 
 def test_non_integer_voxel_size_is_kept(container: Path, experiment: Make) -> None:
     loaded = experiment(voxel_size="33.5, 8.25, 8.25 nm")
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     attributes = zarr.open_array(loaded.layout.training_volume("a") / RAW.dataset, mode="r").attrs
     assert attributes["resolution"] == [33.5, 8.25, 8.25]
     assert attributes["offset"] == [335, 0, 0]
@@ -149,9 +150,9 @@ def test_default_mask_of_the_container_is_used_and_none_turns_it_off(
     states = (np.arange(ids.size).reshape(ids.shape) % 3).astype(np.uint8)
     put("volumes/labels/mask", states)
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, MASK.dataset), states)
-    task.run(experiment(mask="none"), RunOptions(replace=True))
+    Prepare().run(experiment(mask="none"), RunOptions(replace=True))
     assert (made(loaded, MASK.dataset) == 1).all()
 
 
@@ -161,7 +162,7 @@ def test_tiff_of_16_bits_with_typed_size_and_range(tmp_path: Path, put: Put, exp
     put("ids", ids, name="t.zarr", offset=None)
     table = {"raw": "../a.tif", "labels": "../t.zarr", "labels_dataset": "ids", "voxel_size": "8 nm"}
     loaded = experiment(**table, raw_range=[100, 4000])
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     wanted = np.rint((raw16.astype(float) - 100) / 3900 * 255)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
 
@@ -169,7 +170,7 @@ def test_tiff_of_16_bits_with_typed_size_and_range(tmp_path: Path, put: Put, exp
 def test_chosen_channel_of_several(put: Put, experiment: Make, raw: np.ndarray) -> None:
     zarr.create_array(put("x", raw) / "two", data=np.stack([raw, 255 - raw]), attributes={"resolution": [8, 8, 8]})
     loaded = experiment({"target": {"raw": "../a.zarr", "raw_dataset": "two", "raw_channel": 1}})
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(zarr.open_array(loaded.layout.target_volume / RAW.dataset, mode="r")[:], 255 - raw)
 
 
@@ -248,11 +249,11 @@ def test_bad_input_is_refused_with_its_code_and_nothing_is_written(
     code, text = REFUSALS[kind]
     loaded = experiment(**damaged(kind, put, raw, ids))
     before = snapshot(container.parent)
-    problems = task.validate(loaded)
+    problems = Prepare().validate(loaded)
     assert [problem.exit_code for problem in problems][:1] == [code], problems
     assert text in problems[0].message()
     with pytest.raises(StageError) as caught:
-        task.run(loaded, RUN)
+        Prepare().run(loaded, RUN)
     assert caught.value.exit_code == code
     assert snapshot(container.parent) == before
 
@@ -283,14 +284,14 @@ def test_validate_lists_all_problems_at_once(
     put("volumes/labels/neuron_ids", ids.astype(np.float32), name="b.zarr")
     volumes = [{"name": "a", "raw": "../a.zarr"}, {"name": "b", "raw": "../b.zarr"}]
     table = {"training": volumes, "target": {"raw": "../c.zarr"}}
-    codes = [problem.exit_code for problem in task.validate(experiment(table))]
+    codes = [problem.exit_code for problem in Prepare().validate(experiment(table))]
     assert codes == [65, 65, 66]
 
 
 def test_sparse_source_may_lack_chunks(container: Path, experiment: Make, raw: np.ndarray) -> None:
     (container / "volumes/raw/1.1.1").unlink()
     loaded = experiment(sparse=True)
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     wanted = raw.copy()
     wanted[32:64, 32:64, 32:64] = 0
     np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
@@ -298,10 +299,10 @@ def test_sparse_source_may_lack_chunks(container: Path, experiment: Make, raw: n
 
 def test_second_run_does_nothing_and_changes_nothing_of_the_arrays(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     identity = read_manifest(loaded.layout, "prepare").identity
     before = snapshot(loaded.layout.training_volume("a"))
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     assert snapshot(loaded.layout.training_volume("a")) == before
     assert read_manifest(loaded.layout, "prepare").identity == identity
 
@@ -311,7 +312,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     writes: int, container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     wanted = {d.dataset: made(loaded, d.dataset) for d in (RAW, LABELS, MASK)}
     facts = read_manifest(loaded.layout, "prepare").facts["volumes"]
     (tmp_path / "exp").rename(tmp_path / "first")
@@ -327,12 +328,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 
     monkeypatch.setattr(PreparedArrays, "write", stop)
     with pytest.raises(Interrupted):
-        task.run(loaded, RUN)
+        Prepare().run(loaded, RUN)
     assert not loaded.layout.manifest("prepare").exists()
     assert not (loaded.layout.training_volume("a") / LABELS.dataset).exists()
     again: list[int] = []
     monkeypatch.setattr(PreparedArrays, "write", lambda *given: (again.append(given[1]), write(*given)))
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     assert len(again) == 4 - writes
     for dataset, values in wanted.items():
         np.testing.assert_array_equal(made(loaded, dataset), values)
@@ -346,27 +347,27 @@ def test_a_noted_brick_that_did_not_reach_the_disk_is_made_again(
     with monkeypatch.context() as patch:
         patch.setattr(PreparedArrays, "finish", lambda _self: (_ for _ in ()).throw(Interrupted("power cut")))
         with pytest.raises(Interrupted):
-            task.run(loaded, RUN)
+            Prepare().run(loaded, RUN)
     partial = loaded.layout.training_volume("a") / "volumes/.raw.partial"
     (partial / "0.0.0").write_bytes(b"")
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
 
 
 def test_other_parameters_are_refused_naming_them_and_replaced_on_request(
     container: Path, experiment: Make, raw: np.ndarray
 ) -> None:
-    task.run(experiment(), RUN)
+    Prepare().run(experiment(), RUN)
     changed = experiment(raw_range=[0, 100])
     with pytest.raises(NotOurs) as caught:
-        task.run(changed, RUN)
+        Prepare().run(changed, RUN)
     assert "raw_range = [0.0, 100.0]" in caught.value.wanted
     assert "raw_range = None" in caught.value.found
-    (told,) = task.validate(changed)
+    (told,) = Prepare().validate(changed)
     assert isinstance(told, MadeOtherwise)
     assert told.message() == caught.value.message()
-    assert task.validate(experiment()) == []
-    task.run(changed, RunOptions(replace=True))
+    assert Prepare().validate(experiment()) == []
+    Prepare().run(changed, RunOptions(replace=True))
     np.testing.assert_array_equal(made(changed, RAW.dataset), np.rint(np.clip(raw / 100, 0, 1) * 255))
 
 
@@ -374,7 +375,7 @@ def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment:
     loaded = experiment()
     zarr.create_array(loaded.layout.training_volume("a") / RAW.dataset, data=raw, zarr_format=2)
     with pytest.raises(NotOurs, match="not ours"):
-        task.run(loaded, RunOptions(replace=True))
+        Prepare().run(loaded, RunOptions(replace=True))
 
 
 def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment: Make) -> None:
@@ -384,7 +385,7 @@ def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(NotOurs, match="another prepare"):
-            task.run(loaded, RUN)
+            Prepare().run(loaded, RUN)
 
 
 def test_volumes_cut_in_bricks_are_the_same(
@@ -392,7 +393,7 @@ def test_volumes_cut_in_bricks_are_the_same(
 ) -> None:
     monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
     assert "components" not in read_manifest(loaded.layout, "prepare").facts["volumes"]["training/a"]
@@ -400,11 +401,11 @@ def test_volumes_cut_in_bricks_are_the_same(
 
 def test_plan_and_status_tell_shape_and_progress(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    assert task.plan(loaded)["training/a"]["shape_vox"] == [70, 66, 68]
-    assert task.status(loaded) == {"finished": False, "training a": "not begun"}
-    task.run(loaded, RUN)
-    assert task.plan(loaded)["training/a"]["done"] is True
-    assert task.status(loaded) == {"finished": True, "training a": "made"}
+    assert Prepare().plan(loaded)["training/a"]["shape_vox"] == [70, 66, 68]
+    assert Prepare().status(loaded) == {"finished": False, "training a": "not begun"}
+    Prepare().run(loaded, RUN)
+    assert Prepare().plan(loaded)["training/a"]["done"] is True
+    assert Prepare().status(loaded) == {"finished": True, "training a": "made"}
 
 
 def test_zarr_2_and_gunpowder_read_what_was_written(
@@ -416,7 +417,7 @@ def test_zarr_2_and_gunpowder_read_what_was_written(
     if not python.exists():
         pytest.skip("the training environment is not installed (LSDFLOW_TRAINING_PYTHON)")
     loaded = experiment()
-    task.run(loaded, RUN)
+    Prepare().run(loaded, RUN)
     result = container.parent / "read.npz"
     script = """
 import sys, numpy, gunpowder as gp, zarr
@@ -441,8 +442,8 @@ numpy.savez(sys.argv[2], place=size, **found)
 def test_real_training_volume(shared_data: Path, experiment: Make) -> None:
     source = shared_data / "gala_mini" / "train.zarr"
     loaded = experiment({"training": [{"name": "a", "raw": str(source)}]})
-    assert task.validate(loaded) == []
-    task.run(loaded, RUN)
+    assert Prepare().validate(loaded) == []
+    Prepare().run(loaded, RUN)
     for spec in (RAW, LABELS):
         stored = zarr.open_array(source / spec.dataset, mode="r")[:]
         np.testing.assert_array_equal(made(loaded, spec.dataset), stored)

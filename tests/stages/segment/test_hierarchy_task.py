@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime.volumes import open_volume
-from lsdflow_segment import task
+from lsdflow_segment import stage
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.parted_graph import PartedGraph
+from lsdflow_segment.stage import Segment
 from lsdflow_segment.work import STAGE
 
 Make = Callable[..., Experiment]
@@ -43,11 +44,11 @@ def test_both_forms_leave_the_same_files_facts_and_identity(make_experiment: Mak
     extra = "segment.extra_thresholds=[0.2]"
     whole = make_experiment("whole", COARSE, extra, truth=truth)
     parts = make_experiment("parts", *PARTS, extra, truth=truth)
-    task.run(whole, RUN)
-    task.run(parts, RUN)
+    Segment().run(whole, RUN)
+    Segment().run(parts, RUN)
     assert_same(parts, whole)
-    assert task.verify(parts)["verified"]
-    assert task.status(parts)["finished"]
+    assert Segment().verify(parts)["verified"]
+    assert Segment().status(parts)["finished"]
 
 
 @pytest.mark.parametrize("step", ["_deal_edges", "go_down", "run_task"])
@@ -61,14 +62,14 @@ def test_a_run_killed_in_any_step_goes_on_to_the_same_result(
         raise KilledError
 
     whole, parts = make_experiment("whole", COARSE), make_experiment("parts", *PARTS)
-    task.run(whole, RUN)
+    Segment().run(whole, RUN)
     places = {"_deal_edges": "lsdflow_segment.dealing", "go_down": "lsdflow_segment.parted_graph.PartedGraph"}
     with monkeypatch.context() as patch:
-        patch.setattr(f"{places.get(step, 'lsdflow_segment.task')}.{step}", killed)
+        patch.setattr(f"{places.get(step, 'lsdflow_segment.stage')}.{step}", killed)
         with pytest.raises(KilledError):
-            task.run(parts, RUN)
+            Segment().run(parts, RUN)
     assert (parts.layout.luts / ".parts").is_dir()
-    task.run(parts, RUN)
+    Segment().run(parts, RUN)
     assert_same(parts, whole)
 
 
@@ -77,9 +78,9 @@ def test_workers_of_other_processes_map_the_table(make_experiment: Make, monkeyp
         make_experiment("whole", COARSE),
         make_experiment("parts", *PARTS, "compute.runner=daisy", "compute.workers=1"),
     )
-    task.run(whole, RUN)
+    Segment().run(whole, RUN)
     monkeypatch.setattr("lsdflow_segment.work.read_lut", None)
-    task.run(parts, RUN)
+    Segment().run(parts, RUN)
     assert_same(parts, whole)
 
 
@@ -96,15 +97,15 @@ def test_the_form_is_taken_by_the_number_of_nodes_unless_one_is_asked_for(
     make_experiment: Make, find: str, nodes_in_memory: int, parted: bool
 ) -> None:
     settings = (f"segment.find={find}", f"segment.nodes_in_memory={nodes_in_memory}")
-    work = task._opened(make_experiment("a", COARSE, *settings))
-    graph, _ = task._swept(work, work.taken)
+    work = stage._opened(make_experiment("a", COARSE, *settings))
+    graph, _ = stage._swept(work, work.taken)
     assert isinstance(graph, PartedGraph) == parted
 
 
 def test_the_form_enters_no_key(make_experiment: Make) -> None:
     one, other = make_experiment("a", COARSE), make_experiment("a", *PARTS)
-    works = [task._opened(e) for e in (one, other)]
-    keys = [task.tables_key(w.config, w.source, w.taken) for w in works]
+    works = [stage._opened(e) for e in (one, other)]
+    keys = [stage.tables_key(w.config, w.source, w.taken) for w in works]
     assert keys[0] == keys[1]
     assert SegmentConfig().find == "auto"
 
@@ -113,5 +114,5 @@ def test_what_a_killed_run_left_is_forgotten_by_the_next_that_finishes(make_expe
     experiment = make_experiment("a", COARSE)
     left: Path = experiment.layout.luts / ".parts" / "another graph" / "part-0"
     left.mkdir(parents=True)
-    task.run(experiment, RUN)
+    Segment().run(experiment, RUN)
     assert not (experiment.layout.luts / ".parts").exists()

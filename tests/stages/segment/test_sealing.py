@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_segment import task
+from lsdflow_segment.stage import Segment
 
 Make = Callable[..., Experiment]
 SETTINGS = ("segment.thresholds_minmax=[0.1, 0.4]", "segment.thresholds_step=0.1", "segment.threshold=0.3")
@@ -21,7 +21,7 @@ SETTINGS = ("segment.thresholds_minmax=[0.1, 0.4]", "segment.thresholds_step=0.1
 
 def finished(make_experiment: Make) -> Experiment:
     experiment = make_experiment("a", *SETTINGS)
-    task.run(experiment, RunOptions())
+    Segment().run(experiment, RunOptions())
     return experiment
 
 
@@ -34,7 +34,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 def test_a_changed_count_of_blocks_is_bad_data_not_another_segmentation(make_experiment: Make) -> None:
     experiment = finished(make_experiment)
     replace_in(experiment.layout.manifest("agglomerate"), '"blocks": 2', '"blocks": 0')
-    for verb in (task.verify, lambda e: task.run(e, RunOptions())):
+    for verb in (Segment().verify, lambda e: Segment().run(e, RunOptions())):
         with pytest.raises(BadData, match=r"agglomerate\.json") as caught:
             verb(experiment)
         assert "agglomerate run" in caught.value.hint
@@ -48,10 +48,10 @@ def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(
         for damaged in (content[:-30], content[:60] + bytes([content[60] ^ 4]) + content[61:]):
             path.write_bytes(damaged)
             with pytest.raises(BadData, match=name) as caught:
-                task.verify(experiment)
+                Segment().verify(experiment)
             assert "segment repair" in caught.value.hint
         path.write_bytes(content)
-    assert task.verify(experiment)["verified"]
+    assert Segment().verify(experiment)["verified"]
 
 
 @pytest.mark.parametrize("name", ["thresholds_hist_quant_75.json", "thresholds_mean.json", "lut_mean_0.2000.json"])
@@ -61,10 +61,10 @@ def test_repair_writes_damaged_tables_again_as_they_were(make_experiment: Make, 
     replace_in(experiment.layout.luts / name, '"threshold": 0.2', '"threshold": 0.3')
     (experiment.layout.luts / lut_name("hist_quant_75", 0.1)).write_bytes(b"")
     with pytest.raises(BadData):
-        task.verify(experiment)
-    task.repair(experiment)
+        Segment().verify(experiment)
+    Segment().repair(experiment)
     assert {path.name: path.read_bytes() for path in experiment.layout.luts.iterdir()} == files
-    assert task.verify(experiment)["verified"]
+    assert Segment().verify(experiment)["verified"]
 
 
 def test_a_run_writes_its_own_damaged_manifest_again_with_the_same_identity(make_experiment: Make) -> None:
@@ -73,8 +73,8 @@ def test_a_run_writes_its_own_damaged_manifest_again_with_the_same_identity(make
     before = read_manifest(experiment.layout, "segment")
     replace_in(path, '"segments"', '"segmentz"')
     with pytest.raises(BadData):
-        task.verify(experiment)
-    task.run(experiment, RunOptions())
+        Segment().verify(experiment)
+    Segment().run(experiment, RunOptions())
     found = read_manifest(experiment.layout, "segment")
     assert (found.identity, found.facts["segments"]) == (before.identity, before.facts["segments"])
     assert json.loads(path.read_text())["facts"]["seal"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
@@ -21,7 +21,7 @@ from lsdflow_contract.testing import same_partition
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.cli import app
-from lsdflow_segment.task import plan, run, status, validate
+from lsdflow_segment.stage import Segment
 
 Make = Callable[..., Experiment]
 RUN = RunOptions()
@@ -46,7 +46,7 @@ def cells_without_background(experiment: Experiment) -> tuple[np.ndarray, np.nda
 
 def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment(make_experiment: Make) -> None:
     experiment = make_experiment()
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     truth, found = cells_without_background(experiment)
     assert same_partition(truth, found)
     fragments = array(experiment, experiment.layout.fragments, FRAGMENTS.dataset)
@@ -58,7 +58,7 @@ def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment
 
 def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.thresholds_step=0.01")
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     names = {path.name for path in experiment.layout.luts.glob("lut_hist_quant_75_*.npz")}
     assert len(names) == 101
     table = np.load(experiment.layout.luts / "lut_hist_quant_75_0.2900.npz")["fragment_segment_lut"]
@@ -75,7 +75,7 @@ def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment
 
 def test_with_truth_the_threshold_with_the_smallest_voi_is_taken(make_experiment: Make) -> None:
     experiment = make_experiment()
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     facts = read_manifest(experiment.layout, "segment").facts
     assert facts["advice"]["method"] == "voi"
     assert 0.3 <= facts["threshold"] < 0.7
@@ -85,7 +85,7 @@ def test_with_truth_the_threshold_with_the_smallest_voi_is_taken(make_experiment
 
 def test_without_truth_the_plateau_is_taken(make_experiment: Make) -> None:
     experiment = make_experiment("a", truth=False)
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     facts = read_manifest(experiment.layout, "segment").facts
     assert facts["advice"]["method"] == "stability"
     assert 0.4 <= facts["threshold"] <= 0.6
@@ -94,19 +94,19 @@ def test_without_truth_the_plateau_is_taken(make_experiment: Make) -> None:
 def test_truth_outside_the_advice_region_is_not_looked_at(make_experiment: Make) -> None:
     overrides = ('segment.truth_roi={begin="0 vox", shape="8, 8, 10 vox"}', "segment.advice=truth")
     experiment = make_experiment("a", *overrides)
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     inside = read_manifest(experiment.layout, "segment").facts["threshold"]
     truth = open_volume(experiment.layout.target_volume, LABELS.dataset)
     spoilt = truth.read(truth.box)
     spoilt[8:] = np.random.default_rng(0).permutation(spoilt[8:].ravel()).reshape(spoilt[8:].shape)
     truth.write(truth.box, spoilt)
-    run(experiment, RunOptions(replace=True))
+    Segment().run(experiment, RunOptions(replace=True))
     assert read_manifest(experiment.layout, "segment").facts["threshold"] == inside
 
 
 def test_a_set_threshold_and_extra_thresholds_are_written(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.threshold=0.2", "segment.extra_thresholds=[0.55, 0.9999]")
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     fragments = array(experiment, experiment.layout.fragments, FRAGMENTS.dataset)
     for name, threshold in (("", "0.2000"), ("_0.5500", "0.5500"), ("_0.9999", "0.9999")):
         lut = read_lut(experiment.layout.luts / f"lut_hist_quant_75_{threshold}.npz")
@@ -119,10 +119,10 @@ def test_a_set_threshold_and_extra_thresholds_are_written(make_experiment: Make)
 def test_a_threshold_that_is_not_computed_is_refused_before_anything_is_written(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.threshold=0.25", "segment.thresholds_step=0.1")
     with pytest.raises(MissingInput, match=r"0\.2000, 0\.3000"):
-        run(experiment, RUN)
+        Segment().run(experiment, RUN)
     assert not experiment.layout.luts.exists()
     assert not experiment.layout.segmentation.exists()
-    assert [p.exit_code for p in validate(experiment)] == [66]
+    assert [p.exit_code for p in Segment().validate(experiment)] == [66]
 
 
 def test_a_region_writes_the_same_voxels_as_the_whole(make_experiment: Make) -> None:
@@ -130,8 +130,8 @@ def test_a_region_writes_the_same_voxels_as_the_whole(make_experiment: Make) -> 
         make_experiment("a"),
         make_experiment("b", 'segment.roi={begin="3, 4, 5 vox", shape="10, 11, 12 vox"}'),
     )
-    run(whole, RUN)
-    run(part, RUN)
+    Segment().run(whole, RUN)
+    Segment().run(part, RUN)
     volume = open_volume(part.layout.segmentation, SEGMENTATION.dataset)
     assert np.array_equal(volume.read(volume.box), segmentation(whole)[3:13, 4:15, 5:17])
     assert volume.geometry.offset_nm == (400 + 3 * 40.0, 4 * 8.5, 17 + 5 * 8.5)
@@ -140,14 +140,14 @@ def test_a_region_writes_the_same_voxels_as_the_whole(make_experiment: Make) -> 
 @pytest.mark.parametrize("overrides", [("compute.runner=daisy",), ('segment.block_shape="5, 7, 9 vox"',)])
 def test_workers_and_block_shape_change_no_voxel(make_experiment: Make, overrides: tuple[str, ...]) -> None:
     one, other = make_experiment("a"), make_experiment("b", *overrides)
-    run(one, RUN)
-    run(other, RUN)
+    Segment().run(one, RUN)
+    Segment().run(other, RUN)
     assert np.array_equal(segmentation(one), segmentation(other))
 
 
 def test_the_manifest_counts_what_is_in_the_volume(make_experiment: Make) -> None:
     experiment = make_experiment()
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     facts, found = read_manifest(experiment.layout, "segment").facts, segmentation(experiment)
     ids, voxels = np.unique(found[found != 0], return_counts=True)
     assert facts["segments"] == len(ids)
@@ -158,20 +158,20 @@ def test_the_manifest_counts_what_is_in_the_volume(make_experiment: Make) -> Non
 
 def test_a_second_run_does_no_block_again(make_experiment: Make) -> None:
     experiment = make_experiment()
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     first = read_manifest(experiment.layout, "segment")
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     assert read_manifest(experiment.layout, "segment") == first
 
 
 def test_another_threshold_is_refused_unless_replace_is_said(make_experiment: Make) -> None:
-    run(make_experiment("a", "segment.threshold=0.2"), RUN)
+    Segment().run(make_experiment("a", "segment.threshold=0.2"), RUN)
     other = make_experiment("a", "segment.threshold=0.9")
     before = {path.name: path.stat().st_mtime_ns for path in other.layout.luts.iterdir()}
     with pytest.raises(NotOurs):
-        run(other, RUN)
+        Segment().run(other, RUN)
     assert {path.name: path.stat().st_mtime_ns for path in other.layout.luts.iterdir()} == before
-    run(other, RunOptions(replace=True))
+    Segment().run(other, RunOptions(replace=True))
     assert read_manifest(other.layout, "segment").facts["threshold"] == 0.9
 
 
@@ -182,7 +182,7 @@ def test_a_fragment_that_the_graph_lacks_stops_the_run_by_name(make_experiment: 
     values[10, 10, 10] = 123
     volume.write(volume.box, values)
     with pytest.raises(BadData, match="fragment 123 "):
-        run(experiment, RUN)
+        Segment().run(experiment, RUN)
 
 
 def test_voxels_that_differ_from_the_graph_take_the_manifest_away(make_experiment: Make) -> None:
@@ -192,7 +192,7 @@ def test_voxels_that_differ_from_the_graph_take_the_manifest_away(make_experimen
     values[10, 10, 10] = 0
     volume.write(volume.box, values)
     with pytest.raises(BadData, match="voxels that the graph says"):
-        run(experiment, RUN)
+        Segment().run(experiment, RUN)
     assert not experiment.layout.manifest("segment").exists()
 
 
@@ -201,7 +201,7 @@ def test_edges_of_other_fragments_are_refused(make_experiment: Make) -> None:
     found = read_manifest(experiment.layout, "watershed")
     found.model_copy(update={"identity": "made anew"}).write(experiment.layout)
     with pytest.raises(ContractMismatch, match="different runs"):
-        run(experiment, RUN)
+        Segment().run(experiment, RUN)
 
 
 def test_scores_outside_zero_to_one_are_refused(make_experiment: Make) -> None:
@@ -210,7 +210,7 @@ def test_scores_outside_zero_to_one_are_refused(make_experiment: Make) -> None:
     rows = RagEdges(ids[:1], ids[1:2], np.array([1.5], np.float32))
     FilesRagStore(experiment.layout.store).write_edges("agglomerate-key", "hist_quant_75", 1, rows)
     with pytest.raises(BadData, match=r"outside \[0, 1\]"):
-        run(experiment, RUN)
+        Segment().run(experiment, RUN)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_block_without_its_rows_is_refused_naming_it_and_who_repairs_it(
     experiment = make_experiment()
     (experiment.layout.store / collection / key / f"{block}.parquet").unlink()
     with pytest.raises(BadData, match=f"the rows of block {block}") as caught:
-        run(experiment, RUN)
+        Segment().run(experiment, RUN)
     assert (caught.value.exit_code, caught.value.hint) == (65, f"make it again: {stage} repair")
     assert not experiment.layout.manifest("segment").exists()
 
@@ -236,38 +236,38 @@ def test_a_block_without_its_rows_is_refused_naming_it_and_who_repairs_it(
 def test_an_unknown_merge_function_is_refused_with_those_there(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.merge_function=hist_quant_57")
     with pytest.raises(MissingInput, match="edges_hist_quant_75"):
-        run(experiment, RUN)
+        Segment().run(experiment, RUN)
 
 
 def test_nothing_agglomerated_yet_is_a_missing_input_and_no_problem_of_validate(make_experiment: Make) -> None:
     experiment = make_experiment()
     experiment.layout.manifest("agglomerate").unlink()
     with pytest.raises(MissingInput, match="agglomerate has not finished"):
-        run(experiment, RUN)
-    assert validate(experiment) == []
+        Segment().run(experiment, RUN)
+    assert Segment().validate(experiment) == []
 
 
 def test_validate_names_a_region_outside_and_missing_truth(make_experiment: Make) -> None:
     roi = 'segment.roi={begin="0 vox", shape="99 vox"}'
-    problems = validate(make_experiment("a", roi, "segment.advice=truth", truth=False))
+    problems = Segment().validate(make_experiment("a", roi, "segment.advice=truth", truth=False))
     assert [type(p) for p in problems] == [ConfigError]
-    problems = validate(make_experiment("a", "segment.advice=truth", truth=False))
+    problems = Segment().validate(make_experiment("a", "segment.advice=truth", truth=False))
     assert [type(p) for p in problems] == [MissingInput]
-    assert validate(make_experiment("b")) == []
+    assert Segment().validate(make_experiment("b")) == []
 
 
 def test_plan_and_status_before_during_and_after(make_experiment: Make) -> None:
     experiment = make_experiment()
-    assert plan(experiment)["blocks"] == 18
-    assert plan(experiment)["tables"] == 21
-    assert status(experiment)["finished"] is False
-    run(experiment, RUN)
-    assert (status(experiment)["done"], status(experiment)["finished"]) == (18, True)
+    assert Segment().plan(experiment)["blocks"] == 18
+    assert Segment().plan(experiment)["tables"] == 21
+    assert Segment().status(experiment)["finished"] is False
+    Segment().run(experiment, RUN)
+    assert (Segment().status(experiment)["done"], Segment().status(experiment)["finished"]) == (18, True)
 
 
 def test_every_merge_function_has_its_tables_and_one_makes_the_segmentation(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.merge_function=mean")
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     assert len(list(experiment.layout.luts.glob("lut_hist_quant_75_*.npz"))) == 21
     assert len(list(experiment.layout.luts.glob("lut_mean_*.npz"))) == 21
     facts = read_manifest(experiment.layout, "segment").facts
@@ -283,13 +283,13 @@ def test_truth_under_an_ignore_mask_does_not_decide(make_experiment: Make) -> No
     output = OutputArray(experiment.layout.target_volume, MASK, truth.geometry, truth.box, (8, 8, 16))
     output.create({"key": "made by the test"})
     output.open().write(truth.box, np.zeros(truth.geometry.shape_vox, np.uint8))
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     assert read_manifest(experiment.layout, "segment").facts["advice"]["method"] == "stability"
 
 
 def test_run_type_puts_the_tables_into_a_folder(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.run_type=trial", "segment.thresholds_minmax=[0.4, 0.5]")
-    run(experiment, RUN)
+    Segment().run(experiment, RUN)
     assert (experiment.layout.luts / "trial" / "lut_hist_quant_75_0.4000.npz").exists()
     assert list(experiment.layout.luts.glob("*.npz")) == []
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MadeOtherwise, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -19,10 +19,10 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import same_partition
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray, open_volume
-from lsdflow_watershed import task
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 from lsdflow_watershed.ids import number_components
+from lsdflow_watershed.stage import Watershed
 
 MakeExperiment = Callable[..., Experiment]
 BLOCKS = 'block_shape = "16, 16, 32 vox"\ncontext = "6, 7, 8 vox"'
@@ -30,7 +30,7 @@ PUBLISHED = BLOCKS + '\nid_mode = "blocks"'
 
 
 def run(experiment: Experiment) -> None:
-    task.run(experiment, RunOptions())
+    Watershed().run(experiment, RunOptions())
 
 
 def fragments_of(experiment: Experiment) -> NDArray[np.uint64]:
@@ -126,7 +126,7 @@ def test_empty_blocks_are_done_blocks_with_zero_rows(make_experiment: MakeExperi
     assert not fragments_of(experiment)[:, :16].any()
     assert len(nodes_of(experiment)) > 0
     run(experiment)
-    assert task.status(experiment)["finished"]
+    assert Watershed().status(experiment)["finished"]
 
 
 def test_a_finished_run_does_no_block_again(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:
@@ -149,7 +149,7 @@ def test_other_parameters_are_never_mixed_in(
     changed = load_experiment(experiment.path, [f"watershed.{change}"])
     with pytest.raises(NotOurs):
         run(changed)
-    task.run(changed, RunOptions(replace=True))
+    Watershed().run(changed, RunOptions(replace=True))
 
 
 def write_mask(experiment: Experiment, mask: NDArray[np.uint8], begin_vox: tuple[int, int, int]) -> None:
@@ -232,7 +232,7 @@ def test_wrong_settings_are_found_by_validate_and_refused_before_anything_is_wri
     make_experiment: MakeExperiment, affs: NDArray[np.uint8], table: str, word: str
 ) -> None:
     experiment = make_experiment(affs, table)
-    problems = task.validate(experiment)
+    problems = Watershed().validate(experiment)
     assert len(problems) == 1
     assert word in problems[0].message()
     with pytest.raises((ConfigError, MissingInput)):
@@ -244,11 +244,11 @@ def test_validate_is_silent_on_a_good_experiment_before_and_after_prepare(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:
     experiment = make_experiment(affs, BLOCKS)
-    assert task.validate(experiment) == []
+    assert Watershed().validate(experiment) == []
     experiment.layout.manifest("predict").unlink()
-    assert task.validate(experiment) == []
+    assert Watershed().validate(experiment) == []
     shutil.rmtree(experiment.layout.target_volume)
-    assert task.validate(experiment) == []
+    assert Watershed().validate(experiment) == []
 
 
 def test_fragments_of_other_settings_are_told_by_validate_and_those_of_now_are_not(
@@ -256,19 +256,19 @@ def test_fragments_of_other_settings_are_told_by_validate_and_those_of_now_are_n
 ) -> None:
     experiment = make_experiment(affs, BLOCKS)
     run(experiment)
-    assert task.validate(experiment) == []
-    (problem,) = task.validate(load_experiment(experiment.path, ["watershed.min_seed_distance_vox=7"]))
+    assert Watershed().validate(experiment) == []
+    (problem,) = Watershed().validate(load_experiment(experiment.path, ["watershed.min_seed_distance_vox=7"]))
     assert isinstance(problem, MadeOtherwise)
     assert "min_seed_distance_vox" in problem.found
     assert "-> 7" in problem.found
     predict = read_manifest(experiment.layout, "predict")
     predict.model_copy(update={"identity": "predicted anew"}).write(experiment.layout)
-    (stale,) = task.validate(experiment)
+    (stale,) = Watershed().validate(experiment)
     assert (type(stale), stale.found) == (MadeOtherwise, "another predict")
 
 
 def test_plan_counts_blocks(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:
-    facts = task.plan(make_experiment(affs, BLOCKS))
+    facts = Watershed().plan(make_experiment(affs, BLOCKS))
     assert facts["blocks"] == 2 * 3 * 2
     assert facts["bytes_out_uncompressed"] == 30 * 44 * 52 * 8
 

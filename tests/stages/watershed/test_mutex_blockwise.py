@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError, NotOurs
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -18,11 +18,11 @@ from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
 from lsdflow_contract.testing import noisy_affinities_to, voronoi_labels
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import open_volume
-from lsdflow_watershed import task
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
 from lsdflow_watershed.ids import number_components
 from lsdflow_watershed.mutex_fragments import MutexRules, extract_mutex_fragments, mutex_channels
+from lsdflow_watershed.stage import Watershed
 
 MakeExperiment = Callable[..., Experiment]
 FAR = (*AFFINITY_NEIGHBORHOOD, (-3, 0, 0), (0, -4, 0), (0, 0, -4), (0, 3, -3))
@@ -37,7 +37,7 @@ def far_affs() -> NDArray[np.uint8]:
 
 
 def run(experiment: Experiment) -> None:
-    task.run(experiment, RunOptions())
+    Watershed().run(experiment, RunOptions())
 
 
 def fragments_of(experiment: Experiment) -> NDArray[np.uint64]:
@@ -51,7 +51,7 @@ def test_every_block_equals_the_core_on_its_read_box_and_every_id_has_its_node(
     """Slow reference: crop, compute, crop. Strides are counted from the first voxel of the target."""
     begin = (3, 5, 7)
     experiment = make_experiment(far_affs, MUTEX, neighborhood=FAR, begin_vox=begin, target_vox=(40, 40, 50))
-    assert task.validate(experiment) == []
+    assert Watershed().validate(experiment) == []
     run(experiment)
     found = fragments_of(experiment)
     rules = MutexRules(mutex_channels(FAR, (), [(2, 2, 2)]), 5)
@@ -71,7 +71,7 @@ def test_every_block_equals_the_core_on_its_read_box_and_every_id_has_its_node(
     ids, sizes = np.unique(found[found > 0], return_counts=True)
     assert np.concatenate([part.id for part in nodes]).tolist() == ids.tolist()
     assert np.concatenate([part.size_vox for part in nodes]).tolist() == sizes.tolist()
-    assert task.verify(experiment)["verified"]
+    assert Watershed().verify(experiment)["verified"]
 
 
 def test_daisy_workers_give_the_bits_of_the_serial_runner(
@@ -168,6 +168,6 @@ def test_more_channels_than_offsets_are_refused(make_experiment: MakeExperiment,
     volume.array.attrs["neighborhood"] = [list(offset) for offset in FAR[:5]]
     del volume.array.attrs[ARRAY_SEAL]
     seal_array(experiment.layout.predictions("acrlsd", 100) / "volumes/affs")
-    problems = task.validate(experiment)
+    problems = Watershed().validate(experiment)
     assert [type(problem) for problem in problems] == [BadData]
     assert "5 channels" in problems[0].message()

@@ -13,7 +13,6 @@ measure, doctor   called by lsdflow plan and lsdflow doctor (asked.py)
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import sys
@@ -23,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +32,7 @@ from lsdflow_command.completion import experiment_folders, settings
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unwrapped_interrupts
 from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.runfolder import run_folder
+from lsdflow_command.stage import RunOptions, Stage, load_stage
 from lsdflow_command.verbs import Verbs
 from lsdflow_command.version_line import version_line
 from lsdflow_command.watching.monitoring import monitored
@@ -44,12 +43,10 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
-_REPORTS = (
-    ("plan", "Show what a run would do: blocks, bytes, time."),
-    ("status", "Show what is done so far."),
-    ("verify", "Re-read the results of the finished stage and check them; the exit code is 0 only if all are correct."),
-)
 
+PLAN = "Show what a run would do: blocks, bytes, time."
+STATUS = "Show what is done so far."
+VERIFY = "Re-read the results of the finished stage and check them; the exit code is 0 only if all are correct."
 EXPERIMENT, SETTING = (
     "experiment.toml, or its folder",
     "table.key=value: replaces this setting of experiment.toml (repeat for more)",
@@ -73,26 +70,14 @@ DescribedOption = Annotated[
 
 @dataclass(frozen=True)
 class StageCommand:
-    """What a stage gives: its name, the model of its table, the module with its verbs (imported when used).
-
-    problems: the module with `validate` alone, of a stage whose other verbs load what takes seconds.
-    """
+    """The command of a stage: its name and the model of its table. The stage itself is imported when it is used."""
 
     name: str
     config: type[StrictModel]
-    task: str
-    problems: str | None = None
 
-    def module(self) -> ModuleType:
-        """The task module."""
-        return importlib.import_module(self.task)
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How `run` was called."""
-
-    replace: bool = False
+    def load(self) -> Stage:
+        """The stage, by its entry point."""
+        return load_stage(self.name)
 
 
 def stage_app(stage: StageCommand) -> Verbs:
@@ -104,8 +89,9 @@ def stage_app(stage: StageCommand) -> Verbs:
     _add_run(app, stage)
     _add_repair(app, stage)
     _add_validate(app, stage)
-    for verb, text in _REPORTS:
-        add_report_verb(app, stage, verb, text)
+    add_report_verb(app, "plan", PLAN, lambda experiment: stage.load().plan(experiment))
+    add_report_verb(app, "status", STATUS, lambda experiment: stage.load().status(experiment))
+    add_report_verb(app, "verify", VERIFY, lambda experiment: stage.load().verify(experiment))
     _add_schema(app, stage)
     _add_worker(app, stage)
     from lsdflow_command.asked import add_asked_verbs  # it needs this module whole
@@ -204,9 +190,9 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
             LOG.debug("%s: %s", loaded.path, config.model_dump_json())
             folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
             with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
-                task = stage.module()
+                made = stage.load()
                 end_if_asked()
-                task.run(loaded, RunOptions(replace=replace))
+                made.run(loaded, RunOptions(replace=replace))
             if json_:
                 typer.echo(json.dumps(_made(loaded, stage.name)))
 
@@ -227,12 +213,12 @@ def _add_repair(app: typer.Typer, stage: StageCommand) -> None:
         with exit_codes(debug, as_json=json_), interrupt_on_signals():
             loaded = _begin(stage, experiment, override)
             config = loaded.table(stage.name, stage.config)
-            mend = getattr(stage.module(), "repair", None)
-            if mend is None:
+            made = stage.load()
+            if not made.repairable:
                 raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run --replace")
             folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
             with folder, monitored(stage.name, loaded), unwrapped_interrupts():
-                _show_facts(mend(loaded), json_)
+                _show_facts(made.repair(loaded), json_)
 
 
 def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
@@ -253,7 +239,7 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
             loaded = replaced(_load(experiment, override), described=read_described(described or "{}"))
             loaded.table(stage.name, stage.config)
             with naming_file(loaded):
-                found: list[StageError] = importlib.import_module(stage.problems or stage.task).validate(loaded)
+                found = stage.load().validate(loaded)
             problems = [p for p in found if not (replace and isinstance(p, MadeOtherwise))]
             for problem in problems:
                 _name_file(problem, loaded)
@@ -271,8 +257,8 @@ def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None
         raise typer.Exit(problems[0].exit_code)
 
 
-def add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str) -> None:
-    """Give the application a verb that tells facts: the function of that name in the task module."""
+def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Experiment], dict[str, Any]]) -> None:
+    """Give the application a verb that reports facts of an experiment."""
 
     @app.command(name=verb, help=text)
     def report(
@@ -281,7 +267,7 @@ def add_report_verb(app: typer.Typer, stage: StageCommand, verb: str, text: str)
         with exit_codes(debug, as_json=json_):
             loaded = _load(experiment, override)
             with naming_file(loaded):
-                _show_facts(getattr(stage.module(), verb)(loaded), json_)
+                _show_facts(facts(loaded), json_)
 
 
 def _add_schema(app: typer.Typer, stage: StageCommand) -> None:
@@ -297,8 +283,5 @@ def _add_worker(app: typer.Typer, stage: StageCommand) -> None:
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
         with exit_codes(debug), interrupt_on_signals():
             loaded = _begin(stage, experiment, override)
-            join = getattr(stage.module(), "join", None)
-            if join is None:
-                raise UsageError(f"{stage.name} does not work on blocks: it has no workers", hint=f"{stage.name} run")
             with naming_file(loaded), monitored(stage.name, loaded, is_worker=True):
-                join(loaded)
+                stage.load().join(loaded)

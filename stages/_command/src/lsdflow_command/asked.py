@@ -23,7 +23,6 @@ from lsdflow_command.app import (
     naming_file,
 )
 from lsdflow_command.interruption import interrupt_on_signals
-from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 
 Into = Annotated[Path, typer.Option(help="temporary folder, which must not exist yet; delete it afterwards")]
@@ -43,11 +42,8 @@ def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
     ) -> None:
         with exit_codes(debug, as_json=json_), interrupt_on_signals():
             loaded = load_experiment(experiment, override or [])
-            take = getattr(stage.module(), "measure", None)
-            if take is None:
-                raise UsageError(f"{stage.name} does not work on blocks or in steps: there is none to measure")
             with naming_file(loaded):
-                _show(take(loaded, into.absolute()), json_)
+                _show(stage.load().measure(loaded, into.absolute()), json_)
 
     @app.command(help="Report the devices that this command finds; with an experiment, also its store.")
     def doctor(
@@ -55,8 +51,7 @@ def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
     ) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = load_experiment(experiment, override or []) if experiment is not None else None
-            look = getattr(stage.module(), "doctor", None)
-            _show({} if look is None else look(loaded), json_)
+            _show(stage.load().doctor(loaded), json_)
 
 
 def _show(facts: Mapping[str, Any], as_json: bool) -> None:

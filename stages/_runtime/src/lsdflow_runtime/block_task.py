@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,7 @@ class BlockTask:
 
     `open` is a context manager that opens inputs and loads networks ONCE per worker and yields the block function.
     `inputs` are identities (manifests, bundles); `key` names parameters + inputs (lsdflow_contract.manifest.work_key).
+    `label` tells the passes of a stage apart, where it has several.
     """
 
     stage: str
@@ -70,6 +71,7 @@ class BlockTask:
     outputs: Mapping[str, OutputArray]
     open: Callable[[], AbstractContextManager[BlockFunction]]
     unit: str = "block"
+    label: str = ""
 
     @property
     def fence(self) -> Fence:
@@ -96,8 +98,10 @@ class BlockTask:
             "inputs": dict(self.inputs),
         }
 
-    def create_outputs(self, replace: bool) -> None:
+    def create_outputs(self, replace: bool, keys: Collection[str] = ()) -> None:
         """Make the output arrays; nothing is written if one of them is not ours.
+
+        replace: rows of other work give way, but for those of `keys`, the passes of the run.
 
         Done marks of an array that had to be made anew (replaced meanwhile by other work, or deleted) are forgotten.
         """
@@ -110,7 +114,7 @@ class BlockTask:
         except NotOurs as error:
             raise self._explained(error) from error
         if replace:
-            store.drop_others(self.stage, self.key)
+            store.drop_others(self.stage, {self.key, *keys})
         if any(made):
             self.marks.forget()
 

@@ -12,14 +12,14 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
-from lsdflow_command.app import RunOptions
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import Progress
+from lsdflow_command.stage import RunOptions
 from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.errors import BadData, BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
 from lsdflow_contract.hashing import hash_of
@@ -46,22 +46,22 @@ POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
 FATAL_CODES = {65, 66, 69, 73, 74, 75, 76, 77, 78}
 
 
-def run_task(task: BlockTask, options: RunOptions) -> Manifest:
-    """Do every block that has no done mark, then write the stage's manifest.
+def run_task(task: BlockTask, options: RunOptions, keys: Collection[str] = ()) -> Manifest:
+    """Do every block that has no done mark, then write the stage's manifest. keys: of all passes of the run.
 
     Raises NotOurs (73) for outputs of other work, BlocksFailed (79) if blocks failed, or the error that stopped it.
     """
     started = time.time()
-    executed = run_blocks(task, options)
+    executed = run_blocks(task, options, keys)
     return _write_manifest(task, executed, seconds=time.time() - started)
 
 
-def run_blocks(task: BlockTask, options: RunOptions) -> int:
+def run_blocks(task: BlockTask, options: RunOptions, keys: Collection[str] = ()) -> int:
     """Do every block that has no done mark; returns how many. For a pass that is not yet the whole stage.
 
     The stage's manifest goes first: it stands for finished work only.
     """
-    task.create_outputs(options.replace)
+    task.create_outputs(options.replace, keys)
     note_grid(task)
     # The fence of now: one that is read later may be that of a successor.
     fence, manifest = task.fence, task.experiment.layout.manifest(task.stage)

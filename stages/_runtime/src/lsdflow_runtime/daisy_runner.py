@@ -7,7 +7,6 @@ only its own whole chunks. Our own done marks are the truth; daisy's are not use
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import tempfile
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.loudness import start_logging
+from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import Interrupted, StageError, rebuilt
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.files import read_json, write_json
@@ -172,12 +172,10 @@ def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, worker
 
 
 def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) -> Callable[[], None]:
-    module = f"lsdflow_{stage.replace('-', '_')}.task"
-
     def start_worker() -> None:
         leave_terminal_to_coordinator()
         try:
-            importlib.import_module(module).worker(load_experiment(experiment, overrides))
+            load_stage(stage).worker(load_experiment(experiment, overrides))
         except RuntimeError as error:
             # daisy's word for a connection that is gone. The coordinator has ended or been stopped, and tells of it.
             if "os error" not in str(error):

@@ -11,7 +11,6 @@ waits on a connection to a dead machine, and a crash or a block that runs into i
 
 from __future__ import annotations
 
-import importlib
 import logging
 import multiprocessing
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.processes import end_with_parent
+from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_runtime.daisy_runner import CONTEXT_VARIABLE, ROUND_VARIABLE, joined_context
@@ -148,12 +148,11 @@ def _take_part(stage: str, experiment: str, notice: Notice, folder: str) -> None
         LOG.info("%s: this round is over", stage)
         return
     try:
-        module = importlib.import_module(f"lsdflow_{stage.replace('-', '_')}.task")
         with way_in(notice.host, notice.port, key) as port:
             os.environ[CONTEXT_VARIABLE] = joined_context(notice.context, os.getpid(), port)
             loaded = load_experiment(Path(experiment), notice.overrides)
             form_log_lines(loaded.compute.log_format, stage)
-            module.worker(loaded)
+            load_stage(stage).worker(loaded)
     except StageError as error:
         LOG.error("error: %s", error.message())
         sys.exit(error.exit_code)

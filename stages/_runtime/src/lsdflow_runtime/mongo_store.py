@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,10 +67,10 @@ class MongoStore:
         work = {"_id": f"{stage}/{key}", "kind": "work", "stage": stage, "key": key, "begun": time.time()}
         self.connection.call(lambda db: db[ADMINISTRATION].replace_one({"_id": work["_id"]}, work, upsert=True))
 
-    def drop_others(self, stage: str, key: str) -> None:
+    def drop_others(self, stage: str, keys: Collection[str]) -> None:
         """Remove the graph rows of other works of the stage: tools that know no keys see one graph."""
         for other in self.works(stage):
-            if other != key and self._has_graph_rows(other):
+            if other not in keys and self._has_graph_rows(other):
                 # The marks first: a mark without its rows would be believed.
                 self.blocks(stage, other).forget()
                 self.rag.drop(other)

@@ -9,6 +9,7 @@ Opening connects to nothing: an engine does that at its first use, in the proces
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,8 +37,8 @@ class Store(Protocol):
     def begin(self, stage: str, key: str) -> None:
         """Called before the blocks of a run. NotOurs (73) if the store is another experiment's."""
 
-    def drop_others(self, stage: str, key: str) -> None:
-        """Other work of the stage gives way where its rows lie beside those of `key` (mongo)."""
+    def drop_others(self, stage: str, keys: Collection[str]) -> None:
+        """Remove rows of other works of the stage where they lie beside those of `keys` (mongo)."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class FilesStore:
     def begin(self, stage: str, key: str) -> None:
         """Nothing to do: the folder is the experiment's own."""
 
-    def drop_others(self, stage: str, key: str) -> None:
+    def drop_others(self, stage: str, keys: Collection[str]) -> None:
         """Nothing to do: works lie apart."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_command.app import StageCommand, stage_app
 
-app = stage_app(StageCommand(name="agglomerate", config=AgglomerateConfig, task="lsdflow_agglomerate.task"))
+app = stage_app(StageCommand("agglomerate", AgglomerateConfig))
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ def faces_task(experiment: Experiment, config: AgglomerateConfig, inputs: Agglom
         plan=plan,
         outputs={},
         open=partial(_open_counting, inputs),
+        label=FACES,
     )
 
 

@@ -77,6 +77,7 @@ class GraphWork:
             inputs=inputs,
             plan=plan,
             open=open_blocks,
+            label="edges" if last else f"{part}_{level}",
         )
 
     def graphs(self, level: int, number: int, up: tuple[BlockTask, ...]) -> Iterator[tuple[str, FaceGraph]]:

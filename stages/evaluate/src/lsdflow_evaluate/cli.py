@@ -19,11 +19,7 @@ from lsdflow_command.app import (
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_evaluate.config import EvaluateConfig
 
-app = stage_app(
-    StageCommand(
-        name="evaluate", config=EvaluateConfig, task="lsdflow_evaluate.task", problems="lsdflow_evaluate.problems"
-    )
-)
+app = stage_app(StageCommand("evaluate", EvaluateConfig))
 Refresh = Annotated[int | None, typer.Option(min=1, help="browsers reload the pages after this many seconds")]
 
 

@@ -11,6 +11,7 @@ from lsdflow_contract.model import StrictModel
 from lsdflow_contract.region import RegionConfig
 
 STAGE = "evaluate"
+OUTPUTS = {"report": "report/index.html", "scores": "report/scores.json", "viewer": "report/neuroglancer.json"}
 # What names skeletons in a database begins with.
 MONGO = "mongo:"
 

@@ -8,11 +8,10 @@ from lsdflow_contract.errors import ConfigError, MissingInput, StageError, probl
 from lsdflow_contract.experiment import Experiment
 from lsdflow_evaluate.config import MONGO, STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import scored_regions
-from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.target import knows_target, target_grid, where_truth_is
 
 
-def validate(experiment: Experiment) -> list[StageError]:
+def find_problems(experiment: Experiment) -> list[StageError]:
     """All problems that can be seen now; what earlier stages have not made yet is no problem."""
     config = experiment.table(STAGE, EvaluateConfig)
     checks: list[Callable[[], object]] = []
@@ -20,8 +19,7 @@ def validate(experiment: Experiment) -> list[StageError]:
         checks.append(lambda: _require_skeletons(experiment, config))
     if knows_target(experiment):
         checks.append(lambda: _require_regions(experiment, config))
-    problems = problems_of(checks)
-    return problems + problems_of_store(experiment)
+    return problems_of(checks)
 
 
 def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:

@@ -21,9 +21,7 @@ from lsdflow_command.app import (
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_predict.config import PredictConfig
 
-app = stage_app(
-    StageCommand(name="predict", config=PredictConfig, task="lsdflow_predict.task", problems="lsdflow_predict.problems")
-)
+app = stage_app(StageCommand("predict", PredictConfig))
 OutOption = Annotated[Path, typer.Option("--out", help="the file to write, for example network.pt")]
 
 

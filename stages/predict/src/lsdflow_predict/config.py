@@ -38,9 +38,6 @@ class PredictConfig(StrictModel):
         description="mode acrlsd: one: LSDs stay in memory; two: LSDs are stored first and then read again; the result"
         " is the same",
     )
-    part: Literal["all", "lsds"] = Field(
-        default="all", description="all, or lsds: stop after the first of two passes, when the LSDs are stored"
-    )
     store_lsds: bool = Field(default=False, description="also write volumes/lsds (always written if passes = two)")
     roi: RegionConfig | None = Field(default=None, description="predict only this region (default: the whole target)")
     mask: str | None = Field(

@@ -22,7 +22,7 @@ from lsdflow_predict.tiles import Tiling
 from lsdflow_runtime.block_task import BlockTask
 
 
-def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None) -> dict[str, Any]:
+def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None = None) -> dict[str, Any]:
     """Facts for `plan`: shapes of tiles, memory of a worker, and hours if something is known about the speed."""
     scheme, networks = job.scheme, job.networks
     facts: dict[str, Any] = {

@@ -133,5 +133,3 @@ def check_options(experiment: Experiment, config: PredictConfig) -> None:
         raise ConfigError(
             "two passes need an LSD network before the affinity network", where="predict.passes", found=f"mode {mode}"
         )
-    if config.part == "lsds" and config.passes != "two":
-        raise ConfigError("only two passes have a part of LSDs", where="predict.part", wanted='passes = "two"')

@@ -19,13 +19,7 @@ from lsdflow_predict.job import STAGE, check_options, cut_up, gather, open_mask,
 from lsdflow_predict.memory_needed import memory_problem
 from lsdflow_predict.scheme import largest_shapes
 from lsdflow_predict.work import tasks_of
-from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.volumes import Volume
-
-
-def validate(experiment: Experiment) -> list[StageError]:
-    """All problems; nothing is written."""
-    return find_problems(experiment) + problems_of_store(experiment)
 
 
 def find_problems(experiment: Experiment) -> list[StageError]:

@@ -5,28 +5,22 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from lsdflow_contract.arrays import LSDS, affinities_to
 from lsdflow_contract.errors import InternalError
-from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import work_key
-from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.job import STAGE, Job, predictions_of
 from lsdflow_predict.scheme import Layer, raw_read_around
 from lsdflow_runtime.block_task import BlockFunction, BlockTask
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import OutputArray
 
-_ONLY_LSDS = f'{STAGE}.part="lsds"'
-
 
 def tasks_of(job: Job) -> list[BlockTask]:
     """The passes of a run, in their order."""
-    first = [lsd_task(job)] if job.stores_lsds_first else []
-    return first if job.config.part == "lsds" else [*first, affinity_task(job)]
+    return [*([lsd_task(job)] if job.stores_lsds_first else []), affinity_task(job)]
 
 
 def affinity_task(job: Job) -> BlockTask:
@@ -39,7 +33,7 @@ def affinity_task(job: Job) -> BlockTask:
     elif job.scheme.lsds is not None:
         parameters["lsds"] = job.scheme.lsds.tiling_dict()
     opener = partial(_opened, "open_affinities", job)
-    return _task(job, layer, parameters=parameters, inputs=inputs, names=list(job.outputs), opener=opener)
+    return _task(job, layer, parameters=parameters, inputs=inputs, names=list(job.outputs), opener=opener, label="affs")
 
 
 def lsd_task(job: Job) -> BlockTask:
@@ -50,15 +44,7 @@ def lsd_task(job: Job) -> BlockTask:
     parameters = {**_parameters(job, layer), "part": "lsds", "seen_by": job.scheme.affinities.tiling_dict()}
     inputs = {name: identity for name, identity in job.inputs().items() if name != "network"}
     opener = partial(_opened, "open_lsds", job)
-    return _task(job, layer, parameters=parameters, inputs=inputs, names=["lsds"], opener=opener)
-
-
-def only_lsds(job: Job) -> Job:
-    """The same job, of which workers do the first pass only."""
-    if job.config.part == "lsds":
-        return job
-    experiment = load_experiment(job.experiment.path, [*job.experiment.overrides, _ONLY_LSDS])
-    return replace(job, experiment=experiment, config=experiment.table(STAGE, PredictConfig))
+    return _task(job, layer, parameters=parameters, inputs=inputs, names=["lsds"], opener=opener, label="lsds")
 
 
 def _parameters(job: Job, layer: Layer) -> dict[str, Any]:
@@ -81,6 +67,7 @@ def _task(
     inputs: dict[str, str],
     names: list[str],
     opener: Callable[[], AbstractContextManager[BlockFunction]],
+    label: str,
 ) -> BlockTask:
     specs = {"affs": affinities_to(job.networks.affinities.bundle.neighborhood), "lsds": LSDS}
     outputs = {
@@ -103,6 +90,7 @@ def _task(
         plan=BlockPlan(layer.region, layer.block_vox, raw_read_around(layer, job.scheme, not job.stores_lsds_first)),
         outputs=outputs,
         open=opener,
+        label=label,
     )
 
 

@@ -1,18 +1,32 @@
-"""The command `prepare`."""
+"""The command `prepare`: the verbs of every stage, and two that the command `lsdflow` uses."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from lsdflow_command.app import StageCommand, add_report_verb, stage_app
+from lsdflow_contract.experiment import Experiment
 from lsdflow_prepare.config import PrepareConfig
 
-STAGE = StageCommand(name="prepare", config=PrepareConfig, task="lsdflow_prepare.task")
-app = stage_app(STAGE)
-add_report_verb(
-    app, STAGE, "look", "Show size, voxel size, grey values and labelled part of the volumes; used by `lsdflow init`."
-)
-add_report_verb(
-    app, STAGE, "describe", "Show what prepare will make, from the metadata of the sources; used by `lsdflow validate`."
-)
+LOOK = "Show size, voxel size, grey values and labelled part of the volumes; used by `lsdflow init`."
+DESCRIBE = "Show what prepare will make, from the metadata of the sources; used by `lsdflow validate`."
+
+
+def _look(experiment: Experiment) -> dict[str, Any]:
+    from lsdflow_prepare.stage import look
+
+    return look(experiment)
+
+
+def _describe(experiment: Experiment) -> dict[str, Any]:
+    from lsdflow_prepare.look import describe
+
+    return describe(experiment)
+
+
+app = stage_app(StageCommand("prepare", PrepareConfig))
+add_report_verb(app, "look", LOOK, _look)
+add_report_verb(app, "describe", DESCRIBE, _describe)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_segment.config import SegmentConfig
 
-app = stage_app(StageCommand(name="segment", config=SegmentConfig, task="lsdflow_segment.task"))
+app = stage_app(StageCommand("segment", SegmentConfig))
 FROM = "nodes.bson or edges_<merge_function>.bson (.gz), a folder of them, or a file (mode 0600) with a MongoDB URI"
 FromOption = Annotated[list[Path], typer.Option("--from", help=FROM)]
 DatabaseOption = Annotated[str | None, typer.Option(help="MongoDB database (default: the one in the URI)")]

@@ -89,7 +89,7 @@ def import_graph(experiment: Experiment, options: ImportOptions) -> None:
             _import(work)
         if options.replace:
             for stage, key in work.keys.items():
-                work.store.drop_others(stage, key)
+                work.store.drop_others(stage, {key})
 
 
 def _import(work: _Import) -> None:

@@ -6,7 +6,7 @@ from lsdflow_command.app import StageCommand, stage_app
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
 from lsdflow_training.foreign.import_command import add_import
 
-app = stage_app(StageCommand(name="train-acrlsd", config=TrainAcrlsdConfig, task="lsdflow_train_acrlsd.task"))
+app = stage_app(StageCommand("train-acrlsd", TrainAcrlsdConfig))
 add_import(app, "train-acrlsd")
 
 

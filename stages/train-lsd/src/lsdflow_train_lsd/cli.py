@@ -6,7 +6,7 @@ from lsdflow_command.app import StageCommand, stage_app
 from lsdflow_train_lsd.config import TrainLsdConfig
 from lsdflow_training.foreign.import_command import add_import
 
-app = stage_app(StageCommand(name="train-lsd", config=TrainLsdConfig, task="lsdflow_train_lsd.task"))
+app = stage_app(StageCommand("train-lsd", TrainLsdConfig))
 add_import(app, "train-lsd")
 
 

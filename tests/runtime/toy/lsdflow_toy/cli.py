@@ -3,7 +3,7 @@
 from lsdflow_command.app import StageCommand, stage_app
 from lsdflow_contract.model import StrictModel
 
-app = stage_app(StageCommand(name="toy", config=StrictModel, task="lsdflow_toy.task"))
+app = stage_app(StageCommand("toy", StrictModel))
 
 if __name__ == "__main__":
     app()

@@ -23,7 +23,7 @@ from lsdflow_launch.init.template import toml_value
 
 Tables = dict[str, dict[str, Any]]
 OF_THE_TARGET = {
-    "predict": ("checkpoint", "lsd_checkpoint", "setup", "roi", "mask", "part", "store_lsds", "measure"),
+    "predict": ("checkpoint", "lsd_checkpoint", "setup", "roi", "mask", "store_lsds", "measure"),
     "watershed": ("mask_file", "mask_dataset", "replace_sections", "replace_sections_with"),
     "agglomerate": (),
     "segment": ("threshold", "advice", "truth_dataset", "truth_roi", "extra_thresholds", "roi", "run_type"),

@@ -5,7 +5,6 @@ It runs the stage as its command does, but leaves its error with the process tha
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -15,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from lsdflow_command.app import RunOptions
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.processes import end_with_parent
+from lsdflow_command.stage import RunOptions, load_stage
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
@@ -51,11 +50,10 @@ def _run(arguments: Sequence[str], counts: bool) -> None:
     """Run the stage. counts: this is the process that counts iterations, so it tells the metrics."""
     replace = arguments[0] == "--replace"
     stage, path, *overrides = arguments[1:] if replace else arguments
-    task = importlib.import_module(f"lsdflow_{stage.replace('-', '_')}.task")
     experiment = load_experiment(Path(path), overrides)
     form_log_lines(experiment.compute.log_format, stage)
     with monitored(stage, experiment, run_pid=os.getppid()) if counts else nullcontext():
-        task.run(experiment, RunOptions(replace=replace))
+        load_stage(stage).run(experiment, RunOptions(replace=replace))
 
 
 def _leave(error: StageError, ranks: Ranks) -> None:

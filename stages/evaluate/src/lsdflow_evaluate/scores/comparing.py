@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import read_lut
@@ -46,10 +46,11 @@ class Compared:
     works: tuple[str, ...]
 
 
-def compare(experiment: Experiment, config: EvaluateConfig, options: RunOptions, segmented: Segmented) -> Compared:
+def compare(experiment: Experiment, config: EvaluateConfig, segmented: Segmented) -> Compared:
     """Count, look up and score. Raises MissingInput if the chosen threshold has no table."""
     counting = require_counting(experiment)
-    run_blocks(counting, options)
+    # The report is always written anew, so countings of other results give way.
+    run_blocks(counting, RunOptions(replace=True))
     volumes = open_counted(experiment)
     traced = trace(experiment, config, volumes)
     nodes, works = _nodes(counting, volumes, traced)

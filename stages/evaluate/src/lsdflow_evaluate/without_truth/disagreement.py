@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_if_changed

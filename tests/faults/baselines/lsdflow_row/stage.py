@@ -7,14 +7,12 @@ from contextlib import contextmanager
 
 from work import BLOCKS, do_block, factor
 
-from lsdflow_command.app import RunOptions
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_task, worker_task
-from lsdflow_runtime.rendezvous import coordinating
 
 
 def block_task(experiment: Experiment) -> BlockTask:
@@ -30,13 +28,11 @@ def block_task(experiment: Experiment) -> BlockTask:
     )
 
 
-def run(experiment: Experiment, options: RunOptions) -> None:
-    with coordinating("row", experiment):
-        run_task(block_task(experiment), options)
+class Row(BlockStage):
+    name = "row"
 
-
-def worker(experiment: Experiment) -> None:
-    worker_task(block_task(experiment))
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        return [block_task(experiment)]
 
 
 @contextmanager

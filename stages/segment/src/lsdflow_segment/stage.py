@@ -16,23 +16,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.region import region_box
+from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import block_plan
-from lsdflow_runtime.blockwise import plan_task, run_task, status_task, worker_task
-from lsdflow_runtime.joining import join_coordinator
-from lsdflow_runtime.measured_block import measure_block
+from lsdflow_runtime.blockwise import plan_task, run_task
 from lsdflow_runtime.rag_store import RagStore
-from lsdflow_runtime.rendezvous import coordinating
-from lsdflow_runtime.repair import take_back_broken
-from lsdflow_runtime.stores import problems_of_store
 from lsdflow_runtime.target import knows_target, target_grid, where_truth_is
-from lsdflow_runtime.verify import verify_task
 from lsdflow_segment.choice import choose, require_truth_if_asked, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.dealing import find_by_parts
@@ -93,45 +89,72 @@ class _Opened:
         return parts_folder(self.tables, self.source.agglomerate.identity)
 
 
-def run(experiment: Experiment, options: RunOptions) -> None:
-    """Write the tables and the segmentation, and check it voxel by voxel against the graph."""
-    with coordinating(STAGE, experiment):
-        _run(experiment, options)
+class Segment(BlockStage):
+    """The stage: tables of all thresholds, then one pass that relabels the fragments."""
 
+    name = STAGE
 
-def join(experiment: Experiment) -> None:
-    """Take blocks from a coordinator that runs in another job."""
-    join_coordinator(STAGE, experiment)
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The relabelling of a run whose tables are written. MissingInput (66) if they are not."""
+        return [_relabelling(experiment)]
 
+    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+        """Write the tables and the segmentation, and compare its voxels with the graph."""
+        return _run(experiment, options)
 
-def verify(experiment: Experiment) -> dict[str, Any]:
-    """Read back what a finished run made: the segmentation, and the tables of every merge function."""
-    facts = verify_task(block_task(experiment))
-    work = _opened(experiment)
-    for merge_function in work.source.merge_functions:
-        require_undamaged(work.tables, read_summary(work.tables, merge_function))
-    return facts
-
-
-def repair(experiment: Experiment) -> dict[str, Any]:
-    """Make again the blocks that are lost or damaged, and the tables."""
-    with coordinating(STAGE, experiment):
-        found = take_back_broken(_block_task_with_tables(experiment))
-        _run(experiment, RunOptions())
-    return found
-
-
-def _block_task_with_tables(experiment: Experiment) -> BlockTask:
-    """The relabelling work; a summary of the tables that is lost or damaged is written again, from the graph."""
-    try:
-        return block_task(experiment)
-    except (BadData, MissingInput):
+    def verify(self, experiment: Experiment) -> dict[str, Any]:
+        """Read the segmentation again, and the tables of every merge function."""
+        facts = super().verify(experiment)
         work = _opened(experiment)
-        _write(work, *_swept(work, work.taken))
-        return block_task(experiment)
+        for merge_function in work.source.merge_functions:
+            require_undamaged(work.tables, read_summary(work.tables, merge_function))
+        return facts
+
+    def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:
+        """Remove done marks of damaged blocks; a missing or damaged summary of the tables is written again first."""
+        try:
+            self.passes(experiment)
+        except (BadData, MissingInput):
+            work = _opened(experiment)
+            _write(work, *_swept(work, work.taken))
+        return super().invalidate_damaged(experiment)
+
+    def problems(self, experiment: Experiment) -> list[StageError]:
+        """All problems that can be found now; what earlier stages have not made yet is no problem."""
+        config = experiment.table(STAGE, SegmentConfig)
+        agglomerated = experiment.layout.manifest("agglomerate").exists()
+        checks: list[Callable[[], object]] = [
+            lambda: _require_thresholds(config),
+            lambda: require_merge_function(experiment, config.merge_function),
+        ]
+        if knows_target(experiment):
+            checks.append(lambda: _require_regions(experiment, config))
+        if agglomerated:
+            checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
+        problems = problems_of(checks)
+        if not problems and agglomerated:
+            problems = problems_of([lambda: _require_ours(experiment, config)])
+        return problems
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        """Blocks and bytes of the segmentation, and the tables that would be written."""
+        config = experiment.table(STAGE, SegmentConfig)
+        thresholds = thresholds_of(config)
+        source = graph_source(experiment)
+        merge_function = source.chosen(config.merge_function)
+        chosen = thresholds[0] if config.threshold == "auto" else config.threshold
+        tables = {"tables": len(thresholds), "lowest_threshold": thresholds[0], "highest_threshold": thresholds[-1]}
+        return {**tables, **plan_task(relabelling_task(experiment, config, source, merge_function, chosen))}
+
+    def status(self, experiment: Experiment) -> dict[str, Any]:
+        """What is done so far."""
+        try:
+            return super().status(experiment)
+        except MissingInput as error:
+            return {"done": 0, "finished": False, "waiting_for": error.what}
 
 
-def _run(experiment: Experiment, options: RunOptions) -> None:
+def _run(experiment: Experiment, options: RunOptions) -> Manifest:
     work = _opened(experiment)
     graph, table = _swept(work, work.taken)
     task = relabelling_task(experiment, work.config, work.source, work.taken, table.chosen)
@@ -147,9 +170,11 @@ def _run(experiment: Experiment, options: RunOptions) -> None:
     chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
     known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
     if known != manifest.facts:
-        manifest.model_copy(update={"facts": known}).write(experiment.layout)
+        manifest = manifest.model_copy(update={"facts": known})
+        manifest.write(experiment.layout)
     _forget(work.parts)
     LOG.info("%d segments, the largest has %d voxels", sizes["segments"], sizes["largest_segment_vox"])
+    return manifest
 
 
 def _opened(experiment: Experiment) -> _Opened:
@@ -221,24 +246,6 @@ def _write(work: _Opened, graph: SegmentGraph, table: ThresholdTable) -> None:
     write_tables(work.tables, graph, table, facts)
 
 
-def validate(experiment: Experiment) -> list[StageError]:
-    """All problems that can be seen now; what earlier stages have not made yet is no problem."""
-    config = experiment.table(STAGE, SegmentConfig)
-    layout = experiment.layout
-    checks: list[Callable[[], object]] = [
-        lambda: _require_thresholds(config),
-        lambda: require_merge_function(experiment, config.merge_function),
-    ]
-    if knows_target(experiment):
-        checks.append(lambda: _require_regions(experiment, config))
-    if layout.manifest("agglomerate").exists():
-        checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
-    problems = problems_of(checks)
-    if not problems and layout.manifest("agglomerate").exists():
-        problems = problems_of([lambda: _require_ours(experiment, config)])
-    return problems + problems_of_store(experiment)
-
-
 def _require_ours(experiment: Experiment, config: SegmentConfig) -> None:
     """NotOurs (73) for a segmentation of other settings, if the threshold is known before the tables are made."""
     if config.threshold != "auto":
@@ -247,44 +254,14 @@ def _require_ours(experiment: Experiment, config: SegmentConfig) -> None:
         relabelling_task(experiment, config, source, taken, config.threshold).require_ours()
         return
     try:
-        task = block_task(experiment)
+        task = _relabelling(experiment)
     except MissingInput:
         return
     task.require_ours()
 
 
-def plan(experiment: Experiment) -> dict[str, Any]:
-    """Blocks and bytes of the segmentation, and the tables that would be written."""
-    config = experiment.table(STAGE, SegmentConfig)
-    thresholds = thresholds_of(config)
-    source = graph_source(experiment)
-    merge_function = source.chosen(config.merge_function)
-    chosen = thresholds[0] if config.threshold == "auto" else config.threshold
-    tables = {"tables": len(thresholds), "lowest_threshold": thresholds[0], "highest_threshold": thresholds[-1]}
-    return {**tables, **plan_task(relabelling_task(experiment, config, source, merge_function, chosen))}
-
-
-def measure(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """What one block of the relabelling takes, once the tables are there; done into a throw-away folder."""
-    return measure_block(block_task(experiment), folder)
-
-
-def status(experiment: Experiment) -> dict[str, Any]:
-    """What is done so far."""
-    try:
-        task = block_task(experiment)
-    except MissingInput as error:
-        return {"done": 0, "finished": False, "waiting_for": error.what}
-    return status_task(task)
-
-
-def worker(experiment: Experiment) -> None:
-    """Take blocks from a running coordinator."""
-    worker_task(block_task(experiment))
-
-
-def block_task(experiment: Experiment) -> BlockTask:
-    """The relabelling work of a run whose tables are written. MissingInput if they are not."""
+def _relabelling(experiment: Experiment) -> BlockTask:
+    """The relabelling of a run whose tables are written. MissingInput if they are not."""
     config = experiment.table(STAGE, SegmentConfig)
     source = graph_source(experiment)
     merge_function = source.chosen(config.merge_function)

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from block_clock import tick
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_task, worker_task
-from lsdflow_runtime.rendezvous import coordinating
 
 
 def experiment_of(folder: Path, blocks: int) -> Experiment:
@@ -40,15 +39,19 @@ def block_task(experiment: Experiment) -> BlockTask:
     )
 
 
+class Ticks(BlockStage):
+    """The stage."""
+
+    name = "ticks"
+
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The one pass."""
+        return [block_task(experiment)]
+
+
 def run(experiment: Experiment) -> None:
     """Do all blocks."""
-    with coordinating("ticks", experiment):
-        run_task(block_task(experiment), RunOptions())
-
-
-def worker(experiment: Experiment) -> None:
-    """Body of a worker."""
-    worker_task(block_task(experiment))
+    Ticks().run(experiment, RunOptions())
 
 
 @contextmanager

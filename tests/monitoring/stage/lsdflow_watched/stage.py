@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from lsdflow_command.app import RunOptions
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_task, worker_task
-from lsdflow_runtime.rendezvous import coordinating
 
 BLOCKS, FAILING, WAITING = 10, 1, 9
 
@@ -34,15 +32,14 @@ def block_task(experiment: Experiment) -> BlockTask:
     )
 
 
-def run(experiment: Experiment, options: RunOptions) -> None:
-    """Do it."""
-    with coordinating("watched", experiment):
-        run_task(block_task(experiment), options)
+class Watched(BlockStage):
+    """The stage."""
 
+    name = "watched"
 
-def worker(experiment: Experiment) -> None:
-    """Body of a worker process."""
-    worker_task(block_task(experiment))
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The one pass."""
+        return [block_task(experiment)]
 
 
 @contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
-from lsdflow_contract.manifest import Manifest, work_key
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.blockwise import run_task, worker_task
-from lsdflow_runtime.rendezvous import coordinating
 
 
 def block_task(experiment: Experiment) -> BlockTask:
@@ -29,13 +28,15 @@ def block_task(experiment: Experiment) -> BlockTask:
     )
 
 
-def run(experiment: Experiment) -> Manifest:
-    with coordinating("tiny", experiment):
-        return run_task(block_task(experiment), RunOptions())
+class Tiny(BlockStage):
+    name = "tiny"
+
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        return [block_task(experiment)]
 
 
-def worker(experiment: Experiment) -> None:
-    worker_task(block_task(experiment))
+def run(experiment: Experiment) -> None:
+    Tiny().run(experiment, RunOptions())
 
 
 @contextmanager

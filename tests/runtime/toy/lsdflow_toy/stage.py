@@ -10,19 +10,16 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from lsdflow_command.app import RunOptions
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, MadeOtherwise, NoVoxelSize
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
-from lsdflow_contract.manifest import work_key
+from lsdflow_contract.manifest import Manifest, work_key
+from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_blocks, run_task, status_task, worker_task
-from lsdflow_runtime.joining import join_coordinator
-from lsdflow_runtime.rendezvous import coordinating
-from lsdflow_runtime.repair import take_back_broken
-from lsdflow_runtime.verify import verify_task
+from lsdflow_runtime.blockwise import run_blocks
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
 DOUBLED = ArraySpec("volumes/doubled", "uint64", 0, "image")
@@ -48,36 +45,20 @@ def block_task(experiment: Experiment) -> BlockTask:
     )
 
 
-def run(experiment: Experiment, options: RunOptions) -> None:
-    with coordinating("toy", experiment):
+class Toy(BlockStage):
+    name = "toy"
+
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        return [block_task(experiment)]
+
+    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
         if (experiment.layout.root / "two-rounds").exists():
             first = load_experiment(experiment.path, [*experiment.overrides, "experiment.name=first"])
             run_blocks(block_task(first), options)
-        run_task(block_task(experiment), options)
+        return super().process(experiment, options)
 
 
-def join(experiment: Experiment) -> None:
-    join_coordinator("toy", experiment)
-
-
-def verify(experiment: Experiment) -> dict:
-    return verify_task(block_task(experiment))
-
-
-def status(experiment: Experiment) -> dict:
-    return status_task(block_task(experiment))
-
-
-def repair(experiment: Experiment) -> dict:
-    with coordinating("toy", experiment):
-        task = block_task(experiment)
-        found = take_back_broken(task)
-        run_task(task, RunOptions())
-    return found
-
-
-def worker(experiment: Experiment) -> None:
-    worker_task(block_task(experiment))
+run, verify, status, repair = Toy().run, Toy().verify, Toy().status, Toy().repair
 
 
 @contextmanager

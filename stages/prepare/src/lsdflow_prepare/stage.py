@@ -1,4 +1,4 @@
-"""The verbs of the stage: validate, plan, status, verify, repair, run."""
+"""The stage: volumes of any format in, raw (and labels) on one grid out; brick by brick, with a report each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.app import RunOptions
 from lsdflow_command.processes import one_at_a_time
 from lsdflow_command.progress import Progress
+from lsdflow_command.stage import RunOptions, Stage
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MadeOtherwise, NotOurs, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
@@ -23,7 +23,7 @@ from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
-from lsdflow_prepare.look import describe, look_at  # noqa: F401 - describe is a verb like the others
+from lsdflow_prepare.look import look_at
 from lsdflow_prepare.repair import mend, require_same_work
 from lsdflow_prepare.same_input import recognised, remember
 from lsdflow_prepare.survey import survey
@@ -34,12 +34,105 @@ SURVEY_SECONDS = 6.0
 LOG = logging.getLogger("lsdflow.prepare")
 
 
-def validate(experiment: Experiment) -> list[StageError]:
-    """All problems of all volumes; warnings go to the log. Reads a sample of large volumes, writes nothing."""
-    found = inspect(experiment)
-    for text in found.warnings:
-        LOG.warning("warning: %s", text)
-    return found.errors
+class Prepare(Stage):
+    """The stage."""
+
+    name = STAGE
+    repairable = True
+
+    def run(self, experiment: Experiment, options: RunOptions) -> None:
+        """Make every volume that is not made yet, and the manifest.
+
+        Raises:
+            BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
+            NotOurs: outputs of other parameters, or of sources that changed since; another prepare at work here.
+        """
+        started = time.time()
+        findings = Findings()
+        with _opened(experiment, findings) as volumes:
+            plans = [_plans(experiment, inputs, replace=options.replace) for inputs in volumes]
+            for group in plans:
+                _refuse_others(group, options.replace)
+            _survey_all(
+                [v for v, group in zip(volumes, plans, strict=True) if finished_report(group) is None], findings
+            )
+            _raise_first(findings)
+            _refuse_full_disk(experiment, volumes, plans)
+            with _alone(experiment.layout.root):
+                for inputs, group in zip(volumes, plans, strict=True):
+                    remember(inputs, group)
+                _finish(experiment, volumes, plans, findings, started)
+
+    def validate(self, experiment: Experiment) -> list[StageError]:
+        """All problems of all volumes; warnings go to the log. Reads a sample of large volumes, writes nothing."""
+        found = inspect(experiment)
+        for text in found.warnings:
+            LOG.warning("warning: %s", text)
+        return found.errors
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        """Bricks, voxels and bytes of a run."""
+        facts, findings = {}, Findings()
+        with _opened(experiment, findings) as volumes:
+            _raise_first(findings)
+            for inputs in volumes:
+                plans = _plans(experiment, inputs, 0)
+                facts[_label(inputs)] = {
+                    "shape_vox": list(inputs.region.shape_vox),
+                    "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
+                    "offset_nm": list(inputs.output_geometry.offset_nm),
+                    "format": inputs.raw.form,
+                    "bricks": sum(len(p.bricks) for p in plans),
+                    "bytes_expected": bytes_needed(inputs.region.shape_vox, inputs.labels is not None),
+                    "done": finished_report(plans) is not None,
+                }
+        return facts
+
+    def status(self, experiment: Experiment) -> dict[str, Any]:
+        """Whether each volume is made."""
+        table, layout = experiment.table(STAGE, PrepareConfig), experiment.layout
+        containers = {f"training {v.name}": layout.training_volume(v.name) for v in table.training}
+        if table.target is not None:
+            containers["target"] = layout.target_volume
+        state: dict[str, Any] = {name: _state(path) for name, path in containers.items()}
+        return {"finished": layout.manifest(STAGE).exists(), **state}
+
+    def verify(self, experiment: Experiment) -> dict[str, Any]:
+        """Read back what a finished run made. Raises as `require_whole`, MissingInput if prepare has not finished."""
+        manifest = read_manifest(experiment.layout, STAGE)
+        findings = Findings()
+        with _opened(experiment, findings) as volumes:
+            _raise_first(findings)
+            bricks = {_label(v): require_whole(_label(v), _plans(experiment, v)) for v in volumes}
+        return {"bricks": bricks, "identity": manifest.identity, "verified": True}
+
+    def repair(self, experiment: Experiment) -> dict[str, Any]:
+        """Make again the bricks that are lost or damaged, and no others; facts of what was found.
+
+        Raises MissingInput (66) if prepare has not finished or a source is gone, BadData (65) if a source has changed.
+        """
+        started = time.time()
+        try:
+            manifest = read_manifest(experiment.layout, STAGE)
+        except BadData:
+            # The reports beside the volumes say the same: a run writes the manifest again and reads no volume.
+            self.run(experiment, RunOptions())
+            manifest = read_manifest(experiment.layout, STAGE)
+        table = experiment.table(STAGE, PrepareConfig)
+        findings = Findings()
+        with _opened(experiment, findings) as volumes:
+            _raise_first(findings)
+            plans = [_plans(experiment, inputs, 0) for inputs in volumes]
+            for inputs, group in zip(volumes, plans, strict=True):
+                require_same_work(table, manifest, _label(inputs), group)
+            with _alone(experiment.layout.root):
+                mended = []
+                for inputs, group in zip(volumes, plans, strict=True):
+                    made = manifest.facts["volumes"][_label(inputs)]["identity"]
+                    mended += mend(_label(inputs), inputs, group, made)
+                _finish(experiment, volumes, plans, findings, started)
+        bricks = sum(len(plan.bricks) for group in plans for plan in group)
+        return {"bricks": bricks, "broken": len(mended), "parts": mended[:LISTED]}
 
 
 def inspect(experiment: Experiment) -> Findings:
@@ -53,26 +146,6 @@ def inspect(experiment: Experiment) -> Findings:
     return findings
 
 
-def plan(experiment: Experiment) -> dict[str, Any]:
-    """Bricks, voxels and bytes of a run."""
-    facts: dict[str, Any] = {}
-    findings = Findings()
-    with _opened(experiment, findings) as volumes:
-        _raise_first(findings)
-        for inputs in volumes:
-            plans = _plans(experiment, inputs, 0)
-            facts[_label(inputs)] = {
-                "shape_vox": list(inputs.region.shape_vox),
-                "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
-                "offset_nm": list(inputs.output_geometry.offset_nm),
-                "format": inputs.raw.form,
-                "bricks": sum(len(p.bricks) for p in plans),
-                "bytes_expected": bytes_needed(inputs.region.shape_vox, inputs.labels is not None),
-                "done": finished_report(plans) is not None,
-            }
-    return facts
-
-
 def look(experiment: Experiment) -> dict[str, Any]:
     """What `lsdflow init` must know of the volumes, and their problems; reads a sample of large ones."""
     findings = Findings()
@@ -83,78 +156,6 @@ def look(experiment: Experiment) -> dict[str, Any]:
             with findings.collecting():
                 seen[_label(inputs)] = look_at(inputs, experiment.resolve, deadline)
     return {"volumes": seen, "problems": [error.as_dict() for error in findings.errors]}
-
-
-def status(experiment: Experiment) -> dict[str, Any]:
-    """Whether each volume is made."""
-    table = experiment.table(STAGE, PrepareConfig)
-    layout = experiment.layout
-    containers = {f"training {v.name}": layout.training_volume(v.name) for v in table.training}
-    if table.target is not None:
-        containers["target"] = layout.target_volume
-    state: dict[str, Any] = {name: _state(path) for name, path in containers.items()}
-    return {"finished": layout.manifest(STAGE).exists(), **state}
-
-
-def verify(experiment: Experiment) -> dict[str, Any]:
-    """Read back what a finished run made. Raises as `require_whole`, MissingInput if prepare has not finished."""
-    manifest = read_manifest(experiment.layout, STAGE)
-    findings = Findings()
-    with _opened(experiment, findings) as volumes:
-        _raise_first(findings)
-        bricks = {_label(v): require_whole(_label(v), _plans(experiment, v)) for v in volumes}
-    return {"bricks": bricks, "identity": manifest.identity, "verified": True}
-
-
-def repair(experiment: Experiment) -> dict[str, Any]:
-    """Make again the bricks that are lost or damaged, and no others; facts of what was found.
-
-    Raises MissingInput (66) if prepare has not finished or a source is gone, BadData (65) if a source is another now.
-    """
-    started = time.time()
-    try:
-        manifest = read_manifest(experiment.layout, STAGE)
-    except BadData:
-        # The reports beside the volumes say the same: a run writes the manifest again and reads no volume.
-        run(experiment, RunOptions())
-        manifest = read_manifest(experiment.layout, STAGE)
-    table = experiment.table(STAGE, PrepareConfig)
-    findings = Findings()
-    with _opened(experiment, findings) as volumes:
-        _raise_first(findings)
-        plans = [_plans(experiment, inputs, 0) for inputs in volumes]
-        for inputs, group in zip(volumes, plans, strict=True):
-            require_same_work(table, manifest, _label(inputs), group)
-        with _alone(experiment.layout.root):
-            mended = []
-            for inputs, group in zip(volumes, plans, strict=True):
-                made = manifest.facts["volumes"][_label(inputs)]["identity"]
-                mended += mend(_label(inputs), inputs, group, made)
-            _finish(experiment, volumes, plans, findings, started)
-    bricks = sum(len(plan.bricks) for group in plans for plan in group)
-    return {"bricks": bricks, "broken": len(mended), "parts": mended[:LISTED]}
-
-
-def run(experiment: Experiment, options: RunOptions) -> None:
-    """Make every volume that is not made yet, and the manifest.
-
-    Raises:
-        BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
-        NotOurs: outputs of other parameters, or of sources that changed since; another prepare at work here.
-    """
-    started = time.time()
-    findings = Findings()
-    with _opened(experiment, findings) as volumes:
-        plans = [_plans(experiment, inputs, replace=options.replace) for inputs in volumes]
-        for group in plans:
-            _refuse_others(group, options.replace)
-        _survey_all([v for v, group in zip(volumes, plans, strict=True) if finished_report(group) is None], findings)
-        _raise_first(findings)
-        _refuse_full_disk(experiment, volumes, plans)
-        with _alone(experiment.layout.root):
-            for inputs, group in zip(volumes, plans, strict=True):
-                remember(inputs, group)
-            _finish(experiment, volumes, plans, findings, started)
 
 
 def _require_same_settings(plans: list[WritePlan]) -> None:

@@ -1,0 +1,134 @@
+"""BlockStage: a stage that processes blocks. A subclass says what its passes are; every command is written here, once.
+
+    passes        the work of the stage, as BlockTasks; the manifest is left by the last one
+    run           process all blocks that are not done, pass by pass
+    worker        process blocks of the pass whose key the coordinator names
+    verify        read all blocks of all passes again, and check them
+    repair        recompute blocks that are missing or damaged
+    plan, status, measure
+
+A stage with something to do before, between or after its passes overrides `process`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lsdflow_command.stage import RunOptions, Stage
+from lsdflow_contract.errors import ContractMismatch, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import Manifest
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
+from lsdflow_runtime.daisy_runner import current_work
+from lsdflow_runtime.joining import join_coordinator
+from lsdflow_runtime.measured_block import measure_block
+from lsdflow_runtime.rendezvous import coordinating
+from lsdflow_runtime.repair import take_back_broken
+from lsdflow_runtime.stores import problems_of_store
+from lsdflow_runtime.verify import verify_blocks, verify_task
+
+
+class BlockStage(Stage):
+    """A stage of one or more passes over blocks."""
+
+    repairable: ClassVar[bool] = True
+
+    @abstractmethod
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The passes in their order. Raises what can be refused before anything is written."""
+
+    def problems(self, experiment: Experiment) -> list[StageError]:
+        """All problems of settings and inputs, apart from those of the store."""
+        try:
+            self.passes(experiment)
+        except StageError as error:
+            return [error]
+        return []
+
+    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+        """Process the blocks that are not done, of all passes, and leave the manifest."""
+        *before, last = tasks = self.passes(experiment)
+        keys = [task.key for task in tasks]
+        for task in before:
+            run_blocks(task, options, keys)
+        return run_task(last, options, keys)
+
+    def last_pass(self, experiment: Experiment) -> BlockTask:
+        """The pass that leaves the manifest."""
+        return self.passes(experiment)[-1]
+
+    def run(self, experiment: Experiment, options: RunOptions) -> None:
+        """Process all blocks that are not done, and leave the manifest.
+
+        Raises NotOurs (73) if another coordinator works on the stage, or for results of other settings.
+        """
+        with coordinating(self.name, experiment):
+            self.process(experiment, options)
+
+    def join(self, experiment: Experiment) -> None:
+        """Process blocks for a coordinator that runs in another job."""
+        join_coordinator(self.name, experiment)
+
+    def worker(self, experiment: Experiment) -> None:
+        """Process blocks for the coordinator that the environment names. ContractMismatch (76) if it has other work."""
+        worker_task(self.pass_of(experiment, current_work()))
+
+    def pass_of(self, experiment: Experiment, key: str) -> BlockTask:
+        """The pass of a key. ContractMismatch (76) if there is none."""
+        for task in self.passes(experiment):
+            if task.key == key:
+                return task
+        raise ContractMismatch(
+            "this worker does not know the work of its coordinator",
+            where=experiment.path,
+            found=f"key {key[:12]}",
+            hint="let both run the same image and settings",
+        )
+
+    def verify(self, experiment: Experiment) -> dict[str, Any]:
+        """Read the blocks of all passes again. Raises BadData (65) naming those that are missing or damaged."""
+        *before, last = self.passes(experiment)
+        facts = verify_task(last)
+        return facts | {f"{task.label}_blocks_read_back": verify_blocks(task) for task in before}
+
+    def repair(self, experiment: Experiment) -> dict[str, Any]:
+        """Recompute the blocks that are missing or damaged; facts of what was found."""
+        with coordinating(self.name, experiment):
+            facts = self.invalidate_damaged(experiment)
+            return {**facts, "identity": self.process(experiment, RunOptions()).identity}
+
+    def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:
+        """Remove the done marks of blocks that are missing or damaged; facts of each pass."""
+        *before, last = self.passes(experiment)
+        facts: dict[str, Any] = {}
+        for task in before:
+            facts |= {f"{task.label}_{name}": fact for name, fact in take_back_broken(task).items()}
+        return facts | take_back_broken(last)
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        """What a run would do: the first pass; where there are several, each of them."""
+        plans = {task.label: plan_task(task) for task in self.passes(experiment)}
+        first = next(iter(plans.values()))
+        return {**first, "passes": plans} if len(plans) > 1 else first
+
+    def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
+        """Time and memory of one block of the first pass, written into `folder`."""
+        first, *others = self.passes(experiment)
+        return {**measure_block(first, folder), **({"pass": first.label} if others else {})}
+
+    def status(self, experiment: Experiment) -> dict[str, Any]:
+        """What is done: blocks of the pass that is at work, and of each."""
+        of_passes = {task.label: status_task(task) for task in self.passes(experiment)}
+        *before, last = of_passes.values()
+        name, now = next((item for item in of_passes.items() if item[1]["done"] < item[1]["blocks"]), ("", last))
+        facts = {**now, "finished": last["finished"], **({"pass": name} if before and name else {})}
+        for name, found in list(of_passes.items())[:-1]:
+            facts |= {f"{name}_{fact}": found[fact] for fact in ("blocks", "done", "failed")}
+        return facts
+
+    def validate(self, experiment: Experiment) -> list[StageError]:
+        """All problems that can be found before a run; writes nothing."""
+        return self.problems(experiment) + problems_of_store(experiment)

@@ -1,0 +1,113 @@
+"""TrainStage: a stage that trains a network. train-lsd and train-acrlsd say what they train; the commands are here."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lsdflow_command.stage import RunOptions, Stage
+from lsdflow_contract.checkpoint import Bundle, Kind
+from lsdflow_contract.errors import StageError, UsageError, problems_of
+from lsdflow_contract.experiment import Experiment
+from lsdflow_training.checks import before_prepare, training_problems
+from lsdflow_training.config import TrainingConfig
+from lsdflow_training.foreign.imported import imported
+from lsdflow_training.measured import measure_training
+from lsdflow_training.prepared import Prepared
+from lsdflow_training.stage import (
+    prepare_training,
+    require_ours,
+    run_training,
+    training_plan,
+    training_status,
+    verify_training,
+)
+
+if TYPE_CHECKING:
+    from lsdflow_training.build import FrozenLsd
+
+LOG = logging.getLogger("lsdflow.training")
+
+
+class TrainStage(Stage):
+    """A stage that trains one network from the prepared training volumes."""
+
+    config: ClassVar[type[TrainingConfig]]
+
+    @abstractmethod
+    def kind(self, experiment: Experiment) -> Kind:
+        """What the network predicts."""
+
+    def not_needed(self, experiment: Experiment) -> str | None:
+        """Why the experiment has no such network; None if it has one."""
+        del experiment
+        return None
+
+    def lsd_bundle(self, experiment: Experiment) -> Bundle | None:
+        """The description of the trained LSD network that the network depends on, if it does."""
+        del experiment
+        return None
+
+    def frozen_lsd(self, experiment: Experiment) -> FrozenLsd | None:
+        """That LSD network with its weights."""
+        del experiment
+        return None
+
+    def prepare(self, experiment: Experiment) -> Prepared:
+        """The training, resolved from settings and volumes. Raises what can be refused before it starts."""
+        table = experiment.table(self.name, self.config)
+        return prepare_training(experiment, table, self.name, self.kind(experiment), self.lsd_bundle(experiment))
+
+    def run(self, experiment: Experiment, options: RunOptions) -> None:
+        """Train; where the network is not needed, or was imported, report that and do nothing."""
+        reason = self.not_needed(experiment) if options.replace else self._nothing_to_do(experiment)
+        if reason is not None:
+            LOG.info("%s: nothing to do, %s", self.name, reason)
+            return
+        run_training(self.prepare(experiment), options.replace, self.frozen_lsd(experiment))
+
+    def validate(self, experiment: Experiment) -> list[StageError]:
+        """All problems that can be found before a training."""
+        if self._nothing_to_do(experiment):
+            return []
+        try:
+            lsd = self.lsd_bundle(experiment)
+        except StageError as error:
+            return [*self.problems_before_the_lsds(experiment), error]
+        table = experiment.table(self.name, self.config)
+        problems = training_problems(experiment, table, self.name, self.kind(experiment), lsd)
+        if problems or before_prepare(experiment):
+            return problems
+        return problems_of([lambda: require_ours(self.prepare(experiment))])
+
+    def problems_before_the_lsds(self, experiment: Experiment) -> list[StageError]:
+        """What can be found while the LSD network that this one depends on is not trained."""
+        del experiment
+        return []
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        """What a run would do."""
+        reason = self._nothing_to_do(experiment)
+        return training_plan(self.prepare(experiment)) if reason is None else {"nothing_to_do": reason}
+
+    def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
+        """Time and memory of some steps, done in `folder`."""
+        reason = self._nothing_to_do(experiment)
+        if reason is not None:
+            raise UsageError(f"{self.name} has nothing to do: {reason}")
+        return measure_training(self.prepare(experiment), folder, self.frozen_lsd(experiment))
+
+    def status(self, experiment: Experiment) -> dict[str, Any]:
+        """What is trained so far."""
+        reason = self._nothing_to_do(experiment)
+        return {**training_status(experiment, self.name), **({} if reason is None else {"nothing_to_do": reason})}
+
+    def verify(self, experiment: Experiment) -> dict[str, Any]:
+        """Load the best bundle of the finished training and check its weights."""
+        reason = self.not_needed(experiment)
+        return verify_training(experiment, self.name) if reason is None else {"nothing_to_do": reason, "verified": True}
+
+    def _nothing_to_do(self, experiment: Experiment) -> str | None:
+        return self.not_needed(experiment) or imported(experiment, self.name)

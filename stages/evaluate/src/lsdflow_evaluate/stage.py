@@ -1,0 +1,140 @@
+"""The stage: what is counted in blocks, and the report that is always written anew (evaluation.py).
+
+What scores and draws takes long to load, so it is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lsdflow_command.stage import RunOptions
+from lsdflow_contract.errors import BadData, MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.region import region_box
+from lsdflow_contract.sealing import read_sealed
+from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
+from lsdflow_evaluate.problems import find_problems
+from lsdflow_runtime.block_stage import BlockStage
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blockwise import plan_task, status_task
+from lsdflow_runtime.measured_block import measure_block
+from lsdflow_runtime.repair import take_back_broken
+from lsdflow_runtime.target import open_truth, target_grid
+from lsdflow_runtime.verify import verify_blocks
+
+
+class Evaluate(BlockStage):
+    """The stage: passes that count, look up and search, as far as there is ground truth; then the report."""
+
+    name = STAGE
+
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The counting, if there is ground truth, and the passes after it that were begun."""
+        from lsdflow_evaluate.scores.comparing import works_there
+
+        return works_there(experiment)
+
+    def pass_of(self, experiment: Experiment, key: str) -> BlockTask:
+        """The pass of a key. ContractMismatch (76) if no coordinator has begun it."""
+        from lsdflow_evaluate.scores.comparing import work_of
+
+        return work_of(experiment, key)
+
+    def problems(self, experiment: Experiment) -> list[StageError]:
+        """All problems that can be found now; what earlier stages have not made yet is no problem."""
+        return find_problems(experiment)
+
+    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+        """Write scores.json, index.html and neuroglancer.json; raise the first error after that, if there was one."""
+        from lsdflow_evaluate.evaluation import evaluate
+
+        del options  # the report is always written anew
+        return evaluate(experiment)
+
+    def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:
+        """Remove the done marks of damaged blocks; the files of later passes are written again by the run."""
+        from lsdflow_evaluate.scores.later_works import drop_works
+
+        facts: dict[str, Any] = {}
+        for task in self.passes(experiment):
+            name = f"{task.config['part']}_" if "part" in task.config else ""
+            facts |= {f"{name}{fact}".replace(" ", "_"): value for fact, value in take_back_broken(task).items()}
+        drop_works(experiment, ())
+        return facts
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        """What a run would compare and show."""
+        config = experiment.table(STAGE, EvaluateConfig)
+        grid = target_grid(experiment)
+        truth = open_truth(experiment, config.truth_dataset, grid)
+        voxels = region_box(config.roi, grid.voxel_size_nm, truth.labels.box, "evaluate.roi").size if truth else 0
+        facts = {"truth": truth is not None, "voxels_compared": voxels, "bytes_read": 16 * voxels, "outputs": OUTPUTS}
+        try:
+            counting = _counting(experiment)
+        except StageError:
+            return facts  # the fragments are not there yet
+        return {**(plan_task(counting) if counting else {}), **facts}
+
+    def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
+        """Time and memory of one block of the counting. MissingInput (66) without ground truth."""
+        from lsdflow_evaluate.scores.comparing import require_counting
+
+        return measure_block(require_counting(experiment), folder)
+
+    def status(self, experiment: Experiment) -> dict[str, Any]:
+        """Whether the report is there, and whether everything in it was complete."""
+        written = {"report": (experiment.layout.root / OUTPUTS["report"]).exists()}
+        finished = {"finished": experiment.layout.manifest(STAGE).exists()}
+        try:
+            counting = _counting(experiment)
+        except StageError as error:
+            return {**written, **finished, "waiting_for": error.what}
+        return {**(status_task(counting) if counting else {}), **written, **finished}
+
+    def verify(self, experiment: Experiment) -> dict[str, Any]:
+        """The report's files are there, the scores are those of the manifest, and what was counted is undamaged."""
+        manifest = read_manifest(experiment.layout, STAGE)
+        _require_report(experiment, manifest)
+        return {
+            "identity": manifest.identity,
+            "blocks_read_back": _verify_counted(experiment, manifest),
+            "verified": True,
+        }
+
+
+def _counting(experiment: Experiment) -> BlockTask | None:
+    from lsdflow_evaluate.scores.counting import counting_task
+
+    return counting_task(experiment)
+
+
+def _require_report(experiment: Experiment, manifest: Manifest) -> None:
+    """MissingInput (66) for files that are missing, BadData (65) for scores that are not those of the manifest."""
+    missing = [path for path in OUTPUTS.values() if not (experiment.layout.root / path).is_file()]
+    if missing:
+        raise MissingInput("parts of the report are missing", where=", ".join(missing), hint="run: evaluate run")
+    path = experiment.layout.root / OUTPUTS["scores"]
+    identity = hash_of([manifest.key, read_sealed(path, "run: evaluate run")])
+    if identity != manifest.identity:
+        raise BadData(
+            "the scores are not those of the manifest",
+            where=path,
+            wanted=manifest.identity[:12],
+            found=identity[:12],
+            hint="run: evaluate run",
+        )
+
+
+def _verify_counted(experiment: Experiment, manifest: Manifest) -> int:
+    """Read back what was counted; the number of blocks of the counting."""
+    from lsdflow_evaluate.scores.comparing import require_counting, work_of
+    from lsdflow_evaluate.scores.later_works import find_work
+
+    blocks = verify_blocks(require_counting(experiment)) if "blocks" in manifest.facts else 0
+    for key in manifest.facts.get("works", ()):
+        verify_blocks(work_of(experiment, key))
+        find_work(experiment, key).require_whole()
+    return blocks

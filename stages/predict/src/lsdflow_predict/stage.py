@@ -1,0 +1,77 @@
+"""The stage: raw in, affinities (and LSDs) out, by trained networks; tiles and blocks are planned in a Job.
+
+torch takes seconds to load, so it is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lsdflow_command.stage import RunOptions
+from lsdflow_contract.arrays import LSDS
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import Manifest
+from lsdflow_predict.checkpoints import check_weights
+from lsdflow_predict.devices import check_precision
+from lsdflow_predict.job import STAGE, Job, gather, open_mask, predictions_of
+from lsdflow_predict.problems import find_problems
+from lsdflow_predict.work import tasks_of
+from lsdflow_runtime.block_stage import BlockStage
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.blockwise import plan_task
+
+
+class Predict(BlockStage):
+    """The stage: a pass of affinities; where LSDs are stored first, a pass of LSDs before it."""
+
+    name = STAGE
+
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The passes; everything that can be refused without the networks' weights is refused here."""
+        return tasks_of(gather(experiment))
+
+    def problems(self, experiment: Experiment) -> list[StageError]:
+        """All problems of settings, volumes and networks."""
+        return find_problems(experiment)
+
+    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+        """Predict the blocks that are not done. Weights, mask and precision are checked first."""
+        job = gather(experiment)
+        check_precision(experiment, job.config)
+        check_weights(job.networks)
+        open_mask(experiment, job.config, job.raw)
+        return _with_stored_lsds(job, super().process(experiment, options))
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
+        from lsdflow_predict.estimate import estimate
+
+        job = gather(experiment)
+        *before, last = tasks_of(job)
+        passes = {"passes": {task.label: plan_task(task) for task in (*before, last)}} if before else {}
+        return {**plan_task(last), **passes, **estimate(job, last, *before)}
+
+    def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
+        """Time and memory of one block of the first pass, also the memory of a GPU."""
+        from lsdflow_predict.estimate import device_taken
+
+        return {**super().measure(experiment, folder), **device_taken(experiment.compute.device)}
+
+    def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
+        """torch and its GPUs."""
+        from lsdflow_network.torch_build import torch_facts
+
+        del experiment
+        return torch_facts()
+
+
+def _with_stored_lsds(job: Job, manifest: Manifest) -> Manifest:
+    """With two passes the manifest names the LSDs too."""
+    if not job.stores_lsds_first or "lsds" in manifest.outputs:
+        return manifest
+    folder = (predictions_of(job) / LSDS.dataset).relative_to(job.experiment.layout.root)
+    complete = manifest.model_copy(update={"outputs": {**manifest.outputs, "lsds": str(folder)}})
+    complete.write(job.experiment.layout)
+    return complete

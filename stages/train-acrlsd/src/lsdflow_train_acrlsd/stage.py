@@ -1,0 +1,88 @@
+"""The stage: the affinity network of the experiment's mode.
+
+acrlsd   raw + LSDs of a frozen LSD network -> affinities
+mtlsd    raw -> LSDs and affinities
+affinities   raw -> affinities (baseline)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lsdflow_contract.checkpoint import Bundle, Kind, read_bundle
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_train_acrlsd.agreement import check_lsd_bundle
+from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
+from lsdflow_training.checks import known_volumes, planned_lsd, recipe_to_check, training_problems
+from lsdflow_training.data.sampling import common_voxel_size
+from lsdflow_training.prepared import Prepared
+from lsdflow_training.stage import lsd_bundle_folder
+from lsdflow_training.train_stage import TrainStage
+
+if TYPE_CHECKING:
+    from lsdflow_training.build import FrozenLsd
+
+
+class TrainAcrlsd(TrainStage):
+    """The network that gives affinities."""
+
+    name = "train-acrlsd"
+    config = TrainAcrlsdConfig
+
+    def kind(self, experiment: Experiment) -> Kind:
+        """The mode."""
+        return experiment.common.mode
+
+    def lsd_bundle(self, experiment: Experiment) -> Bundle | None:
+        """The LSD network of mode acrlsd. MissingInput (66) if it is not trained."""
+        folder = _lsd_folder(experiment)
+        return None if folder is None else read_bundle(folder)
+
+    def frozen_lsd(self, experiment: Experiment) -> FrozenLsd | None:
+        """The LSD network of mode acrlsd, with its weights."""
+        folder = _lsd_folder(experiment)
+        if folder is None:
+            return None
+        from lsdflow_network.inference import load_network
+        from lsdflow_training.build import FrozenLsd  # torch takes seconds to load
+
+        return FrozenLsd(*load_network(folder, expect_kind="lsd"))
+
+    def prepare(self, experiment: Experiment) -> Prepared:
+        """The training, resolved. Raises ContractMismatch (76) for an LSD network of other targets."""
+        prepared = super().prepare(experiment)
+        lsd = self.lsd_bundle(experiment)
+        if lsd is not None:
+            check_lsd_bundle(lsd, prepared.recipe.targets)
+        return prepared
+
+    def problems_before_the_lsds(self, experiment: Experiment) -> list[StageError]:
+        """What the settings of both networks say while the LSD network is not trained."""
+        config, planned = experiment.table(self.name, TrainAcrlsdConfig), planned_lsd(experiment)
+        problems = training_problems(experiment, config, self.name, "acrlsd" if planned else "affinities", planned)
+        if planned is None or problems:
+            return problems
+        size_nm = common_voxel_size(known_volumes(experiment, config)[0])
+        recipe = recipe_to_check(experiment, config, self.name, "acrlsd", size_nm, planned)
+        try:
+            check_lsd_bundle(planned, recipe.targets)
+        except StageError as error:
+            error.where = f"{experiment.path}: train-lsd and train-acrlsd, sigma or volumes"
+            return [error]
+        return []
+
+    def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
+        """torch and its GPUs."""
+        from lsdflow_network.torch_build import torch_facts
+
+        del experiment
+        return torch_facts()
+
+
+def _lsd_folder(experiment: Experiment) -> Path | None:
+    if experiment.common.mode != "acrlsd":
+        return None
+    table = experiment.table(TrainAcrlsd.name, TrainAcrlsdConfig)
+    return lsd_bundle_folder(experiment, table.lsd_checkpoint)

@@ -1,0 +1,27 @@
+"""The stage: the LSD network of mode acrlsd; the other modes train one network only, by train-acrlsd."""
+
+from __future__ import annotations
+
+from lsdflow_contract.checkpoint import Kind
+from lsdflow_contract.experiment import Experiment
+from lsdflow_train_lsd.config import TrainLsdConfig
+from lsdflow_training.train_stage import TrainStage
+
+
+class TrainLsd(TrainStage):
+    """raw -> LSDs."""
+
+    name = "train-lsd"
+    config = TrainLsdConfig
+
+    def kind(self, experiment: Experiment) -> Kind:
+        """LSDs, in every mode."""
+        del experiment
+        return "lsd"
+
+    def not_needed(self, experiment: Experiment) -> str | None:
+        """The mode, if it has no LSD network of its own."""
+        mode = experiment.common.mode
+        if mode == "acrlsd":
+            return None
+        return f"mode {mode} has no separate LSD network: train-acrlsd trains its one network"

@@ -1,0 +1,135 @@
+"""The stage: affinities in, volumes/fragments and the nodes of the region graph out, block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from lsdflow_contract.arrays import FRAGMENTS
+from lsdflow_contract.errors import StageError, problems_of
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.block_stage import BlockStage
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.store_facts import store_facts
+from lsdflow_runtime.target import knows_target, target_grid
+from lsdflow_runtime.volumes import OutputArray
+from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
+from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks
+from lsdflow_watershed.config import WatershedConfig
+from lsdflow_watershed.fragments import FragmentRules
+from lsdflow_watershed.inputs import WatershedInputs, open_inputs, open_mask, read_mask
+from lsdflow_watershed.mutex_fragments import MutexRules, mutex_channels, usual_stride_vox
+from lsdflow_watershed.seamless_block import seamless_fragments_of_block
+
+STAGE = "watershed"
+
+
+class Watershed(BlockStage):
+    """The stage; one pass."""
+
+    name = STAGE
+
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The pass; everything that can be refused is refused here, before anything is written."""
+        config = experiment.table(STAGE, WatershedConfig)
+        inputs = open_inputs(experiment, config)
+        blocks = plan_blocks(config, inputs.affs.box, inputs.grid.voxel_size_nm)
+        check_seed_ids(config, blocks.total, inputs.grid.shape_vox)
+        check_sections(config.replace_sections, inputs.grid.shape_vox[0])
+        mutex = _mutex_rules(inputs, config)
+        resolved = {**config.parameters(), "resolved": {**_resolved(blocks), **_resolved_mutex(mutex)}}
+        fragments = OutputArray(
+            experiment.layout.fragments,
+            FRAGMENTS,
+            inputs.grid,
+            blocks.total,
+            blocks.write_shape_vox,
+            config.zarr_format,
+        )
+        task = BlockTask(
+            stage=STAGE,
+            experiment=experiment,
+            key=work_key(STAGE, resolved, inputs.identities),
+            config=resolved,
+            inputs=inputs.identities,
+            plan=blocks,
+            outputs={"fragments": fragments},
+            open=lambda: _opened(inputs, config, blocks, mutex),
+        )
+        return [task]
+
+    def problems(self, experiment: Experiment) -> list[StageError]:
+        """All problems that can be found before predict has run."""
+        config = experiment.table(STAGE, WatershedConfig)
+        if not knows_target(experiment):
+            return []
+        checks: list[Callable[[], object]] = [
+            lambda: plan_blocks(config, target_grid(experiment).box, target_grid(experiment).voxel_size_nm),
+            lambda: check_seed_ids(config, target_grid(experiment).box, target_grid(experiment).shape_vox),
+            lambda: check_sections(config.replace_sections, target_grid(experiment).shape_vox[0]),
+            lambda: open_mask(experiment, config, target_grid(experiment)),
+        ]
+        if experiment.layout.manifest("predict").exists():
+            checks.append(lambda: _mutex_rules(open_inputs(experiment, config), config))
+        problems = problems_of(checks)
+        if not problems and experiment.layout.manifest("predict").exists():
+            problems = problems_of([lambda: self.last_pass(experiment).require_ours()])
+        return list({problem.message(): problem for problem in problems}.values())
+
+    def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
+        """The store of the experiment."""
+        return {"store": store_facts(experiment)}
+
+
+def _resolved(blocks: BlockPlan) -> dict[str, Any]:
+    """What the lengths of the table mean in voxels; agglomerate finds the block of a fragment by it."""
+    return {
+        "total_begin_vox": list(blocks.total.begin_vox),
+        "total_shape_vox": list(blocks.total.shape_vox),
+        "block_shape_vox": list(blocks.write_shape_vox),
+        "context_vox": list(blocks.context_vox),
+        "voxels_per_block": math.prod(blocks.write_shape_vox),
+    }
+
+
+@contextmanager
+def _opened(
+    inputs: WatershedInputs, config: WatershedConfig, blocks: BlockPlan, mutex: MutexRules | None
+) -> Iterator[BlockFunction]:
+    rules = BlockRules(
+        fragments=FragmentRules(
+            fragments_in_xy=config.fragments_in_xy,
+            min_seed_distance_vox=config.min_seed_distance_vox,
+            filter_fragments=config.filter_fragments,
+            epsilon_agglomerate=config.epsilon_agglomerate,
+        ),
+        voxels_per_block=math.prod(blocks.write_shape_vox),
+        bad_z=frozenset(config.replace_sections),
+        filling=config.replace_sections_with,
+        mutex=mutex,
+    )
+    make_fragments = fragments_of_block if config.id_mode == "blocks" else seamless_fragments_of_block
+
+    def make_block(block: Block) -> BlockOutput:
+        read = block.read.intersect(inputs.affs.box)
+        place = BlockPlace(block.number, block.write, read)
+        ids, nodes = make_fragments(inputs.affs.read(read), read_mask(inputs.mask, read), place, rules, inputs.grid)
+        return BlockOutput(arrays={"fragments": ids}, nodes=nodes, facts={"fragments": len(nodes)})
+
+    yield make_block
+
+
+def _mutex_rules(inputs: WatershedInputs, config: WatershedConfig) -> MutexRules | None:
+    if config.method == "seeded":
+        return None
+    strides = config.mutex_strides or (usual_stride_vox(inputs.grid.voxel_size_nm),)
+    return MutexRules(mutex_channels(inputs.neighborhood, config.mutex_bias, strides), config.remove_debris_vox)
+
+
+def _resolved_mutex(mutex: MutexRules | None) -> dict[str, Any]:
+    return {} if mutex is None else {"mutex_channels": [asdict(channel) for channel in mutex.channels]}
