@@ -13,6 +13,7 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_segment.stage import Segment
 
 Make = Callable[..., Experiment]
@@ -51,6 +52,19 @@ def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(
                 Segment().verify(experiment)
             assert "segment repair" in caught.value.hint
         path.write_bytes(content)
+    assert Segment().verify(experiment)["verified"]
+
+
+def test_tables_of_another_run_with_a_seal_of_their_own_are_not_those_of_the_manifest(make_experiment: Make) -> None:
+    experiment = finished(make_experiment)
+    path = experiment.layout.luts / "thresholds_mean.json"
+    summary = read_sealed(path, "")
+    summary["thresholds"][0]["segments"] += 1
+    write_sealed(path, summary)
+    with pytest.raises(BadData, match="damaged or was changed") as caught:
+        Segment().verify(experiment)
+    assert caught.value.where == str(path)
+    Segment().repair(experiment)
     assert Segment().verify(experiment)["verified"]
 
 

@@ -173,6 +173,25 @@ def test_no_fragments_where_the_mask_is_zero_or_ends(make_experiment: MakeExperi
     assert np.array_equal(fragments_of(experiment) > 0, inside)
 
 
+def test_a_copy_of_a_mask_is_the_same_mask_and_a_changed_voxel_makes_another(
+    make_experiment: MakeExperiment, affs: NDArray[np.uint8]
+) -> None:
+    experiment = make_experiment(affs, BLOCKS + '\nmask_file = "mask.zarr"')
+    mask = np.full((20, 44, 40), 1, np.uint8)
+    write_mask(experiment, mask, (10, 0, 0))
+    run(experiment)
+    path = experiment.layout.root / "mask.zarr"
+    shutil.copytree(path, path.with_name("copy.zarr"), copy_function=shutil.copyfile)  # with times of change of its own
+    shutil.rmtree(path)
+    path.with_name("copy.zarr").rename(path)
+    assert Watershed().validate(experiment) == []
+    run(experiment)
+    shutil.rmtree(path)
+    mask[3, 3, 3] = 0
+    write_mask(experiment, mask, (10, 0, 0))
+    assert [type(problem) for problem in Watershed().validate(experiment)] == [MadeOtherwise]
+
+
 def test_bad_sections_are_counted_on_the_target_in_every_block(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:

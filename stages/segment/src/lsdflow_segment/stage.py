@@ -20,9 +20,10 @@ from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
-from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest
+from lsdflow_contract.hashing import hash_of, hash_of_file
+from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.region import region_box
+from lsdflow_contract.sealing import require_sha256
 from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import block_plan
@@ -54,6 +55,7 @@ from lsdflow_segment.tables import (
     parts_folder,
     read_summary,
     require_undamaged,
+    summary_path,
     write_tables,
 )
 from lsdflow_segment.thresholds import require_computed
@@ -61,6 +63,8 @@ from lsdflow_segment.verify import require_sizes
 from lsdflow_segment.work import STAGE, open_fragments, relabelling_task
 
 LOG = logging.getLogger("lsdflow.segment")
+# Hashes of the summaries of all merge functions; each holds those of its lookup tables.
+TABLES_SHA256 = "tables_sha256"
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,11 @@ class Segment(BlockStage):
     def verify(self, experiment: Experiment) -> dict[str, Any]:
         """Read the segmentation again, and the tables of every merge function."""
         facts = super().verify(experiment)
-        work = _opened(experiment)
+        work, known = _opened(experiment), read_manifest(experiment.layout, STAGE).facts.get(TABLES_SHA256, {})
         for merge_function in work.source.merge_functions:
-            require_undamaged(work.tables, read_summary(work.tables, merge_function))
+            summary = read_summary(work.tables, merge_function)
+            require_sha256(summary_path(work.tables, merge_function), known.get(merge_function), "run: segment repair")
+            require_undamaged(work.tables, summary)
         return facts
 
     def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:
@@ -168,7 +174,8 @@ def _run(experiment: Experiment, options: RunOptions) -> Manifest:
     manifest = run_task(task, options)
     sizes = require_sizes(experiment, task, graph, table)
     chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
-    known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
+    tables = {name: hash_of_file(summary_path(work.tables, name)) for name in work.source.merge_functions}
+    known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes, TABLES_SHA256: tables}
     if known != manifest.facts:
         manifest = manifest.model_copy(update={"facts": known})
         manifest.write(experiment.layout)

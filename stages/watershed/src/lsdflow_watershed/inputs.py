@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from lsdflow_contract.arrays import AFFS
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.metadata import read_neighborhood
+from lsdflow_contract.sealing import read_sealed, write_sealed
+from lsdflow_runtime.formats.file_stamp import content_hash, file_stamp
 from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
 from lsdflow_watershed.config import WatershedConfig
@@ -50,7 +52,7 @@ def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInp
     mask = open_mask(experiment, config, grid)
     identities = {"predict": predict.identity}
     if mask is not None:
-        identities["mask"] = _fingerprint(Path(mask.where))
+        identities["mask"] = mask_identity(experiment, Path(mask.where))
     return WatershedInputs(grid, affs, neighborhood, mask, identities)
 
 
@@ -85,7 +87,24 @@ def read_mask(mask: Volume | None, box: Box) -> np.ndarray | None:
     return None if mask is None else (mask.read(box, outside="zero") > 0).astype(np.uint8)
 
 
-def _fingerprint(folder: Path) -> str:
-    """A name for the content of foreign files that costs no reading: relative paths, sizes, times of change."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return hash_of([[str(f.relative_to(folder)), f.stat().st_size, f.stat().st_mtime_ns] for f in files])
+def mask_identity(experiment: Experiment, folder: Path) -> str:
+    """A hash of the contents of the mask's files, so a copy is the same mask.
+
+    They are read only if the files have changed since `note_mask`.
+    """
+    with suppress(MissingInput, BadData):
+        noted = read_sealed(_mask_note(experiment), "run: watershed run")
+        if noted["files"] == file_stamp([folder]):
+            return str(noted["contents"])
+    return content_hash([folder])
+
+
+def note_mask(experiment: Experiment, inputs: WatershedInputs) -> None:
+    """Note the mask's identity with the state of its files, so that workers need not read all of it."""
+    if inputs.mask is not None:
+        note = {"files": file_stamp([Path(inputs.mask.where)]), "contents": inputs.identities["mask"]}
+        write_sealed(_mask_note(experiment), note)
+
+
+def _mask_note(experiment: Experiment) -> Path:
+    return experiment.layout.store / "watershed_mask.json"

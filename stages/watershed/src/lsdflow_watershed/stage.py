@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import work_key
+from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.blockwise import run_task
 from lsdflow_runtime.store_facts import store_facts
 from lsdflow_runtime.target import knows_target, target_grid
 from lsdflow_runtime.volumes import OutputArray
@@ -22,7 +24,7 @@ from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_
 from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
-from lsdflow_watershed.inputs import WatershedInputs, open_inputs, open_mask, read_mask
+from lsdflow_watershed.inputs import WatershedInputs, note_mask, open_inputs, open_mask, read_mask
 from lsdflow_watershed.mutex_fragments import MutexRules, mutex_channels, usual_stride_vox
 from lsdflow_watershed.seamless_block import seamless_fragments_of_block
 
@@ -62,6 +64,14 @@ class Watershed(BlockStage):
             open=lambda: _opened(inputs, config, blocks, mutex),
         )
         return [task]
+
+    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+        """Process the blocks that are not done. The identity of a mask is noted before workers need it."""
+        (task,) = self.passes(experiment)
+        if not options.replace:
+            task.require_ours()
+        note_mask(experiment, open_inputs(experiment, experiment.table(STAGE, WatershedConfig)))
+        return run_task(task, options)
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found before predict has run."""

@@ -1,4 +1,4 @@
-"""A quick name for the state of files: their names, sizes and times of change, without reading them.
+"""Names for the state of files (names, sizes and times of change, without reading them) and for their contents.
 
 A volume of 10^12 voxels can be millions of chunk files. They are listed once, folder by folder, and looked at by
 several threads: on a network file system most of the time is waiting for its server. The names of the files are
@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+
+from lsdflow_contract.hashing import hash_of_file
 
 THREADS = 16
 FILES_AT_ONCE = 1024
@@ -27,11 +29,25 @@ def file_stamp(roots: Sequence[Path]) -> str:
     roots: files, and folders of which every file counts, by its name relative to the folder; links are followed.
     Raises OSError for a file that cannot be looked at.
     """
+    return _added_up(roots, _state)
+
+
+def content_hash(roots: Sequence[Path]) -> str:
+    """64 hex digits that differ if a file was added, removed, renamed, or has other bytes. Reads all files."""
+    return _added_up(roots, lambda file: hash_of_file(Path(file)))
+
+
+def _state(file: os.DirEntry[str] | Path) -> str:
+    state = file.stat()
+    return f"{state.st_size}\0{state.st_mtime_ns}"
+
+
+def _added_up(roots: Sequence[Path], describe: Callable[[os.DirEntry[str] | Path], str]) -> str:
     total = 0
     with ThreadPoolExecutor(THREADS) as pool:
         waiting: deque[Future[int]] = deque()
         for batch in _batches(_files(roots)):
-            waiting.append(pool.submit(_sum_of, batch))
+            waiting.append(pool.submit(_sum_of, batch, describe))
             if len(waiting) > 2 * THREADS:
                 total += waiting.popleft().result()
         total += sum(future.result() for future in waiting)
@@ -61,11 +77,9 @@ def _batches(files: Iterable[Found]) -> Iterator[list[Found]]:
         yield batch
 
 
-def _sum_of(batch: list[Found]) -> int:
+def _sum_of(batch: list[Found], describe: Callable[[os.DirEntry[str] | Path], str]) -> int:
     """Sum of the hashes of files."""
     total = 0
     for name, file in batch:
-        state = file.stat()
-        text = os.fsencode(f"{name}\0{state.st_size}\0{state.st_mtime_ns}")
-        total += int.from_bytes(hashlib.sha256(text).digest())
+        total += int.from_bytes(hashlib.sha256(os.fsencode(f"{name}\0{describe(file)}")).digest())
     return total
