@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster import REPOSITORY
 from desk import Desk, timed
 from experiments import manifest, tables, write_experiment, write_volumes
 
@@ -19,8 +20,13 @@ def folder(desk: Desk) -> Iterator[Path]:
     folder, data = desk.cluster.shared / "by-hand", desk.cluster.shared / "data-by-hand"
     write_volumes(data)
     volumes = {"training": [{"name": "train", "raw": str(data / "input" / "train.hdf")}]}
-    target = {"raw": str(data / "input" / "volume.hdf")}
-    more = {"prepare": {**volumes, "target": target}, "store": {"engine": "files"}}
+    target = {name: str(data / "input" / "volume.hdf") for name in ("raw", "truth")}
+    more = {
+        "experiment": {"mode": "mtlsd"},
+        "prepare": {**volumes, "target": target},
+        "store": {"engine": "files"},
+        "compute": {"workers": 1},
+    }
     write_experiment(folder / "exp", tables(desk.cluster, "by-hand", more))
     (folder / "exp" / "images.env").write_text(desk.images.env())
     for made in (folder, data):
@@ -41,6 +47,36 @@ def test_a_stage_runs_by_one_line_and_leaves_its_log_beside(desk: Desk, folder: 
     assert log.owner() == desk.cluster.user
     verified = desk.cluster.run("sbatch", "--wait", "--mem=2G", wrapper, "exp", "verify", cwd=folder, timeout=600)
     assert verified.returncode == 0
+
+
+def test_a_training_a_prediction_and_a_sweep_run_by_one_line_each(desk: Desk, folder: Path) -> None:
+    wrappers = desk.cluster.shared / "clone" / "slurm_wrappers"
+    for stage in (STAGE, "train-acrlsd", "predict"):
+        with timed(f"{stage} by sbatch, by hand"):
+            words = ("--wait", "--cpus-per-task=1", "--mem=3G", wrappers / f"{stage}.sbatch", "exp")
+            desk.cluster.run("sbatch", *words, cwd=folder, timeout=900)
+        assert manifest(folder / "exp", stage)["writer"]["image_digest"] == desk.images.pins[stage].partition("@")[2]
+    (folder / "grid.toml").write_text('base = "exp"\nmetric = "voi"\n[axes]\n"segment.threshold" = [0.4, 0.5]\n')
+    desk.give(folder)
+    here = ("env", f"LSDFLOW_BIN={REPOSITORY / 'bin'}", desk.lsdflow)  # the commands of a clone that is set up
+    desk.cluster.run(*here, "sweep", "prepare", "grid.toml", cwd=folder, timeout=600)
+    with timed("a sweep of two runs by sbatch, by hand"):
+        words = (
+            "--wait",
+            "--array=1-2",
+            "--cpus-per-task=1",
+            "--mem=3G",
+            wrappers / "sweep.sbatch",
+            desk.lsdflow,
+            "grid",
+        )
+        desk.cluster.run("sbatch", *words, cwd=folder, timeout=900)
+    runs = sorted(path for path in (folder / "grid" / "runs").iterdir() if path.is_dir())
+    assert len(runs) == 2
+    for run in runs:
+        made = manifest(run, "evaluate")
+        assert made["writer"]["image_digest"] == desk.images.pins["evaluate"].partition("@")[2]
+        assert made["facts"]["voi"] > 0
 
 
 def test_a_job_that_cannot_run_says_why_and_ends_with_the_code(desk: Desk, folder: Path) -> None:
