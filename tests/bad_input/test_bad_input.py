@@ -94,7 +94,7 @@ def test_five_problems_of_an_experiment_are_listed_at_once(laboratory: Laborator
     edit_json(lab.source("train", "volumes/raw") / ".zattrs", resolution=None)
     lab.set_target(raw_dataset="volumes/row")
     lab.set("watershed", context="-4 vox")
-    lab.set("agglomerate", merge_functions=["median"])
+    lab.set("agglomerate", merge_functions=["medium"])
     lab.set("segment", thresholds_step=0.0)
     answer = ask(["lsdflow", "validate", str(lab.toml.parent)], lab.root, training=False)
     assert answer.exit_code == 65

@@ -30,6 +30,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.evaluation import _scored
 from lsdflow_evaluate.scores.scores_file import present_scores
 from lsdflow_evaluate.shown.history import Collector
 from lsdflow_evaluate.stage import Evaluate
@@ -125,7 +126,7 @@ def finish(experiment: Experiment, stage: str) -> None:
     """Run a stage; of evaluate only the scores, since the pictures of its report are not read by anybody."""
     if stage == "evaluate":
         collector = Collector()
-        scores = evaluate._scored(experiment, experiment.table(stage, EvaluateConfig), RunOptions(True), collector)[1]
+        _, scores = _scored(experiment, experiment.table(stage, EvaluateConfig), collector)
         if collector.errors:
             raise collector.errors[0]
         path = experiment.layout.root / "scores_of_the_test.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 
 import numpy as np
@@ -23,10 +24,12 @@ def rows_of(faces: RagFaces) -> dict[Pair, Counter[int]]:
 
 
 def score_of(histogram: Counter[int], merge_function: str) -> float:
-    """1 - mean, or 1 - middle of the bin that holds the quantile."""
+    """1 - mean, 1 - median, or 1 - middle of the bin that holds the quantile."""
     values = sorted(histogram.elements())
     if merge_function == "mean":
         return float(np.float32(1 - sum(values) / (255 * len(values))))
+    if merge_function == "median":
+        return float(np.float32(1 - statistics.median(values) / 255))
     quantile = int(merge_function.split("_")[2])
     return 1 - (values[quantile * len(values) // 100] + 0.5) / 256
 

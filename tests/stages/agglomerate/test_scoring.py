@@ -10,7 +10,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from lsdflow_agglomerate.distinct_ids import dense_labels
-from lsdflow_agglomerate.merge_functions import MERGE_FUNCTIONS, WATERZ_NAMES
+from lsdflow_agglomerate.merge_functions import WATERZ_NAMES
 from lsdflow_agglomerate.scoring import score_edges
 from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.testing import same_partition
@@ -41,7 +41,7 @@ def waterz_alone(
     return segmentation
 
 
-@pytest.mark.parametrize("merge_function", MERGE_FUNCTIONS)
+@pytest.mark.parametrize("merge_function", WATERZ_NAMES)
 def test_segments_at_every_threshold_are_those_of_a_waterz_run_at_that_threshold(
     affs: NDArray[np.uint8], labels: NDArray[np.uint64], merge_function: str
 ) -> None:

@@ -23,7 +23,7 @@ from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.graph import RagEdges, RagFaces
 from lsdflow_runtime.blocks import BlockPlan
 
-MERGE_FUNCTIONS = ["mean", "hist_quant_75", "hist_quant_50_initmax", "hist_quant_10_initmax"]
+MERGE_FUNCTIONS = ["mean", "median", "hist_quant_75", "hist_quant_50_initmax", "hist_quant_10_initmax"]
 FEW = st.sampled_from([0, 1, 90, 91, 160, 255])
 ROWS = st.lists(
     st.tuples(st.integers(0, 11), st.integers(0, 11), FEW, st.integers(1, 4)).filter(lambda row: row[0] != row[1]),

@@ -20,8 +20,8 @@ class AgglomerateConfig(StrictModel):
     merge_functions: tuple[MergeFunction, ...] = Field(
         default=DEFAULT_MERGE_FUNCTIONS,
         min_length=1,
-        description="how edges are scored: mean, hist_quant_Q or hist_quant_Q_initmax with Q = 10, 25, 50, 75 or 90; "
-        "each makes its own set of edges",
+        description="how edges are scored: mean, hist_quant_Q or hist_quant_Q_initmax with Q = 10, 25, 50, 75 or 90, "
+        "or median (seamless fragments only); each makes its own set of edges",
     )
     scored_from: Literal["affinities", "lsds"] = Field(
         default="affinities",

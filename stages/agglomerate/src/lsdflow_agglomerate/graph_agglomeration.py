@@ -26,6 +26,7 @@ from lsdflow_agglomerate.face_graph import FaceGraph, join_graphs
 from lsdflow_agglomerate.priority_merging import merge_regions
 from lsdflow_agglomerate.region_arrays import (
     MEAN,
+    MEDIAN,
     Edges,
     Nodes,
     chosen_by_member,
@@ -40,6 +41,7 @@ from lsdflow_contract.graph import RagEdges
 Int64s = NDArray[np.int64]
 UInt64s = NDArray[np.uint64]
 INITMAX = "_initmax"
+_OTHERS = {"mean": MEAN, "median": MEDIAN}
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +166,9 @@ def _highest_only(graph: FaceGraph, chosen: NDArray[np.bool_]) -> FaceGraph:
 
 
 def quantile_of(merge_function: str) -> int:
-    """The quantile that a merge function scores by; MEAN for the mean."""
-    if merge_function == "mean":
-        return MEAN
+    """The quantile that a merge function scores by; MEAN or MEDIAN for these."""
+    if merge_function in _OTHERS:
+        return _OTHERS[merge_function]
     return int(merge_function.removeprefix("hist_quant_").removesuffix(INITMAX))
 
 

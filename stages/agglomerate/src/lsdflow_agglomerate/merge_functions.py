@@ -3,9 +3,13 @@
     mean                      1 - mean affinity of the face
     hist_quant_75             1 - 75 % quantile of the affinities of the face, from a histogram of 256 bins
     hist_quant_75_initmax     the same, but the histogram of a fresh edge holds its highest bin only
+    median                    1 - median of the affinities of the face, exactly; not in waterz
 
-Score 0 = surely the same neuron, 1 = surely different. All of them are compiled into the waterz wheel: no compiler is
-needed at run time.
+Score 0 = surely the same neuron, 1 = surely different. Those of waterz are compiled into its wheel: no compiler is
+needed at run time. On complete faces (seamless fragments) all are scored by priority_merging, without waterz.
+
+A merge function may be added if the score of a union is never below the scores of both parts: priority_merging relies
+on it.
 """
 
 from __future__ import annotations
@@ -27,4 +31,5 @@ def _table() -> dict[str, str]:
 
 
 WATERZ_NAMES = _table()
-MERGE_FUNCTIONS = tuple(WATERZ_NAMES)
+MEDIAN = "median"
+MERGE_FUNCTIONS = (*WATERZ_NAMES, MEDIAN)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from lsdflow_agglomerate.region_arrays import (
     BINS,
     MEAN,
+    MEDIAN,
     NONE,
     Edges,
     Merges,
@@ -82,15 +83,24 @@ def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quan
 
 @compiled
 def _score(edges: Edges, edge: int, quantile: int) -> np.float32:
-    """1 - mean, or 1 - middle of the bin of the quantile; as waterz has them."""
+    """1 - mean, 1 - median, or, as waterz has it, 1 - middle of the bin of the quantile."""
+    faces = edges.faces[edge]
     if quantile == MEAN:
-        return np.float32(1 - edges.total[edge] / (255 * edges.faces[edge]))
-    left = quantile * edges.faces[edge] // 100
+        return np.float32(1 - edges.total[edge] / (255 * faces))
+    if quantile == MEDIAN:
+        both = _affinity_at(edges, edge, (faces - 1) // 2) + _affinity_at(edges, edge, faces // 2)
+        return np.float32(1 - both / (2 * 255))
+    return np.float32(1 - (_affinity_at(edges, edge, quantile * faces // 100) + 0.5) / BINS)
+
+
+@compiled
+def _affinity_at(edges: Edges, edge: int, place: int) -> np.int64:
+    """The affinity at a place among those of the face, in ascending order."""
     row = edges.head[edge]
-    while left >= edges.times[row]:
-        left -= edges.times[row]
+    while place >= edges.times[row]:
+        place -= edges.times[row]
         row = edges.next_row[row]
-    return np.float32(1 - (edges.affinity[row] + 0.5) / BINS)
+    return np.int64(edges.affinity[row])
 
 
 @compiled

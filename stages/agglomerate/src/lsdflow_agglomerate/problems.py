@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lsdflow_agglomerate.config import AgglomerateConfig
+from lsdflow_agglomerate.merge_functions import WATERZ_NAMES
 from lsdflow_contract.errors import ConfigError, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Lengths
@@ -24,6 +25,8 @@ def _check_id_mode(experiment: Experiment, config: AgglomerateConfig) -> None:
     seamless = experiment.tables.get("watershed", {}).get("id_mode", ID_MODE) == ID_MODE
     name = "context" if seamless else "super_block"
     given: Lengths | None = getattr(config, name)
+    if not seamless:
+        check_block_merge_functions(config)
     if given is None:
         return
     how = "on complete faces, without context" if seamless else "in blocks, without super-blocks"
@@ -34,6 +37,19 @@ def _check_id_mode(experiment: Experiment, config: AgglomerateConfig) -> None:
         found=str(given),
         hint=f"leave {name} out",
     )
+
+
+def check_block_merge_functions(config: AgglomerateConfig) -> None:
+    """ConfigError (78) for a merge function that waterz does not have; it scores the fragments of blocks."""
+    unknown = [name for name in config.merge_functions if name not in WATERZ_NAMES]
+    if unknown:
+        raise ConfigError(
+            "this merge function is scored on complete faces only",
+            where="agglomerate.merge_functions",
+            wanted=", ".join(WATERZ_NAMES),
+            found=", ".join(unknown),
+            hint='choose another one, or set watershed.id_mode = "seamless"',
+        )
 
 
 def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:

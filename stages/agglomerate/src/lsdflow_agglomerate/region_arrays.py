@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from lsdflow_runtime.compiled import compiled
 
-MEAN = -1
+# What stands for a quantile of the affinities of a face where the score is another.
+MEAN, MEDIAN = -1, -2
 BINS = 256
 NONE = -1
 

@@ -13,7 +13,7 @@ from lsdflow_agglomerate.block_edges import edges_of_block
 from lsdflow_agglomerate.blocking import plan_blocks
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.inputs import AgglomerateInputs, open_inputs
-from lsdflow_agglomerate.problems import problems_before_fragments
+from lsdflow_agglomerate.problems import check_block_merge_functions, problems_before_fragments
 from lsdflow_agglomerate.seamless_task import STAGE, resolved_plan, seamless_passes
 from lsdflow_contract.errors import ConfigError, StageError
 from lsdflow_contract.experiment import Experiment
@@ -44,6 +44,7 @@ class Agglomerate(BlockStage):
 
 
 def _blocks_task(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:
+    check_block_merge_functions(config)
     if config.super_block is not None:
         raise ConfigError(
             "fragments of blocks are scored in blocks, without super-blocks",

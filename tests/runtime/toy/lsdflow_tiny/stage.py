@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
-from lsdflow_contract.manifest import work_key
+from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import BlockPlan
@@ -35,8 +35,9 @@ class Tiny(BlockStage):
         return [block_task(experiment)]
 
 
-def run(experiment: Experiment) -> None:
+def run(experiment: Experiment) -> Manifest:
     Tiny().run(experiment, RunOptions())
+    return read_manifest(experiment.layout, "tiny")
 
 
 @contextmanager
