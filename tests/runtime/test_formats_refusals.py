@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -20,6 +21,7 @@ from lsdflow_runtime.formats.source import reading
 
 DATA = np.arange(4 * 6 * 8, dtype=np.uint8).reshape(4, 6, 8)
 DATASET = "volumes/raw"
+Opener = Callable[[Path], None]
 
 
 @pytest.fixture
@@ -211,6 +213,42 @@ def test_json_roi_of_a_json_roi_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(content))
     with pytest.raises(BadData, match="another JSON"):
         open_source(tmp_path / "a.json")
+
+
+def _open_zarr_of_empty_chunks(folder: Path) -> None:
+    zarr.create_array(folder / "a.zarr", shape=DATA.shape, dtype="u1", chunks=(2, 3, 4), zarr_format=2)
+    path = folder / "a.zarr" / ".zarray"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chunks": [0, 3, 4]}))
+    open_source(folder / "a.zarr").read(Box((0, 0, 0), (4, 6, 8)))
+
+
+def _open_n5_of_empty_blocks(folder: Path) -> None:
+    (folder / "a.n5").mkdir()
+    told = {"n5": "2.0.0", "dimensions": [8, 6, 4], "blockSize": [0, 3, 2], "dataType": "uint8"}
+    (folder / "a.n5" / "attributes.json").write_text(json.dumps({**told, "compression": {"type": "raw"}}))
+    open_source(folder / "a.n5")
+
+
+def _open_hdf5_of_a_link_to_itself(folder: Path) -> None:
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["raw"] = h5py.SoftLink("/raw")
+    open_source(folder / "a.h5", "raw")
+
+
+@pytest.mark.parametrize(
+    "open_it", [_open_zarr_of_empty_chunks, _open_n5_of_empty_blocks, _open_hdf5_of_a_link_to_itself]
+)
+def test_metadata_that_cannot_be_true_are_bad_data_with_the_place(open_it: Opener, tmp_path: Path) -> None:
+    with pytest.raises(BadData) as caught:
+        open_it(tmp_path)
+    assert str(tmp_path / "a.") in caught.value.where
+
+
+@pytest.mark.parametrize("size_nm", [1e308, 1e-300])
+def test_a_voxel_size_that_no_microscope_has_is_refused(container: Path, size_nm: float) -> None:
+    zarr.open_array(container / DATASET).attrs["resolution"] = [size_nm, 8.0, 8.0]
+    with pytest.raises(BadData, match="no microscope has this voxel size"):
+        open_source(container, None, DATASET).geometry()
 
 
 @pytest.mark.parametrize("size", [[0, 8, 8], [8, 8], "8"])

@@ -16,6 +16,7 @@ from lsdflow_contract.geometry import Geometry, Nm3, Vox3
 
 # Rationals of TIFF and sizes converted from micrometres differ in the 6th digit from the number meant.
 AGREEMENT = 1e-4
+SMALLEST_NM, LARGEST_NM = 1e-3, 1e6
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ def place(
     offset = _offset_of(offsets, where, fix)
     if size is None or min(size) <= 0:
         raise BadData("voxel size must be positive", where=where, found=str(size), hint=_hint(fix))
+    if min(size) < SMALLEST_NM or max(size) > LARGEST_NM:
+        wanted = f"{SMALLEST_NM} to {LARGEST_NM:.0e} nm"
+        raise BadData("no microscope has this voxel size", where=where, wanted=wanted, found=str(size), hint=_hint(fix))
     scale = _rescale(voxel_size_nm, sizes, where)
     factor = float(expansion_factor)
     return Geometry(

@@ -44,7 +44,8 @@ def open_hdf5(path: Path, dataset: str) -> SourceVolume:
     where = f"{path}:{dataset}"
     with reading(where):
         file = h5py.File(path, "r")
-    node = file.get(dataset) if dataset.strip("/") else None
+    with reading(where):  # a link that leads to itself
+        node = file.get(dataset) if dataset.strip("/") else None
     if isinstance(node, h5py.Group) and isinstance(node.get("s0"), h5py.Dataset):
         node = node["s0"]
     if not isinstance(node, h5py.Dataset):

@@ -75,6 +75,8 @@ class SourceVolume:
             raise BadData(
                 "the volume is empty", where=self.where, wanted="at least one voxel", found=str(self.stored_shape)
             )
+        if self.grid is not None and min(self.grid.chunk_shape) < 1:
+            raise BadData("its chunks are empty", where=self.where, wanted="voxels", found=str(self.grid.chunk_shape))
 
     @property
     def shape_vox(self) -> Vox3:
