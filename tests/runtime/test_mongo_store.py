@@ -396,16 +396,16 @@ def test_replacing_leaves_the_rows_of_one_work_only_and_no_mark_without_its_rows
 ) -> None:
     experiment = make_mongo()
     store = open_store(experiment)
-    for stage, key in (("watershed", "old"), ("watershed", "new"), ("agglomerate", "other")):
+    for stage, key in (("watershed", "old"), ("watershed", "first"), ("watershed", "new"), ("agglomerate", "other")):
         store.begin(stage, key)
         store.rag.write_nodes(key, 0, NODES)
         store.blocks(stage, key).mark_done(0, {"checksums": {}})
     store.begin("predict", "no-rows")
-    store.drop_others("watershed", {"new"})
-    assert {d["key"] for d in documents(mongod, experiment, "nodes")} == {"new", "other"}
+    store.drop_others("watershed", {"first", "new"})  # two passes of one run
+    assert {d["key"] for d in documents(mongod, experiment, "nodes")} == {"first", "new", "other"}
     assert store.blocks("watershed", "old").done() == set()
     assert store.blocks("watershed", "new").done() == {0}
-    assert store.works("watershed") == ["new"]
+    assert store.works("watershed") == ["first", "new"]
     assert store.works("predict") == ["no-rows"]
 
 
