@@ -39,7 +39,7 @@ def worst_of(experiment: Experiment) -> list[dict[str, Any]]:
     """What scores.json will hold."""
     grid = target_grid(experiment)
     config = experiment.table("evaluate", EvaluateConfig)
-    found = compare(experiment, config, RunOptions(), open_segmented(experiment, grid))
+    found = compare(experiment, config, open_segmented(experiment, grid))
     return list(regions_and_worst(found, grid)["worst"])
 
 
