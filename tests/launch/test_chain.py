@@ -170,6 +170,10 @@ def test_a_missing_command_says_what_to_do(experiment: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingInput, match="make setup"):
         stage_command("no-such-stage")
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere" / "no-such-stage").touch()  # a file, but not a program for this user
+    with pytest.raises(MissingInput, match="make setup"):
+        stage_command("no-such-stage")
 
 
 def test_validate_lists_the_problems_of_all_stages_with_the_first_code(stages: Path, experiment: Path) -> None:

@@ -32,7 +32,8 @@ def stage_command(stage: str) -> Path:
     """
     folders = [os.environ.get(BIN_VARIABLE, ""), str(Path(sys.argv[0]).parent), str(Path(sys.executable).parent)]
     for folder in filter(None, folders):
-        if (candidate := Path(folder) / stage).is_file():
+        # not is_file(): it raises for a folder that this user may not enter
+        if os.access(candidate := Path(folder) / stage, os.X_OK):
             return candidate.absolute()
     if found := shutil.which(stage):
         return Path(found)
