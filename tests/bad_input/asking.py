@@ -138,7 +138,7 @@ def without_paths(text: str, root: Path) -> str:
         (r"(?<!\.)/exp/", "DIR/"),
         (r"/exp\b", "DIR"),
         (r"(?<!\.)/input\b", "INPUT"),
-        (r"/[0-9a-f]{64}/", "/KEY/"),  # depends on when the volumes were written
+        (r"\b(?=\d*[a-f])[0-9a-f]{12,64}\b", "HASH"),  # keys depend on when the volumes were written
         (r"\b[0-9a-f]{12,64}\b", lambda m: m.group()[:4] + "..."),
         (r"\d+\.\d GB", "N GB"),
         (r"\buid \d+", "uid N"),
