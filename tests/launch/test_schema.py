@@ -105,7 +105,7 @@ def test_every_default_that_the_file_shows_is_valid_when_it_is_uncommented(
         ("[watershed]\nblock_shape = '64 parsec'", "watershed.block_shape"),
         ("[watershed]\nblock_shape = 64", "watershed.block_shape"),
         ("[experiment]\nmode = 'lsd'", "experiment.mode"),
-        ("[agglomerate]\nmerge_functions = ['median']", "agglomerate.merge_functions.0"),
+        ("[agglomerate]\nmerge_functions = ['medium']", "agglomerate.merge_functions.0"),
         ("[compute]\nworkers = 0", "compute.workers"),
         ("[prepare.target]\ntruth = 'a'", "prepare.target"),
         ("[cluster.watershed]\nmem = 'lots'", "cluster.watershed.mem"),

@@ -174,8 +174,10 @@ def _run(experiment: Experiment, options: RunOptions) -> Manifest:
     manifest = run_task(task, options)
     sizes = require_sizes(experiment, task, graph, table)
     chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
-    tables = {name: hash_of_file(summary_path(work.tables, name)) for name in work.source.merge_functions}
-    known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes, TABLES_SHA256: tables}
+    known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
+    if "segments" not in manifest.facts or TABLES_SHA256 in manifest.facts:  # not a manifest of contracts before 1.8
+        names = work.source.merge_functions
+        known[TABLES_SHA256] = {name: hash_of_file(summary_path(work.tables, name)) for name in names}
     if known != manifest.facts:
         manifest = manifest.model_copy(update={"facts": known})
         manifest.write(experiment.layout)
