@@ -31,7 +31,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "src" / "lsdflow_smooth" / "__init__.py").touch()
     for name, text in files:
         (tmp_path / "src" / name).write_text(text)
-    (project,) = re.findall(r"```toml\n# pyproject.toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (project,) = re.findall(r"```text\n# pyproject.toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     ((name, stage),) = tomllib.loads(project)["project"]["entry-points"]["lsdflow.stages"].items()
     installed = tmp_path / "src" / "lsdflow_smooth-0.dist-info"
     installed.mkdir()
