@@ -42,6 +42,15 @@ def _executed(cluster: Cluster) -> list[str]:
     return call
 
 
+def test_a_task_of_an_array_finds_the_other_files_although_slurm_shows_a_record_of_each_task(
+    cluster: Cluster, spool: Path, experiment: Path
+) -> None:
+    record = f"JobId=10{{}} ArrayTaskId={{}}\n   Command={WRAPPERS}/watershed.sbatch {experiment.name}\n\n"
+    cluster.answer("scontrol", record.format(4, 2) + record.format(5, 1))
+    done = _run(cluster, spool, experiment)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("script", [*STAGES, "sweep"])
 def test_every_wrapper_says_how_it_is_called(cluster: Cluster, script: str) -> None:
     done = cluster.run(["bash", WRAPPERS / f"{script}.sbatch", "--help"])

@@ -62,16 +62,10 @@ def test_a_training_a_prediction_and_a_sweep_run_by_one_line_each(desk: Desk, fo
     subprocess.run([REPOSITORY / "bin" / "lsdflow", "sweep", "prepare", "grid.toml"], cwd=folder, check=True)
     desk.give(folder)
     with timed("a sweep of two runs by sbatch, by hand"):
-        words = (
-            "--wait",
-            "--array=1-2",
-            "--cpus-per-task=1",
-            "--mem=3G",
-            wrappers / "sweep.sbatch",
-            desk.lsdflow,
-            "grid",
-        )
-        desk.cluster.run("sbatch", *words, cwd=folder, timeout=900)
+        sbatch = ("sbatch", "--wait", "--array=1-2", "--cpus-per-task=1", "--mem=3G", wrappers / "sweep.sbatch")
+        done = desk.cluster.run(*sbatch, desk.lsdflow, "grid", cwd=folder, check=False, timeout=900)
+    logs = "\n".join(log.read_text() for log in folder.glob("lsdflow-sweep.*.log"))
+    assert done.returncode == 0, logs
     runs = sorted(path for path in (folder / "grid" / "runs").iterdir() if path.is_dir())
     assert len(runs) == 2
     for run in runs:
