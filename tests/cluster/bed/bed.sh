@@ -51,6 +51,7 @@ up() {
   step "users" make_users
   step "network" make_network
   step "docker" start_docker
+  step "disk" free_disk
   step "local package folders" start_file_server
   step "base images" make_base_images
   step "mongod" start_mongo

@@ -26,6 +26,18 @@ start_file_server() {
   mv "$BED/pip.conf.new" "$BED/pip.conf"
 }
 
+# Earlier runs leave some 6 GB each: SIFs (the newest of each image stays), killed conversions, images without a name,
+# build cache.
+free_disk() {
+  local image
+  rm -rf "$BED_SHARED"/images/.convert-*
+  for image in $(find "$BED_SHARED" -path "$BED_SHARED/images/*.sif" -printf '%f\n' 2>/dev/null | sed 's/_[0-9a-f]*[.]sif$//' | sort -u); do
+    find "$BED_SHARED/images" -name "${image}_*.sif" -printf '%T@ %p\n' | sort -rn | sed '1d;s/^[^ ]* //' | xargs -r rm -f
+  done
+  docker image prune --force >>"$BED/log/images.log" 2>&1
+  docker builder prune --force --keep-storage 8GB >>"$BED/log/images.log" 2>&1
+}
+
 make_base_images() {
   has_image $BASE_IMAGE || make_debian
   has_image python:3.11-slim || build_standin python:3.11-slim "$BED_SOURCE/images"
