@@ -78,9 +78,10 @@ choose_stages() {
   ((${#stages[@]})) || fail 2 'no stage to submit' '' "--from $first --to $last"
 }
 
-# check_images: before anything waits in a queue; only where the container's program is at hand.
+# check_images: before anything waits in a queue; only where the container's program is at hand. A dry run needs no image.
 check_images() {
   local stage
+  if [[ -n $dry ]]; then return; fi
   if ! command -v "$(setting SINGULARITY singularity)" >/dev/null; then
     say "no $(setting SINGULARITY singularity) here: the jobs will check their images"
     return

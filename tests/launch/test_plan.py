@@ -21,6 +21,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.cli import app
 from lsdflow_launch.planning import cli as plan_cli
 from lsdflow_launch.planning import plan as plan_module
+from lsdflow_launch.planning import recorded
 from lsdflow_launch.planning.allotment import memory_bytes, time_limit_s
 from lsdflow_launch.planning.disk_use import Room, disk_use, room_in
 from lsdflow_launch.planning.evidence import made_in
@@ -51,6 +52,12 @@ MEASURED = {
     "host": "n1",
 }
 NOT_YET = {"exit_code": 66, "what": "the stage watershed has not finished"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans know what the test gives them alone."""
+    monkeypatch.setattr(plan_module, "recorded_run", dict)
 
 
 def make(root: Path, text: str = "") -> Experiment:
@@ -127,21 +134,24 @@ def test_finished_blocks_go_before_a_measured_one_and_that_before_another_experi
     assert str(other.layout.root) in like["seconds"].source
 
 
-def test_another_experiment_is_scaled_by_voxels_and_its_memory_only_by_the_same_block_shape(tmp_path: Path) -> None:
+def test_another_experiment_is_scaled_by_voxels_and_its_memory_by_those_of_a_block(tmp_path: Path) -> None:
     here, other = make(tmp_path / "a"), make(tmp_path / "b")
     finish(other, "watershed", blocks=10, seconds_in_blocks=110.0, peak_rss_mib=900.0)
     (other.layout.fragments).mkdir()
     (other.layout.fragments / "0").write_bytes(b"x" * 600)
 
     def ask(stage: str, arguments: Sequence[str]) -> Any:
-        mine = {**WATERSHED, "blocks": 2, "voxels": 40_000, "block_shape_vox": [10, 10, 200]}
-        return answers(mine if str(here.path) in arguments else None)(stage, arguments)
+        mine = {**WATERSHED, "blocks": 2, "voxels": 40_000, "voxels_read_with_context": 48_000}
+        mine["block_shape_vox"] = [10, 10, 200]
+        theirs = {**WATERSHED, "voxels_read_with_context": 12_000}
+        return answers(mine if str(here.path) in arguments else theirs)(stage, arguments)
 
     found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(440.0)
     assert "of another shape" in found["seconds"].source
     assert found["bytes_written"].value == pytest.approx(2400)
-    assert found["rss_per_worker_bytes"].value is None
+    # 750 MiB beyond the process itself for 1200 voxels of a block; here a block reads 24 000
+    assert found["rss_per_worker_bytes"].value == pytest.approx((150 + 20 * 750) * MIB)
     assert "another shape" in found["rss_per_worker_bytes"].source
 
 
@@ -156,21 +166,46 @@ def test_the_time_beside_the_blocks_is_that_of_the_other_experiment_and_unknown_
     assert (alone.value, alone.at_least) == (pytest.approx(35.0), True)
 
 
-def test_a_stage_whose_inputs_are_not_there_yet_is_planned_as_another_experiment_cut_it(tmp_path: Path) -> None:
+def test_a_stage_whose_inputs_are_not_there_yet_is_planned_from_descriptions_of_them(tmp_path: Path) -> None:
     here, other = make(tmp_path / "a"), make(tmp_path / "b")
     finish(other, "watershed", blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
 
     def ask(stage: str, arguments: Sequence[str]) -> Any:
-        mine = str(here.path) in arguments and stage == "watershed"
-        return NOT_YET if mine else answers()(stage, arguments)
+        mine, described = str(here.path) in arguments, "--descriptions" in arguments
+        if stage == "watershed" and mine:
+            return {**WATERSHED, "blocks": 100, "voxels": 100_000} if described else NOT_YET
+        return answers()(stage, arguments)
 
-    # the target has 100 000 voxels, ten times those of the other
     found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(1000.0)
-    assert (found["blocks"].value, str(other.layout.root) in found["blocks"].source) == (100, True)
-    assert found.share_left == 1
-    part = load_experiment(here.path, ["watershed.roi=some"])
-    assert make_plan(part, Asked(like=other.layout.root), ask).estimates["watershed"]["seconds"].value is None
+    assert (found["blocks"].value, found.share_left) == (100, 1)
+
+
+def test_a_recorded_run_stands_in_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = make(tmp_path / "b")
+    finish(other, "watershed", blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
+    made = {"watershed": made_in(other, "watershed", WATERSHED, recorded.NAME)}
+    file = tmp_path / "recorded_run.json"
+    file.write_text(recorded.text_of(made, "a machine of ours"))
+    monkeypatch.setattr(recorded, "files", lambda _package: tmp_path)
+    monkeypatch.setattr(plan_module, "recorded_run", recorded.recorded_run)
+    assert recorded.recorded_run() == made
+    plan = make_plan(make(tmp_path / "a"), Asked(), answers({**WATERSHED, "voxels": 20_000}))
+    assert plan.estimates["watershed"]["seconds"].value == pytest.approx(200.0)
+    show_plan(plan, plain_console(file=(text := io.StringIO())))
+    assert "the recorded run: a machine of ours" in text.getvalue()
+
+
+def test_a_larger_network_takes_longer_by_its_multiplications(tmp_path: Path) -> None:
+    here, other = make(tmp_path / "a"), make(tmp_path / "b")
+    finish(other, "watershed", blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
+
+    def ask(stage: str, arguments: Sequence[str]) -> Any:
+        work = 6e9 if str(here.path) in arguments else 2e9
+        return answers({**WATERSHED, "multiply_adds": work})(stage, arguments)
+
+    found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
+    assert found["seconds"].value == pytest.approx(300.0)
 
 
 def test_what_finished_blocks_read_and_held_of_a_gpu_comes_from_their_attempts(tmp_path: Path) -> None:
@@ -457,7 +492,7 @@ def test_a_sum_of_which_a_part_is_not_known_is_never_told_as_the_whole() -> None
     partly = Quantity(1.0, "a", at_least=True)
     assert total([partly, Quantity(2.0, "b")]).at_least
     assert not total([Quantity(1.0, "a"), Quantity(2.0, "b")]).at_least
-    assert shown(Quantity(0.0, "a", at_least=True), str) == "?"
+    assert shown(Quantity(0.0, "a", at_least=True), str) == "not known"
     assert shown(partly, str) == "> 1.0"
     assert shown(Quantity(0.0, "a"), str) == "0.0"
 

@@ -223,6 +223,23 @@ def test_run_on_slurm_submits_nothing_that_has_problems(queue: Queue) -> None:
     assert queue.calls("sbatch") == []
 
 
+def test_a_second_submission_says_that_the_first_is_in_the_queue_whatever_else_is_wrong(queue: Queue) -> None:
+    queue.rows(("11", "PENDING", "Resources", "", 0, 0))
+    queue.answer("validate-prepare", json.dumps([{"what": "no such volume", "exit_code": 66, "where": "/far"}]))
+    done = queue.lsdflow("submit", queue.experiment, "--to", "prepare")
+    assert done.returncode == 73, done.stderr
+    assert "no such volume" not in done.stderr
+    assert queue.calls("sbatch") == []
+
+
+def test_stages_that_are_not_to_be_submitted_are_not_checked(queue: Queue) -> None:
+    queue.rows()
+    queue.answer("validate-predict", json.dumps([{"what": "no such network", "exit_code": 66, "where": "/far"}]))
+    done = queue.lsdflow("submit", queue.experiment, "--to", "prepare", "--dry-run")
+    assert "no such network" not in done.stderr
+    assert queue.lsdflow("submit", queue.experiment, "--to", "predict", "--dry-run").returncode == 66
+
+
 CHAIN = tuple(Submitted(*job) for job in JOBS)
 
 

@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
-from lsdflow_contract.described import Described, DescribedVolume
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch import whole
 
-MADE = DescribedVolume(
-    where="raw.zarr",
-    shape_vox=(100, 100, 100),
-    voxel_size_nm=(8, 8, 8),
-    offset_nm=(0, 0, 0),
-    labelled=False,
-    bytes_expected=1_000_000,
-)
-# Raw, affinities, fragments, segmentation: 1 + 3 + 0.4 + 0.4 bytes for each of 10^6 voxels.
-NEEDED = 4_800_000
+TO_COME = {"prepare": 1_000_000.0, "predict": 3_000_000.0, "watershed": 400_000.0, "evaluate": 0.0}
+NEEDED = 4_400_000
 
 
 @pytest.fixture
@@ -30,11 +21,11 @@ def experiment(tmp_path: Path) -> Experiment:
 
 
 def problems(
-    experiment: Experiment, free: float, patch: pytest.MonkeyPatch, described: Described | None = None
+    experiment: Experiment, free: float, patch: pytest.MonkeyPatch, to_come: dict[str, float] = TO_COME
 ) -> list[dict[str, Any]]:
-    """What is reported where `free` bytes are free and prepare describes these volumes (none: the target)."""
+    """What is reported where `free` bytes are free."""
     patch.setattr(whole, "free_bytes", lambda _folder: int(free))
-    return whole.whole_problems(experiment, {"target": MADE} if described is None else described)
+    return whole.whole_problems(experiment, to_come)
 
 
 def test_the_whole_chain_and_a_tenth_must_fit_on_the_disk(
@@ -44,27 +35,10 @@ def test_the_whole_chain_and_a_tenth_must_fit_on_the_disk(
     (told,) = problems(experiment, NEEDED * 1.1 - 1000, monkeypatch)
     assert (told["exit_code"], told["where"]) == (74, str(experiment.layout.root))
     assert told["hint"].startswith("free some space")
+    assert "evaluate" not in told["wanted"]
 
 
-@pytest.mark.parametrize(
-    ("override", "bytes_"), [("predict.roi.shape=1", 1e6), ("predict.store_lsds=true", NEEDED + 1e7)]
-)
-def test_the_estimate_counts_stored_lsds_and_ends_at_a_stage_that_writes_a_part(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, override: str, bytes_: float
-) -> None:
-    loaded = load_experiment(experiment.path, [override])
-    assert problems(loaded, bytes_ * 1.1 + 1, monkeypatch) == []
-    assert len(problems(loaded, bytes_ * 1.1 - 1000, monkeypatch)) == 1
-
-
-def test_what_was_begun_does_not_need_its_room_again(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (experiment.layout.target_volume, experiment.layout.predictions("acrlsd", 7)):
-        folder.mkdir(parents=True)
-    assert problems(experiment, 800_000 * 1.1 + 1, monkeypatch) == []
-    assert len(problems(experiment, 800_000 * 1.1 - 1000, monkeypatch)) == 1
-
-
-def test_of_volumes_that_cannot_be_described_nothing_is_guessed(
+def test_of_stages_that_cannot_be_described_nothing_is_guessed(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert problems(experiment, 0, monkeypatch, {}) == []

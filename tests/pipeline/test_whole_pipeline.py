@@ -101,6 +101,24 @@ def test_the_segmentation_is_the_fragments_through_the_chosen_lut(reference: Pat
     assert all(segment <= fragment for fragment, segment in table.items())
 
 
+def test_what_was_planned_before_anything_ran_is_what_the_chain_did(reference: Path, tmp_path: Path) -> None:
+    results = ("data", "manifests", "train", "predictions", "*.zarr", "store", "runs", "luts", "report")
+    shutil.copytree(reference, tmp_path / "fresh", ignore=shutil.ignore_patterns(*results))
+    never_ran = tmp_path / "fresh"
+    planned = {}
+    for folder in (never_ran, reference):
+        words = _arguments(folder)[2:]
+        done = subprocess.run(
+            [str(BIN / "lsdflow"), "plan", str(folder), "--json", *words], capture_output=True, check=True, timeout=300
+        )
+        planned[folder] = json.loads(done.stdout)
+    for stage in (*BLOCK_STAGES, "evaluate"):
+        fresh, run = (planned[folder][stage] for folder in (never_ran, reference))
+        for fact in ("blocks", "voxels", "block_shape_vox", "context_vox", "bytes_out_uncompressed"):
+            assert fresh[fact] == run[fact], (stage, fact)
+        assert (fresh["blocks_done"], run["blocks_done"]) == (0, run["blocks"]), stage
+
+
 def test_daisy_workers_leave_the_same_bits_as_the_serial_run(trained: Path, reference: Path) -> None:
     folder = trained.parent / "daisy"
     shutil.copytree(trained, folder)

@@ -8,20 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
 from lsdflow_train_acrlsd.cli import app as train_acrlsd
 from lsdflow_train_lsd.cli import app as train_lsd
-from lsdflow_training.testing import micro_experiment
-
-FRESH = {
-    "training/a": {
-        "where": "raw.zarr",
-        "shape_vox": [40, 40, 40],
-        "voxel_size_nm": [8, 8, 8],
-        "offset_nm": [0, 0, 0],
-        "labelled": True,
-    }
-}
+from lsdflow_training.testing import micro_experiment, micro_volume
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +24,16 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toml
 
 
-def problems(app, toml: Path, *settings: str, described: dict | None = None) -> list[dict]:
+@pytest.fixture
+def descriptions(tmp_path: Path) -> Path:
+    """What prepare describes: a volume."""
+    return micro_experiment(tmp_path / "descriptions").parent
+
+
+def problems(app, toml: Path, *settings: str, descriptions: Path | None = None) -> list[dict]:
     words = ["validate", "--experiment", str(toml), "--json"]
     words += [word for setting in settings for word in ("--set", setting)]
-    words += ["--described", json.dumps(described)] if described else []
+    words += ["--descriptions", str(descriptions)] if descriptions else []
     told = json.loads(CliRunner().invoke(app, words).stdout)
     return told if isinstance(told, list) else [told]
 
@@ -72,39 +70,61 @@ def test_a_setting_that_cannot_work_is_refused_before_prepare(
 
 
 @pytest.mark.parametrize(
-    ("setting", "described", "said"),
+    ("setting", "said"),
     [
-        ("sigma=400 nm", {}, "half the input of the network"),
-        ("sigma=1 nm", {}, "from half a voxel"),
-        ("input_shape_vox=[84,84,84]", {}, "too small for the network's output"),
-        ("volumes=['b']", {}, "no training volume 'b'"),
-        ("min_masked=0.5", {"training/b": {**FRESH["training/a"], "voxel_size_nm": [16, 8, 8]}}, "different voxel"),
+        ("sigma=400 nm", "half the input of the network"),
+        ("sigma=1 nm", "from half a voxel"),
+        ("input_shape_vox=[84,84,84]", "too small for the network's output"),
+        ("volumes=['b']", "no training volume 'b'"),
     ],
 )
 def test_settings_are_checked_against_volumes_that_are_not_prepared(
-    fresh: Path, setting: str, described: dict, said: str
+    fresh: Path, descriptions: Path, setting: str, said: str
 ) -> None:
-    found = problems(train_lsd, fresh, f"train-lsd.{setting}", described={**FRESH, **described})
+    found = problems(train_lsd, fresh, f"train-lsd.{setting}", descriptions=descriptions)
     assert said in json.dumps(found)
     assert len(found) == 1
 
 
-def test_both_networks_of_acrlsd_are_checked_together_before_the_first_is_trained(fresh: Path) -> None:
-    assert [p["exit_code"] for p in problems(train_acrlsd, fresh, described=FRESH)] == [66], "no LSD network yet"
-    wrong = problems(train_acrlsd, fresh, "train-acrlsd.sigma=32 nm", described=FRESH)
-    assert [p["exit_code"] for p in wrong] == [76, 66]
-    assert "train-lsd and train-acrlsd, sigma or volumes" in wrong[0]["where"]
-    coarse = {**FRESH, "training/b": {**FRESH["training/a"], "voxel_size_nm": [16, 16, 16]}}
-    volumes = ("train-lsd.volumes=['a']", "train-acrlsd.volumes=['b']")
-    assert [p["exit_code"] for p in problems(train_acrlsd, fresh, *volumes, described=coarse)] == [76, 66]
-    assert problems(train_lsd, fresh, described=FRESH) == []
+def test_volumes_of_two_voxel_sizes_are_refused_before_they_are_prepared(fresh: Path, descriptions: Path) -> None:
+    _describe_another(descriptions, (16.0, 8.0, 8.0))
+    (found,) = problems(train_lsd, fresh, descriptions=descriptions)
+    assert "different voxel" in json.dumps(found)
 
 
+def test_both_networks_of_acrlsd_are_checked_together_before_the_first_is_trained(
+    fresh: Path, descriptions: Path
+) -> None:
+    assert [p["exit_code"] for p in problems(train_acrlsd, fresh, descriptions=descriptions)] == [66], "no LSD network"
+    assert problems(train_lsd, fresh, descriptions=descriptions) == []
+    assert (descriptions / "train" / "train-lsd" / "best.json").exists()
+    (wrong,) = problems(train_acrlsd, fresh, "train-acrlsd.sigma=32 nm", descriptions=descriptions)
+    assert (wrong["exit_code"], "the same sigma" in json.dumps(wrong)) == (76, True)
+
+
+def test_networks_of_two_voxel_sizes_are_refused_before_the_first_is_trained(fresh: Path, descriptions: Path) -> None:
+    _describe_another(descriptions, (16.0, 16.0, 16.0))
+    assert problems(train_lsd, fresh, "train-lsd.volumes=['micro']", descriptions=descriptions) == []
+    (wrong,) = problems(train_acrlsd, fresh, "train-acrlsd.volumes=['b']", descriptions=descriptions)
+    assert wrong["exit_code"] == 76
+
+
+def _describe_another(descriptions: Path, voxel_size_nm: Nm3) -> None:
+    layout = ExperimentLayout(descriptions)
+    micro_volume(layout.training_volume("b"), voxel_size_nm=voxel_size_nm)
+    manifest = read_manifest(layout, "prepare")
+    manifest.facts["volumes"]["training/b"] = {"probability": 1.0}
+    manifest.write(layout)
+
+
+@pytest.mark.parametrize(
+    ("settings", "codes"), [([], [78]), (["cluster.predict={}"], [78]), (["cluster.partition_gpu=gpu"], [])]
+)
 def test_jobs_of_a_cluster_may_have_the_gpu_that_this_machine_has_not(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Path, descriptions: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], codes: list[int]
 ) -> None:
     monkeypatch.setattr("lsdflow_training.checks.gpu_count", lambda: 0)
     monkeypatch.setattr("lsdflow_training.resolve.gpu_count", lambda: 0)
     wanted = ["train-lsd.precision=fp16", "compute.device=auto"]
-    assert [p["exit_code"] for p in problems(train_lsd, fresh, *wanted, described=FRESH)] == [78]
-    assert problems(train_lsd, fresh, *wanted, "cluster.partition_gpu=gpu", described=FRESH) == []
+    found = problems(train_lsd, fresh, *wanted, *settings, descriptions=descriptions)
+    assert [p["exit_code"] for p in found] == codes

@@ -96,6 +96,15 @@ def test_a_dry_run_shows_the_same_and_leaves_nothing(cluster: Cluster, experimen
     assert sorted(experiment.rglob("*")) == before
 
 
+def test_a_dry_run_needs_no_image(cluster: Cluster, experiment: Path, settings: Path, tmp_path: Path) -> None:
+    for sif in (tmp_path / "images").glob("*.sif"):
+        sif.unlink()
+    command = [WRAPPERS / "pipeline.sh", "--experiment", experiment, "--settings", settings]
+    assert cluster.run([*command]).returncode == 66
+    done = cluster.run([*command, "--dry-run"])
+    assert (done.returncode, done.stdout.count("$ sbatch")) == (0, 21)
+
+
 def test_jobs_and_all_they_read_are_kept_with_the_submission(
     cluster: Cluster, experiment: Path, settings: Path
 ) -> None:

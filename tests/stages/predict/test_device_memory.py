@@ -6,9 +6,10 @@ import pytest
 from torch import nn
 
 from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_network.costs import network_bytes, weights_of
 from lsdflow_network.unet import UNet
 from lsdflow_predict.device_memory import window_device
-from lsdflow_predict.memory_needed import fitting_tile_edge, network_bytes, weights_of
+from lsdflow_predict.memory_needed import fitting_tile_edge
 from lsdflow_predict.stage import Predict
 
 

@@ -18,7 +18,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -36,7 +36,6 @@ from lsdflow_command.stage import RunOptions, Stage, load_stage
 from lsdflow_command.verbs import Verbs
 from lsdflow_command.version_line import version_line
 from lsdflow_command.watching.monitoring import monitored
-from lsdflow_contract.described import read_described
 from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, MadeOtherwise, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
@@ -63,8 +62,9 @@ GivesWayOption = Annotated[
 ReplaceOption = Annotated[
     bool, typer.Option("--replace", help="replace results that were made with other settings or inputs")
 ]
-DescribedOption = Annotated[
-    str | None, typer.Option(hidden=True, help="volumes that prepare has still to make: `prepare describe --json`")
+DescriptionsOption = Annotated[
+    Path | None,
+    typer.Option(hidden=True, help="plan from what earlier stages described in this folder, and describe the results"),
 ]
 
 
@@ -89,7 +89,7 @@ def stage_app(stage: StageCommand) -> Verbs:
     _add_run(app, stage)
     _add_repair(app, stage)
     _add_validate(app, stage)
-    add_report_verb(app, "plan", PLAN, lambda experiment: stage.load().plan(experiment))
+    _add_plan(app, stage)
     add_report_verb(app, "status", STATUS, lambda experiment: stage.load().status(experiment))
     add_report_verb(app, "verify", VERIFY, lambda experiment: stage.load().verify(experiment))
     _add_schema(app, stage)
@@ -231,19 +231,30 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
         experiment: ExperimentOption,
         override: SetOption = None,
         replace: GivesWayOption = False,
-        described: DescribedOption = None,
+        descriptions: DescriptionsOption = None,
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
         with exit_codes(debug, as_json=json_):
-            loaded = replaced(_load(experiment, override), described=read_described(described or "{}"))
+            loaded = replaced(_load(experiment, override), descriptions=descriptions)
             loaded.table(stage.name, stage.config)
             with naming_file(loaded):
                 found = stage.load().validate(loaded)
+                if descriptions is not None:
+                    _describe(stage, loaded)
             problems = [p for p in found if not (replace and isinstance(p, MadeOtherwise))]
             for problem in problems:
                 _name_file(problem, loaded)
         _show_problems(stage.name, problems, json_)
+
+
+def _describe(stage: StageCommand, loaded: Experiment) -> None:
+    """Describe the results for the checks of later stages; where the settings are wrong, with the defaults."""
+    without_settings = {name: table for name, table in loaded.tables.items() if name != stage.name}
+    for candidate in (loaded, replaced(loaded, tables=without_settings)):
+        with suppress(StageError):
+            stage.load().describe(candidate)
+            return
 
 
 def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None:
@@ -255,6 +266,24 @@ def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None
         typer.echo(error_text(problem.message(), sys.stderr), err=True)
     if problems:
         raise typer.Exit(problems[0].exit_code)
+
+
+def _add_plan(app: typer.Typer, stage: StageCommand) -> None:
+    @app.command(help=PLAN)
+    def plan(
+        experiment: ExperimentOption,
+        override: SetOption = None,
+        descriptions: DescriptionsOption = None,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        with exit_codes(debug, as_json=json_):
+            loaded = replaced(_load(experiment, override), descriptions=descriptions)
+            with naming_file(loaded):
+                facts = stage.load().plan(loaded)
+                if descriptions is not None:
+                    stage.load().describe(loaded)
+            _show_facts(facts, json_)
 
 
 def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Experiment], dict[str, Any]]) -> None:

@@ -44,6 +44,13 @@ class Stage(ABC):
         """What a run would do."""
 
     @abstractmethod
+    def describe(self, experiment: Experiment) -> None:
+        """Leave what a run would leave, but without voxels and weights, so that later stages can be planned.
+
+        `experiment.descriptions` is the folder. Raises what `plan` raises.
+        """
+
+    @abstractmethod
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """What is done."""
 

@@ -27,6 +27,8 @@ BUNDLE_JSON = "bundle.json"
 DESCRIPTION_HASH = "bundle.sha256"
 WEIGHTS = "weights.safetensors"
 RESUME = "resume.pt"
+# In place of the hash of the weights, in the description of a network that is still to be trained.
+PLANNED = "planned "
 
 Mode = Literal["acrlsd", "mtlsd", "affinities"]
 Kind = Literal["lsd", "acrlsd", "mtlsd", "affinities"]
@@ -126,6 +128,11 @@ class Bundle(StrictModel):
     training_key: str = Field(default="", description="hash of the training parameters and volumes")
     validation_loss: float | None = None
     weights_sha256: str = ""
+
+    @property
+    def is_planned(self) -> bool:
+        """True for the description of a network that is still to be trained: it has no weights."""
+        return self.weights_sha256.startswith(PLANNED)
 
 
 class BestCheckpoint(StrictModel):

@@ -6,14 +6,13 @@ import difflib
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 
 from lsdflow_contract.checkpoint import Mode
-from lsdflow_contract.described import Described
 from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
@@ -139,7 +138,8 @@ class ComputeTable(StrictModel):
 class Experiment:
     """An experiment file, read: its folder layout, common tables, and the raw tables of the stages.
 
-    described: volumes that prepare has still to make, when a stage validates a fresh experiment.
+    descriptions: folder that takes the place of the experiment's own while a chain is planned that has not run; its
+    arrays hold no voxels.
     """
 
     path: Path
@@ -148,16 +148,21 @@ class Experiment:
     common: ExperimentTable
     store: StoreTable
     compute: ComputeTable
-    described: Described = field(default_factory=dict)
+    descriptions: Path | None = None
 
     @property
     def layout(self) -> ExperimentLayout:
         """Paths of the artefacts."""
-        return ExperimentLayout(self.path.parent)
+        return ExperimentLayout(self.descriptions or self.path.parent)
 
     def table(self, stage: str, model: type[Config]) -> Config:
         """The stage's table as its config model. ConfigError (78) naming the key, with did-you-mean."""
         return _validated(model, self.tables.get(stage, {}), stage, self.path)
+
+    @property
+    def uses_cluster(self) -> bool:
+        """True if [cluster] sets anything: its jobs may have GPUs that this machine does not have."""
+        return _sets_anything(self.tables.get("cluster", {}))
 
     @property
     def database(self) -> str:
@@ -180,6 +185,10 @@ class Experiment:
                 "the path cannot be used", where=self.path, found=f"{path!r}: {error}", hint=hint
             ) from error
         return found
+
+
+def _sets_anything(table: Any) -> bool:
+    return any(map(_sets_anything, table.values())) if isinstance(table, dict) else True
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:

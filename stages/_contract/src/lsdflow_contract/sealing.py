@@ -67,8 +67,9 @@ def require_sha256(path: Path, wanted: Any, hint: str) -> None:
 
 
 def seal_array(folder: Path) -> None:
-    """Add the seal to the metadata of an array that was just made (zarr format 2 or 3)."""
+    """Seal the metadata of an array that was just made or described (zarr format 2 or 3)."""
     documents = _array_documents(folder)
+    _attributes(documents).pop(ARRAY_SEAL, None)
     _attributes(documents)[ARRAY_SEAL] = hash_of(documents)
     last = list(documents)[-1]
     write_json(folder / last, documents[last])

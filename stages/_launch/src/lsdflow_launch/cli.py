@@ -18,6 +18,7 @@ from lsdflow_launch.answer import following, result_facts, show_result, stdout_f
 from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.export_cli import add_export_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
@@ -34,7 +35,6 @@ from lsdflow_launch.telling.report_cli import add_report_verbs
 from lsdflow_launch.telling.state import Wanted, problems_of
 from lsdflow_launch.telling.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
-from lsdflow_launch.whole import Ask
 
 DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 # The order of `--help`: what a new user needs comes first.

@@ -37,11 +37,8 @@ def _later_checks(experiment: Experiment, found: Mapping[str, Sequence[Any]]) ->
         yield "train-lsd", "train-acrlsd.lsd_checkpoint"
     yield "train-lsd", "memory of a training step"
     yield "train-acrlsd", "memory of a training step"
-    yield "train-acrlsd", "memory of predict, and its tile_shape and block_shape against the network"
     if str(predict.get("checkpoint", "best")).isdigit():
         yield "train-acrlsd", "predict.checkpoint"
-    if _table(experiment, "watershed").get("method") == "mutex":
-        yield "predict", "watershed.mutex_bias and mutex_strides against the predicted affinities"
     yield "agglomerate", "memory of segment (number of fragments and edges)"
 
 

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, LSDS
-from lsdflow_contract.described import TARGET, TRAINING, Described
 from lsdflow_contract.errors import ConfigError, PermissionDenied, StageError, StorageFailure
-from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.chain import stages_of
 from lsdflow_launch.images.pins import pin_of_stage, read_pins
 from lsdflow_launch.slurm.table import cluster_of
 
-Ask = Callable[[str, Sequence[str]], Any]
-
-# Ids shrink to a twentieth of their 8 bytes; grey values hardly.
-IDS_BYTES_PER_VOXEL = 8 / 20
 SPARE = 1.1
 TENSORFLOW = "-tensorflow"
 
 
-def whole_problems(experiment: Experiment, described: Described, in_images: bool = False) -> list[dict[str, Any]]:
-    """All of them, as the stages tell theirs; writes nothing. `described`: the volumes that prepare makes."""
+def whole_problems(
+    experiment: Experiment, to_come: Mapping[str, float], in_images: bool = False
+) -> list[dict[str, Any]]:
+    """All of them, as the stages report theirs; writes nothing. `to_come`: bytes that each stage will write."""
     problems: list[StageError] = []
     checks: list[Callable[[Experiment], None]] = [_require_cluster, _require_writable_folders]
     checks += [_require_image_variants] if in_images else []
-    checks.append(lambda e: _require_room(e, described))
+    checks.append(lambda e: _require_room(e, to_come))
     for check in checks:
         try:
             check(experiment)
@@ -80,9 +75,9 @@ def _require_image_variants(experiment: Experiment) -> None:
             )
 
 
-def _require_room(experiment: Experiment, described: Described) -> None:
+def _require_room(experiment: Experiment, to_come: Mapping[str, float]) -> None:
     """StorageFailure (74) if what is not made yet is expected to need more than the disk has, with a tenth to spare."""
-    needed = _bytes_to_come(experiment, described)
+    needed = {stage: size for stage, size in to_come.items() if size}
     free = free_bytes(experiment.layout.root)
     if free < sum(needed.values()) * SPARE:
         parts = ", ".join(f"{stage} {size / 1e9:.1f} GB" for stage, size in needed.items())
@@ -93,29 +88,3 @@ def _require_room(experiment: Experiment, described: Described) -> None:
             found=f"{free / 1e9:.1f} GB free",
             hint="free some space, put the experiment on a larger disk, or choose a part of the volume with roi",
         )
-
-
-def _bytes_to_come(experiment: Experiment, volumes: Described) -> dict[str, float]:
-    """Bytes by stage, of what was not begun. A stage that writes a part (roi) ends the estimate: nothing is guessed."""
-    layout, target = experiment.layout, volumes.get(TARGET)
-    found: dict[str, float] = {}
-    for label, volume in volumes.items():
-        folder = layout.target_volume if label == TARGET else layout.training_volume(label.removeprefix(TRAINING))
-        if not folder.exists():
-            found[STAGES[0]] = found.get(STAGES[0], 0) + volume.bytes_expected
-    if target is None:
-        return found
-    voxels = math.prod(target.shape_vox)
-    lsds = LSDS.channels if experiment.tables.get("predict", {}).get("store_lsds") else 0
-    affs = len(experiment.tables.get("train-acrlsd", {}).get("neighborhood") or AFFINITY_NEIGHBORHOOD)
-    written = {
-        "predict": (layout.predictions("a", 0).parents[2], float(affs + lsds)),
-        "watershed": (layout.fragments, IDS_BYTES_PER_VOXEL),
-        "segment": (layout.segmentation, IDS_BYTES_PER_VOXEL),
-    }
-    for stage, (folder, bytes_per_voxel) in written.items():
-        if experiment.tables.get(stage, {}).get("roi"):
-            break
-        if not folder.exists():
-            found[stage] = voxels * bytes_per_voxel
-    return found

@@ -23,6 +23,7 @@ from lsdflow_contract.manifest import Manifest
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.daisy_runner import current_work
+from lsdflow_runtime.descriptions import describe_manifest, describe_outputs
 from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
@@ -113,6 +114,12 @@ class BlockStage(Stage):
         plans = {task.label: plan_task(task) for task in self.passes(experiment)}
         first = next(iter(plans.values()))
         return {**first, "passes": plans} if len(plans) > 1 else first
+
+    def describe(self, experiment: Experiment) -> None:
+        """Leave the metadata of all arrays and a manifest in `experiment.descriptions`."""
+        for task in (tasks := self.passes(experiment)):
+            describe_outputs(task)
+        describe_manifest(tasks[-1])
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of one block of the first pass, written into `folder`."""

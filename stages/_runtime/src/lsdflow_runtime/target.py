@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.arrays import LABELS, MASK, RAW, MaskState
-from lsdflow_contract.described import TARGET
+from lsdflow_contract.arrays import MASK, RAW, MaskState
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_runtime.volumes import Volume, open_volume
@@ -30,23 +29,13 @@ class Truth:
 
 
 def knows_target(experiment: Experiment) -> bool:
-    """True if the target is made, or described by its sources' metadata."""
-    return experiment.layout.target_volume.exists() or TARGET in experiment.described
+    """True if the target is made, or described."""
+    return experiment.layout.target_volume.exists()
 
 
 def target_grid(experiment: Experiment) -> Geometry:
-    """The grid that every stage counts voxels on: that of the prepared raw volume, or of one that is described."""
-    if TARGET in experiment.described and not experiment.layout.target_volume.exists():
-        return experiment.described[TARGET].geometry
+    """The grid that every stage counts voxels on: that of the prepared raw volume."""
     return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
-
-
-def where_truth_is(experiment: Experiment, dataset: str, grid: Geometry) -> Box | None:
-    """The box of the truth on the target's grid; None if the target, made or described, has no truth."""
-    if TARGET in experiment.described and not experiment.layout.target_volume.exists():
-        return grid.box if experiment.described[TARGET].labelled and dataset == LABELS.dataset else None
-    truth = open_truth(experiment, dataset, grid)
-    return None if truth is None else truth.labels.box
 
 
 def open_truth(experiment: Experiment, dataset: str, grid: Geometry) -> Truth | None:

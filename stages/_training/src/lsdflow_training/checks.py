@@ -1,8 +1,4 @@
-"""What is wrong with a training, from its settings and from what is known of its volumes, before anything is written.
-
-Volumes that prepare has still to make are known by their description (`--described`), a network that train-lsd has
-still to train by the settings of [train-lsd].
-"""
+"""What is wrong with a training, from its settings and the metadata of its volumes, before anything is written."""
 
 from __future__ import annotations
 
@@ -10,24 +6,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from lsdflow_contract.checkpoint import Bundle, Kind
-from lsdflow_contract.described import training_volumes
 from lsdflow_contract.errors import ConfigError, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_network.devices import gpu_count
 from lsdflow_training.backends import lsds_problems, tensorflow_problems
-from lsdflow_training.bundle_facts import make_bundle
-from lsdflow_training.config import LsdTrainingConfig, TrainingConfig
+from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.sampling import (
-    chosen_names,
     chosen_volumes,
     common_voxel_size,
     make_sources,
     prepared_probabilities,
     source_problems,
 )
-from lsdflow_training.data.volumes import TrainingVolume, described_volume
+from lsdflow_training.data.volumes import TrainingVolume
 from lsdflow_training.mlflow_uri import mlflow_problems
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.resolve import choose_device, resolve_recipe
@@ -43,7 +36,7 @@ def training_problems(
 ) -> list[StageError]:
     """All problems that can be seen without writing or training, the first of each kind.
 
-    lsd: the LSD network of an acrlsd training, trained (`planned_lsd`: or planned).
+    lsd: the LSD network of an acrlsd training, trained or planned.
     """
     problems = _problems(experiment, config, stage, kind, lsd)
     for error in problems:
@@ -69,36 +62,11 @@ def _problems(
     return [*problems, *recipe_problems(recipe), *source_problems(sources, recipe)]
 
 
-def before_prepare(experiment: Experiment) -> bool:
-    """True if the volumes are known by their description alone: then there is no earlier training to compare with."""
-    return bool(experiment.described) and not experiment.layout.manifest("prepare").exists()
-
-
 def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
-    """The chosen training volumes and how often each is drawn: those that prepare made, or that it will make.
-
-    MissingInput (66) if prepare has not run and nothing describes its volumes.
-    """
+    """The chosen training volumes and how often each is drawn. MissingInput (66) if prepare has not run."""
     folder = experiment.layout.training_volume("any").parent
-    described = training_volumes(experiment.described)
-    if before_prepare(experiment):
-        names = chosen_names(folder, config, tuple(described))
-        return [described_volume(n, described[n]) for n in names], {n: described[n].probability or 1.0 for n in names}
     probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))
     return chosen_volumes(folder, config, tuple(probabilities)), probabilities
-
-
-def planned_lsd(experiment: Experiment) -> Bundle | None:
-    """The LSD network that train-lsd will train; None if its settings are wrong, which train-lsd reports."""
-    config, _ = _or_error(lambda: experiment.table("train-lsd", LsdTrainingConfig))
-    if config is None:
-        return None
-    known, _ = _or_error(lambda: known_volumes(experiment, config))
-    size, _ = _or_error(lambda: common_voxel_size(known[0])) if known else (None, None)
-    if size is None:
-        return None
-    recipe, _ = _or_error(lambda: recipe_to_check(experiment, config, "train-lsd", "lsd", size, None))
-    return None if recipe is None else make_bundle(recipe, 0, "", None, None)
 
 
 def recipe_to_check(
@@ -110,7 +78,7 @@ def recipe_to_check(
     lsd: Bundle | None,
 ) -> Recipe:
     """The recipe of a training on the device of its jobs. Raises as resolve_recipe."""
-    device = _device_of_jobs(experiment)
+    device = device_of_jobs(experiment)
     return resolve_recipe(experiment, config, stage, kind, voxel_size_nm=voxel_size_nm, lsd=lsd, device=device)
 
 
@@ -124,10 +92,10 @@ def shape_problems(recipe: Recipe) -> list[StageError]:
     return problems_of([lambda: _check_downsample(recipe), lambda: _check_misalignment(recipe)])
 
 
-def _device_of_jobs(experiment: Experiment) -> str:
+def device_of_jobs(experiment: Experiment) -> str:
     """The device of the run. Jobs of a cluster have GPUs where the machine that validates has none."""
     wanted = experiment.compute.device
-    if "cluster" in experiment.tables and wanted != "cpu" and not gpu_count():
+    if experiment.uses_cluster and wanted != "cpu" and not gpu_count():
         return "cuda"
     return choose_device(wanted)
 

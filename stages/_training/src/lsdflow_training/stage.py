@@ -10,14 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsdflow_command.watching.monitoring import hand_over
-from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind, bundle_folder, bundle_iterations, read_best
+from lsdflow_contract.checkpoint import (
+    BUNDLE_JSON,
+    PLANNED,
+    BestCheckpoint,
+    Bundle,
+    Kind,
+    bundle_folder,
+    bundle_iterations,
+    read_best,
+    write_best,
+)
 from lsdflow_contract.differences import differences
 from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_network.costs import multiply_adds
 from lsdflow_training.backends import tensorflow_backend
-from lsdflow_training.checks import recipe_problems
+from lsdflow_training.bundle_facts import make_bundle
+from lsdflow_training.checks import device_of_jobs, recipe_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.sampling import (
     chosen_volumes,
@@ -49,7 +62,9 @@ def prepare_training(
         inputs["lsd_weights"] = lsd.weights_sha256
     probabilities = prepared_probabilities(made)
     volumes = _volumes(experiment, config, probabilities)
-    recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=common_voxel_size(volumes), lsd=lsd)
+    device = device_of_jobs(experiment) if experiment.descriptions else None
+    size_nm = common_voxel_size(volumes)
+    recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
     return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
 
 
@@ -150,7 +165,29 @@ def training_plan(prepared: Prepared) -> dict[str, Any]:
         "workers": recipe.num_workers,
         "processes": recipe.step.effective_batch // recipe.step.accumulate,
         PATCHES_PER_STEP: recipe.step.effective_batch,
+        "multiply_adds": recipe.step.effective_batch * multiply_adds(recipe.unet, recipe.shapes.network_input_vox),
     }
+
+
+def describe_network(prepared: Prepared, lsd: Bundle | None) -> None:
+    """Write the bundle that a training would leave, without weights, its choice as the best, and a manifest."""
+    layout, recipe = prepared.experiment.layout, prepared.recipe
+    weights = f"{PLANNED}{prepared.key}"
+    bundle = make_bundle(
+        recipe, recipe.schedules.max_iteration or 0, prepared.key, None, lsd.weights_sha256 if lsd else None
+    ).model_copy(update={"weights_sha256": weights})
+    folder = bundle_folder(layout.checkpoints(recipe.stage), bundle.iteration)
+    folder.mkdir(parents=True)
+    write_json(folder / BUNDLE_JSON, bundle.model_dump(mode="json"))
+    write_best(layout.best_checkpoint(recipe.stage), BestCheckpoint(iteration=bundle.iteration, weights_sha256=weights))
+    Manifest(
+        writer=Writer.of(recipe.stage),
+        key=prepared.key,
+        config=prepared.config.recorded(),
+        inputs=prepared.inputs,
+        outputs={},
+        identity=hash_of({"key": prepared.key, "weights": weights}),
+    ).write(layout)
 
 
 def _region(source: Source) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from lsdflow_command.stage import RunOptions, Stage
 from lsdflow_contract.checkpoint import Bundle, Kind
 from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
-from lsdflow_training.checks import before_prepare, training_problems
+from lsdflow_training.checks import training_problems
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.foreign.imported import imported
 from lsdflow_training.measured import measure_training
 from lsdflow_training.prepared import Prepared
 from lsdflow_training.stage import (
+    describe_network,
     prepare_training,
     require_ours,
     run_training,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from lsdflow_training.build import FrozenLsd
 
 LOG = logging.getLogger("lsdflow.training")
+# The network whose settings are checked where the LSD network before it is not trained.
+WITHOUT_LSDS: Kind = "affinities"
 
 
 class TrainStage(Stage):
@@ -72,25 +75,23 @@ class TrainStage(Stage):
         """All problems that can be found before a training."""
         if self._nothing_to_do(experiment):
             return []
+        table, kind = experiment.table(self.name, self.config), self.kind(experiment)
         try:
             lsd = self.lsd_bundle(experiment)
         except StageError as error:
-            return [*self.problems_before_the_lsds(experiment), error]
-        table = experiment.table(self.name, self.config)
-        problems = training_problems(experiment, table, self.name, self.kind(experiment), lsd)
-        if problems or before_prepare(experiment):
-            return problems
-        return problems_of([lambda: require_ours(self.prepare(experiment))])
-
-    def problems_before_the_lsds(self, experiment: Experiment) -> list[StageError]:
-        """What can be found while the LSD network that this one depends on is not trained."""
-        del experiment
-        return []
+            return [*training_problems(experiment, table, self.name, WITHOUT_LSDS), error]
+        problems = training_problems(experiment, table, self.name, kind, lsd)
+        return problems or problems_of([lambda: require_ours(self.prepare(experiment))])
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """What a run would do."""
         reason = self._nothing_to_do(experiment)
         return training_plan(self.prepare(experiment)) if reason is None else {"nothing_to_do": reason}
+
+    def describe(self, experiment: Experiment) -> None:
+        """Leave the description of the network that would be trained in `experiment.descriptions`."""
+        if self._nothing_to_do(experiment) is None:
+            describe_network(self.prepare(experiment), self.lsd_bundle(experiment))
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of some steps, done in `folder`."""

@@ -55,7 +55,8 @@ def check_block_merge_functions(config: AgglomerateConfig) -> None:
 def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:
     predict = experiment.tables.get("predict", {})
     stored = predict.get("store_lsds") or predict.get("passes") == "two"
-    if config.scored_from == "lsds" and not stored and not experiment.layout.manifest("predict").exists():
+    predicted = experiment.layout.manifest("predict").exists() and experiment.descriptions is None
+    if config.scored_from == "lsds" and not stored and not predicted:
         raise ConfigError(
             "predict does not store the LSDs that the edges are to be scored from",
             where="agglomerate.scored_from",

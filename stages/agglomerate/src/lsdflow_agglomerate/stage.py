@@ -38,9 +38,11 @@ class Agglomerate(BlockStage):
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found so far."""
-        if not experiment.layout.manifest("watershed").exists():
-            return problems_before_fragments(experiment, experiment.table(STAGE, AgglomerateConfig))
-        return super().problems(experiment)
+        config, made = experiment.table(STAGE, AgglomerateConfig), experiment.layout.manifest("watershed").exists()
+        if made and experiment.descriptions is None:
+            return super().problems(experiment)
+        problems = problems_before_fragments(experiment, config)
+        return problems if problems or not made else super().problems(experiment)
 
 
 def _blocks_task(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:

@@ -8,7 +8,7 @@ from lsdflow_contract.errors import ConfigError, MissingInput, StageError, probl
 from lsdflow_contract.experiment import Experiment
 from lsdflow_evaluate.config import MONGO, STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import scored_regions
-from lsdflow_runtime.target import knows_target, target_grid, where_truth_is
+from lsdflow_runtime.target import knows_target, open_truth, target_grid
 
 
 def find_problems(experiment: Experiment) -> list[StageError]:
@@ -36,14 +36,13 @@ def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
 
 def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
     grid = target_grid(experiment)
-    labelled = where_truth_is(experiment, config.truth_dataset, grid)
-    if labelled is None:
+    truth = open_truth(experiment, config.truth_dataset, grid)
+    if truth is None:
         if config.roi is not None or config.threshold_roi is not None or config.regions:
-            made = experiment.layout.target_volume
             raise MissingInput(
                 "a region to score, but no truth",
-                where=made if made.exists() else "evaluate.roi, threshold_roi or regions",
+                where="evaluate.roi, threshold_roi or regions",
                 hint="give prepare.target.truth, or take the region out of [evaluate]",
             )
         return
-    scored_regions(experiment, config, grid, labelled)
+    scored_regions(experiment, config, grid, truth.labels.box)

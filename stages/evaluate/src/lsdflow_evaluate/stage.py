@@ -78,6 +78,9 @@ class Evaluate(BlockStage):
             return facts  # the fragments are not there yet
         return {**(plan_task(counting) if counting else {}), **facts}
 
+    def describe(self, experiment: Experiment) -> None:
+        """Leave nothing: no stage reads a report."""
+
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of one block of the counting. MissingInput (66) without ground truth."""
         from lsdflow_evaluate.scores.comparing import require_counting

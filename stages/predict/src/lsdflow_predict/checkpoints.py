@@ -75,6 +75,8 @@ def choose_networks(experiment: Experiment, config: PredictConfig, voxel_size_nm
 def check_weights(networks: Networks) -> None:
     """BadData (65) unless the weights on disk are those the bundles describe; MissingInput (66) if they are gone."""
     for found in (networks.affinities, *([networks.lsds] if networks.lsds else [])):
+        if found.bundle.is_planned:
+            continue
         path = found.folder / WEIGHTS
         if not path.exists():
             raise MissingInput("the bundle has no weights", where=path)
@@ -214,7 +216,7 @@ def _check_voxel_size(found: BundleAt, target_nm: Nm3, config: PredictConfig) ->
         return [f"{found.bundle.kind} network trained at {trained_nm} nm, target {target_nm} nm"]
     raise ContractMismatch(
         "the target has another voxel size than the network was trained with",
-        where=found.folder,
+        where="prepare.target.voxel_size" if found.bundle.is_planned else found.folder,
         wanted=f"{trained_nm} nm (z, y, x)",
         found=f"target: {target_nm} nm",
         hint="take a network trained at the voxel size of the target, resample the target with a tool of yours before "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.geometry import Box
+from lsdflow_network.costs import multiply_adds
 from lsdflow_predict.checkpoints import BundleAt
 from lsdflow_predict.device_memory import memory_of_device
 from lsdflow_predict.devices import choose_device
@@ -34,6 +36,7 @@ def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None = None) -> 
         "workers": job.experiment.compute.workers,
         "device": choose_device(job.experiment.compute.device),
         "accepted": list(networks.accepted),
+        "multiply_adds": affinity_multiply_adds(job) + (0 if first_pass else lsd_multiply_adds(job)),
     }
     if first_pass is not None:
         facts["lsd_blocks"] = len(first_pass.plan)
@@ -61,6 +64,28 @@ def _largest_tile_edge(job: Job) -> int:
     share = max(1, workers // max(1, torch.cuda.device_count())) if device != "cpu" else workers
     specs = [b.bundle.unet for b in (job.networks.affinities, job.networks.lsds) if b is not None]
     return fitting_tile_edge(specs, memory_of_device(device) // share)
+
+
+def affinity_multiply_adds(job: Job) -> float:
+    """Multiplications of the affinity network in all tiles of the region."""
+    layer = job.scheme.affinities
+    return tile_count(layer) * multiply_adds(job.networks.affinities.bundle.unet, layer.tiling.input_vox)
+
+
+def lsd_multiply_adds(job: Job) -> float:
+    """Multiplications of the LSD network in all tiles; with one pass those that blocks share count in each of them."""
+    layer, lsds = job.scheme.affinities, job.scheme.lsds
+    if lsds is None or job.networks.lsds is None:
+        return 0.0
+    one = multiply_adds(job.networks.lsds.bundle.unet, lsds.tiling.input_vox)
+    if job.stores_lsds_first:
+        return tile_count(lsds) * one
+    return tile_count(layer) * lsd_tiles_per_affinity_tile(layer, lsds) * one
+
+
+def tile_count(layer: Layer) -> int:
+    """Tiles that cover the region of a layer."""
+    return math.prod(-(-n // c) for n, c in zip(layer.region.shape_vox, layer.tiling.cell_vox, strict=True))
 
 
 def lsd_tiles_per_affinity_tile(affinities: Layer, lsds: Layer) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,54 +11,16 @@ from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_contract.geometry import Box
 from lsdflow_network import shapes
+from lsdflow_network.costs import network_bytes
 from lsdflow_predict.checkpoints import Networks
 from lsdflow_predict.devices import choose_device
 from lsdflow_predict.scheme import Layer, Scheme
 
 _SHARE_FOR_NETWORKS = 0.6
 _MOST_STEPS = 100
-_FLOAT_BYTES = 4
-# The finest level holds the skip connection (1), the merged input (2), a result (1) and work space; measured: 5.8.
-_LIVE_COPIES = 6
-# Once as loaded, and packed for the processor (for Winograd twice as many).
-_COPIES_OF_WEIGHTS = 3
 _PROCESS_BYTES = 500_000_000
-
-
-def network_bytes(spec: UNetSpec, input_vox: Vox3) -> int:
-    """Memory of a network and of one evaluation of it, roughly, bytes."""
-    voxels = int(np.prod(input_vox))
-    widest = max(spec.num_fmaps, spec.fmaps_after(0), _half_merged(spec))
-    activations: int = voxels * _FLOAT_BYTES * (spec.in_channels + _LIVE_COPIES * widest)
-    return activations + _COPIES_OF_WEIGHTS * _FLOAT_BYTES * weights_of(spec)
-
-
-def _half_merged(spec: UNetSpec) -> int:
-    """Half of the feature maps that the finest level merges: all of num_fmaps, where the upsampling reduces them."""
-    return (spec.num_fmaps + spec.upsampled_fmaps(0)) // 2 if spec.downsample_factors else spec.num_fmaps
-
-
-def weights_of(spec: UNetSpec) -> int:
-    """Weights of the convolutions of a U-Net, without biases and heads."""
-    levels = range(len(spec.downsample_factors))
-    total = 0
-    for level in range(len(levels) + 1):
-        entering = spec.fmaps_of(level - 1) if level else spec.in_channels
-        total += _pass_weights(entering, spec.fmaps_of(level), spec.kernels_before(level))
-    for level in levels:
-        both = spec.fmaps_of(level) + spec.upsampled_fmaps(level)
-        total += _pass_weights(both, spec.fmaps_after(level), spec.kernels_after(level))
-        if spec.upsampling != "repeat":
-            factor = math.prod(spec.downsample_factors[level])
-            total += factor * spec.fmaps_of(level + 1) * spec.upsampled_fmaps(level)
-    return total
-
-
-def _pass_weights(entering: int, fmaps: int, kernels: Sequence[Vox3]) -> int:
-    """Weights of convolutions one after another: `entering` channels, then `fmaps` each."""
-    return sum(math.prod(kernel) * fmaps * (fmaps if i else entering) for i, kernel in enumerate(kernels))
 
 
 def fitting_tile_edge(specs: Sequence[UNetSpec], memory_bytes: int) -> int:

@@ -12,7 +12,7 @@ from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import Manifest
+from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_predict.checkpoints import check_weights
 from lsdflow_predict.devices import check_precision
 from lsdflow_predict.job import STAGE, Job, gather, open_mask, predictions_of
@@ -46,12 +46,20 @@ class Predict(BlockStage):
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
-        from lsdflow_predict.estimate import estimate
+        from lsdflow_predict.estimate import estimate, lsd_multiply_adds
 
         job = gather(experiment)
         *before, last = tasks_of(job)
-        passes = {"passes": {task.label: plan_task(task) for task in (*before, last)}} if before else {}
-        return {**plan_task(last), **passes, **estimate(job, last, *before)}
+        facts = {**plan_task(last), **estimate(job, last, *before)}
+        if not before:
+            return facts
+        lsds = {**plan_task(before[0]), "multiply_adds": lsd_multiply_adds(job)}
+        return {**facts, "passes": {before[0].label: lsds, last.label: facts}}
+
+    def describe(self, experiment: Experiment) -> None:
+        """Leave the metadata of all arrays and a manifest in `experiment.descriptions`."""
+        super().describe(experiment)
+        _with_stored_lsds(gather(experiment), read_manifest(experiment.layout, STAGE))
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of one block of the first pass, also the memory of a GPU."""

@@ -1,4 +1,4 @@
-"""The command `prepare`: the verbs of every stage, and two that the command `lsdflow` uses."""
+"""The command `prepare`: the verbs of every stage, and one that the command `lsdflow init` uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_prepare.config import PrepareConfig
 
 LOOK = "Show size, voxel size, grey values and labelled part of the volumes; used by `lsdflow init`."
-DESCRIBE = "Show what prepare will make, from the metadata of the sources; used by `lsdflow validate`."
 
 
 def _look(experiment: Experiment) -> dict[str, Any]:
@@ -18,15 +17,8 @@ def _look(experiment: Experiment) -> dict[str, Any]:
     return look(experiment)
 
 
-def _describe(experiment: Experiment) -> dict[str, Any]:
-    from lsdflow_prepare.look import describe
-
-    return describe(experiment)
-
-
 app = stage_app(StageCommand("prepare", PrepareConfig))
 add_report_verb(app, "look", LOOK, _look)
-add_report_verb(app, "describe", DESCRIBE, _describe)
 
 
 def main() -> None:

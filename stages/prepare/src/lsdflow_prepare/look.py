@@ -1,7 +1,7 @@
 """What prepare knows of volumes before it has run, for the command `lsdflow`.
 
 look_at, for `lsdflow init`: size, voxel size, grey values and labelled part, from samples of the voxels.
-describe, for `lsdflow validate`: what prepare will make, from the metadata of the sources alone.
+describe_volumes, for `lsdflow plan` and `validate`: what prepare will make, from the metadata of the sources alone.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.arrays import LABELS
-from lsdflow_contract.described import TARGET, TRAINING, DescribedVolume
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.hashing import hash_of
 from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
-from lsdflow_prepare.finished import STAGE
+from lsdflow_prepare.finished import STAGE, VolumeReport, make_manifest
 from lsdflow_prepare.inputs import Resolve, VolumeInputs, open_inputs
 from lsdflow_prepare.statistics import LabelStatistics
 from lsdflow_prepare.survey import look_until, sample_boxes
-from lsdflow_prepare.writing import bytes_needed
+from lsdflow_prepare.writing import bytes_needed, write_plans
 from lsdflow_runtime.formats.detect import open_source
 
 # Black and white leave a thousandth of the voxels outside: hot pixels do not set the contrast.
 OUTSIDE_PERCENT = 0.1
+TARGET, TRAINING = "target", "training/"
 EVERY_NTH_VOXEL = 4
 
 
@@ -87,28 +89,35 @@ def _labels_beside(inputs: VolumeInputs, resolve: Resolve) -> bool:
         return False
 
 
-def describe(experiment: Experiment) -> dict[str, Any]:
-    """A DescribedVolume of each volume that can be opened, as plain values; `validate` reports the others."""
-    table = experiment.table(STAGE, PrepareConfig)
-    tables: dict[str, TrainingVolume | TargetVolume] = {f"{TRAINING}{v.name}": v for v in table.training}
+def describe_volumes(experiment: Experiment) -> None:
+    """Make all volumes without voxels, and a manifest that names them, for `lsdflow plan`.
+
+    Every voxel of a label volume counts as labelled: how many are is known when they have been read.
+    """
+    table, findings = experiment.table(STAGE, PrepareConfig), Findings()
+    tables: list[tuple[str, TrainingVolume | TargetVolume]] = [(volume.name, volume) for volume in table.training]
     if table.target is not None:
-        tables[TARGET] = table.target
-    found = {label: _described(experiment, label, volume) for label, volume in tables.items()}
-    return {label: volume.model_dump(mode="json") for label, volume in found.items() if volume is not None}
-
-
-def _described(experiment: Experiment, label: str, volume: TrainingVolume | TargetVolume) -> DescribedVolume | None:
-    inputs = open_inputs(label.removeprefix(TRAINING), volume, experiment.resolve, Findings())
-    if inputs is None:
-        return None
-    with inputs:
-        made, labelled = inputs.output_geometry, inputs.labels is not None
-        return DescribedVolume(
-            where=inputs.raw.where,
-            shape_vox=made.shape_vox,
-            voxel_size_nm=made.voxel_size_nm,
-            offset_nm=made.offset_nm,
-            labelled=labelled,
-            probability=volume.probability if isinstance(volume, TrainingVolume) else None,
-            bytes_expected=bytes_needed(made.shape_vox, labelled),
-        )
+        tables.append((TARGET, table.target))
+    reports, outputs, size = {}, {}, 0
+    for name, volume in tables:
+        inputs = open_inputs(name, volume, experiment.resolve, findings)
+        if inputs is None:
+            raise findings.errors[0]
+        label = TARGET if name == TARGET else f"{TRAINING}{name}"
+        layout = experiment.layout
+        outputs[label] = layout.target_volume if name == TARGET else layout.training_volume(name)
+        with inputs:
+            made, key = inputs.output_geometry, hash_of([label, volume.model_dump(mode="json")])
+            for plan in write_plans(inputs, outputs[label], {"contract": CONTRACT_VERSION, "key": key}):
+                plan.arrays.mend_metadata()
+            size += bytes_needed(made.shape_vox, inputs.labels is not None)
+            reports[label] = VolumeReport(
+                key=key,
+                identity={},
+                labelled_voxels=made.box.size if inputs.labels else 0,
+                facts={"shape_vox": list(made.shape_vox), "voxel_size_nm": list(made.voxel_size_nm)},
+                warnings=[],
+            )
+    manifest = make_manifest(experiment, table, reports, outputs, warnings=[], seconds=0.0)
+    manifest.facts["bytes_expected"] = size
+    manifest.write(experiment.layout)

@@ -23,7 +23,7 @@ from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
-from lsdflow_prepare.look import look_at
+from lsdflow_prepare.look import describe_volumes, look_at
 from lsdflow_prepare.repair import mend, require_same_work
 from lsdflow_prepare.same_input import recognised, remember
 from lsdflow_prepare.survey import survey
@@ -83,10 +83,15 @@ class Prepare(Stage):
                     "offset_nm": list(inputs.output_geometry.offset_nm),
                     "format": inputs.raw.form,
                     "bricks": sum(len(p.bricks) for p in plans),
+                    "labelled": inputs.labels is not None,
                     "bytes_expected": bytes_needed(inputs.region.shape_vox, inputs.labels is not None),
                     "done": finished_report(plans) is not None,
                 }
         return facts
+
+    def describe(self, experiment: Experiment) -> None:
+        """Leave the metadata of all volumes and a manifest in `experiment.descriptions`."""
+        describe_volumes(experiment)
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """Whether each volume is made."""

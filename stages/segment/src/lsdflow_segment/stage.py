@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,8 +29,9 @@ from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import block_plan
 from lsdflow_runtime.blockwise import plan_task, run_task
+from lsdflow_runtime.descriptions import describe_manifest, describe_outputs
 from lsdflow_runtime.rag_store import RagStore
-from lsdflow_runtime.target import knows_target, target_grid, where_truth_is
+from lsdflow_runtime.target import knows_target, open_truth, target_grid
 from lsdflow_segment.choice import choose, require_truth_if_asked, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.dealing import find_by_parts
@@ -144,13 +146,14 @@ class Segment(BlockStage):
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """Blocks and bytes of the segmentation, and the tables that would be written."""
-        config = experiment.table(STAGE, SegmentConfig)
-        thresholds = thresholds_of(config)
-        source = graph_source(experiment)
-        merge_function = source.chosen(config.merge_function)
-        chosen = thresholds[0] if config.threshold == "auto" else config.threshold
+        thresholds = thresholds_of(experiment.table(STAGE, SegmentConfig))
         tables = {"tables": len(thresholds), "lowest_threshold": thresholds[0], "highest_threshold": thresholds[-1]}
-        return {**tables, **plan_task(relabelling_task(experiment, config, source, merge_function, chosen))}
+        return {**tables, **plan_task(_planned(experiment))}
+
+    def describe(self, experiment: Experiment) -> None:
+        """Leave the metadata of the segmentation and a manifest in `experiment.descriptions`."""
+        describe_outputs(task := _planned(experiment))
+        describe_manifest(task)
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """What is done so far."""
@@ -269,6 +272,15 @@ def _require_ours(experiment: Experiment, config: SegmentConfig) -> None:
     task.require_ours()
 
 
+def _planned(experiment: Experiment) -> BlockTask:
+    """The relabelling; before the tables are written, the lowest threshold takes the place of the one to be chosen."""
+    with suppress(MissingInput):
+        return _relabelling(experiment)
+    config, source = experiment.table(STAGE, SegmentConfig), graph_source(experiment)
+    chosen = thresholds_of(config)[0] if config.threshold == "auto" else config.threshold
+    return relabelling_task(experiment, config, source, source.chosen(config.merge_function), chosen)
+
+
 def _relabelling(experiment: Experiment) -> BlockTask:
     """The relabelling of a run whose tables are written. MissingInput if they are not."""
     config = experiment.table(STAGE, SegmentConfig)
@@ -296,7 +308,7 @@ def _require_regions(experiment: Experiment, config: SegmentConfig) -> None:
     if config.block_shape is not None:
         block_plan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"), (0, 0, 0), STAGE)
     if config.advice != "stability":
-        labelled = where_truth_is(experiment, config.truth_dataset, grid)
-        require_truth_if_asked(experiment, config, labelled is not None)
-        if labelled is not None:
-            truth_box(config, grid, written, labelled)
+        truth = open_truth(experiment, config.truth_dataset, grid)
+        require_truth_if_asked(experiment, config, truth is not None)
+        if truth is not None:
+            truth_box(config, grid, written, truth.labels.box)

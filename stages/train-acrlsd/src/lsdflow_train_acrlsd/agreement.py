@@ -9,6 +9,8 @@ from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.geometry import Nm3
 from lsdflow_training.recipe import Targets
 
+_SETTINGS = "experiment.toml: train-lsd and train-acrlsd, sigma or volumes"
+
 
 def check_lsd_bundle(bundle: Bundle, targets: Targets) -> None:
     """ContractMismatch unless kind, channels, voxel size and sigma of the LSD bundle are those wanted here."""
@@ -24,7 +26,7 @@ def check_lsd_bundle(bundle: Bundle, targets: Targets) -> None:
         return
     raise ContractMismatch(
         "the LSD network does not fit this training",
-        where=f"LSD bundle of iteration {bundle.iteration}",
+        where=_SETTINGS if bundle.is_planned else f"LSD bundle of iteration {bundle.iteration}",
         wanted="; ".join(f"{name} {pair[1]}" for name, pair in wrong.items()),
         found="; ".join(f"{name} {pair[0]}" for name, pair in wrong.items()),
         hint="give train-lsd and train-acrlsd the same sigma and volumes of the same voxel size",

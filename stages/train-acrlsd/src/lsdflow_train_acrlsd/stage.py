@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.checkpoint import Bundle, Kind, read_bundle
-from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
-from lsdflow_training.checks import known_volumes, planned_lsd, recipe_to_check, training_problems
-from lsdflow_training.data.sampling import common_voxel_size
 from lsdflow_training.prepared import Prepared
 from lsdflow_training.stage import lsd_bundle_folder
 from lsdflow_training.train_stage import TrainStage
@@ -57,21 +54,6 @@ class TrainAcrlsd(TrainStage):
         if lsd is not None:
             check_lsd_bundle(lsd, prepared.recipe.targets)
         return prepared
-
-    def problems_before_the_lsds(self, experiment: Experiment) -> list[StageError]:
-        """What the settings of both networks say while the LSD network is not trained."""
-        config, planned = experiment.table(self.name, TrainAcrlsdConfig), planned_lsd(experiment)
-        problems = training_problems(experiment, config, self.name, "acrlsd" if planned else "affinities", planned)
-        if planned is None or problems:
-            return problems
-        size_nm = common_voxel_size(known_volumes(experiment, config)[0])
-        recipe = recipe_to_check(experiment, config, self.name, "acrlsd", size_nm, planned)
-        try:
-            check_lsd_bundle(planned, recipe.targets)
-        except StageError as error:
-            error.where = f"{experiment.path}: train-lsd and train-acrlsd, sigma or volumes"
-            return [error]
-        return []
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
         """torch and its GPUs."""

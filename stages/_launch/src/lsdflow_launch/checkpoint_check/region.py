@@ -19,7 +19,7 @@ from lsdflow_contract.errors import BadData, ConfigError, StageError
 from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_launch.chain import stage_arguments
-from lsdflow_launch.whole import Ask
+from lsdflow_launch.descriptions import Ask
 
 STAGE = "train-acrlsd"
 # Of a volume without a held-out end: enough for some neurons, done in minutes.

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
-from lsdflow_launch.planning.allotment import has_cluster
 from lsdflow_launch.slurm.jobs import ask_slurm
 from lsdflow_launch.slurm.table import cluster_of, job_settings
 
@@ -18,7 +17,7 @@ LIMIT_S = 15.0
 
 def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
     """The partitions there are; of an experiment those that its jobs ask for."""
-    wanted = experiment is not None and has_cluster(experiment)
+    wanted = experiment is not None and experiment.uses_cluster
     try:
         told = ask_slurm(["sinfo", "--noheader", f"--format={FORM}"], LIMIT_S)
     except StageError as error:

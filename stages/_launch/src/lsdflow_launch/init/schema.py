@@ -21,8 +21,8 @@ from lsdflow_contract.experiment import (
 )
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.slurm.table import ClusterTable
-from lsdflow_launch.whole import Ask
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 # What pydantic adds for programs, and what an editor would show twice.

@@ -37,11 +37,6 @@ class Allotment:
     coordinator: Job | None = None
 
 
-def has_cluster(experiment: Experiment) -> bool:
-    """True if the experiment file says anything in [cluster]."""
-    return _says(experiment.tables.get("cluster", {}))
-
-
 def allotment_of(experiment: Experiment, stage: str, facts: Mapping[str, Any], *, on_slurm: bool) -> Allotment:
     """Workers of a stage. ConfigError (78) for a wrong [cluster]."""
     if not on_slurm:
@@ -101,7 +96,3 @@ def _gpus(gres: str) -> int:
     """GPUs of a --gres such as gpu:a100:2,tmp:5."""
     counts = [part.split(":")[1:] for part in gres.split(",") if part.split(":")[0] == "gpu"]
     return sum(int(c[-1]) if c and c[-1].isdigit() else 1 for c in counts)
-
-
-def _says(table: Any) -> bool:
-    return any(_says(value) for value in table.values()) if isinstance(table, dict) else True

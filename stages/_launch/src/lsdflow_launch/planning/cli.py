@@ -12,11 +12,13 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import StageError, StorageFailure, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment, nearest
+from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.planning.evidence import made_in
 from lsdflow_launch.planning.plan import Asked, Plan, make_plan, plans_of
 from lsdflow_launch.planning.stored import compare, store_plan
 from lsdflow_launch.slurm.cli import asker
+from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 LOG = logging.getLogger("lsdflow.plan")
 WHOLE = "experiment"
@@ -40,6 +42,10 @@ def add_plan_verb(app: typer.Typer) -> None:
         prices: Annotated[
             Path | None, typer.Option(help="file with prices (default: prices.toml of the experiment)")
         ] = None,
+        volume_shape: Annotated[
+            str, typer.Option(help="plan for a target of this shape instead: voxels z,y,x, such as 10000,10000,10000")
+        ] = "",
+        workers: Annotated[int, typer.Option(min=0, help="workers of every stage (default: as configured)")] = 0,
         on: Annotated[
             str, typer.Option(help="local or slurm (default: slurm if experiment.toml has a cluster table)")
         ] = "",
@@ -52,20 +58,46 @@ def add_plan_verb(app: typer.Typer) -> None:
     ) -> None:
         """Estimate disk, files, memory, hours and cost of a run from measured blocks; writes DIR/plan.json."""
         with exit_codes(debug, as_json):
-            experiment = load_experiment(folder, override or [])
+            experiment = load_experiment(folder, [*(override or []), *_workers(folder, workers)])
             if on not in PLACES:
                 raise UsageError(f"unknown backend {on!r}", wanted="local or slurm", hint=nearest(on, list(PLACES)))
             if compared:
                 _compare(experiment, as_json)
                 return
-            made = make_plan(experiment, Asked(measure, like, prices, PLACES[on]), asker(experiment))
-            _show(experiment, made, as_json)
+            asked = Asked(measure, like, prices, PLACES[on], _shape(volume_shape))
+            made = make_plan(experiment, asked, asker(experiment))
+            _show(experiment, made, as_json, store=asked.volume_shape is None)
             certain = [warn for warn in made.warnings if warn.certain]
         if certain:
             raise typer.Exit(StorageFailure.exit_code)
 
 
-def _show(experiment: Experiment, plan: Plan, as_json: bool) -> None:
+def _shape(text: str) -> Vox3 | None:
+    """Voxels of "z,y,x". UsageError (2) for anything else."""
+    if not text:
+        return None
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(
+            "not a shape", where="--volume-shape", wanted="voxels z,y,x, such as 10000,10000,10000", found=text
+        )
+    z, y, x = map(int, parts)
+    return z, y, x
+
+
+def _workers(folder: Path, count: int) -> list[str]:
+    """Settings that give every stage so many workers, here and on a cluster."""
+    if not count:
+        return []
+    stages = BLOCK_STAGES if load_experiment(folder).uses_cluster else ()
+    return [
+        f"compute.workers={count}",
+        "compute.runner=daisy",
+        *(f"cluster.{stage}.workers={count}" for stage in stages),
+    ]
+
+
+def _show(experiment: Experiment, plan: Plan, as_json: bool, store: bool) -> None:
     if as_json:
         told: dict[str, Any] = plan.as_dict()
         stages = told.pop("stages")
@@ -74,6 +106,8 @@ def _show(experiment: Experiment, plan: Plan, as_json: bool) -> None:
         from lsdflow_launch.planning.table import plain_console, show_plan
 
         show_plan(plan, plain_console())
+    if not store:
+        return
     try:
         path = store_plan(experiment, plan)
     except StageError as error:

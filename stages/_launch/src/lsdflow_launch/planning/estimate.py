@@ -6,9 +6,8 @@ walltime  work / workers at a time + start of the command + what one process doe
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lsdflow_launch.planning.allotment import Allotment
@@ -27,7 +26,15 @@ from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 NOT_MEASURED = "no block is done, measured (--measure) or known from another experiment (--like)"
 SERIAL = ("segment", "evaluate")
+# What the seconds of blocks grow with: the first of these that both plans hold.
+WORK = ("multiply_adds", "voxels_read_with_context", "voxels")
 MIB = 2**20
+# Python with the libraries of a stage, before it has read a block.
+PROCESS_MIB = 150
+# One of an array and one of rows; what a stage has beyond them are tables and reports, the same for any volume.
+FILES_OF_A_BLOCK = 2
+# Of the seconds that one process is alone, those that do not grow with the volume: libraries, pictures of the report.
+FIXED_SECONDS = {"segment": 1.0, "evaluate": 10.0}
 
 
 @dataclass(frozen=True)
@@ -45,43 +52,21 @@ class StageEstimate:
         return self.numbers.get(name, unknown("not told for this stage"))
 
 
-def estimate(stage: str, evidence: Evidence, allotment: Allotment, roi: bool = False) -> StageEstimate:
-    """All numbers of a stage; roi: the experiment file gives it a part of the volume."""
-    # Of a target without truth evaluate has nothing to count.
-    unplanned = "blocks" not in evidence.here.facts and evidence.here.facts.get("truth", True)
-    if stage in BLOCK_STAGES and unplanned and not roi:
-        evidence = _as_if_like(evidence)
+def estimate(stage: str, evidence: Evidence, allotment: Allotment) -> StageEstimate:
+    """All numbers of a stage."""
     facts, finished = evidence.here.facts, evidence.here.finished
     if stage in BLOCK_STAGES and "blocks" in facts:
         return _of_blocks(stage, evidence, allotment)
-    why = facts.get("not known yet") or facts.get("nothing_to_do")
+    # Of a target without truth evaluate has nothing to count.
+    nothing_to_do = facts.get("nothing_to_do") or ("no truth to compare with" if facts.get("truth") is False else None)
+    why = facts.get("not known yet") or nothing_to_do
     if why or stage in BLOCK_STAGES:
         nothing = unknown(str(why or "its blocks are not known yet"))
-        done = finished or "nothing_to_do" in facts
+        done = finished or nothing_to_do is not None
         return StageEstimate({"seconds": nothing, "walltime_s": nothing}, 0.0 if done else 1.0)
     alone = preparation(evidence) if stage == "prepare" else training(evidence)
     spent = _hours(alone.numbers["seconds"], alone.numbers["walltime_s"], allotment)
     return StageEstimate({**alone.numbers, **spent}, alone.share_left)
-
-
-def _as_if_like(evidence: Evidence) -> Evidence:
-    """A stage whose inputs are not made yet, planned as the other experiment cut it, for the voxels of this target."""
-    like, voxels = evidence.like, evidence.target_voxels
-    if like is None or voxels is None or not like.facts.get("voxels") or not like.finished:
-        return evidence
-    scale = voxels / like.facts["voxels"]
-    passes = {
-        name: {
-            **told,
-            "blocks": math.ceil(told["blocks"] * scale),
-            "voxels": told["voxels"] * scale,
-            "blocks_done": 0,
-            "taken": {},
-        }
-        for name, told in passes_of(like.facts).items()
-    }
-    facts = passes[""] if "" in passes else {**next(iter(passes.values())), "passes": passes}
-    return replace(evidence, here=replace(evidence.here, facts={**facts, "planned_as": like.where}))
 
 
 def _of_blocks(stage: str, evidence: Evidence, allotment: Allotment) -> StageEstimate:
@@ -92,8 +77,8 @@ def _of_blocks(stage: str, evidence: Evidence, allotment: Allotment) -> StageEst
     per_block = max(int(p["blocks"]) for p in passes.values())
     walltime = _walltime(stage, evidence, seconds, min(allotment.workers.count, per_block))
     numbers = {
-        "blocks": Quantity(blocks, _planned_by(stage, evidence)),
-        "voxels": Quantity(next(iter(passes.values()))["voxels"], _planned_by(stage, evidence)),
+        "blocks": Quantity(blocks, f"{stage} plan"),
+        "voxels": Quantity(next(iter(passes.values()))["voxels"], f"{stage} plan"),
         "seconds": seconds,
         "seconds_per_block": seconds.times(1 / blocks),
         "walltime_s": walltime,
@@ -107,18 +92,13 @@ def _of_blocks(stage: str, evidence: Evidence, allotment: Allotment) -> StageEst
     return StageEstimate(numbers, 0.0 if evidence.here.finished else 1 - done / blocks)
 
 
-def _planned_by(stage: str, evidence: Evidence) -> str:
-    like = evidence.here.facts.get("planned_as")
-    return f"blocks as those of {like}" if like else f"{stage} plan"
-
-
 def _seconds(name: str, evidence: Evidence) -> Quantity:
     """Of all blocks of a pass."""
     return first_known(
         (
             _of_finished(name, evidence, evidence.here, "finished blocks of this experiment"),
             _measured_part(name, evidence, "seconds"),
-            *(_of_finished(name, evidence, made, f"finished blocks of {made.where}") for made in _like(evidence)),
+            *(_of_finished(name, evidence, made, f"finished blocks of {made.where}") for made in evidence.like),
         ),
         NOT_MEASURED,
     )
@@ -132,9 +112,10 @@ def _of_finished(name: str, evidence: Evidence, made: Made, what: str) -> Quanti
         return unknown("")
     if has_gpu and noted is not None and noted.gpu_bytes == 0:
         return unknown(f"the {what} were done on the CPU, but its workers have GPUs")
-    per_voxel = taken["seconds_per_block"] * found["blocks"] / found["voxels"]
+    unit = next(unit for unit in WORK if found.get(unit) and plan.get(unit))
     shape = "" if found["block_shape_vox"] == plan["block_shape_vox"] else ", of another shape"
-    return Quantity(per_voxel * plan["voxels"], f"{taken['records']} {what}{shape}")
+    seconds = taken["seconds_per_block"] * found["blocks"] * plan[unit] / found[unit]
+    return Quantity(seconds, f"{taken['records']} {what}{shape}")
 
 
 def _measured_part(name: str, evidence: Evidence, fact: str) -> Quantity:
@@ -167,18 +148,19 @@ def _beside(stage: str, evidence: Evidence) -> Quantity:
     starting, alone = evidence.measured.get("seconds_to_start"), stage in SERIAL
     if starting is not None and not alone:
         return Quantity(starting, "with the start of the command")
-    for made in (evidence.here, *_like(evidence)):
+    for made in (evidence.here, *evidence.like):
         seconds = seconds_beside_blocks(made)
         if seconds is not None:
+            fixed = min(FIXED_SECONDS.get(stage, 0.0), seconds)
             scale = evidence.here.facts["voxels"] / made.facts["voxels"] if alone else 1
-            return Quantity(seconds * scale, f"beside the blocks as {made.where}")
+            return Quantity(fixed + (seconds - fixed) * scale, f"beside the blocks as {made.where}")
     return unknown("the start and what one process does alone is known from --like" if alone else "the start not known")
 
 
 def _read(name: str, evidence: Evidence) -> Quantity:
     """Bytes that a pass reads: of finished blocks here, of the measured one, or of those of another experiment."""
     plan = passes_of(evidence.here.facts)[name]
-    elsewhere = [_read_by_attempts(name, made, plan) for made in _like(evidence)]
+    elsewhere = [_read_by_attempts(name, made, plan) for made in evidence.like]
     here = _read_by_attempts(name, evidence.here, plan)
     return first_known((here, _measured_part(name, evidence, "bytes_read"), *elsewhere), NOT_MEASURED)
 
@@ -198,11 +180,20 @@ def _on_disk(evidence: Evidence, counted: str, fact: str, blocks: int, done: int
     if done and here.disk.complete:
         found.append(Quantity(getattr(here.disk, counted) * blocks / done, f"on the disk, of {done} finished blocks"))
     found.append(total(_measured_part(name, evidence, fact) for name in passes_of(here.facts)))
-    for made in _like(evidence):
+    for made in evidence.like:
         if made.finished and made.disk.complete and "voxels" in made.facts:
-            scale = here.facts["voxels"] / made.facts["voxels"]
-            found.append(Quantity(getattr(made.disk, counted) * scale, f"on the disk of {made.where}"))
+            number = _grown_on_disk(getattr(made.disk, counted), fact, made.facts, here.facts)
+            found.append(Quantity(number, f"on the disk of {made.where}"))
     return first_known(found, NOT_MEASURED)
+
+
+def _grown_on_disk(counted: float, fact: str, found: Facts, plan: Facts) -> float:
+    """Bytes or files of a plan, from those counted of another one: bytes by those of its arrays, files by blocks."""
+    if fact == "files" and "blocks" in plan:
+        each = min(counted // found["blocks"], FILES_OF_A_BLOCK)
+        return float(counted + each * (plan["blocks"] - found["blocks"]))
+    unit = "bytes_out_uncompressed" if found.get("bytes_out_uncompressed") else "voxels"
+    return float(counted * plan[unit] / found[unit])
 
 
 def _rss(passes: Mapping[str, Facts], evidence: Evidence) -> Quantity:
@@ -211,17 +202,26 @@ def _rss(passes: Mapping[str, Facts], evidence: Evidence) -> Quantity:
     found = [Quantity(max(here) * MIB, "most of the finished blocks of this experiment")] if here else []
     if evidence.measured.get("peak_rss_mib"):
         found.append(Quantity(evidence.measured["peak_rss_mib"] * MIB, "the process that measured one block"))
-    for made in _like(evidence):
+    for made in evidence.like:
         same = made.facts.get("block_shape_vox") == evidence.here.facts["block_shape_vox"]
         taken = made.facts.get("taken") or taken_as_a_whole(made)
         if taken and same:
             found.append(Quantity(taken["peak_rss_mib"] * MIB, f"most of the finished blocks of {made.where}"))
-        elif taken:
-            found.append(unknown(f"blocks of {made.where} have another shape"))
     computed = evidence.here.facts.get("main_memory_per_worker_bytes")
     if computed:
         found.append(Quantity(computed, "computed from the network, the tile and the block; not measured"))
+    found += [_scaled_rss(made, evidence.here) for made in evidence.like]
     return first_known(found, NOT_MEASURED)
+
+
+def _scaled_rss(made: Made, here: Made) -> Quantity:
+    """What blocks of another shape took, beyond the process itself, by the voxels that a block reads."""
+    taken = made.facts.get("taken") or taken_as_a_whole(made)
+    read = [m.facts.get("voxels_read_with_context", 0) / max(1, m.facts.get("blocks", 0)) for m in (made, here)]
+    if not taken or not all(read):
+        return unknown(NOT_MEASURED)
+    of_blocks = max(taken["peak_rss_mib"] - PROCESS_MIB, 0.0) * read[1] / read[0]
+    return Quantity((PROCESS_MIB + of_blocks) * MIB, f"finished blocks of {made.where}, of another shape")
 
 
 def _vram(evidence: Evidence) -> Quantity:
@@ -229,7 +229,7 @@ def _vram(evidence: Evidence) -> Quantity:
     facts, peak = evidence.here.facts, evidence.measured.get("device_peak_mib")
     if peak is not None:
         return Quantity(peak * MIB, f"one block measured on {evidence.measured.get('device_name', 'the GPU')}")
-    for made in (evidence.here, *_like(evidence)):
+    for made in (evidence.here, *evidence.like):
         keys = [str(p.get("key", "")) for p in passes_of(made.facts).values()]
         held = [taken.gpu_bytes for key in keys if (taken := of_key(made.attempts, key)) is not None]
         if any(held):
@@ -249,8 +249,3 @@ def _hours(seconds: Quantity, walltime: Quantity, allotment: Allotment) -> dict[
         "cpu_hours": Quantity(held.value, held.source, held.at_least).times(1 / 3600),
         "gpu_hours": seconds.times(workers.gpus / 3600) if workers.gpus else Quantity(0, "no GPU is used"),
     }
-
-
-def _like(evidence: Evidence) -> Iterator[Made]:
-    if evidence.like is not None:
-        yield evidence.like

@@ -2,7 +2,7 @@
 
 1. here      blocks that are done already (`<stage> plan`: taken), bytes on the disk
 2. measured  a block, or some steps of a training, done into a throw-away folder (`<stage> measure`)
-3. like      a finished experiment that the user names, scaled by voxels
+3. like      a finished experiment that the user names, or the recorded one (recorded.py), scaled by the work to do
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.planning.attempts_taken import Taken, taken_by_attempts
 from lsdflow_launch.planning.disk_use import DiskUse, disk_use, made_by
 from lsdflow_launch.slurm.table import BLOCK_STAGES
-from lsdflow_launch.whole import Ask
 
 LOG = logging.getLogger("lsdflow.plan")
 Facts = dict[str, Any]
@@ -50,13 +50,12 @@ class Made:
 class Evidence:
     """All that is known of one stage. `measured` and `like` are empty where nothing was.
 
-    target_voxels: of the volume to segment, as prepare tells it. has_gpu: those who will do the work have GPUs.
+    like: the stage in other experiments, the best to compare with first. has_gpu: the workers will have GPUs.
     """
 
     here: Made
     measured: Facts = field(default_factory=dict)
-    like: Made | None = None
-    target_voxels: int | None = None
+    like: tuple[Made, ...] = ()
     has_gpu: bool = False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,20 +9,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import StageError
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_command.cores import available_cores
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.geometry import Vox3
 from lsdflow_launch.chain import stage_arguments, stages_of
-from lsdflow_launch.planning.allotment import Allotment, allotment_of, has_cluster
-from lsdflow_launch.planning.disk_use import Room, room_in
+from lsdflow_launch.descriptions import (
+    TRAININGS,
+    Ask,
+    ask_described,
+    descriptions_of,
+    finished_stages,
+    resize_target,
+)
+from lsdflow_launch.planning.allotment import Allotment, allotment_of
+from lsdflow_launch.planning.disk_use import DiskUse, Room, room_in
 from lsdflow_launch.planning.estimate import StageEstimate, estimate
 from lsdflow_launch.planning.evidence import Evidence, Facts, Made, made_in, measure, require_finished_something
 from lsdflow_launch.planning.limits import Warn, warnings_of
 from lsdflow_launch.planning.prices import cost_of, read_prices
 from lsdflow_launch.planning.quantity import Quantity, total
+from lsdflow_launch.planning.recorded import recorded_run
 from lsdflow_launch.slurm.table import BLOCK_STAGES
-from lsdflow_launch.whole import Ask
 
 HOURS = ("cpu_hours", "gpu_hours")
+MISSING = {"exit_code": MissingInput.exit_code}
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Asked:
     like: Path | None = None
     prices: Path | None = None
     on_slurm: bool | None = None
+    volume_shape: Vox3 | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +104,11 @@ def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
     Raises what experiment and prices file raise, MissingInput (66) for a --like of which nothing has finished.
     """
     prices = read_prices(experiment, asked.prices)
-    on_slurm = has_cluster(experiment) if asked.on_slurm is None else asked.on_slurm
+    on_slurm = experiment.uses_cluster if asked.on_slurm is None else asked.on_slurm
     evidence = _gather(experiment, asked, ask)
     allotments = {s: allotment_of(experiment, s, e.here.facts, on_slurm=on_slurm) for s, e in evidence.items()}
     evidence = {s: replace(e, has_gpu=allotments[s].workers.gpus > 0) for s, e in evidence.items()}
-    estimates = {s: estimate(s, evidence[s], allotments[s], _has_roi(experiment, s)) for s in evidence}
+    estimates = {s: estimate(s, evidence[s], allotments[s]) for s in evidence}
     facts = {stage: e.here.facts for stage, e in evidence.items()}
     plan = Plan(facts, estimates, allotments, room_in(experiment.layout.root), on_slurm, [])
     plan.warnings.extend(warnings_of(experiment, plan))
@@ -109,37 +120,53 @@ def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
     return Plan(facts, estimates, allotments, plan.room, on_slurm, plan.warnings, plan.costs, currency)
 
 
-def plans_of(experiment: Experiment, ask: Ask) -> dict[str, Facts]:
-    """What each stage would do; a stage whose inputs are not made yet says so."""
-    stages = stages_of(experiment)
-    with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda stage: _plan_of_stage(experiment, stage, ask), stages)
-        return dict(zip(stages, answers, strict=True))
+def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None) -> dict[str, Facts]:
+    """What each stage would do; one whose inputs are not made yet plans from descriptions of them.
+
+    target_shape: plan for a target of this shape instead (voxels, z, y, x), as if nothing but the networks were made.
+    """
+    stages, finished = stages_of(experiment), finished_stages(experiment)
+    if target_shape is not None:
+        finished = [stage for stage in finished if stage in TRAININGS]
+    with_inputs = stages if stages[0] in finished else finished
+    if target_shape is None and stages[0] not in with_inputs:
+        with_inputs = [stages[0], *with_inputs]
+    with ThreadPoolExecutor(available_cores()) as pool:
+        answers = pool.map(lambda stage: _answer(experiment, stage, ask), with_inputs)
+        found = dict(zip(with_inputs, answers, strict=True))
+    unknown = [stage for stage in stages if found.get(stage, MISSING).get("exit_code") == MissingInput.exit_code]
+    if unknown:
+        last = stages.index(unknown[-1])
+        with descriptions_of(experiment, finished) as layout:
+            for stage in (s for s in stages[: last + 1] if s not in finished):
+                described = ask_described(experiment, "plan", stage, layout, ask)
+                if stage in unknown:
+                    found[stage] = described
+                if stage == stages[0] and target_shape is not None:
+                    found[stage] = resize_target(layout, described, target_shape)
+    return {s: {"not known yet": found[s]["what"]} if "exit_code" in found[s] else found[s] for s in stages}
 
 
-def _plan_of_stage(experiment: Experiment, stage: str, ask: Ask) -> Facts:
+def _answer(experiment: Experiment, stage: str, ask: Ask) -> Facts:
     try:
         told: Facts = ask(stage, stage_arguments("plan", experiment))
     except StageError as error:
         told = error.as_dict()
-    return {"not known yet": told["what"]} if "exit_code" in told else told
+    return told
 
 
 def _gather(experiment: Experiment, asked: Asked, ask: Ask) -> dict[str, Evidence]:
-    here = {stage: made_in(experiment, stage, facts) for stage, facts in plans_of(experiment, ask).items()}
-    like = _like(asked.like, ask)
+    facts = plans_of(experiment, ask, asked.volume_shape)
+    like = [_like(asked.like, ask)]
+    if asked.volume_shape is None:
+        here = {stage: made_in(experiment, stage, told) for stage, told in facts.items()}
+    else:
+        here = {stage: Made(told, DiskUse()) for stage, told in facts.items()}
+        like.append(_made_in(experiment, ask))
     measured = measure(experiment, _stages_to_measure(here), ask) if asked.measure else {}
-    voxels = _target_voxels(here[STAGES[0]].facts)
-    return {stage: Evidence(made, measured.get(stage, {}), like.get(stage), voxels) for stage, made in here.items()}
-
-
-def _has_roi(experiment: Experiment, stage: str) -> bool:
-    return bool(experiment.tables.get(stage, {}).get("roi"))
-
-
-def _target_voxels(prepared: Facts) -> int | None:
-    target = prepared.get("target")
-    return math.prod(target["shape_vox"]) if isinstance(target, dict) else None
+    like.append(recorded_run())
+    known = {stage: [made[stage] for made in like if stage in made and made[stage].finished] for stage in here}
+    return {stage: Evidence(made, measured.get(stage, {}), tuple(known[stage])) for stage, made in here.items()}
 
 
 def _stages_to_measure(here: Mapping[str, Made]) -> list[str]:
@@ -153,6 +180,10 @@ def _like(folder: Path | None, ask: Ask) -> dict[str, Made]:
     if folder is None:
         return {}
     other = load_experiment(folder)
-    made = {stage: made_in(other, stage, facts, str(folder)) for stage, facts in plans_of(other, ask).items()}
+    made = _made_in(other, ask, str(folder))
     require_finished_something(other, made)
     return made
+
+
+def _made_in(experiment: Experiment, ask: Ask, where: str = "this experiment") -> dict[str, Made]:
+    return {stage: made_in(experiment, stage, facts, where) for stage, facts in plans_of(experiment, ask).items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from lsdflow_launch.planning.quantity import Quantity, first_known, unknown
 
 NOT_MEASURED = "not known before it has run, here or in another experiment (--like)"
 MIB = 2**20
+CHUNK_VOX = 64
 SAME_TRAINING = ("kind", "raw_shape_vox", "output_shape_vox", "patches_per_step", "device")
 
 
@@ -28,14 +30,14 @@ def preparation(evidence: Evidence) -> Alone:
     volumes = _volumes(here.facts)
     expected = sum(volume["bytes_expected"] for volume in volumes.values())
     left = sum(v["bytes_expected"] for v in volumes.values() if not v.get("done"))
-    found = [_of_bytes(made, expected) for made in (here, evidence.like) if made is not None]
+    found = [_of_bytes(made, expected) for made in (here, *evidence.like)]
     seconds = first_known(found, NOT_MEASURED)
     numbers = {
         "seconds": seconds,
         "walltime_s": seconds,
         "voxels": Quantity(_voxels(volumes.values()), "prepare plan"),
-        "bytes_written": _counted(here, "size_bytes") or Quantity(expected, "computed by prepare"),
-        "files": _counted(here, "files") or unknown(NOT_MEASURED),
+        "bytes_written": first_known((_counted(here, "size_bytes"), Quantity(expected, "computed by prepare")), ""),
+        "files": first_known((_counted(here, "files"), _files_of_chunks(volumes.values())), NOT_MEASURED),
     }
     return Alone(numbers, 0.0 if here.finished else left / expected if expected else 1.0)
 
@@ -45,10 +47,7 @@ def training(evidence: Evidence) -> Alone:
     here = evidence.here
     wanted, minutes = here.facts.get("max_iteration"), here.facts.get("max_minutes")
     found = [_of_iterations(here, wanted), _of_measured(evidence, wanted)]
-    if evidence.like is not None:
-        same = all(evidence.like.facts.get(key) == here.facts.get(key) for key in SAME_TRAINING)
-        other = unknown(f"the training of {evidence.like.where} is another one (patches, network or device)")
-        found.append(_of_iterations(evidence.like, wanted) if same else other)
+    found += [_of_other(made, here, wanted) for made in evidence.like]
     seconds = first_known(found, NOT_MEASURED)
     if evidence.has_gpu and here.facts.get("device") == "cpu":
         # Which device it was on is not recorded: this machine, which tells "cpu", may be a login node.
@@ -56,14 +55,13 @@ def training(evidence: Evidence) -> Alone:
     if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
         seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
     done = int(here.facts.get("done_iterations") or 0)
-    like = evidence.like
-    size = _counted(here, "size_bytes") or (like and _counted(like, "size_bytes")) or unknown(NOT_MEASURED)
+    made = (here, *evidence.like)
     numbers = {
         "iterations": Quantity(wanted, "train plan") if wanted else unknown("no max_iteration"),
         "seconds": seconds,
         "walltime_s": seconds,
-        "bytes_written": size,
-        "files": _counted(here, "files") or (like and _counted(like, "files")) or unknown(NOT_MEASURED),
+        "bytes_written": first_known((_counted(one, "size_bytes") for one in made), NOT_MEASURED),
+        "files": first_known((_counted(one, "files") for one in made), NOT_MEASURED),
         **_memory(evidence),
     }
     return Alone(numbers, 0.0 if here.finished else max(0.0, 1 - done / wanted) if wanted else 1.0)
@@ -74,6 +72,18 @@ def _of_iterations(made: Made, wanted: Any) -> Quantity:
     if not speed or not wanted:
         return unknown("")
     return Quantity(wanted / speed, f"{made.where}: {made.manifest.get('iteration')} iterations, {speed} a second")
+
+
+def _of_other(made: Made, here: Made, wanted: Any) -> Quantity:
+    """As fast as a training of another experiment, on the same kind of device; a larger network is slower."""
+    if made.facts.get("device") != here.facts.get("device"):
+        return unknown(f"the training of {made.where} ran on another kind of device ({made.facts.get('device')})")
+    speed, theirs, ours = _of_iterations(made, wanted), made.facts.get("multiply_adds"), here.facts.get("multiply_adds")
+    if all(made.facts.get(key) == here.facts.get(key) for key in SAME_TRAINING):
+        return speed
+    if not theirs or not ours:
+        return unknown(f"the training of {made.where} is another one (patches or network)")
+    return speed.times(ours / theirs, ", for a network and patch of another size")
 
 
 def _of_measured(evidence: Evidence, wanted: Any) -> Quantity:
@@ -113,10 +123,16 @@ def _of_bytes(made: Made, expected: float) -> Quantity:
     return Quantity(made.seconds * expected / theirs, f"{made.where}: {theirs / 1e6:.0f} MB in {made.seconds:.0f} s")
 
 
-def _counted(made: Made, what: str) -> Quantity | None:
+def _counted(made: Made, what: str) -> Quantity:
     if made.finished and made.disk.complete:
         return Quantity(getattr(made.disk, what), f"on the disk ({made.where})")
-    return None
+    return unknown("")
+
+
+def _files_of_chunks(volumes: Iterable[Any]) -> Quantity:
+    """A file for each chunk of raw, labels and mask."""
+    chunks = [math.prod(-(-n // CHUNK_VOX) for n in v["shape_vox"]) * (3 if v.get("labelled") else 1) for v in volumes]
+    return Quantity(sum(chunks), "computed from chunks of 64 x 64 x 64 voxels")
 
 
 def _volumes(facts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from lsdflow_launch.planning.plan import HOURS, Plan
 from lsdflow_launch.planning.quantity import Quantity
+from lsdflow_launch.planning.recorded import NAME, origin_of_recorded_run
 from lsdflow_launch.planning.stored import Comparison
 from lsdflow_launch.planning.wording import count, duration, hours, money, size
 
@@ -34,9 +35,9 @@ WORDS |= {"rss_per_worker_bytes": ("RAM", size), "bytes_written": ("written", si
 
 
 def shown(quantity: Quantity, text: Callable[[float], str]) -> str:
-    """'?' for what is not known, '>' before a sum of which a part is not known."""
+    """A number as text; '>' before a sum of which a part is not known. Below the table it says why one is not known."""
     if quantity.value is None or (quantity.value == 0 and quantity.at_least):
-        return "?"
+        return "not known"
     return f"{'> ' if quantity.at_least else ''}{text(quantity.value)}"
 
 
@@ -98,6 +99,8 @@ def _sources(plan: Plan) -> Iterator[str]:
             yield f"    RAM: {other.source}"
         if estimate["bytes_written"].value is not None:
             yield f"    written: {estimate['bytes_written'].source}"
+    if any(NAME in number.source for estimate in plan.estimates.values() for number in estimate.numbers.values()):
+        yield f"  {NAME}: {origin_of_recorded_run()}"
 
 
 def _totals(plan: Plan) -> Iterator[str]:

@@ -79,11 +79,11 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
                 code = max(add_workers(experiment, s, n, dry_run=dry_run) for s, n in wanted.items())
             else:
                 cluster_of(experiment)
+                if not dry_run:
+                    refuse_if_queued(experiment)
                 ask = asker(experiment)
                 stages = stages_of(experiment, first, last)
                 show_problems(experiment, ask, Wanted(replace, stages, in_images=ask is ask_stage))
-                if not dry_run:
-                    refuse_if_queued(experiment)
                 code = submit_chain(experiment, first, last, dry_run=dry_run, replace=replace)
         _tell_submission(experiment, code, dry_run, as_json)
         raise typer.Exit(code)

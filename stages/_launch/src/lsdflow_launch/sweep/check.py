@@ -25,12 +25,12 @@ from lsdflow_contract.experiment import (
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.slurm.table import ClusterTable, cluster_of
 from lsdflow_launch.sweep.file import TABLES, Sweep
 from lsdflow_launch.sweep.grid import Run
 from lsdflow_launch.sweep.text import experiment_text_of
 from lsdflow_launch.sweep.tree import planned_runs
-from lsdflow_launch.whole import Ask
 
 LOG = logging.getLogger("lsdflow.sweep")
 _MODELS: dict[str, type[StrictModel]] = {

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsdflow_command.cores import available_cores
-from lsdflow_contract.described import Described, read_described
-from lsdflow_contract.errors import MadeOtherwise, MissingInput, NotInstalled, StageError, UsageError
+from lsdflow_contract.errors import MadeOtherwise, MissingInput, NotInstalled, StageError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import read_json
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.descriptions import Ask, ask_described, described_bytes, descriptions_of, finished_stages
+from lsdflow_launch.planning.disk_use import made_by
 from lsdflow_launch.telling.ending import outcome_of
-from lsdflow_launch.whole import Ask, whole_problems
+from lsdflow_launch.whole import whole_problems
 
 WHOLE = "experiment"
 
@@ -52,41 +53,46 @@ class Wanted:
 def problems_of(
     experiment: Experiment, ask: Ask = ask_stage, wanted: Wanted | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """All problems that the stages find, by stage, and those of the experiment as a whole; writes nothing."""
+    """All problems that the stages find, by stage, and those of the experiment as a whole; leaves nothing behind.
+
+    A stage whose inputs are not made yet is checked against descriptions of them; stages behind the last that is to
+    run are not checked.
+    """
     wanted = wanted or Wanted()
-    stages, first = stages_of(experiment), stages_of(experiment)[0]
-    with ThreadPoolExecutor(available_cores()) as pool:
-        of_sources = pool.submit(ask, first, stage_arguments("validate", experiment))
-        described = _described(experiment, ask)
-        whole = pool.submit(whole_problems, experiment, described, wanted.in_images)
-        answers = pool.map(lambda stage: _validated(ask, stage, experiment, described), stages[1:])
-        found = dict(zip(stages, (of_sources.result(), *answers), strict=True))
-    listed = {stage: answer if isinstance(answer, list) else [answer] for stage, answer in found.items()}
-    told = {
-        s: [p for p in problems if not (_made_later(p, s, experiment) or wanted.gives_way(p, s))]
-        for s, problems in listed.items()
-    }
-    return {**told, WHOLE: whole.result()}
+    stages, finished = stages_of(experiment, last=(wanted.stages or STAGES)[-1]), finished_stages(experiment)
+    with_inputs = stages if stages[0] in finished else stages[:1]
+    with ThreadPoolExecutor(available_cores()) as pool, descriptions_of(experiment, finished) as layout:
+        of_results = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), with_inputs)
+        of_descriptions = _validated_in_turn(experiment, layout, [s for s in stages if s not in finished], ask)
+        found = of_descriptions | dict(zip(with_inputs, map(_listed, of_results), strict=True))
+        to_come = {s: described_bytes(layout, s) for s in of_descriptions if not _is_begun(experiment, s)}
+    told = {}
+    for stage in stages:
+        if any(_made_later(problem, stage, experiment) for problem in found[stage]):
+            found[stage] = of_descriptions.get(stage, found[stage])
+        told[stage] = [p for p in found[stage] if not (_made_later(p, stage, experiment) or wanted.gives_way(p, stage))]
+    return {**told, WHOLE: whole_problems(experiment, to_come, wanted.in_images)}
 
 
-def _described(experiment: Experiment, ask: Ask) -> Described:
-    """The volumes that prepare makes; none where it cannot tell (its settings are wrong, or an older image)."""
-    told = ask(STAGES[0], stage_arguments("describe", experiment))
-    try:
-        return read_described(json.dumps(told))
-    except UsageError:
-        return {}
+def _validated_in_turn(
+    experiment: Experiment, layout: ExperimentLayout, stages: Sequence[str], ask: Ask
+) -> dict[str, list[dict[str, Any]]]:
+    """The problems of each stage, found against the descriptions that the stages before it leave."""
+    found = {}
+    for stage in stages:
+        # prepare reads the sources for its own check; a description needs their metadata alone
+        answer = ask_described(experiment, "plan" if stage == STAGES[0] else "validate", stage, layout, ask)
+        found[stage] = _listed(answer)
+    return found
 
 
-def _validated(ask: Ask, stage: str, experiment: Experiment, described: Described) -> Any:
-    """The problems that a stage finds. It is given the description of volumes that are not made yet."""
-    words = stage_arguments("validate", experiment)
-    if not described or experiment.layout.manifest(STAGES[0]).exists():
-        return ask(stage, words)
-    told = {label: volume.model_dump(mode="json") for label, volume in described.items()}
-    answer = ask(stage, [*words, "--described", json.dumps(told)])
-    is_older = isinstance(answer, dict) and answer.get("exit_code") == UsageError.exit_code
-    return ask(stage, words) if is_older else answer
+def _is_begun(experiment: Experiment, stage: str) -> bool:
+    """True if a stage has left something: its room on the disk is partly taken already."""
+    return any(folder.exists() for folder in made_by(experiment.layout, stage))
+
+
+def _listed(answer: Any) -> list[dict[str, Any]]:
+    return answer if isinstance(answer, list) else [answer]
 
 
 def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
-from lsdflow_contract.described import DescribedVolume
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Geometry, Nm3
@@ -59,12 +58,6 @@ def _training_volume(path: Path) -> TrainingVolume:
         labels=_box_on(raw, labels, path / LABELS.dataset),
         mask=_box_on(raw, _geometry(path, MASK), path / MASK.dataset) if has_mask else None,
     )
-
-
-def described_volume(name: str, described: DescribedVolume) -> TrainingVolume:
-    """A volume that prepare has still to make; its mask is not known. `path` is that of its raw source."""
-    box = described.geometry.box
-    return TrainingVolume(name, Path(described.where), described.voxel_size_nm, raw=box, labels=box, mask=None)
 
 
 def validation_slab(labels: Box, fraction: float) -> Box | None:

@@ -1,0 +1,110 @@
+"""Planning and checking stages whose inputs are not made yet, from descriptions of these inputs.
+
+    experiment            descriptions (a folder for the time of the question)
+    prepare   finished -> link to its volumes
+    train-lsd             bundle without weights          <- train-lsd plan --descriptions FOLDER
+    predict               arrays without voxels           <- predict plan --descriptions FOLDER
+    ...
+
+Every stage reads there what earlier stages left or described, plans or validates as always, and leaves its own
+description.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.sealing import seal_array
+from lsdflow_launch.chain import stage_arguments, stages_of
+
+Ask = Callable[[str, Sequence[str]], Any]
+PREFIX = ".descriptions-"
+TRAININGS = ("train-lsd", "train-acrlsd")
+
+
+@contextmanager
+def descriptions_of(experiment: Experiment, finished: Sequence[str]) -> Iterator[ExperimentLayout]:
+    """A folder that holds what finished stages left, as links; removed at the end.
+
+    It lies in the experiment, where containers find it; where that cannot be written, among temporary files.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=experiment.layout.root))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    try:
+        layout = ExperimentLayout(folder)
+        for stage in finished:
+            _link_results(experiment, stage, layout)
+        if experiment.layout.store.exists():
+            layout.store.symlink_to(experiment.layout.store.absolute())
+        yield layout
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def finished_stages(experiment: Experiment) -> list[str]:
+    """The stages that the chain can go on from: all until the first unfinished one, and trained networks."""
+    found: list[str] = []
+    complete = True
+    for stage in stages_of(experiment):
+        done = _is_finished(experiment, stage)
+        complete = complete and done
+        if complete or (done and stage in TRAININGS):
+            found.append(stage)
+    return found
+
+
+def ask_described(experiment: Experiment, verb: str, stage: str, layout: ExperimentLayout, ask: Ask) -> Any:
+    """The answer of a stage in the folder of descriptions, where it leaves its own; paths are the experiment's."""
+    answer = ask(stage, [*stage_arguments(verb, experiment), "--descriptions", str(layout.root)])
+    return json.loads(json.dumps(answer).replace(str(layout.root), str(experiment.layout.root)))
+
+
+def resize_target(layout: ExperimentLayout, planned: dict[str, Any], shape_vox: Vox3) -> dict[str, Any]:
+    """Give the described target another shape; the plan of prepare with that target alone."""
+    for path in layout.target_volume.glob("**/.zarray"):
+        write_json(path, {**read_json(path), "shape": list(shape_vox)})
+        seal_array(path.parent)
+    target = planned["target"]
+    scale = math.prod(shape_vox) / math.prod(target["shape_vox"])
+    return {"target": {**target, "shape_vox": shape_vox, "bytes_expected": target["bytes_expected"] * scale}}
+
+
+def described_bytes(layout: ExperimentLayout, stage: str) -> float:
+    """The bytes that a described stage is expected to write; 0 if it is not described."""
+    try:
+        facts: Mapping[str, Any] = read_manifest(layout, stage).facts
+    except StageError:
+        return 0.0
+    return float(facts.get("bytes_expected", 0.0))
+
+
+def _is_finished(experiment: Experiment, stage: str) -> bool:
+    with suppress(StageError):
+        read_manifest(experiment.layout, stage)
+        return True
+    return False
+
+
+def _link_results(experiment: Experiment, stage: str, layout: ExperimentLayout) -> None:
+    manifest = read_manifest(experiment.layout, stage)
+    for output in manifest.outputs.values():
+        link = layout.root / output
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to((experiment.layout.root / output).absolute())
+    layout.manifest(stage).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(experiment.layout.manifest(stage), layout.manifest(stage))

@@ -1,0 +1,139 @@
+"""Plans and checks of a chain that has not run: real stages, real metadata, no voxel read or written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.descriptions import PREFIX, descriptions_of, finished_stages
+from lsdflow_launch.init.demo import make_demo
+
+BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small experiment, of which nothing has run."""
+    folder = tmp_path_factory.mktemp("fresh") / "demo"
+    make_demo(folder, (60, 70, 80), seed=3, mode="acrlsd")
+    return folder
+
+
+def lsdflow(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(os.environ.get("LSDFLOW_BIN", "bin")) / "lsdflow"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def plan(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    done = lsdflow("plan", str(folder), "--json", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def files_of(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.name != "plan.json"}
+
+
+def test_every_stage_of_a_fresh_experiment_is_planned_and_nothing_is_left_behind(fresh: Path) -> None:
+    before = files_of(fresh)
+    told = plan(fresh)
+    assert files_of(fresh) == before
+    target = told["prepare"]["target"]["shape_vox"]
+    for stage in BLOCK_STAGES:
+        assert told[stage]["voxels"] == math.prod(target), stage
+        assert told[stage]["blocks"] >= 1
+        for number in ("bytes_written", "files", "seconds", "rss_per_worker_bytes"):
+            assert told[stage]["estimate"][number]["value"] is not None, (stage, number)
+    assert told["predict"]["bytes_out_uncompressed"] >= 3 * math.prod(target)
+    assert told["train-acrlsd"]["voxel_size_nm"] == [10, 10, 10]
+
+
+def test_a_plan_for_a_volume_of_another_shape_needs_no_such_volume(fresh: Path) -> None:
+    shape = (4000, 5000, 6000)
+    told = plan(fresh, "--volume-shape", "4000,5000,6000", "--workers", "20", code=74)  # no such disk here
+    voxels = math.prod(shape)
+    assert [told[stage]["voxels"] for stage in BLOCK_STAGES] == [voxels] * len(BLOCK_STAGES)
+    assert told["watershed"]["blocks"] == np.prod(
+        [-(-n // b) for n, b in zip(shape, told["watershed"]["block_shape_vox"], strict=True)]
+    )
+    estimate = told["predict"]["estimate"]
+    assert estimate["walltime_s"]["value"] == pytest.approx(estimate["seconds"]["value"] / 20, rel=0.05)
+    assert (
+        not (fresh / "plan.json").exists()
+        or json.loads((fresh / "plan.json").read_text())["stages"]["predict"]["voxels"]["value"] != voxels
+    )
+
+
+@pytest.mark.parametrize("text", ["100,100", "a,b,c", "0,1,1"])
+def test_what_is_no_shape_is_refused(fresh: Path, text: str) -> None:
+    done = lsdflow("plan", str(fresh), "--volume-shape", text)
+    assert (done.returncode, "not a shape" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "stage", "said"),
+    [
+        ("predict.tile_shape=1 nm", "predict", "predict.tile_shape"),
+        ("predict.roi.shape=100000 vox", "predict", "predict.roi"),
+        ("watershed.block_shape=105 nm", "watershed", "watershed.block_shape"),
+        ("agglomerate.super_block=7 vox", "agglomerate", "super-block"),
+        ("segment.roi.shape=100000 vox", "segment", "segment.roi"),
+        ("train-lsd.input_shape_vox=[83, 83, 83]", "train-lsd", "input shape"),
+    ],
+)
+def test_validate_finds_what_only_the_stages_before_could_tell(
+    fresh: Path, setting: str, stage: str, said: str
+) -> None:
+    done = lsdflow("validate", str(fresh), "--json", "--set", setting)
+    found = json.loads(done.stdout)
+    assert done.returncode == 78, found
+    assert [s for s in STAGES if found.get(s)] == [stage]
+    assert said in json.dumps(found[stage])
+    assert PREFIX not in done.stdout
+
+
+def test_a_wrong_setting_does_not_hide_those_of_later_stages(fresh: Path) -> None:
+    wrong = ("train-lsd.input_shape_vox=[83, 83, 83]", "agglomerate.super_block=7 vox")
+    found = json.loads(lsdflow("validate", str(fresh), "--json", *(w for s in wrong for w in ("--set", s))).stdout)
+    assert [stage for stage in STAGES if found.get(stage)] == ["train-lsd", "agglomerate"]
+
+
+def test_descriptions_beside_finished_results_leave_them_as_they_are(fresh: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    make_demo(folder, (60, 70, 80), seed=3, mode="acrlsd")
+    experiment = load_experiment(folder)
+    ask_stage("prepare", ["run", "--experiment", str(folder), "--json"])
+    assert finished_stages(experiment) == ["prepare"]
+    before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")}
+    told = plan(folder)
+    assert told["segment"]["blocks"] >= 1
+    assert {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")} == before
+
+
+def test_where_the_experiment_cannot_be_written_descriptions_go_elsewhere(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    real = tempfile.mkdtemp
+
+    def refuse(prefix: str = "", dir: Path | None = None) -> str:  # noqa: A002 - the name of tempfile
+        if dir is not None:
+            raise PermissionError(13, "read-only")
+        return real(prefix=prefix)
+
+    monkeypatch.setattr("lsdflow_launch.descriptions.tempfile.mkdtemp", refuse)
+    with descriptions_of(load_experiment(fresh), []) as layout:
+        assert not layout.root.is_relative_to(fresh)
+        assert layout.root.is_dir()
+    assert not layout.root.exists()
