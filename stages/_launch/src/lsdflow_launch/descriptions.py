@@ -29,6 +29,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import seal_array
 from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.planning.disk_use import made_by
 
 Ask = Callable[[str, Sequence[str]], Any]
 PREFIX = ".descriptions-"
@@ -66,6 +67,18 @@ def finished_stages(experiment: Experiment) -> list[str]:
         if complete or (done and stage in TRAININGS):
             found.append(stage)
     return found
+
+
+def stages_to_ask(experiment: Experiment, finished: Sequence[str]) -> list[str]:
+    """The stages that can tell of their own results or inputs: the others wait for the first unfinished stage."""
+    stages = stages_of(experiment)
+    first = next((stage for stage in stages if stage not in finished), None)
+    return [stage for stage in stages if stage in finished or stage == first or is_begun(experiment, stage)]
+
+
+def is_begun(experiment: Experiment, stage: str) -> bool:
+    """True if a stage has left something: its room on the disk is partly taken already."""
+    return any(folder.exists() for folder in made_by(experiment.layout, stage))
 
 
 def ask_described(experiment: Experiment, verb: str, stage: str, layout: ExperimentLayout, ask: Ask) -> Any:

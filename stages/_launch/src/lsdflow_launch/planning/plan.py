@@ -21,6 +21,7 @@ from lsdflow_launch.descriptions import (
     descriptions_of,
     finished_stages,
     resize_target,
+    stages_to_ask,
 )
 from lsdflow_launch.planning.allotment import Allotment, allotment_of
 from lsdflow_launch.planning.disk_use import DiskUse, Room, room_in
@@ -128,9 +129,7 @@ def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None)
     stages, finished = stages_of(experiment), finished_stages(experiment)
     if target_shape is not None:
         finished = [stage for stage in finished if stage in TRAININGS]
-    with_inputs = stages if stages[0] in finished else finished
-    if target_shape is None and stages[0] not in with_inputs:
-        with_inputs = [stages[0], *with_inputs]
+    with_inputs = stages_to_ask(experiment, finished) if target_shape is None else finished
     with ThreadPoolExecutor(available_cores()) as pool:
         answers = pool.map(lambda stage: _answer(experiment, stage, ask), with_inputs)
         found = dict(zip(with_inputs, answers, strict=True))

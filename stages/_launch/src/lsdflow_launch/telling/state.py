@@ -16,8 +16,15 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.descriptions import Ask, ask_described, described_bytes, descriptions_of, finished_stages
-from lsdflow_launch.planning.disk_use import made_by
+from lsdflow_launch.descriptions import (
+    Ask,
+    ask_described,
+    described_bytes,
+    descriptions_of,
+    finished_stages,
+    is_begun,
+    stages_to_ask,
+)
 from lsdflow_launch.telling.ending import outcome_of
 from lsdflow_launch.whole import whole_problems
 
@@ -60,12 +67,12 @@ def problems_of(
     """
     wanted = wanted or Wanted()
     stages, finished = stages_of(experiment, last=(wanted.stages or STAGES)[-1]), finished_stages(experiment)
-    with_inputs = stages if stages[0] in finished else stages[:1]
+    with_inputs = [stage for stage in stages_to_ask(experiment, finished) if stage in stages]
     with ThreadPoolExecutor(available_cores()) as pool, descriptions_of(experiment, finished) as layout:
         of_results = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), with_inputs)
         of_descriptions = _validated_in_turn(experiment, layout, [s for s in stages if s not in finished], ask)
         found = of_descriptions | dict(zip(with_inputs, map(_listed, of_results), strict=True))
-        to_come = {s: described_bytes(layout, s) for s in of_descriptions if not _is_begun(experiment, s)}
+        to_come = {s: described_bytes(layout, s) for s in of_descriptions if not is_begun(experiment, s)}
     told = {}
     for stage in stages:
         if any(_made_later(problem, stage, experiment) for problem in found[stage]):
@@ -84,11 +91,6 @@ def _validated_in_turn(
         answer = ask_described(experiment, "plan" if stage == STAGES[0] else "validate", stage, layout, ask)
         found[stage] = _listed(answer)
     return found
-
-
-def _is_begun(experiment: Experiment, stage: str) -> bool:
-    """True if a stage has left something: its room on the disk is partly taken already."""
-    return any(folder.exists() for folder in made_by(experiment.layout, stage))
 
 
 def _listed(answer: Any) -> list[dict[str, Any]]:
