@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +335,37 @@ def test_a_block_is_durable_before_its_checksum_can_be_noted(tmp_path: Path, mon
     monkeypatch.setattr(Volume, "make_durable", lambda _volume, box: durable.append(box))
     assert _write_checked(output.open(), block, values) == hash_of_array(values)
     assert durable == [block.write]
+
+
+def _claiming(size: int) -> bytes:
+    """A zstd frame of a few bytes that says it unpacks to `size` bytes."""
+    return b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + b"\x01\x00\x00"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _claiming(1 << 40),
+        _claiming(8),
+        numcodecs.Zstd(1, checksum=True).encode(np.zeros(1 << 26, np.uint8)),
+        numcodecs.Zstd(1).encode(np.zeros(16**3, np.uint64))[:-1],
+        b"\x28\xb5\x2f\xfd",
+        b"",
+        b"no frame at all",
+    ],
+    ids=["a terabyte", "too little", "64 MiB of zeros", "cut off", "a magic number", "nothing", "text"],
+)
+def test_a_chunk_that_unpacks_to_another_size_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, content: bytes
+) -> None:
+    output = OutputArray(tmp_path / "v.zarr", FRAGMENTS, GRID, GRID.box, BLOCK, 2)
+    output.create({"key": "k"})
+    volume = output.open()
+    volume.write(GRID.box, _values())
+    (file,) = list(output.folder.glob("0.0.0"))
+    file.write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(BadData, match="a chunk cannot be read"):
+        volume.read(Box((0, 0, 0), (4, 4, 4)))
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()

@@ -29,6 +29,7 @@ from numcodecs import Zstd
 from lsdflow_command.cores import available_cores
 from lsdflow_contract.files import TEMPORARY_SUFFIX, fsync_folder
 
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ABSENT = 2**64 - 1
 INNER_CHUNK_VOX = 64
 T = TypeVar("T")
@@ -98,12 +99,13 @@ class ChunkFiles:
     def _decoded(self, chunk: _Stored) -> npt.NDArray[Any]:
         with chunk.file.open("rb", buffering=0) as file:
             content = os.pread(file.fileno(), chunk.size, chunk.begin)
-        try:
-            decoded = np.frombuffer(Zstd().decode(content), self.array.dtype)
-        except MemoryError:
-            msg = f"{chunk.file}: a damaged chunk claims to be larger than memory"
-            raise ValueError(msg) from None
-        return decoded.reshape(self.array.chunks)
+        decoded = np.empty(self.array.chunks, self.array.dtype)
+        claimed = _content_size(content)
+        if claimed != decoded.nbytes:
+            msg = f"{chunk.file}: a chunk of {decoded.nbytes} bytes claims to hold {claimed}"
+            raise ValueError(msg)
+        Zstd().decode(content, out=decoded)
+        return decoded
 
     def _shard(self, values: npt.NDArray[Any]) -> list[bytes]:
         """Its chunks, and the index."""
@@ -182,6 +184,22 @@ def _put(path: Path, pieces: list[bytes]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _content_size(frame: bytes) -> int | None:
+    """Bytes that a zstd frame says it unpacks to (RFC 8878, section 3.1.1.1); None if it says nothing.
+
+    Asked before anything is unpacked: a few damaged or crafted bytes could else fill the memory.
+    """
+    if len(frame) < 5 or frame[:4] != ZSTD_MAGIC:
+        return None
+    descriptor = frame[4]
+    single_segment, flag = bool(descriptor & 0x20), descriptor >> 6
+    begin = 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
+    length = (int(single_segment), 2, 4, 8)[flag]
+    if not length or len(frame) < begin + length:
+        return None
+    return int.from_bytes(frame[begin : begin + length], "little") + (256 if length == 2 else 0)
 
 
 def _zstd_level_v2(array: zarr.Array[Any]) -> int | None:
