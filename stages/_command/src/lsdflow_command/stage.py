@@ -43,12 +43,12 @@ class Stage(ABC):
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """What a run would do."""
 
-    @abstractmethod
     def describe(self, experiment: Experiment) -> None:
         """Leave what a run would leave, but without voxels and weights, so that later stages can be planned.
 
-        `experiment.descriptions` is the folder. Raises what `plan` raises.
+        `experiment.descriptions` is the folder. Raises what `plan` raises. Default: no other stage reads the results.
         """
+        del experiment
 
     @abstractmethod
     def status(self, experiment: Experiment) -> dict[str, Any]:

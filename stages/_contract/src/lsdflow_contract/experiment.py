@@ -162,7 +162,7 @@ class Experiment:
     @property
     def uses_cluster(self) -> bool:
         """True if [cluster] sets anything: its jobs may have GPUs that this machine does not have."""
-        return _sets_anything(self.tables.get("cluster", {}))
+        return any(value != {} for value in self.tables.get("cluster", {}).values())
 
     @property
     def database(self) -> str:
@@ -185,10 +185,6 @@ class Experiment:
                 "the path cannot be used", where=self.path, found=f"{path!r}: {error}", hint=hint
             ) from error
         return found
-
-
-def _sets_anything(table: Any) -> bool:
-    return any(map(_sets_anything, table.values())) if isinstance(table, dict) else True
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:

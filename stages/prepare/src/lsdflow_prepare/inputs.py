@@ -53,6 +53,11 @@ class VolumeInputs:
     ignored: tuple[Box, ...] = ()
 
     @property
+    def label(self) -> str:
+        """ "target", or "training/" and its name."""
+        return f"training/{self.name}" if self.role == "training" else "target"
+
+    @property
     def sources(self) -> dict[str, SourceVolume]:
         """All open sources by what they are: raw, labels, mask."""
         overlays = {"labels": self.labels, "mask": self.mask}

@@ -28,7 +28,7 @@ from lsdflow_runtime.formats.detect import open_source
 
 # Black and white leave a thousandth of the voxels outside: hot pixels do not set the contrast.
 OUTSIDE_PERCENT = 0.1
-TARGET, TRAINING = "target", "training/"
+TARGET = "target"
 EVERY_NTH_VOXEL = 4
 
 
@@ -103,8 +103,7 @@ def describe_volumes(experiment: Experiment) -> None:
         inputs = open_inputs(name, volume, experiment.resolve, findings)
         if inputs is None:
             raise findings.errors[0]
-        label = TARGET if name == TARGET else f"{TRAINING}{name}"
-        layout = experiment.layout
+        label, layout = inputs.label, experiment.layout
         outputs[label] = layout.target_volume if name == TARGET else layout.training_volume(name)
         with inputs:
             made, key = inputs.output_geometry, hash_of([label, volume.model_dump(mode="json")])

@@ -77,7 +77,7 @@ class Prepare(Stage):
             _raise_first(findings)
             for inputs in volumes:
                 plans = _plans(experiment, inputs, 0)
-                facts[_label(inputs)] = {
+                facts[inputs.label] = {
                     "shape_vox": list(inputs.region.shape_vox),
                     "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
                     "offset_nm": list(inputs.output_geometry.offset_nm),
@@ -108,7 +108,7 @@ class Prepare(Stage):
         findings = Findings()
         with _opened(experiment, findings) as volumes:
             _raise_first(findings)
-            bricks = {_label(v): require_whole(_label(v), _plans(experiment, v)) for v in volumes}
+            bricks = {v.label: require_whole(v.label, _plans(experiment, v)) for v in volumes}
         return {"bricks": bricks, "identity": manifest.identity, "verified": True}
 
     def repair(self, experiment: Experiment) -> dict[str, Any]:
@@ -129,12 +129,12 @@ class Prepare(Stage):
             _raise_first(findings)
             plans = [_plans(experiment, inputs, 0) for inputs in volumes]
             for inputs, group in zip(volumes, plans, strict=True):
-                require_same_work(table, manifest, _label(inputs), group)
+                require_same_work(table, manifest, inputs.label, group)
             with _alone(experiment.layout.root):
                 mended = []
                 for inputs, group in zip(volumes, plans, strict=True):
-                    made = manifest.facts["volumes"][_label(inputs)]["identity"]
-                    mended += mend(_label(inputs), inputs, group, made)
+                    made = manifest.facts["volumes"][inputs.label]["identity"]
+                    mended += mend(inputs.label, inputs, group, made)
                 _finish(experiment, volumes, plans, findings, started)
         bricks = sum(len(plan.bricks) for group in plans for plan in group)
         return {"bricks": bricks, "broken": len(mended), "parts": mended[:LISTED]}
@@ -159,7 +159,7 @@ def look(experiment: Experiment) -> dict[str, Any]:
         for number, inputs in enumerate(volumes, start=1):
             deadline = time.monotonic() + SURVEY_SECONDS / (len(volumes) - number + 1)
             with findings.collecting():
-                seen[_label(inputs)] = look_at(inputs, experiment.resolve, deadline)
+                seen[inputs.label] = look_at(inputs, experiment.resolve, deadline)
     return {"volumes": seen, "problems": [error.as_dict() for error in findings.errors]}
 
 
@@ -195,7 +195,7 @@ def _finish(
             if f"{label.removeprefix('training/')}: {text}" not in findings.warnings:
                 LOG.warning("warning: %s: %s", label, text)
                 findings.warn(label.removeprefix("training/"), text)
-    outputs = {_label(inputs): group[0].arrays.container for inputs, group in zip(volumes, plans, strict=True)}
+    outputs = {inputs.label: group[0].arrays.container for inputs, group in zip(volumes, plans, strict=True)}
     table = experiment.table(STAGE, PrepareConfig)
     seconds = time.time() - started
     manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
@@ -221,7 +221,7 @@ def _write_all(volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> dic
     reports = {}
     with Progress(STAGE, total=sum(sizes), unit="voxel", already=already) as progress:
         for inputs, group, found in zip(volumes, plans, known, strict=True):
-            reports[_label(inputs)] = found or make_report(inputs, group, write_volume(inputs, group, progress))
+            reports[inputs.label] = found or make_report(inputs, group, write_volume(inputs, group, progress))
     return reports
 
 
@@ -245,7 +245,7 @@ def _opened(experiment: Experiment, findings: Findings) -> Iterator[list[VolumeI
 def _warn_voxel_sizes(volumes: list[VolumeInputs], findings: Findings) -> None:
     sizes = {inputs.geometry.voxel_size_nm for inputs in volumes}
     if len(sizes) > 1:
-        listed = ", ".join(f"{_label(inputs)} {inputs.geometry.voxel_size_nm}" for inputs in volumes)
+        listed = ", ".join(f"{inputs.label} {inputs.geometry.voxel_size_nm}" for inputs in volumes)
         findings.warn(STAGE, f"voxel sizes differ, a network sees one size only: {listed} nm")
 
 
@@ -312,10 +312,6 @@ def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans
 
 def _alone(root: Path) -> AbstractContextManager[None]:
     return one_at_a_time(root / "data" / ".prepare.lock", "prepare")
-
-
-def _label(inputs: VolumeInputs) -> str:
-    return f"training/{inputs.name}" if inputs.role == "training" else "target"
 
 
 def _state(container: Path) -> str:
