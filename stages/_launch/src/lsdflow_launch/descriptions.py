@@ -62,7 +62,7 @@ def finished_stages(experiment: Experiment) -> list[str]:
     found: list[str] = []
     complete = True
     for stage in stages_of(experiment):
-        done = _is_finished(experiment, stage)
+        done = experiment.layout.manifest(stage).exists()
         complete = complete and done
         if complete or (done and stage in TRAININGS):
             found.append(stage)
@@ -106,18 +106,11 @@ def described_bytes(layout: ExperimentLayout, stage: str) -> float:
     return float(facts.get("bytes_expected", 0.0))
 
 
-def _is_finished(experiment: Experiment, stage: str) -> bool:
-    with suppress(StageError):
-        read_manifest(experiment.layout, stage)
-        return True
-    return False
-
-
 def _link_results(experiment: Experiment, stage: str, layout: ExperimentLayout) -> None:
-    manifest = read_manifest(experiment.layout, stage)
-    for output in manifest.outputs.values():
-        link = layout.root / output
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to((experiment.layout.root / output).absolute())
     layout.manifest(stage).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(experiment.layout.manifest(stage), layout.manifest(stage))
+    with suppress(StageError):  # a damaged manifest is for the stage to report that reads it
+        for output in read_manifest(experiment.layout, stage).outputs.values():
+            link = layout.root / output
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to((experiment.layout.root / output).absolute())

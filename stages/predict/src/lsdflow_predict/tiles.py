@@ -78,15 +78,18 @@ class Tiling:
 
     def indices_touching(self, box: Box) -> Iterator[Index3]:
         """Tiles whose cell shares a voxel with `box`, row-major. None for an empty box."""
-        if box.is_empty:
-            return
-        bounds = zip(box.begin_vox, box.end_vox, self.origin_vox, self.cell_vox, strict=True)
-        ranges = [range((b - o) // s, -((o - e) // s)) for b, e, o, s in bounds]
-        yield from itertools.product(*ranges)
+        if not box.is_empty:
+            yield from itertools.product(*self._ranges(box))
 
     def inputs_hull(self, box: Box) -> Box:
-        """The smallest box that holds the inputs of all tiles touching `box`."""
-        return hull(self.input(index) for index in _corners(list(self.indices_touching(box))))
+        """The smallest box that holds the inputs of all tiles touching `box`, which is not empty."""
+        z, y, x = self._ranges(box)
+        return hull((self.input((z[0], y[0], x[0])), self.input((z[-1], y[-1], x[-1]))))
+
+    def _ranges(self, box: Box) -> list[range]:
+        """Indices of the tiles that touch `box`, along each axis."""
+        bounds = zip(box.begin_vox, box.end_vox, self.origin_vox, self.cell_vox, strict=True)
+        return [range((b - o) // s, -((o - e) // s)) for b, e, o, s in bounds]
 
 
 def plan_tiling(net: NetShapes, region: Box, phase_vox: Vox3, largest_output_vox: Vox3) -> Tiling:
@@ -142,10 +145,6 @@ def _balanced(extent: int, limit: int, step: int) -> int:
     """Equal parts of `extent`, each a multiple of `step` and at most `limit` (itself a multiple of step)."""
     parts = max(1, math.ceil(extent / limit))
     return min(limit, math.ceil(math.ceil(extent / parts) / step) * step)
-
-
-def _corners(indices: list[Index3]) -> list[Index3]:
-    return indices if len(indices) < 2 else [indices[0], indices[-1]]
 
 
 def _per_axis(combine: Callable[..., int], *triples: Vox3) -> Vox3:

@@ -233,7 +233,8 @@ def _require_scores(edges: RagEdges) -> None:
 def require_merge_function(experiment: Experiment, wanted: str | None) -> None:
     """ConfigError (78) for edges that agglomerate will not make; once they are made, GraphSource.chosen decides."""
     made = experiment.tables.get("agglomerate", {}).get("merge_functions", list(DEFAULT_MERGE_FUNCTIONS))
-    if wanted is None or experiment.layout.manifest("agglomerate").exists() or not isinstance(made, list):
+    computed = experiment.layout.manifest("agglomerate").exists() and experiment.descriptions is None
+    if wanted is None or computed or not isinstance(made, list):
         return
     if wanted not in made:
         raise ConfigError(

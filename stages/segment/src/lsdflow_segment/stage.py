@@ -130,7 +130,7 @@ class Segment(BlockStage):
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found now; what earlier stages have not made yet is no problem."""
         config = experiment.table(STAGE, SegmentConfig)
-        agglomerated = experiment.layout.manifest("agglomerate").exists()
+        agglomerated = experiment.layout.manifest("agglomerate").exists() and experiment.descriptions is None
         checks: list[Callable[[], object]] = [
             lambda: _require_thresholds(config),
             lambda: require_merge_function(experiment, config.merge_function),
