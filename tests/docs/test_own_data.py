@@ -121,15 +121,19 @@ def test_from_a_clone_the_divided_volume_is_one_that_validate_and_plan_take(desk
     cremi_zarr(desk / "labelled.zarr", (250, 250, 250), 10, anew=True)
     lines = [line for line in shell_lines(page(CLONE)) if line.split()[1] in ("init", "validate", "plan")]
     assert lines == [INIT_OWN, "bin/lsdflow validate own", "bin/lsdflow plan own"]
-    told = type_in(lines[0])
+    shown = type_in(lines[0])
     assert "validation_fraction = 0.15" in page(CLONE)
-    assert "train-acrlsd.validation_fraction = 0.15" in told
+    assert "train-acrlsd.validation_fraction = 0.15" in shown
     put_in(desk / "own" / "experiment.toml", *tables_of(CLONE))
     assert "no problems found" in type_in(lines[1])
     type_in(lines[2])
     plan = json.loads((desk / "own" / "plan.json").read_text(encoding="utf-8"))
     assert plan["stages"]["prepare"]["voxels"]["value"] == (150 + 250) * 250**2, "trained on z < 150, all segmented"
-    assert all(stage.get("seconds", {}).get("value") is None for stage in plan["stages"].values()), "hours: not known"
+    for stage, told in plan["stages"].items():
+        assert "the recorded run" in told["seconds"]["from"] or told["seconds"]["from"] == "its limit, max_minutes", (
+            stage
+        )
+        assert told["seconds"]["value"] > 0, stage
 
 
 def put_in(file: Path, in_table: str, at_the_end: str) -> None:
