@@ -120,20 +120,14 @@ def test_descriptions_beside_finished_results_leave_them_as_they_are(fresh: Path
     assert {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")} == before
 
 
-def test_where_the_experiment_cannot_be_written_descriptions_go_elsewhere(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import tempfile
-
-    real = tempfile.mkdtemp
-
-    def refuse(prefix: str = "", dir: Path | None = None) -> str:  # noqa: A002 - the name of tempfile
-        if dir is not None:
-            raise PermissionError(13, "read-only")
-        return real(prefix=prefix)
-
-    monkeypatch.setattr("lsdflow_launch.descriptions.tempfile.mkdtemp", refuse)
-    with descriptions_of(load_experiment(fresh), []) as layout:
-        assert not layout.root.is_relative_to(fresh)
+def test_descriptions_lie_in_the_experiment_for_containers_alone(fresh: Path) -> None:
+    experiment = load_experiment(fresh)
+    changed = fresh.stat().st_mtime_ns
+    with descriptions_of(experiment, [], ask_stage) as layout:
         assert layout.root.is_dir()
+        assert not layout.root.is_relative_to(fresh)
+    assert not layout.root.exists()
+    assert fresh.stat().st_mtime_ns == changed
+    with descriptions_of(experiment, [], lambda _stage, _arguments: {}) as layout:
+        assert layout.root.parent == fresh
     assert not layout.root.exists()

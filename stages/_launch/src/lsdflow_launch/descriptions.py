@@ -23,12 +23,13 @@ from typing import Any
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.files import read_json, storage_errors, write_json
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import seal_array
 from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.planning.disk_use import made_by
 
 Ask = Callable[[str, Sequence[str]], Any]
@@ -37,15 +38,14 @@ TRAININGS = ("train-lsd", "train-acrlsd")
 
 
 @contextmanager
-def descriptions_of(experiment: Experiment, finished: Sequence[str]) -> Iterator[ExperimentLayout]:
+def descriptions_of(experiment: Experiment, finished: Sequence[str], ask: Ask) -> Iterator[ExperimentLayout]:
     """A folder that holds what finished stages left, as links; removed at the end.
 
-    It lies in the experiment, where containers find it; where that cannot be written, among temporary files.
+    It is a temporary folder; for stages that answer in containers it lies in the experiment, which they can see.
     """
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=experiment.layout.root))
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    root = experiment.layout.root
+    with storage_errors(root):
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=None if ask is ask_stage else root))
     try:
         layout = ExperimentLayout(folder)
         for stage in finished:

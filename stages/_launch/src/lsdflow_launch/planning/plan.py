@@ -136,7 +136,7 @@ def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None)
     unknown = [stage for stage in stages if found.get(stage, MISSING).get("exit_code") == MissingInput.exit_code]
     if unknown:
         last = stages.index(unknown[-1])
-        with descriptions_of(experiment, finished) as layout:
+        with descriptions_of(experiment, finished, ask) as layout:
             for stage in (s for s in stages[: last + 1] if s not in finished):
                 described = ask_described(experiment, "plan", stage, layout, ask)
                 if stage in unknown:

@@ -68,7 +68,7 @@ def problems_of(
     wanted = wanted or Wanted()
     stages, finished = stages_of(experiment, last=(wanted.stages or STAGES)[-1]), finished_stages(experiment)
     with_inputs = [stage for stage in stages_to_ask(experiment, finished) if stage in stages]
-    with ThreadPoolExecutor(available_cores()) as pool, descriptions_of(experiment, finished) as layout:
+    with ThreadPoolExecutor(available_cores()) as pool, descriptions_of(experiment, finished, ask) as layout:
         of_results = pool.map(lambda stage: ask(stage, stage_arguments("validate", experiment)), with_inputs)
         of_descriptions = _validated_in_turn(experiment, layout, [s for s in stages if s not in finished], ask)
         found = of_descriptions | dict(zip(with_inputs, map(_listed, of_results), strict=True))
