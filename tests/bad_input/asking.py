@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from types import SimpleNamespace
 from unittest.mock import patch
 
 from typer.testing import CliRunner
@@ -122,10 +121,8 @@ def _stages_answer_here(training: bool) -> Iterator[None]:
         with lock:
             return _invoke([name, *map(str, command[1:])])
 
-    # Only `lsdflow_launch.commands` sees this: the rest of Python keeps its subprocess.
-    here = SimpleNamespace(run=run, Popen=subprocess.Popen, CompletedProcess=subprocess.CompletedProcess)
     with (
-        patch.object(commands, "subprocess", here),
+        patch.object(commands, "answer_of", run),
         patch.dict(os.environ, {commands.BIN_VARIABLE: str(REPOSITORY / "bin")}),
     ):
         yield

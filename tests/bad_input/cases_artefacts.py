@@ -238,7 +238,7 @@ CASES = [
     Case("a source volume that may not be read", _locked_source, 77, ("INPUT/train.zarr/volumes/raw",),
          ("prepare", "validate"), unprivileged=True),
     Case("a disk too small for what will be written", _huge_target, 74,
-         ("DIR", "prepare", "predict", "a tenth to spare", "free", "roi")),
+         ("DIR", "prepare", "predict", "a tenth to spare", "free", "roi"), training=True),
     Case("an experiment folder with a file named data", _file_for_folder, 74, ("data",), ("prepare", "run"), "prepare"),
     # Watershed, agglomerate, segment, evaluate.
     Case("a mask file that is not there", setting("watershed", mask_file="../input/mask.zarr"), MISSING,

@@ -135,7 +135,8 @@ CASES = [
     Case("memory of a job that is no memory", setting("cluster", watershed={"mem": "lots"}), CONFIG,
          ("cluster.watershed.mem", "lots", "experiment.toml")),
     Case("a target of another voxel size than the training volumes", target(voxel_size="20, 8, 8 nm", truth=None), 76,
-         ("another voxel size than the network", "(10.0, 8.0, 8.0) nm", "20.0", "allow_voxel_size_mismatch")),
+         ("another voxel size than the network", "(10.0, 8.0, 8.0) nm", "20.0", "allow_voxel_size_mismatch"),
+         training=True),
     Case("a merge function that agglomerate does not compute", setting("segment", merge_function="mean"), CONFIG,
          ("segment.merge_function", "agglomerate.merge_functions: hist_quant_75", "add mean to")),
     Case("pooling by 0", setting("train-lsd", downsample_factors=[[2, 2, 2], [0, 2, 2]]), CONFIG,
@@ -153,7 +154,7 @@ CASES = [
     Case("edges of LSDs that are not stored", setting("agglomerate", scored_from="lsds"), CONFIG,
          ("agglomerate.scored_from", "predict.store_lsds = true")),
     Case("a tile of half voxels, before prepare", setting("predict", tile_shape="100 nm"), CONFIG,
-         ("predict.tile_shape", "whole number of voxels", "nearest that fits")),
+         ("predict.tile_shape", "whole number of voxels", "nearest that fits"), training=True),
     Case("a region beyond the target, before prepare", setting(
             "predict", roi={"begin": "0 vox", "shape": "25, 8, 8 vox"}), CONFIG,
          ("predict.roi", "inside z[0:24]", "leaves the data")),

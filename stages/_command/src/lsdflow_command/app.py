@@ -280,9 +280,11 @@ def _add_plan(app: typer.Typer, stage: StageCommand) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = replaced(_load(experiment, override), descriptions=descriptions)
             with naming_file(loaded):
-                facts = stage.load().plan(loaded)
-                if descriptions is not None:
-                    stage.load().describe(loaded)
+                try:
+                    facts = stage.load().plan(loaded)
+                finally:
+                    if descriptions is not None:
+                        _describe(stage, loaded)
             _show_facts(facts, json_)
 
 

@@ -90,9 +90,10 @@ def _labels_beside(inputs: VolumeInputs, resolve: Resolve) -> bool:
 
 
 def describe_volumes(experiment: Experiment) -> None:
-    """Make all volumes without voxels, and a manifest that names them, for `lsdflow plan`.
+    """Make the volumes that can be opened, without voxels, and a manifest that names them, for `lsdflow plan`.
 
-    Every voxel of a label volume counts as labelled: how many are is known when they have been read.
+    Every voxel of a label volume counts as labelled: how many are is known when they have been read. Raises the first
+    problem if no volume can be opened.
     """
     table, findings = experiment.table(STAGE, PrepareConfig), Findings()
     tables: list[tuple[str, TrainingVolume | TargetVolume]] = [(volume.name, volume) for volume in table.training]
@@ -102,7 +103,7 @@ def describe_volumes(experiment: Experiment) -> None:
     for name, volume in tables:
         inputs = open_inputs(name, volume, experiment.resolve, findings)
         if inputs is None:
-            raise findings.errors[0]
+            continue
         label, layout = inputs.label, experiment.layout
         outputs[label] = layout.target_volume if name == TARGET else layout.training_volume(name)
         with inputs:
@@ -117,6 +118,10 @@ def describe_volumes(experiment: Experiment) -> None:
                 facts={"shape_vox": list(made.shape_vox), "voxel_size_nm": list(made.voxel_size_nm)},
                 warnings=[],
             )
+    if not reports:
+        raise findings.errors[0] if findings.errors else ConfigError("no volume is given", where=STAGE)
+    opened = [volume for volume in table.training if f"training/{volume.name}" in reports]
+    table = table.model_copy(update={"training": opened, "target": table.target if TARGET in reports else None})
     manifest = make_manifest(experiment, table, reports, outputs, warnings=[], seconds=0.0)
     manifest.facts["bytes_expected"] = size
     manifest.write(experiment.layout)
