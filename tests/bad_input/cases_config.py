@@ -135,7 +135,7 @@ CASES = [
     Case("memory of a job that is no memory", setting("cluster", watershed={"mem": "lots"}), CONFIG,
          ("cluster.watershed.mem", "lots", "experiment.toml")),
     Case("a target of another voxel size than the training volumes", target(voxel_size="20, 8, 8 nm", truth=None), 76,
-         ("another voxel size than the network", "(10.0, 8.0, 8.0) nm", "20.0", "allow_voxel_size_mismatch"),
+         ("another voxel size than the training volumes", "(10.0, 8.0, 8.0) nm", "20.0", "allow_voxel_size_mismatch"),
          training=True),
     Case("a merge function that agglomerate does not compute", setting("segment", merge_function="mean"), CONFIG,
          ("segment.merge_function", "agglomerate.merge_functions: hist_quant_75", "add mean to")),

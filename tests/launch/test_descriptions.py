@@ -9,13 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.descriptions import PREFIX, descriptions_of, finished_stages
 from lsdflow_launch.init.demo import make_demo
+from lsdflow_launch.telling import state
 
 BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 
@@ -33,11 +33,11 @@ def lsdflow(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def plan(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
+def plan(folder: Path, *words: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
     done = lsdflow("plan", str(folder), "--json", *words)
-    assert done.returncode == code, done.stdout + done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    assert done.returncode in codes, done.stdout + done.stderr
+    planned: dict[str, Any] = json.loads(done.stdout)
+    return planned
 
 
 def files_of(folder: Path) -> set[Path]:
@@ -59,19 +59,16 @@ def test_every_stage_of_a_fresh_experiment_is_planned_and_nothing_is_left_behind
 
 
 def test_a_plan_for_a_volume_of_another_shape_needs_no_such_volume(fresh: Path) -> None:
+    kept = plan(fresh) and (fresh / "plan.json").read_bytes()
     shape = (4000, 5000, 6000)
-    told = plan(fresh, "--volume-shape", "4000,5000,6000", "--workers", "20", code=74)  # no such disk here
-    voxels = math.prod(shape)
-    assert [told[stage]["voxels"] for stage in BLOCK_STAGES] == [voxels] * len(BLOCK_STAGES)
-    assert told["watershed"]["blocks"] == np.prod(
-        [-(-n // b) for n, b in zip(shape, told["watershed"]["block_shape_vox"], strict=True)]
-    )
+    # 74: such a volume does not fit on the disk of most machines
+    told = plan(fresh, "--volume-shape", "4000,5000,6000", "--workers", "20", codes=(0, 74))
+    assert [told[stage]["voxels"] for stage in BLOCK_STAGES] == [math.prod(shape)] * len(BLOCK_STAGES)
+    blocks = [-(-n // b) for n, b in zip(shape, told["watershed"]["block_shape_vox"], strict=True)]
+    assert told["watershed"]["blocks"] == math.prod(blocks)
     estimate = told["predict"]["estimate"]
     assert estimate["walltime_s"]["value"] == pytest.approx(estimate["seconds"]["value"] / 20, rel=0.05)
-    assert (
-        not (fresh / "plan.json").exists()
-        or json.loads((fresh / "plan.json").read_text())["stages"]["predict"]["voxels"]["value"] != voxels
-    )
+    assert (fresh / "plan.json").read_bytes() == kept, "it is no plan of this experiment"
 
 
 @pytest.mark.parametrize("text", ["100,100", "a,b,c", "0,1,1"])
@@ -106,6 +103,37 @@ def test_a_wrong_setting_does_not_hide_those_of_later_stages(fresh: Path) -> Non
     wrong = ("train-lsd.input_shape_vox=[83, 83, 83]", "agglomerate.super_block=7 vox")
     found = json.loads(lsdflow("validate", str(fresh), "--json", *(w for s in wrong for w in ("--set", s))).stdout)
     assert [stage for stage in STAGES if found.get(stage)] == ["train-lsd", "agglomerate"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_per_voxel"),
+    [(("predict.store_lsds=false",), 3), (("predict.store_lsds=true",), 13), (("predict.roi.shape=8 vox",), 0)],
+)
+def test_the_disk_space_that_predict_will_need_follows_its_settings(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], bytes_per_voxel: int
+) -> None:
+    needed: list[dict[str, float]] = []
+    monkeypatch.setattr(state, "whole_problems", lambda _experiment, to_come, _images: needed.append(to_come) or [])
+    experiment = load_experiment(fresh, settings)
+    state.problems_of(experiment)
+    voxels = 26 * 70 * 80
+    (found,) = needed
+    wanted = bytes_per_voxel * voxels or (13 if "store_lsds = true" in experiment.path.read_text() else 3) * 8**3
+    assert found["predict"] == wanted
+    assert found["evaluate"] == 0
+
+
+def test_what_was_begun_does_not_need_its_disk_space_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed: list[dict[str, float]] = []
+    monkeypatch.setattr(state, "whole_problems", lambda _experiment, to_come, _images: needed.append(to_come) or [])
+    experiment = load_experiment(fresh)
+    experiment.layout.fragments.mkdir()
+    try:
+        state.problems_of(experiment)
+    finally:
+        experiment.layout.fragments.rmdir()
+    assert "watershed" not in needed[0]
+    assert needed[0]["segment"] > 0
 
 
 def test_descriptions_beside_finished_results_leave_them_as_they_are(fresh: Path, tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_both_networks_of_acrlsd_are_checked_together_before_the_first_is_traine
     assert (descriptions / "train" / "train-lsd" / "best.json").exists()
     (wrong,) = problems(train_acrlsd, fresh, "train-acrlsd.sigma=32 nm", descriptions=descriptions)
     assert (wrong["exit_code"], "the same sigma" in json.dumps(wrong)) == (76, True)
+    assert "train-lsd and train-acrlsd, sigma or volumes" in wrong["where"]
 
 
 def test_networks_of_two_voxel_sizes_are_refused_before_the_first_is_trained(fresh: Path, descriptions: Path) -> None:

@@ -27,13 +27,14 @@ start_file_server() {
 }
 
 # Earlier runs leave some 6 GB each: SIFs (the newest of each image stays), killed conversions, images without a name,
-# build cache.
+# build cache. A Docker Engine that is not ours is left alone.
 free_disk() {
   local image
-  rm -rf "$BED_SHARED"/images/.convert-*
-  for image in $(find "$BED_SHARED" -path "$BED_SHARED/images/*.sif" -printf '%f\n' 2>/dev/null | sed 's/_[0-9a-f]*[.]sif$//' | sort -u); do
-    find "$BED_SHARED/images" -name "${image}_*.sif" -printf '%T@ %p\n' | sort -rn | sed '1d;s/^[^ ]* //' | xargs -r rm -f
+  rm -rf "$BED/shared"/images/.convert-*
+  for image in $(find "$BED/shared" -path "$BED/shared/images/*.sif" -printf '%f\n' | sed 's/_[0-9a-f]*[.]sif$//' | sort -u); do
+    find "$BED/shared/images" -name "${image}_*.sif" -printf '%T@ %p\n' | sort -rn | sed '1d;s/^[^ ]* //' | xargs -r rm -f
   done
+  running dockerd || return 0
   docker image prune --force >>"$BED/log/images.log" 2>&1
   docker builder prune --force --keep-storage 8GB >>"$BED/log/images.log" 2>&1
 }

@@ -1,6 +1,6 @@
 """Planning and checking stages whose inputs are not made yet, from descriptions of these inputs.
 
-    experiment            descriptions (a folder for the time of the question)
+    experiment            descriptions (a temporary folder)
     prepare   finished -> link to its volumes
     train-lsd             bundle without weights          <- train-lsd plan --descriptions FOLDER
     predict               arrays without voxels           <- predict plan --descriptions FOLDER
@@ -41,7 +41,7 @@ TRAININGS = ("train-lsd", "train-acrlsd")
 def descriptions_of(experiment: Experiment, finished: Sequence[str], ask: Ask) -> Iterator[ExperimentLayout]:
     """A folder that holds what finished stages left, as links; removed at the end.
 
-    It is a temporary folder; for stages that answer in containers it lies in the experiment, which they can see.
+    It is a temporary folder; for stages that run in containers it is inside the experiment, where they can read it.
     """
     root = experiment.layout.root
     with storage_errors(root):
@@ -58,7 +58,7 @@ def descriptions_of(experiment: Experiment, finished: Sequence[str], ask: Ask) -
 
 
 def finished_stages(experiment: Experiment) -> list[str]:
-    """The stages that the chain can go on from: all until the first unfinished one, and trained networks."""
+    """The stages whose results are used: all before the first unfinished one, and trained networks."""
     found: list[str] = []
     complete = True
     for stage in stages_of(experiment):
@@ -70,14 +70,14 @@ def finished_stages(experiment: Experiment) -> list[str]:
 
 
 def stages_to_ask(experiment: Experiment, finished: Sequence[str]) -> list[str]:
-    """The stages that can tell of their own results or inputs: the others wait for the first unfinished stage."""
+    """The stages that have results or inputs of their own; the others wait for the first unfinished stage."""
     stages = stages_of(experiment)
     first = next((stage for stage in stages if stage not in finished), None)
     return [stage for stage in stages if stage in finished or stage == first or is_begun(experiment, stage)]
 
 
 def is_begun(experiment: Experiment, stage: str) -> bool:
-    """True if a stage has left something: its room on the disk is partly taken already."""
+    """True if a stage has written something: part of the disk space that it needs is already used."""
     return any(folder.exists() for folder in made_by(experiment.layout, stage))
 
 
@@ -109,7 +109,7 @@ def described_bytes(layout: ExperimentLayout, stage: str) -> float:
 def _link_results(experiment: Experiment, stage: str, layout: ExperimentLayout) -> None:
     layout.manifest(stage).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(experiment.layout.manifest(stage), layout.manifest(stage))
-    with suppress(StageError):  # a damaged manifest is for the stage to report that reads it
+    with suppress(StageError):  # the stage that reads a damaged manifest reports it
         for output in read_manifest(experiment.layout, stage).outputs.values():
             link = layout.root / output
             link.parent.mkdir(parents=True, exist_ok=True)

@@ -214,9 +214,10 @@ def _check_voxel_size(found: BundleAt, target_nm: Nm3, config: PredictConfig) ->
         return []
     if config.allow_voxel_size_mismatch:
         return [f"{found.bundle.kind} network trained at {trained_nm} nm, target {target_nm} nm"]
+    planned = found.bundle.is_planned
     raise ContractMismatch(
-        "the target has another voxel size than the network was trained with",
-        where="prepare.target.voxel_size" if found.bundle.is_planned else found.folder,
+        f"the target has another voxel size than the {'training volumes' if planned else 'network was trained with'}",
+        where="prepare.target.voxel_size" if planned else found.folder,
         wanted=f"{trained_nm} nm (z, y, x)",
         found=f"target: {target_nm} nm",
         hint="take a network trained at the voxel size of the target, resample the target with a tool of yours before "

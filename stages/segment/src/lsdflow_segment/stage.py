@@ -274,7 +274,7 @@ def _require_ours(experiment: Experiment, config: SegmentConfig) -> None:
 
 def _planned(experiment: Experiment) -> BlockTask:
     """The relabelling; before the tables are written, the lowest threshold takes the place of the one to be chosen."""
-    with suppress(MissingInput):
+    with suppress(BadData, MissingInput):
         return _relabelling(experiment)
     config, source = experiment.table(STAGE, SegmentConfig), graph_source(experiment)
     chosen = thresholds_of(config)[0] if config.threshold == "auto" else config.threshold
