@@ -81,10 +81,10 @@ def test_what_is_no_shape_is_refused(fresh: Path, text: str) -> None:
     ("setting", "stage", "said"),
     [
         ("predict.tile_shape=1 nm", "predict", "predict.tile_shape"),
-        ("predict.roi.shape=100000 vox", "predict", "predict.roi"),
+        ('predict.roi={begin = "0 vox", shape = "9999 vox"}', "predict", "leaves the data"),
         ("watershed.block_shape=105 nm", "watershed", "watershed.block_shape"),
         ("agglomerate.super_block=7 vox", "agglomerate", "super-block"),
-        ("segment.roi.shape=100000 vox", "segment", "segment.roi"),
+        ('segment.roi={begin = "0 vox", shape = "9999 vox"}', "segment", "leaves the data"),
         ("train-lsd.input_shape_vox=[83, 83, 83]", "train-lsd", "input shape"),
     ],
 )
@@ -99,28 +99,29 @@ def test_validate_finds_what_only_the_stages_before_could_tell(
     assert PREFIX not in done.stdout
 
 
-def test_a_wrong_setting_does_not_hide_those_of_later_stages(fresh: Path) -> None:
-    wrong = ("train-lsd.input_shape_vox=[83, 83, 83]", "agglomerate.super_block=7 vox")
+@pytest.mark.parametrize("setting", ["input_shape_vox=[83, 83, 83]", "input_shape_vox=none", "no_such_key=1"])
+def test_a_wrong_setting_does_not_hide_those_of_later_stages(fresh: Path, setting: str) -> None:
+    wrong = (f"train-lsd.{setting}", "agglomerate.super_block=7 vox")
     found = json.loads(lsdflow("validate", str(fresh), "--json", *(w for s in wrong for w in ("--set", s))).stdout)
     assert [stage for stage in STAGES if found.get(stage)] == ["train-lsd", "agglomerate"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "bytes_per_voxel"),
-    [(("predict.store_lsds=false",), 3), (("predict.store_lsds=true",), 13), (("predict.roi.shape=8 vox",), 0)],
+    ("settings", "bytes_"),
+    [
+        (("predict.store_lsds=false",), 3 * 26 * 70 * 80),
+        (("predict.store_lsds=true",), 13 * 26 * 70 * 80),
+        (("predict.store_lsds=false", 'predict.roi={begin = "0 vox", shape = "8 vox"}'), 3 * 8**3),
+    ],
 )
 def test_the_disk_space_that_predict_will_need_follows_its_settings(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], bytes_per_voxel: int
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], bytes_: int
 ) -> None:
     needed: list[dict[str, float]] = []
     monkeypatch.setattr(state, "whole_problems", lambda _experiment, to_come, _images: needed.append(to_come) or [])
-    experiment = load_experiment(fresh, settings)
-    state.problems_of(experiment)
-    voxels = 26 * 70 * 80
+    state.problems_of(load_experiment(fresh, settings))
     (found,) = needed
-    wanted = bytes_per_voxel * voxels or (13 if "store_lsds = true" in experiment.path.read_text() else 3) * 8**3
-    assert found["predict"] == wanted
-    assert found["evaluate"] == 0
+    assert (found["predict"], found["evaluate"]) == (bytes_, 0)
 
 
 def test_what_was_begun_does_not_need_its_disk_space_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,11 +237,13 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
     ) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = replaced(_load(experiment, override), descriptions=descriptions)
-            loaded.table(stage.name, stage.config)
             with naming_file(loaded):
-                found = stage.load().validate(loaded)
-                if descriptions is not None:
-                    _describe(stage, loaded)
+                try:
+                    loaded.table(stage.name, stage.config)
+                    found = stage.load().validate(loaded)
+                finally:
+                    if descriptions is not None:
+                        _describe(stage, loaded)
             problems = [p for p in found if not (replace and isinstance(p, MadeOtherwise))]
             for problem in problems:
                 _name_file(problem, loaded)
