@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from lsdflow_command.lease_file import Holder
+from lsdflow_command.processes import pid_namespace
 from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.telling.activity import with_activity
@@ -47,7 +48,7 @@ def begin(
 
 def take_lease(experiment: Experiment, stage: str, pid: int, age_s: float = 0) -> None:
     path = experiment.layout.stage_runs(stage) / "lease"
-    holder = Holder("token", socket.gethostname(), pid)
+    holder = Holder("token", socket.gethostname(), pid, namespace=pid_namespace())
     path.write_text(json.dumps({"token": holder.token, "host": holder.host, "pid": pid, "job": ""}))
     os.utime(path, (time.time() - age_s,) * 2)
 

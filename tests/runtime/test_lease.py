@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -150,6 +151,27 @@ def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_p
     child.wait()
     with lease(tmp_path):
         pass
+
+
+def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_lease(tmp_path: Path) -> None:
+    """As two containers with `docker --network host`: its process number means nothing here."""
+    program = (
+        "import sys; from pathlib import Path; from lsdflow_runtime.lease import lease\n"
+        "with lease(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    command = [*words, sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        held = json.loads((tmp_path / "lease").read_text())
+        held["pid"] = 2**22 + 1  # more than Linux gives: no process here has it
+        (tmp_path / "lease").write_text(json.dumps(held))
+        with pytest.raises(NotOurs, match=socket.gethostname()), lease(tmp_path):
+            pass
+        assert LeaseFile(tmp_path / "lease").living_holder() == Holder(**held)
+        child.stdin.close()
 
 
 def test_an_earlier_start_of_the_same_job_does_not_make_the_requeued_one_wait(

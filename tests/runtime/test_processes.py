@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_command import processes
-from lsdflow_command.processes import end_with_parent, has_ended, one_at_a_time
+from lsdflow_command.processes import end_with_parent, has_ended, one_at_a_time, pid_namespace
 from lsdflow_contract.errors import NotOurs
 
 
@@ -26,6 +26,9 @@ def test_only_a_process_of_this_machine_that_is_gone_has_certainly_ended() -> No
     assert has_ended(here, gone.pid)
     assert not has_ended(here, os.getpid())
     assert not has_ended("elsewhere", gone.pid)
+    assert has_ended(here, gone.pid, pid_namespace())
+    assert not has_ended(here, gone.pid, "another boot pid:[1]")
+    assert not has_ended(here, gone.pid, ""), "a machine that names no namespace is never certain"
 
 
 def test_the_second_is_refused_and_named_and_the_next_gets_in(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> No
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     here = Holder.this_process()
-    _claim(tmp_path, Holder("t", here.host, gone.pid))
+    _claim(tmp_path, Holder("t", here.host, gone.pid, namespace=here.namespace))
     assert claim_of(tmp_path).living_holder() is None
     with claimed(tmp_path):
         assert claim_of(tmp_path).living_holder() is not None

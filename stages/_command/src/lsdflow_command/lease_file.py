@@ -4,7 +4,7 @@
 2. a thread renews it by its time stamp; all times are those of the file server, so clocks of machines do not matter
 3. one that was not renewed for EXPIRY_SECONDS is dead: who links a claim on it (one of several succeeds) looks again,
    and takes it away; then step 1.  Without a claim, somebody who looked long ago would take away its successor.
-   At once dead: its process was on this machine and is gone, or it was an earlier start of our own job.
+   At once dead: its process was numbered by our PID namespace and has ended, or it was an earlier start of our own job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lsdflow_command.processes import has_ended
+from lsdflow_command.processes import has_ended, pid_namespace
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
@@ -37,24 +37,25 @@ CLAIM_POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds it; job: "17 restart 2", of the scheduler."""
+    """Who holds it; job: "17 restart 2", of the scheduler; namespace: what numbers the process."""
 
     token: str
     host: str
     pid: int
     job: str = ""
+    namespace: str = ""
 
     @classmethod
     def this_process(cls) -> Holder:
         """A new holder: this process."""
-        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _own_job())
+        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _own_job(), pid_namespace())
 
     def is_gone(self) -> bool:
         """True if it certainly does not run any more: seen from this machine, or an earlier start of our own job."""
         (job, start), (ours, our_start) = _job_and_start(self.job), _job_and_start(_own_job())
         if job and job == ours and start < our_start:
             return True
-        return has_ended(self.host, self.pid)
+        return has_ended(self.host, self.pid, self.namespace)
 
 
 @dataclass(frozen=True)

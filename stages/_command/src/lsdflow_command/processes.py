@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import logging
@@ -20,9 +21,25 @@ LOG = logging.getLogger("lsdflow")
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
-def has_ended(host: str, pid: int) -> bool:
-    """True if the process certainly does not run any more; of another machine nobody here can tell."""
-    if host != socket.gethostname():
+def pid_namespace() -> str:
+    """The space that numbers this process: the boot of its machine, and its PID namespace; "" where Linux is not.
+
+    Two containers may share a host name (docker --network host), but not this: their process numbers mean different
+    processes.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def has_ended(host: str, pid: int, namespace: str | None = None) -> bool:
+    """True if the process certainly does not run any more; a process of another machine may always be running.
+
+    namespace: the pid_namespace() of the process. Without it, a process of another container that has this host name
+    is taken for one that has ended: good enough for what is only shown.
+    """
+    if host != socket.gethostname() or (namespace is not None and (not namespace or namespace != pid_namespace())):
         return False
     try:
         os.kill(pid, 0)
