@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -141,3 +144,44 @@ def test_what_a_command_was_started_to_ignore_stays_ignored(number: signal.Signa
             os.kill(os.getpid(), number)
     finally:
         signal.signal(number, before)
+
+
+def test_a_killed_worker_is_replaced_and_one_line_says_so(make_experiment: Make, start: Start) -> None:
+    experiment = slowed(make_experiment("a"))
+    process = start(experiment, "daisy")
+    wait_for_a_block(experiment, process)
+    (log,) = list(experiment.layout.stage_runs("toy").glob("attempts/*.tsv"))[:1]
+    os.kill(int(log.name.split("-")[1]), signal.SIGKILL)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert "Traceback" not in out + err
+    assert "WARN" not in out + err
+    (line,) = [line for line in err.splitlines() if "worker" in line]
+    assert line.endswith("a worker process ended early (SIGKILL); its block is handed out again")
+    assert "12/12 blocks" in err
+
+
+def test_progress_on_a_terminal_is_drawn_while_daisy_serves(make_experiment: Make) -> None:
+    experiment = slowed(make_experiment("a"))
+    ours, theirs = pty.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "lsdflow_toy.cli",
+        "run",
+        "-e",
+        str(experiment.path),
+        "--set",
+        "compute.runner=daisy",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(TOY), "TERM": "xterm"}
+    shown = b""
+    with subprocess.Popen(words, env=environment, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while part := os.read(ours, 65536):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0, shown
+    drawn = {int(number) for number in re.findall(rb"(\d+)/12", shown)}
+    assert len(drawn) >= 3, shown

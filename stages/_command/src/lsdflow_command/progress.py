@@ -105,7 +105,7 @@ def _terminal_bar() -> RichProgress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[facts]}"),
     )
-    return RichProgress(*columns, console=Console(stderr=True))
+    return RichProgress(*columns, console=Console(stderr=True, force_terminal=True))
 
 
 def _duration(seconds: float) -> str:

@@ -23,6 +23,7 @@ from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_runtime.gate import LOOPBACK, keep_gate, make_key, read_key, remove_key
 from lsdflow_runtime.lease import Fence
+from lsdflow_runtime.quiet import daisy_warnings_logged
 from lsdflow_runtime.rendezvous import (
     Notice,
     NoticeBoard,
@@ -165,7 +166,7 @@ def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, worker
     with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
         daisy.logging.set_log_basedir(logs)
         try:
-            with stopped_by_signals():
+            with daisy_warnings_logged(), stopped_by_signals():
                 daisy.run_blockwise(row, progress=False, summary=False, host=LOOPBACK, return_states=True)
         except RuntimeError as error:
             LOG.warning("daisy gave up: %s", error)
