@@ -18,8 +18,8 @@ from lsdflow_network.unet import UNet  # noqa: E402
 from lsdflow_training.data import location  # noqa: E402
 from lsdflow_training.data.batches import batch_seed, seeded  # noqa: E402
 from lsdflow_training.data.label_states import states_of_labels  # noqa: E402
-from lsdflow_training.data.location import box_sum, integral_image, random_place  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
+from lsdflow_training.data.trained_places import box_sum, has_place, integral_image, random_place  # noqa: E402
 from lsdflow_training.data.volumes import Source, open_training_volume  # noqa: E402
 from lsdflow_training.network_step import forward_loss  # noqa: E402
 from lsdflow_training.patch import to_patch  # noqa: E402
@@ -228,6 +228,15 @@ def test_a_place_is_drawn_from_all_that_qualify() -> None:
     assert 3 < len(fitting) < 200
     assert {random_place(integral, patch, first, end, 13) for _ in range(60 * len(fitting))} == fitting
     assert random_place(integral, patch, first, end, 25) is None
+    most = max(boxes.values())
+    assert has_place(trained, patch, most)
+    assert not has_place(trained, patch, most + 1)
+
+
+def test_a_patch_that_is_longer_than_the_volume_holds_all_of_it() -> None:
+    trained = np.random.default_rng(0).random((3, 8, 5)) < 0.5
+    assert has_place(trained, (4, 9, 7), trained.sum())
+    assert not has_place(trained, (4, 9, 7), trained.sum() + 1)
 
 
 def test_volumes_smaller_than_the_patch_train_on_all_they_have(prepared) -> None:

@@ -266,7 +266,7 @@ def test_a_volume_without_enough_trained_voxels_is_refused_instead_of_searched_f
 
 
 def test_box_sums_are_those_of_the_array() -> None:
-    from lsdflow_training.data.location import box_sum
+    from lsdflow_training.data.trained_places import box_sum
 
     array = np.random.default_rng(0).integers(0, 5, (4, 5, 6))
     integral = array.cumsum(0).cumsum(1).cumsum(2)

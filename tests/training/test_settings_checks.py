@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -129,3 +130,26 @@ def test_jobs_of_a_cluster_may_have_the_gpu_that_this_machine_has_not(
     wanted = ["train-lsd.precision=fp16", "compute.device=auto"]
     found = problems(train_lsd, fresh, *wanted, *settings, descriptions=descriptions)
     assert [p["exit_code"] for p in found] == codes
+
+
+@pytest.mark.parametrize(("corner_vox", "refused"), [(24, False), (8, True)])
+def test_a_mask_that_leaves_no_place_for_a_patch_is_refused_before_the_training(
+    tmp_path: Path, corner_vox: int, refused: bool
+) -> None:
+    toml = micro_experiment(tmp_path / "experiment")
+    layout = ExperimentLayout(toml.parent)
+    prepared = read_manifest(layout, "prepare")
+    (name,) = (label for label in prepared.facts["volumes"] if label.startswith("training/"))
+    container = layout.training_volume(name.removeprefix("training/"))
+    states = np.zeros((40, 40, 40), np.uint8)
+    states[:corner_vox, :corner_vox, :corner_vox] = 1
+    micro_volume(container, mask=states)
+    prepared.facts["volumes"][name]["trained_fraction"] = float(states.mean())
+    prepared.write(layout)
+    found = problems(train_lsd, toml)
+    assert [(error["what"], error["exit_code"]) for error in found] == (
+        [("the mask leaves too few voxels for any patch of the training", 65)] if refused else []
+    )
+    for error in found:
+        assert error["where"] == str(container)
+        assert f"{states.mean():.1%}" in error["found"]

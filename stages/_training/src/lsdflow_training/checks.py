@@ -17,6 +17,7 @@ from lsdflow_training.data.sampling import (
     chosen_volumes,
     common_voxel_size,
     make_sources,
+    mask_problems,
     prepared_probabilities,
     source_problems,
 )
@@ -59,7 +60,9 @@ def _problems(
     if known is None or size is None:
         return [*problems, *shape_problems(recipe)]
     sources = make_sources(known[0], config, recipe, known[1])
-    return [*problems, *recipe_problems(recipe), *source_problems(sources, recipe)]
+    prepared = read_manifest(experiment.layout, "prepare")
+    of_sources = [*source_problems(sources, recipe), *mask_problems(sources, recipe, prepared)]
+    return [*problems, *recipe_problems(recipe), *of_sources]
 
 
 def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:

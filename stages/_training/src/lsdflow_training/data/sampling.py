@@ -6,15 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
+from lsdflow_contract.arrays import MASK, MaskState
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
 from lsdflow_contract.experiment import did_you_mean
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.manifest import Manifest
 from lsdflow_training.config import TrainingConfig
+from lsdflow_training.data.trained_places import has_place
 from lsdflow_training.data.volumes import Source, TrainingVolume, open_training_volume, validation_slab
 from lsdflow_training.recipe import Recipe
 
 _TRAINING = "training/"
+SECTIONS_AT_ONCE = 32
 
 
 def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
@@ -77,6 +83,48 @@ def make_sources(
 def source_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
     """What these volumes are too small for, or do not hold out."""
     return [*_size_problems(sources, recipe), *_held_out_problems(sources, recipe)]
+
+
+def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest) -> list[StageError]:
+    """Volumes whose masks leave too little for any patch.
+
+    Only a mask that leaves less than `min_masked` of its volume, as prepare has measured, is read.
+    """
+    problems: list[StageError] = []
+    for source in sources:
+        facts = prepared.facts.get("volumes", {}).get(f"{_TRAINING}{source.volume.name}", {})
+        if source.volume.mask is None or facts.get("trained_fraction", 1.0) >= recipe.min_masked:
+            continue
+        wanted = recipe.min_masked * math.prod(recipe.shapes.output_vox)
+        if not has_place(_trained_voxels(source), recipe.shapes.output_vox, wanted):
+            problems.append(
+                BadData(
+                    "the mask leaves too few voxels for any patch of the training",
+                    where=source.volume.path,
+                    wanted=f"somewhere {recipe.min_masked:.0%} of {list(recipe.shapes.output_vox)} vox that are not "
+                    "ignored",
+                    found=f"{facts['trained_fraction']:.1%} of the volume is not ignored",
+                    hint="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or leave "
+                    "the volume out of `volumes`",
+                )
+            )
+    return problems
+
+
+def _trained_voxels(source: Source) -> npt.NDArray[np.bool_]:
+    """Where the mask does not say ignore, without the part that is kept for validation."""
+    import zarr
+
+    mask = zarr.open(str(source.volume.path / MASK.dataset), mode="r")
+    depth = mask.shape[0]
+    if source.validation is not None and source.volume.mask is not None:
+        depth = min(depth, source.validation.begin_vox[0] - source.volume.mask.begin_vox[0])
+    trained = np.empty((depth, *mask.shape[1:]), np.bool_)
+    for begin in range(0, depth, SECTIONS_AT_ONCE):
+        trained[begin : begin + SECTIONS_AT_ONCE] = (
+            mask[begin : min(begin + SECTIONS_AT_ONCE, depth)] != MaskState.IGNORE
+        )
+    return trained
 
 
 def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
