@@ -12,13 +12,14 @@ import time
 import pytest
 from harness import BLOCKS, DAISY, STAGES, World, seeds, store_of
 
+from lsdflow_runtime.transient_errors import LOST_WORKER
+
 CAUSES = {
     "raises": "poisoned on purpose",
     "hangs": "took longer than 1 s",
     "crashes": "no worker came back from it",
     "is killed": "no worker came back from it",
 }
-HAND_OUTS = 10
 
 
 @pytest.mark.parametrize("kind", CAUSES)
@@ -39,5 +40,5 @@ def test_f18_a_poisoned_block_is_named_and_the_others_are_done(world: World, kin
         outcome = {"detected": code == 79 and listed, "equal": others, "resumed": resumed == 0, "whole": whole}
         world.note("F18", stage=stage, block=block, **facts, **world.outcome(folder, **outcome))
         assert (code, listed, others, resumed, whole) == (79, True, True, 0, True), told
-        assert attempts <= HAND_OUTS
+        assert attempts <= LOST_WORKER.attempts
         world.remove(folder)

@@ -32,12 +32,10 @@ from lsdflow_runtime.daisy_runner import current_fence, current_round, lead_with
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.overdue import UnderWay, overdue_noted
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
-from lsdflow_runtime.patience import with_patience
+from lsdflow_runtime.transient_errors import BLOCK, try_block
 from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
-# Times that a block may fail by itself; workers that are lost (HAND_OUTS of daisy_runner) do not count.
-ATTEMPTS = 3
 # A process that ends in the middle of a block can leave no word about it.
 LOST = "no worker came back from it: it crashed, ran out of memory, or its machine was lost"
 # How often the done marks are counted: often for workers of this machine, seldom on shared storage.
@@ -122,7 +120,7 @@ def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
         if task.experiment.compute.runner == "serial":
             with block_runner(task, fence) as do_block:
                 for count, number in enumerate(pending, 1):
-                    done = _attempt(task, do_block, number, attempts=ATTEMPTS)
+                    done = _attempt(task, do_block, number, attempts=BLOCK.attempts)
                     progress.failed += not done
                     progress.advance(int(done))
                     if count % PACK_BLOCKS == 0:
@@ -157,7 +155,7 @@ def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunctio
 def _attempt_in_turn(
     task: BlockTask, do_block: Callable[[int], None], number: int, round_: str, under_way: list[UnderWay]
 ) -> bool:
-    """Do a block once, unless workers of this round have failed at it ATTEMPTS times: then it goes back undone.
+    """Do a block once. It goes back undone if workers of this round have failed at it as often as BLOCK allows.
 
     The coordinator hands a block out more often than that, since a lost worker is no fault of the block.
     """
@@ -166,7 +164,7 @@ def _attempt_in_turn(
     except MissingInput:
         failure = {}
     spent = int(failure.get("attempts", 0)) if failure.get("round") == round_ else 0
-    if spent >= ATTEMPTS:
+    if spent >= BLOCK.attempts:
         return False
     known = {"round": round_, "attempts": spent + 1}
     under_way.append(UnderWay(number, known))
@@ -190,7 +188,7 @@ def _attempt(
     for attempt in range(1, attempts + 1):
         end_if_asked()
         try:
-            with_patience(do_block, number)
+            try_block(do_block, number)
         except (Interrupted, KeyboardInterrupt):
             raise
         except StageError as error:

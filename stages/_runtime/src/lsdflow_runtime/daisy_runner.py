@@ -37,6 +37,7 @@ from lsdflow_runtime.rendezvous import (
     read_work,
 )
 from lsdflow_runtime.stopping import stopped_by_signals
+from lsdflow_runtime.transient_errors import LOST_WORKER
 
 if TYPE_CHECKING:
     from lsdflow_runtime.block_task import BlockTask
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("lsdflow.daisy")
 ROUND_VARIABLE = "LSDFLOW_ROUND"
 CONTEXT_VARIABLE = "DAISY_CONTEXT"
-# How often a block is handed out before it counts as failed. Most hand-outs but one are for workers that were lost
-# (spot nodes, crashes): with one loss in six, one block in 10^8 fails.
-HAND_OUTS = 10
 # Numbers of workers that daisy did not start itself begin here: outside its own range.
 FIRST_JOINED_WORKER = 100_000
 
@@ -159,9 +157,9 @@ def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, worker
         process_function=process,
         read_write_conflict=False,
         max_workers=workers,
-        max_retries=HAND_OUTS - 1,
+        max_retries=LOST_WORKER.attempts - 1,
         timeout=task.experiment.compute.block_timeout_s,
-        max_worker_restarts=HAND_OUTS * (blocks + 1),
+        max_worker_restarts=LOST_WORKER.attempts * (blocks + 1),
     )
     with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
         daisy.logging.set_log_basedir(logs)

@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0
 LINGER_SECONDS = 60.0
 # A worker that found nothing to do looks again: the block of one that is lost without a word comes back late.
 REJOIN_SECONDS = 30.0
-# More than a single crashing block can cause (HAND_OUTS of daisy_runner): then it is this machine that is at fault.
+# More than a single crashing block can cause (LOST_WORKER): then it is this machine that is at fault.
 FAILURES_IN_A_ROW = 20
 
 

@@ -27,6 +27,7 @@ from pymongo.write_concern import WriteConcern
 from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.mongo_errors import is_transient, stage_error
+from lsdflow_runtime.transient_errors import DATABASE
 
 LOG = logging.getLogger("lsdflow.store")
 URI_FILE_VARIABLE = "MONGO_URI_FILE"
@@ -112,23 +113,24 @@ class MongoConnection:
         Once it has given up, later calls of this process try only once.
         """
         deadline = time.monotonic() + (0.0 if self._given_up else self.retry_s)
-        pause, told = 0.1, False
+        reported = False
+        pauses_s = DATABASE.pauses_s()
         while True:
+            pause_s = next(pauses_s)
             try:
                 found = operation(self._database())
             except PyMongoError as error:
                 transient = is_transient(error)
-                if not transient or time.monotonic() + pause > deadline:
+                if not transient or time.monotonic() + pause_s > deadline:
                     self._given_up = transient
                     raise stage_error(error, self.address) from None
-                if not told:
+                if not reported:
                     LOG.warning("the store at %s does not answer; trying for %.0f s", self.address, self.retry_s)
-                told = True
+                reported = True
             else:
                 self._given_up = False
                 return found
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the workers' attempts, no secret
-            pause = min(2 * pause, 5.0)
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the workers' attempts, no secret
 
     def _database(self) -> Database[Document]:
         if self._client is None:

@@ -22,9 +22,8 @@ from lsdflow_contract.errors import (
     StorageFailure,
     StoreUnreachable,
 )
+from lsdflow_runtime.transient_errors import DATABASE
 
-# Codes of a server that goes down, comes up, elects a primary or asks for patience (the last one: Cosmos DB).
-TRANSIENT_CODES = {6, 7, 64, 89, 91, 112, 133, 134, 189, 262, 317, 9001, 10107, 11600, 11602, 13435, 13436, 16500}
 REFUSED_CODES = {18, 8000}
 FORBIDDEN_CODES = {13, 31}
 FULL_CODES = {14031}
@@ -53,7 +52,7 @@ def is_transient(error: PyMongoError) -> bool:
     """May the same operation succeed a little later?"""
     if isinstance(error, ConnectionFailure | WTimeoutError | ExecutionTimeout | CursorNotFound):
         return True
-    return bool(codes_of(error) & TRANSIENT_CODES) or error.has_error_label("RetryableWriteError")
+    return bool(codes_of(error) & DATABASE.codes) or error.has_error_label("RetryableWriteError")
 
 
 def stage_error(error: PyMongoError, address: Shown) -> StageError:

@@ -31,7 +31,7 @@ from lsdflow_runtime.array_metadata import make_array, write_groups, write_metad
 from lsdflow_runtime.chunk_files import ChunkFiles, inner_chunk, make_durable, zstd_level
 from lsdflow_runtime.formats.folders import arrays_below, folder_of
 from lsdflow_runtime.formats.zarr_array import is_array
-from lsdflow_runtime.patience import is_passing
+from lsdflow_runtime.transient_errors import is_of_storage
 
 Outside = Literal["error", "zero", "mirror"]
 
@@ -132,7 +132,7 @@ class Volume:
                 return np.asarray(self.array[self._index(box)])
             return self._files.read(self._index(box))
         except (RuntimeError, ValueError, OSError) as error:
-            if is_passing(error):
+            if is_of_storage(error):
                 raise StorageFailure("reading failed", where=f"{self.where} {box}", found=error) from error
             raise BadData(
                 "a chunk cannot be read",

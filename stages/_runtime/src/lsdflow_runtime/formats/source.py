@@ -19,7 +19,7 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.formats import axes as axis_order
 from lsdflow_runtime.formats.claims import GeometryClaim, place
 from lsdflow_runtime.formats.file_stamp import file_stamp
-from lsdflow_runtime.patience import is_passing
+from lsdflow_runtime.transient_errors import is_of_storage
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def reading(where: str) -> Iterator[None]:
         text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if "PERMISSION_DENIED" in text:
             raise PermissionDenied("no permission to read", where=where, found=text) from error
-        if is_passing(error):
+        if is_of_storage(error):
             raise StorageFailure("the storage failed while reading", where=where, found=text) from error
         raise BadData(
             "the data cannot be read", where=where, found=text, hint="the file is truncated or damaged, re-copy it"
