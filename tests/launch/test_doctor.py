@@ -21,6 +21,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.cli import app
 from lsdflow_launch.doctor import checks, containers, folder, gpu, machine, mount, outside, scheduler, store
 from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
+from lsdflow_launch.slurm import problems as slurm_problems
 from lsdflow_runtime.store_facts import store_facts
 
 Program = Callable[[str, str], None]
@@ -312,7 +313,7 @@ def test_a_scheduler_that_is_missing_or_silent_matters_to_those_who_name_it(
     named, plain = make(tmp_path / "a", CLUSTER.format("gpu")), make(tmp_path / "b")
     assert states(scheduler.scheduler_findings(plain))["scheduler"].state == "ok"
     assert states(scheduler.scheduler_findings(named))["scheduler"].state == "FAIL"
-    monkeypatch.setattr(scheduler, "LIMIT_S", 0.5)
+    monkeypatch.setattr(slurm_problems, "LIMIT_S", 0.5)
     program("sinfo", "time.sleep(60)")
     started = time.monotonic()
     assert states(scheduler.scheduler_findings(plain))["scheduler"].state == "FAIL"

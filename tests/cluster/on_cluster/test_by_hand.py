@@ -90,3 +90,11 @@ def test_a_job_over_the_time_limit_of_its_partition_is_refused(desk: Desk, folde
     assert refused.returncode == 78, refused.stderr
     assert "prepare: time 9-00:00:00, but partition cpu allows 1-00:00:00" in refused.stderr
     assert not (folder / "exp" / "runs" / "submit").exists()
+
+
+def test_validate_names_a_partition_that_the_cluster_does_not_have(desk: Desk, folder: Path) -> None:
+    words = (desk.lsdflow, "validate", folder / "exp", "--set")
+    refused = desk.cluster.run(*words, "cluster.partition_gpu=a100", check=False)
+    assert refused.returncode == 78, refused.stderr
+    assert "the cluster has no partition a100" in refused.stderr
+    assert desk.cluster.run(*words, "cluster.partition_gpu=gpu", check=False).returncode == 0

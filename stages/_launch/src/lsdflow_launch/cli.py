@@ -72,7 +72,7 @@ def validate(
 ) -> None:
     """Report all configuration and input problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
-        _show_problems(load_experiment(folder, override or []), as_json, wanted=Wanted(replace))
+        _show_problems(load_experiment(folder, override or []), as_json, wanted=Wanted(replace, on_cluster=True))
 
 
 @app.command()
@@ -100,7 +100,8 @@ def run(
         with stdout_for_json(as_json):
             if on == "slurm":  # nobody waits in a queue for a mistake
                 ask = asker(experiment)
-                _show_problems(experiment, False, ask, Wanted(replace, stages, in_images=ask is ask_stage))
+                wanted = Wanted(replace, stages, in_images=ask is ask_stage, on_cluster=True)
+                _show_problems(experiment, False, ask, wanted)
             containing = Containing(engine, images, network)
             before = None if on == "slurm" else runs_of(experiment, stages)
             code = run_on(on, experiment, first, last, replace, containing)

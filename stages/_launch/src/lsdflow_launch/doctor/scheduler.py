@@ -7,34 +7,32 @@ from collections.abc import Iterator
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
-from lsdflow_launch.slurm.jobs import ask_slurm
+from lsdflow_launch.slurm.problems import Partition, partitions_there
 from lsdflow_launch.slurm.table import cluster_of, job_settings
-
-# Partition (a star marks the default one), is it up, nodes, time limit, what a node has.
-FORM = "%P|%a|%D|%l|%G"
-LIMIT_S = 15.0
 
 
 def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
     """The partitions there are; of an experiment those that its jobs ask for."""
     wanted = experiment is not None and experiment.uses_cluster
     try:
-        told = ask_slurm(["sinfo", "--noheader", f"--format={FORM}"], LIMIT_S)
+        partitions = partitions_there()
     except StageError as error:
         if error.exit_code == 66 and not wanted:
             yield ok("scheduler", "no SLURM here: needed for lsdflow submit alone")
         else:
             yield fail("scheduler", f"{error.what} {error.found}".strip(), error.hint or "run on a login node")
         return
-    rows = [line.strip().split("|") for line in told.splitlines() if line.count("|") == 4]
-    partitions = {row[0].rstrip("*"): row for row in rows}
-    listed = ", ".join(f"{name} ({row[2]} nodes, {row[3]}, {row[1]})" for name, row in partitions.items())
-    yield ok("scheduler", f"SLURM: {listed}") if rows else warn("scheduler", "SLURM has no partitions", "ask its team")
+    listed = ", ".join(f"{p.name} ({p.nodes} nodes, {p.time_limit}, {p.state})" for p in partitions.values())
+    yield (
+        ok("scheduler", f"SLURM: {listed}")
+        if partitions
+        else warn("scheduler", "SLURM has no partitions", "ask its team")
+    )
     if experiment is not None:
         yield from _asked_for(experiment, partitions, certain=wanted)
 
 
-def _asked_for(experiment: Experiment, partitions: dict[str, list[str]], *, certain: bool) -> Iterator[Finding]:
+def _asked_for(experiment: Experiment, partitions: dict[str, Partition], *, certain: bool) -> Iterator[Finding]:
     """Partitions of the jobs; without [cluster] in the file they are the defaults, which nobody chose."""
     try:
         settings = job_settings(cluster_of(experiment), experiment)
@@ -43,7 +41,7 @@ def _asked_for(experiment: Experiment, partitions: dict[str, list[str]], *, cert
         return
     named = {name for k, v in settings.items() if k.endswith("_PARTITION") for name in v.split(",") if name}
     missing = sorted(named - set(partitions))
-    down = sorted(name for name in named & set(partitions) if partitions[name][1] != "up")
+    down = sorted(name for name in named & set(partitions) if partitions[name].state != "up")
     to_do = f"set cluster.partition_cpu and cluster.partition_gpu: {', '.join(partitions)}"
     if missing:
         say = fail if certain else warn

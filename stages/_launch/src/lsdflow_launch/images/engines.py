@@ -127,7 +127,7 @@ class Apptainer:
 
     def find(self, stage: str, pin: Pin) -> Image:
         """The SIF made from the pinned image; for a pin without digest the only SIF of that version."""
-        sif = self._sif(stage, pin)
+        sif = sif_of(self.folder, stage, pin)
         done = _ask([self.program, "inspect", "--json", "--labels", str(sif)])
         if done.returncode != 0:
             raise MissingInput("not a SIF that can be read", where=sif, found=done.stderr.strip()[-500:])
@@ -145,23 +145,26 @@ class Apptainer:
             *(image.reference, stage, *call.arguments),
         ]
 
-    def _sif(self, stage: str, pin: Pin) -> Path:
-        stem = f"{stage}_{pin.version}"
-        short = pin.digest.removeprefix("sha256:")[:12]
-        plain, exact = self.folder / f"{stem}.sif", self.folder / f"{stem}_{short}.sif"
-        wanted = exact if short else plain
-        if wanted.is_file():
-            return wanted
-        others = sorted(self.folder.glob(f"{stem}_*.sif"))
-        if not short and len(others) == 1:
-            return others[0]
-        if not short and others:
-            names = ", ".join(p.name for p in others)
-            raise ConfigError(
-                f"several SIFs of {pin}", where=self.folder, found=names, hint=f"pin the digest: {pin.key}"
-            )
-        hint = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={self.folder}{pin.advice}"
-        raise MissingInput(f"the SIF of {stage} is not there", where=self.folder, wanted=wanted.name, hint=hint)
+
+def sif_of(folder: Path, stage: str, pin: Pin) -> Path:
+    """The SIF of a pin in a folder; for a pin without digest the only one of that version.
+
+    Raises MissingInput (66) if there is none, ConfigError (78) if there are several.
+    """
+    stem = f"{stage}_{pin.version}"
+    short = pin.digest.removeprefix("sha256:")[:12]
+    plain, exact = folder / f"{stem}.sif", folder / f"{stem}_{short}.sif"
+    wanted = exact if short else plain
+    if wanted.is_file():
+        return wanted
+    others = sorted(folder.glob(f"{stem}_*.sif"))
+    if not short and len(others) == 1:
+        return others[0]
+    if not short and others:
+        names = ", ".join(p.name for p in others)
+        raise ConfigError(f"several SIFs of {pin}", where=folder, found=names, hint=f"pin the digest: {pin.key}")
+    hint = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={folder}{pin.advice}"
+    raise MissingInput(f"the SIF of {stage} is not there", where=folder, wanted=wanted.name, hint=hint)
 
 
 def engine_named(name: str | None, sif_folder: Path | None) -> Engine:

@@ -25,6 +25,7 @@ from lsdflow_launch.descriptions import (
     is_begun,
     stages_to_ask,
 )
+from lsdflow_launch.slurm.problems import cluster_problems
 from lsdflow_launch.telling.ending import outcome_of
 from lsdflow_launch.whole import whole_problems
 
@@ -43,11 +44,13 @@ class Wanted:
     """What is to be run: these stages (none = all), and whether results of other settings give way.
 
     in_images: by images that are pinned, so that the packages of this machine do not matter.
+    on_cluster: partitions and SIFs that the jobs need are checked too.
     """
 
     replace: bool = False
     stages: tuple[str, ...] | None = None
     in_images: bool = False
+    on_cluster: bool = False
 
     def gives_way(self, problem: Mapping[str, Any], stage: str) -> bool:
         """True for results of other settings that are replaced, or left alone, and for packages that images have."""
@@ -78,7 +81,8 @@ def problems_of(
         if any(_made_later(problem, stage, experiment) for problem in found[stage]):
             found[stage] = of_descriptions.get(stage, found[stage])
         told[stage] = [p for p in found[stage] if not (_made_later(p, stage, experiment) or wanted.gives_way(p, stage))]
-    return {**told, WHOLE: whole_problems(experiment, to_come, wanted.in_images)}
+    of_cluster = [p.as_dict() for p in cluster_problems(experiment, stages)] if wanted.on_cluster else []
+    return {**told, WHOLE: [*whole_problems(experiment, to_come, wanted.in_images), *of_cluster]}
 
 
 def _validated_in_turn(

@@ -1,0 +1,111 @@
+"""validate reports partitions and SIFs that are not there. Here sinfo is a script; tests/cluster has the real one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_launch.cli import app
+from lsdflow_launch.slurm.problems import Partition, cluster_problems, partitions_there
+
+ROWS = ("cpu*|up|2|1-00:00:00|(null)", "gpu|up|1|4:00:00|(null)", "gpu|up|3|4:00:00|gpu:a100:4", "old|up|1|infinite|")
+Sinfo = Callable[..., None]
+
+
+@pytest.fixture
+def sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sinfo:
+    """Put a sinfo that prints these lines on PATH."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+
+    def put(*lines: str) -> None:
+        text = "\n".join(lines)
+        (programs / "sinfo").write_text(f"#!{sys.executable}\nprint({text!r})\n")
+        (programs / "sinfo").chmod(0o755)
+
+    put(*ROWS)
+    return put
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An experiment for a cluster; SIFs of all stages are there."""
+    (tmp_path / "experiment.toml").write_text('[cluster]\nimages = "sifs"\n')
+    (tmp_path / "sifs").mkdir()
+    for stage in STAGES:
+        (tmp_path / "sifs" / f"{stage}_1.0.0.sif").touch()
+    lines = [f"{stage.upper().replace('-', '_')}_IMAGE=lsdflow/{stage}:1.0.0\n" for stage in STAGES]
+    (tmp_path / "images.env").write_text("".join(lines))
+    return tmp_path
+
+
+def found(folder: Path, *settings: str, stages: tuple[str, ...] = STAGES) -> list[tuple[int, str]]:
+    problems = cluster_problems(load_experiment(folder, settings), stages)
+    return [(problem.exit_code, problem.what) for problem in problems]
+
+
+@pytest.mark.usefixtures("sinfo")
+def test_lines_of_a_partition_are_joined() -> None:
+    assert partitions_there()["gpu"] == Partition("gpu", "up", 4, "4:00:00", has_gpu=True)
+    assert not partitions_there()["cpu"].has_gpu
+
+
+@pytest.mark.usefixtures("sinfo")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], []),
+        (["cluster.partition_gpu=a100"], [(78, "the cluster has no partition a100")]),
+        (["cluster.partition_gpu=cpu"], [(78, "the partition cpu has no GPU")]),
+        (["cluster.partition_gpu="], []),
+        (["cluster.partition_cpu=big"], [(78, "the cluster has no partition big")]),
+        (["cluster.segment.partition=old"], []),
+        (["cluster.segment.partition=cpu,new"], [(78, "the cluster has no partition new")]),
+        (["cluster.watershed.worker_partition=new"], [(78, "the cluster has no partition new")]),
+    ],
+)
+def test_each_partition_of_the_jobs_must_be_there_and_have_gpus_where_they_are_wanted(
+    folder: Path, settings: list[str], expected: list[tuple[int, str]]
+) -> None:
+    assert found(folder, *settings) == expected
+
+
+@pytest.mark.usefixtures("sinfo")
+def test_only_the_stages_that_are_to_run_count(folder: Path) -> None:
+    assert found(folder, "cluster.partition_gpu=a100", stages=("prepare", "watershed")) == []
+
+
+@pytest.mark.usefixtures("sinfo")
+def test_every_missing_sif_is_reported(folder: Path) -> None:
+    for stage in ("watershed", "segment"):
+        (folder / "sifs" / f"{stage}_1.0.0.sif").unlink()
+    assert found(folder) == [(66, "the SIF of watershed is not there"), (66, "the SIF of segment is not there")]
+    (folder / "images.env").unlink()
+    assert found(folder) == [(66, "no pinned images")]
+
+
+def test_where_slurm_is_not_nothing_is_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    assert found(folder, "cluster.partition_gpu=a100") == []
+
+
+@pytest.mark.usefixtures("sinfo")
+def test_an_experiment_without_the_table_asks_for_no_cluster(folder: Path) -> None:
+    (folder / "experiment.toml").write_text("")
+    assert found(folder) == []
+
+
+@pytest.mark.usefixtures("sinfo")
+def test_validate_reports_them_beside_the_problems_of_the_stages(folder: Path) -> None:
+    words = ["validate", str(folder), "--json", "--set", "cluster.partition_gpu=a100"]
+    told = json.loads(CliRunner().invoke(app, words).stdout)
+    (problem,) = told["experiment"]
+    assert problem["what"] == "the cluster has no partition a100"
+    assert problem["where"] == f"{folder / 'experiment.toml'}: [cluster], jobs of train-lsd"
