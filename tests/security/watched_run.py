@@ -6,6 +6,7 @@ What is seen is taken from /proc again and again while the processes of its sess
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import subprocess
 import sys
@@ -97,14 +98,14 @@ def look_at(session: int, seen: Seen) -> None:
 
 
 def keep_files(folder: Path, seen: Seen) -> None:
-    """Every file below a folder, with its name."""
-    for path in folder.rglob("*"):
-        try:
-            seen.note(str(path), str(path).encode())
-            if path.is_file():
-                seen.note(str(path), path.read_bytes())
-        except OSError:  # it has gone
-            continue
+    """Every file below a folder, with its name. Folders and files may go meanwhile: os.walk passes over those."""
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            seen.note(f"{parent}/{name}", f"{parent}/{name}".encode())
+        for path in (Path(parent, name) for name in files):
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    seen.note(str(path), path.read_bytes())
 
 
 def _listening(process: Path) -> set[str]:
