@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import h5py
 import numpy as np
 import pytest
 import tifffile
 import zarr
+import zarr.codecs
+from numcodecs import Zstd
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.geometry import Box
@@ -51,6 +55,35 @@ def test_missing_hdf5_dataset_lists_those_that_exist(tmp_path: Path) -> None:
         file["volumes/raw"] = DATA
     with pytest.raises(MissingInput, match="volumes/raw"):
         open_source(tmp_path / "a.h5", "volumes/labels")
+
+
+@pytest.mark.parametrize(("zarr_format", "shards"), [(2, None), (3, None), (3, (4, 6, 8))])
+def test_a_zstd_chunk_that_claims_more_than_a_chunk_holds_is_refused_before_it_is_unpacked(
+    tmp_path: Path, zarr_format: Literal[2, 3], shards: tuple[int, ...] | None
+) -> None:
+    codec = Zstd() if zarr_format == 2 else zarr.codecs.ZstdCodec()
+    shape = {"shape": DATA.shape, "dtype": "u1", "chunks": (4, 3, 8), "shards": shards, "compressors": [codec]}
+    zarr.create_array(tmp_path / "a.zarr", zarr_format=zarr_format, **shape)[:] = DATA
+    source = open_source(tmp_path / "a.zarr")
+    assert (source.read(source.box) == DATA).all()
+    (first, *_) = sorted(p for p in (tmp_path / "a.zarr").rglob("*") if p.is_file() and "z" not in p.name)
+    stored = first.read_bytes()
+    bomb = Zstd().encode(bytes(50 * 2**20))
+    assert len(bomb) < 2**14
+    first.write_bytes(bomb if shards is None else stored.replace(stored[: stored.index(b"(\xb5/\xfd", 1)], bomb))
+    tracemalloc.start()
+    with pytest.raises(BadData, match="cannot be read"):
+        source.read(source.box)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+def test_voxels_that_look_like_a_zstd_chunk_are_read_where_nothing_is_compressed(tmp_path: Path) -> None:
+    bomb = np.frombuffer(Zstd().encode(bytes(2**20)), np.uint8)
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(1, 1, len(bomb)), dtype="u1", compressors=None, zarr_format=2)
+    array[:] = bomb.reshape(array.shape)
+    source = open_source(tmp_path / "a.zarr")
+    assert (source.read(source.box) == bomb).all()
 
 
 def test_unknown_format_lists_what_was_looked_for(tmp_path: Path) -> None:

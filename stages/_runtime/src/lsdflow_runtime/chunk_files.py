@@ -100,7 +100,7 @@ class ChunkFiles:
         with chunk.file.open("rb", buffering=0) as file:
             content = os.pread(file.fileno(), chunk.size, chunk.begin)
         decoded = np.empty(self.array.chunks, self.array.dtype)
-        claimed = _content_size(content)
+        claimed = content_size(content)
         if claimed != decoded.nbytes:
             msg = f"{chunk.file}: a chunk of {decoded.nbytes} bytes claims to hold {claimed}"
             raise ValueError(msg)
@@ -186,7 +186,7 @@ def _put(path: Path, pieces: list[bytes]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _content_size(frame: bytes) -> int | None:
+def content_size(frame: bytes) -> int | None:
     """Bytes that a zstd frame says it unpacks to (RFC 8878, section 3.1.1.1); None if it says nothing.
 
     Asked before anything is unpacked: a few damaged or crafted bytes could else fill the memory.

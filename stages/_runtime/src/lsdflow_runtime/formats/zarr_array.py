@@ -6,6 +6,7 @@ with s0, s1, ...: s0 is taken). A coarser level is chosen by naming it: "volumes
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,12 @@ from typing import Any
 
 import numpy as np
 import zarr
+from zarr.abc.store import ByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import LocalStore
 
 from lsdflow_contract.errors import MissingInput
+from lsdflow_runtime.chunk_files import content_size
 from lsdflow_runtime.formats import ngff
 from lsdflow_runtime.formats.attributes import claims_of
 from lsdflow_runtime.formats.axes import parse_axes
@@ -24,6 +29,7 @@ from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
 
 MARKERS = (".zarray", ".zgroup", "zarr.json")
 DEFAULT_AXES = "tczyx"
+LONGEST_ZSTD_HEADER = 18  # bytes
 
 
 def is_zarr(folder: Path) -> bool:
@@ -81,6 +87,8 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
         raise MissingInput("the scale level named in the metadata does not exist", where=where)
     with reading(where):
         array = zarr.open_array(store=str(folder), mode="r")
+        if any("zstd" in type(codec).__name__.lower() for codec in array.compressors):
+            array = zarr.open_array(store=_BoundedStore(folder, _chunk_bytes(array)), mode="r")
     attributes = attributes_at(folder)
     axes = parse_axes(_axis_names(array, attributes), array.ndim, level.axes if level else DEFAULT_AXES, where)
     return SourceVolume(
@@ -94,6 +102,32 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
         claims=tuple(_claims(folder, attributes, axes, level)),
         grid=_grid(array, folder),
     )
+
+
+class _BoundedStore(LocalStore):
+    """A folder whose zstd chunks are refused if they say that they unpack to more than a chunk holds.
+
+    A few damaged or crafted bytes could else fill the memory. Chunks that do not say it are passed on.
+    """
+
+    def __init__(self, folder: Path, chunk_bytes: int) -> None:
+        super().__init__(folder, read_only=True)
+        self._chunk_bytes = chunk_bytes
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """The stored bytes of a key. Raises ValueError for a chunk that claims too much."""
+        value = await super().get(key, prototype, byte_range)
+        claimed = None if value is None else content_size(value[:LONGEST_ZSTD_HEADER].to_bytes())
+        if claimed is not None and claimed > self._chunk_bytes:
+            msg = f"{self.root / key}: a chunk of {self._chunk_bytes} bytes claims to hold {claimed}"
+            raise ValueError(msg)
+        return value
+
+
+def _chunk_bytes(array: zarr.Array[Any]) -> int:
+    return math.prod(array.chunks) * np.dtype(array.dtype).itemsize
 
 
 def _axis_names(array: zarr.Array[Any], attributes: Mapping[str, Any]) -> list[object] | None:
