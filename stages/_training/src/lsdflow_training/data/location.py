@@ -12,6 +12,7 @@ around it.
 from __future__ import annotations
 
 import random  # gunpowder draws from it, so the seed of a batch reaches it
+from collections.abc import Callable
 
 import gunpowder as gp
 import numpy as np
@@ -47,23 +48,12 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
         self.min_masked = min_masked
         if min_masked > 0 or self.sparse:
             self.mask_spec = self.upstream_spec.array_specs[self.mask]
-            trained = self._trained_voxels()
+            upstream = self.get_upstream_provider()
+            trained = read_trained(upstream.request_batch, self.mask, self.mask_spec.roi)
             if self.sparse:
                 self.trained = np.argwhere(trained)
             else:
                 self.mask_integral = integral_image(trained)
-
-    def _trained_voxels(self) -> npt.NDArray[np.bool_]:
-        roi = self.mask_spec.roi
-        trained = np.empty(tuple(roi.shape), np.bool_)
-        for begin in range(0, roi.shape[0], SECTIONS_AT_ONCE):
-            depth = min(SECTIONS_AT_ONCE, roi.shape[0] - begin)
-            part = gp.Roi(roi.begin + gp.Coordinate(begin, 0, 0), (depth, *roi.shape[1:]))
-            request = gp.BatchRequest()
-            request[self.mask] = gp.ArraySpec(roi=part)
-            batch = self.get_upstream_provider().request_batch(request)
-            trained[begin : begin + depth] = batch[self.mask].data != MaskState.IGNORE
-        return trained
 
     def _RandomLocation__select_random_shift(  # noqa: N802
         self, request: gp.BatchRequest, shifts: gp.Roi, voxel_size: gp.Coordinate
@@ -119,3 +109,17 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
             hint="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or take this "
             "volume out of the training",
         )
+
+
+def read_trained(
+    request_batch: Callable[[gp.BatchRequest], gp.Batch], mask: gp.ArrayKey, roi: gp.Roi
+) -> npt.NDArray[np.bool_]:
+    """Where the mask of `roi` does not say ignore, (z, y, x); some sections are read at a time."""
+    trained = np.empty(tuple(roi.shape), np.bool_)
+    for begin in range(0, roi.shape[0], SECTIONS_AT_ONCE):
+        depth = min(SECTIONS_AT_ONCE, roi.shape[0] - begin)
+        request = gp.BatchRequest()
+        sections = gp.Roi(roi.begin + gp.Coordinate(begin, 0, 0), (depth, *roi.shape[1:]))
+        request[mask] = gp.ArraySpec(roi=sections)
+        trained[begin : begin + depth] = request_batch(request)[mask].data != MaskState.IGNORE
+    return trained

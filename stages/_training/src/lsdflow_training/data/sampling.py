@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lsdflow_contract.arrays import MASK, MaskState
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
 from lsdflow_contract.experiment import did_you_mean
 from lsdflow_contract.geometry import Nm3
@@ -20,7 +19,6 @@ from lsdflow_training.data.volumes import Source, TrainingVolume, open_training_
 from lsdflow_training.recipe import Recipe
 
 _TRAINING = "training/"
-SECTIONS_AT_ONCE = 32
 
 
 def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
@@ -96,7 +94,7 @@ def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest)
         if source.volume.mask is None or facts.get("trained_fraction", 1.0) >= recipe.min_masked:
             continue
         wanted = recipe.min_masked * math.prod(recipe.shapes.output_vox)
-        if not has_place(_trained_voxels(source), recipe.shapes.output_vox, wanted):
+        if not has_place(_trained_voxels(source, recipe), recipe.shapes.output_vox, wanted):
             problems.append(
                 BadData(
                     "the mask leaves too few voxels for any patch of the training",
@@ -111,20 +109,16 @@ def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest)
     return problems
 
 
-def _trained_voxels(source: Source) -> npt.NDArray[np.bool_]:
-    """Where the mask does not say ignore, without the part that is kept for validation."""
-    import zarr
+def _trained_voxels(source: Source, recipe: Recipe) -> npt.NDArray[np.bool_]:
+    """Where the training may learn, (z, y, x) of the mask: as its pipeline reads it, without the validation slab."""
+    import gunpowder as gp
 
-    mask = zarr.open(str(source.volume.path / MASK.dataset), mode="r")
-    depth = mask.shape[0]
-    if source.validation is not None and source.volume.mask is not None:
-        depth = min(depth, source.validation.begin_vox[0] - source.volume.mask.begin_vox[0])
-    trained = np.empty((depth, *mask.shape[1:]), np.bool_)
-    for begin in range(0, depth, SECTIONS_AT_ONCE):
-        trained[begin : begin + SECTIONS_AT_ONCE] = (
-            mask[begin : min(begin + SECTIONS_AT_ONCE, depth)] != MaskState.IGNORE
-        )
-    return trained
+    from lsdflow_training.data.location import read_trained
+    from lsdflow_training.data.pipeline import make_keys, volume_source
+
+    keys = make_keys()
+    with gp.build(volume_source(keys, source.volume, recipe.targets, (0, 0, 0), outside=source.validation)) as provider:
+        return read_trained(provider.request_batch, keys.mask, provider.spec[keys.mask].roi)
 
 
 def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
