@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from data import EDGES_PER_NODE, make_block, make_graph, make_volume, make_work
+from data import EDGES_PER_NODE, make_block, make_graph, make_network_crop, make_volume, make_work
 from network_data import DEMO, PUBLISHED, make_network
 from rows import ROWS, ResultsDifferError, Row, measurable
 
@@ -120,6 +120,7 @@ def rate_of(a_second: float, per: str) -> str:
 
 def measure(row: Row, folder: Path, peers: str, rounds: int) -> Outcome:
     """Both sides in turn, and whether they agree."""
+    folder /= row.crop
     ours, peer = (
         Side.start(sys.executable, "ours.py", row.ours, folder),
         Side.start(peers if row.peer_script == "peers.py" else sys.executable, row.peer_script, row.peer, folder),
@@ -147,22 +148,26 @@ def main() -> None:
     parser.add_argument("--peers", default=sys.executable, help="Python of the peers' environment")
     parser.add_argument("--full", action="store_true", help="the sizes of the goals: minutes to an hour")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--affinities", type=Path, metavar="ARRAY", help="volumes/affs that a network predicted, for the rows with it"
+    )
     options = parser.parse_args()
     if unknown := set(options.rows) - set(keys):
         parser.error(f"no such rows: {', '.join(sorted(unknown))}")
     wanted = [row for row in ROWS if not options.rows or row.key in options.rows]
-    chosen = [row for row in wanted if measurable(row)]
+    chosen = [row for row in wanted if measurable(row) and (row.crop != "network" or options.affinities)]
     edge, nodes = (250, 10_000_000) if options.full else (160, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="lsdflow-bench-") as scratch:
         folder = Path(scratch)
         source = make_volume(folder, edge)
+        if options.affinities:
+            make_network_crop(folder, options.affinities, edge)
         make_graph(folder, nodes)
         make_block(folder, 256 if options.full else 160)
         blocks, finished = (100_000, 1_000_000) if options.full else (2000, 1_000_000)
         make_work(folder, blocks, finished)
         work = {
             "predicted voxel": make_network(folder, PUBLISHED if options.full else DEMO),
-            "voxel": edge**3,
             "edge": EDGES_PER_NODE * nodes,
             "row": (1 + EDGES_PER_NODE) * nodes // 10,
             "block": blocks,
@@ -177,12 +182,15 @@ def main() -> None:
         for row in chosen:
             outcome = measure(row, folder, options.peers, options.rounds)
             versions |= outcome.ours.versions | outcome.peer.versions
-            print(outcome.line(work), flush=True)
+            of_crop = {"voxel": np.load(folder / row.crop / "affs.npy", mmap_mode="r")[0].size}
+            print(outcome.line(work | of_crop), flush=True)
             differ += not outcome.agrees
     told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     print(f"\n{datetime.date.today()}, Python {platform.python_version()}, {machine()}: {told}")
-    if chosen != wanted:
-        print("this CPU cannot compute in bf16: predict-bf16 is left out")
+    for row in wanted:
+        if row not in chosen:
+            why = "no --affinities" if row.crop == "network" else "this CPU cannot compute in bf16"
+            print(f"{row.key} is left out: {why}")
     if differ:
         raise SystemExit(f"in {differ} rows the results do not agree")
 

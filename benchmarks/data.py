@@ -1,5 +1,8 @@
 """Inputs of the comparisons: from real labels if they lie beside the checkout, else from Voronoi cells.
 
+Three crops of affinities, since the time of fragments and edges depends on them: noisy (affs.npy), clean/affs.npy
+without the noise, and network/affs.npy as a trained network predicted them, if the user names such an array.
+
 labels.npy      u64   (n, n, n)
 affs.npy        u8    (3, n, n, n)   from the labels: smoothed, with noise as a network makes it
 far_affs.npy    u8    (9, n, n, n)   the same, and affinities to the voxels of FAR
@@ -37,12 +40,25 @@ def make_volume(folder: Path, edge_vox: int) -> str:
     real = REAL.is_dir() and edge_vox <= 250
     labels = _real_labels(edge_vox) if real else voronoi_labels((edge_vox,) * 3, (edge_vox // 16) ** 3, seed=0)
     far_affs = truth_affinities(labels, 1.0, (*AFFINITY_NEIGHBORHOOD, *FAR))
-    affs = np.ascontiguousarray(far_affs[:3])
     np.save(folder / "labels.npy", labels)
-    np.save(folder / "affs.npy", affs)
     np.save(folder / "far_affs.npy", far_affs)
-    np.save(folder / "fragments.npy", extract_fragments(affs, None, FragmentRules()).astype(np.uint64))
+    make_crop(folder, np.ascontiguousarray(far_affs[:3]))
+    make_crop(folder / "clean", truth_affinities(labels, 0.0))
     return "FIB-25 labels" if real else "Voronoi cells"
+
+
+def make_network_crop(folder: Path, affinities: Path, edge_vox: int) -> None:
+    """network/: the middle of an array volumes/affs (3, z, y, x), `edge_vox` along each axis or as far as it goes."""
+    stored: Any = zarr.open(str(affinities), mode="r")
+    middle = tuple(slice(max(0, (n - edge_vox) // 2), min(n, (n + edge_vox) // 2)) for n in stored.shape[1:])
+    make_crop(folder / "network", np.asarray(stored[(slice(0, 3), *middle)]))
+
+
+def make_crop(folder: Path, affs: NDArray[np.uint8]) -> None:
+    """affs.npy, and the fragments made from it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "affs.npy", affs)
+    np.save(folder / "fragments.npy", extract_fragments(affs, None, FragmentRules()).astype(np.uint64))
 
 
 def make_graph(folder: Path, nodes: int) -> None:

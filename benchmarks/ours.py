@@ -22,8 +22,18 @@ from lsdflow_runtime.volumes import OutputArray
 GRID_NM = (8.0, 8.0, 8.0)
 
 
+def seamless_fragments(folder: Path) -> Work:
+    """Affinities -> fragments, as the stage makes them by default."""
+    from lsdflow_watershed.fragments import FragmentRules
+    from lsdflow_watershed.seamless_block import seeded_fragments
+
+    affs = np.load(folder / "affs.npy")
+    seeded_fragments(affs[:, :32, :32, :32], None, FragmentRules())
+    return lambda: seeded_fragments(affs, None, FragmentRules())[0]
+
+
 def fragments(folder: Path) -> Work:
-    """Affinities -> fragments."""
+    """Affinities -> fragments by the published rule (id_mode = "blocks")."""
     from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 
     affs = np.load(folder / "affs.npy")
@@ -231,6 +241,7 @@ def _array(path: Path, spec: ArraySpec, values: Any) -> Any:
 if __name__ == "__main__":
     sides = (
         fragments,
+        seamless_fragments,
         fragments_on_disk,
         mutex_fragments,
         scored_edges,

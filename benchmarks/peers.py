@@ -147,11 +147,12 @@ def networkx_components(folder: Path) -> Work:
 
 
 def fastremap_remap(folder: Path) -> Work:
-    """fastremap with its dictionary made before."""
+    """fastremap with a dictionary of the ids of this block, made before."""
     import fastremap
 
     ids, lut = np.load(folder / "ids.npy"), np.load(folder / "lut.npz")
-    table = dict(zip(lut["fragments"].tolist(), lut["segments"].tolist(), strict=True)) | {0: 0}
+    here = np.isin(lut["fragments"], ids)
+    table = dict(zip(lut["fragments"][here].tolist(), lut["segments"][here].tolist(), strict=True)) | {0: 0}
     return lambda: fastremap.remap(ids, table, preserve_missing_labels=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class ResultsDifferError(Exception):
 class Row:
     """A comparison. `per`: what the rate counts. `agree` tells how the results agree, or raises ResultsDifferError.
 
-    peer_script: another than peers.py runs in lsdflow's own environment.
+    peer_script: another than peers.py runs in lsdflow's own environment. crop: of data.py; "" is the noisy one.
     """
 
     key: str
@@ -35,6 +35,7 @@ class Row:
     per: str
     agree: Callable[[Any, Any], str]
     peer_script: str = "peers.py"
+    crop: str = ""
 
 
 def partition(ours: Any, peer: Any) -> str:
@@ -112,21 +113,32 @@ def _require(true: bool, told: str) -> str:
     return told
 
 
+def _on_crops(row: Row) -> tuple[Row, ...]:
+    """The row on the noisy crop, on the clean one, and on that of a network."""
+    crops = {"": "noisy", "clean": "clean", "network": "of a network"}
+    return tuple(
+        replace(row, key="-".join(filter(None, (row.key, crop))), name=f"{row.name}, {name}", crop=crop)
+        for crop, name in crops.items()
+    )
+
+
 ROWS = (
-    Row("fragments", "fragments", "LSD chain: scipy, mahotas",
+    *_on_crops(Row("fragments", "fragments", "LSD chain: scipy, mahotas",
+        "seamless_fragments", "lsd_chain", 6, "voxel", another_method)),
+    Row("fragments-published", "fragments by the published rule", "LSD chain: scipy, mahotas",
         "fragments", "lsd_chain", 6, "voxel", partition),
     Row("fragments-skimage", "fragments", "scikit-image",
-        "fragments", "skimage_watershed", 5, "voxel", another_method),
+        "seamless_fragments", "skimage_watershed", 5, "voxel", another_method),
     Row("fragments-waterz", "fragments", "waterz' own",
-        "fragments", "waterz_fragments", 1, "voxel", another_method),
+        "seamless_fragments", "waterz_fragments", 1, "voxel", another_method),
     Row("fragments-mutex", "fragments", "mwatershed",
-        "fragments", "mutex_watershed", 5, "voxel", another_method),
+        "seamless_fragments", "mutex_watershed", 5, "voxel", another_method),
     Row("mutex", "mutex watershed, 9 channels", "mwatershed",
         "mutex_fragments", "mutex_watershed_of_far", 1, "voxel", clusters),
     Row("fragments-io", "fragments, zarr to zarr", "LSD chain, zarr-python",
         "fragments_on_disk", "lsd_chain_on_disk", 6, "voxel", partition),
-    Row("edges", "scored edges, seamless", "waterz [0, t]",
-        "scored_faces", "waterz_edges", 3, "voxel", edges),
+    *_on_crops(Row("edges", "scored edges", "waterz [0, t]",
+        "scored_faces", "waterz_edges", 3, "voxel", edges)),
     Row("edges-blocks", "scored edges, by waterz", "waterz [0, t]",
         "scored_edges", "waterz_edges", 1, "voxel", edges),
     Row("edges-stored", "scored edges, stored, blocks of 64", "waterz per block, SQLite",
@@ -137,7 +149,7 @@ ROWS = (
         "components", "networkx_components", 100, "edge", partition),
     Row("sweep", "segments, 20 thresholds", "scipy, 20 times",
         "components_of_20", "scipy_components_20_times", 10, "edge", partition),
-    Row("relabel", "relabelling", "fastremap, its dict made before",
+    Row("relabel", "relabelling", "fastremap, a dict of the block made before",
         "relabelled", "fastremap_remap", 2, "block voxel", equal),
     Row("relabel-map", "relabelling", "a map per block",
         "relabelled", "map_per_block", 50, "block voxel", equal),

@@ -1,6 +1,7 @@
 """What both floods begin with: a word per voxel, and a queue per depth.
 
-    word     | label: 31 bits | mark: 1 bit | depth: 32 bits |      one memory access tells all of a voxel
+    word     | label: 31 bits | mark: 1 bit | depth: 32 bits |      one memory access for all of a voxel
+    A seed voxel has no depth in its word: it waits in the queue of its depth.
 
     . . . .     Around the volume lies a rim of words that bear a label no seed has: they are never reached, and no
     . a b .     voxel has to ask whether it lies at a face.
@@ -80,7 +81,8 @@ def _open(distance: NDArray[np.int32], seeds: UInt32s, word: UInt64s, waiting: U
             begin = ((z + 1) * (ny + 2) + y + 1) * (nx + 2) + 1
             for x in range(nx):
                 depth = np.uint64(distance[z, y, x])
-                word[begin + x] = (np.uint64(seeds[z, y, x]) << LABEL) | depth
+                word[begin + x] = depth
                 if seeds[z, y, x] != 0:
+                    word[begin + x] = np.uint64(seeds[z, y, x]) << LABEL
                     waiting[tail[depth]] = begin + x
                     tail[depth] += ONE

@@ -15,8 +15,15 @@ A queue that is first in first out keeps the order of ways by itself. Voxels wit
 of all floods that reach a voxel or a hill from one turn the smallest seed wins. So the order in which voxels lie in
 memory takes no part in it: flip the axes, and the result is the flipped one.
 
-Voxels wait in two arrays: those that deeper levels reached, by depth (flood_words); and those of the current level,
-step by step. A word is marked while its voxel is reached, but a smaller seed may still come in this step.
+A voxel waits in the queue of its depth, behind those that were reached before it; the queue of the current level grows
+while it is emptied. Of a voxel that is reached, the word holds the turn instead of the depth. It is marked until its
+own turn comes: as long as that of the voxel it was reached from lasts, a smaller seed may still win it.
+
+1. take the next voxel of the level; if another turn than before reached it, a new turn begins
+2. reach its neighbours that are not deeper than the level
+3. a deeper one is the foot of a hill: remember this voxel as a climber
+4. at the end of the turn the climbers take their hills whole, the one with the smallest seed first; what a hill touches
+   is reached in the same turn
 """
 
 from __future__ import annotations
@@ -27,8 +34,10 @@ from numpy.typing import NDArray
 from lsdflow_runtime.compiled import compiled
 from lsdflow_watershed.flood_words import LABEL, MARK, ONE, UInt32s, UInt64s, flood_words, labels_of
 
-Queue = tuple[UInt32s, np.uint64, np.uint64]
 Moves = tuple[np.uint64, np.uint64, np.uint64]
+TURN = MARK - ONE
+# Leaves the mark and the turn of a word, and not its label.
+WITHOUT_LABEL = np.uint64(31)
 
 
 def flood_by_seed(distance_squared: NDArray[np.int32], seeds: UInt32s, in_xy: bool) -> UInt32s:
@@ -47,125 +56,75 @@ def flood_by_seed(distance_squared: NDArray[np.int32], seeds: UInt32s, in_xy: bo
 
 @compiled
 def _sink(word: UInt64s, waiting: UInt32s, bounds: tuple[UInt64s, UInt64s], moves: Moves) -> None:
-    """All levels, from deep to shallow; within a level step after step. Turns are counted through all of them."""
+    """All levels, from deep to shallow. One function for all steps: a call for each voxel would take twice the time."""
     first, tail = bounds
-    front = np.empty(waiting.size, np.uint32)
-    # of a voxel that waits: the turn in which it was reached; then its own
-    turn = np.zeros(word.size, np.int32)
-    end = np.uint64(0)
-    last_turn = 0
+    dz, dy, dx = moves
+    # The voxels of a hill from the begin of this array; the climbers of a turn from its end.
+    hill = np.empty(waiting.size, np.uint32)
+    turn = np.uint64(0)
     for depth in range(first.size - 1, -1, -1):
         level = np.uint64(depth)
-        begin = end
-        for place in range(first[level], tail[level]):
-            front[end] = waiting[place]
-            end += ONE
-        while begin < end:
-            last_turn = _take_turns(word, turn, (front, begin, end), last_turn)
-            stop = _climb(word, turn, (front, begin, end), level, moves)
-            begin, end = stop, _walk(word, turn, (front, begin, end, stop), (waiting, tail), level, moves)
-
-
-@compiled
-def _take_turns(word: UInt64s, turn: NDArray[np.int32], queue: Queue, last_turn: int) -> int:
-    """Settle the labels of front[begin:end] and number their turns: voxels reached from one turn share one."""
-    front, begin, end = queue
-    reached_from = -1
-    for place in range(begin, end):
-        voxel = front[place]
-        word[voxel] &= ~MARK
-        if turn[voxel] != reached_from:
-            reached_from = turn[voxel]
-            last_turn += 1
-        turn[voxel] = last_turn
-    return last_turn
-
-
-@compiled
-def _climb(word: UInt64s, turn: NDArray[np.int32], queue: Queue, level: np.uint64, moves: Moves) -> np.uint64:
-    """Take the hills beside the voxels front[begin:end], in the order (turn, seed); their voxels stand behind them."""
-    front, begin, end = queue
-    dz, dy, dx = moves
-    climbers = front[:0].copy()
-    known = 0
-    for place in range(begin, end):
-        voxel = np.uint64(front[place])
-        for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
-            if level < word[neighbour] < MARK:
-                if known == climbers.size:
-                    climbers = np.concatenate((climbers, np.empty(known + 64, np.uint32)))
-                climbers[known] = voxel
-                known += 1
-                break
-    climbers = climbers[:known]
-    order = np.argsort(np.array([(np.int64(turn[v]) << 30) | np.int64(word[v] >> LABEL) for v in climbers], np.int64))
-    for climber in order:
-        end = _take_hill(word, turn, front, end, (np.uint64(climbers[climber]), level), moves)
-    return end
-
-
-@compiled
-def _take_hill(
-    word: UInt64s,
-    turn: NDArray[np.int32],
-    front: UInt32s,
-    end: np.uint64,
-    climber: tuple[np.uint64, np.uint64],
-    moves: Moves,
-) -> np.uint64:
-    """Flood from one voxel all that is deeper than the level and not taken, in its turn."""
-    voxel, level = climber
-    dz, dy, dx = moves
-    label, own = word[voxel] >> LABEL << LABEL, turn[voxel]
-    place, known = end, end
-    while True:
-        for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
-            if level < word[neighbour] < MARK:
-                word[neighbour] |= label
-                turn[neighbour] = own
-                front[known] = neighbour
-                known += ONE
-        if place == known:
-            return known
-        voxel = np.uint64(front[place])
-        place += ONE
-
-
-@compiled
-def _walk(
-    word: UInt64s,
-    turn: NDArray[np.int32],
-    queue: tuple[UInt32s, np.uint64, np.uint64, np.uint64],
-    lower: tuple[UInt32s, UInt64s],
-    level: np.uint64,
-    moves: Moves,
-) -> np.uint64:
-    """Walk one voxel from front[begin:end] and the hills front[end:stop], in turn; those of this level stand behind."""
-    front, base, end, stop = queue
-    waiting, tail = lower
-    dz, dy, dx = moves
-    hill, known = end, stop
-    while base < end or hill < stop:
-        if hill == stop or (base < end and turn[front[base]] <= turn[front[hill]]):
-            voxel = np.uint64(front[base])
-            base += ONE
-        else:
-            voxel = np.uint64(front[hill])
-            hill += ONE
-        label, own = word[voxel] >> LABEL, turn[voxel]
-        for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
-            reached = word[neighbour]
-            depth = reached & (MARK - ONE)
-            if reached < MARK:
-                if depth == level:
-                    front[known] = neighbour
-                    known += ONE
-                else:
-                    waiting[tail[depth]] = neighbour
-                    tail[depth] += ONE
-            elif reached & MARK == 0 or own != turn[neighbour] or label >= reached >> LABEL:
-                # who came in an earlier turn stays; in one turn the smaller seed
+        place, climbing, reached_from = first[level], 0, MARK
+        while True:
+            waits = place < tail[level]
+            voxel = np.uint64(waiting[place]) if waits else np.uint64(0)
+            own = word[voxel]
+            if climbing and not (waits and own & TURN == reached_from):
+                _take_hills(word, waiting, tail, hill, climbing, level, moves)
+                climbing = 0
                 continue
-            word[neighbour] = (label << LABEL) | MARK | depth
-            turn[neighbour] = own
-    return known
+            if not waits:
+                break
+            if own & TURN != reached_from:
+                reached_from = own & TURN
+                turn += ONE
+            place += ONE
+            own = (own >> LABEL << LABEL) | turn
+            word[voxel] = own
+            mark = own | MARK
+            climbs = False
+            for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
+                reached = word[neighbour]
+                if reached <= level:
+                    word[neighbour] = mark
+                    waiting[tail[reached]] = neighbour
+                    tail[reached] += ONE
+                elif reached < MARK:
+                    climbs = True
+                elif (reached ^ mark) << WITHOUT_LABEL == 0 and mark < reached:
+                    # reached in this same turn: the smaller seed wins
+                    word[neighbour] = mark
+            if climbs:
+                climbing += 1
+                hill[hill.size - climbing] = voxel
+
+
+@compiled
+def _take_hills(
+    word: UInt64s, waiting: UInt32s, tail: UInt64s, hill: UInt32s, climbing: int, level: np.uint64, moves: Moves
+) -> None:
+    """Let each climber flood all that is deeper than the level and not taken, and reach what the hill touches."""
+    dz, dy, dx = moves
+    climbers = hill[hill.size - climbing :]
+    for climber in climbers[np.argsort(word[climbers])]:
+        voxel = np.uint64(climber)
+        own = word[voxel]
+        mark = own | MARK
+        place = taken = 0
+        while True:
+            for neighbour in (voxel - dz, voxel - dy, voxel - dx, voxel + dx, voxel + dy, voxel + dz):
+                reached = word[neighbour]
+                if reached <= level:
+                    word[neighbour] = mark
+                    waiting[tail[reached]] = neighbour
+                    tail[reached] += ONE
+                elif reached < MARK:
+                    word[neighbour] = own
+                    hill[taken] = neighbour
+                    taken += 1
+                elif (reached ^ mark) << WITHOUT_LABEL == 0 and mark < reached:
+                    word[neighbour] = mark
+            if place == taken:
+                break
+            voxel = np.uint64(hill[place])
+            place += 1
