@@ -22,9 +22,9 @@ from lsdflow_contract.files import read_json, write_atomically, write_json
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.library_versions import library_versions
 from lsdflow_contract.lut import Lut, legacy_lut_name, lut_name, read_lut, write_lut
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_contract.software import library_versions
 
 
 def _lut() -> Lut:

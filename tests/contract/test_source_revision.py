@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.manifest import Writer
-from lsdflow_contract.source_revision import REVISION_VARIABLE, revision_of_clone, source_revision
+from lsdflow_contract.software import REVISION_VARIABLE, revision_of_clone, source_revision
 
 
 def git(folder: Path, *words: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.log_lines import JsonLines, log_formatter
+from lsdflow_command.console import JsonLines, log_formatter
 from lsdflow_command.runfolder import run_folder
 from lsdflow_contract.errors import InternalError
 
@@ -69,7 +69,7 @@ def test_events_of_a_run_are_its_log_and_a_fault_has_its_traceback(tmp_path: Pat
 
 def test_quiet_tells_errors_and_no_warnings() -> None:
     code = (
-        "import logging; from lsdflow_command.loudness import set_loudness, start_logging; start_logging();"
+        "import logging; from lsdflow_command.console import set_loudness, start_logging; start_logging();"
         "set_loudness('quiet'); logging.warning('careful'); logging.error('broken')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from lsdflow_command.stage import RunOptions
-from lsdflow_contract.differences import differences
 from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_contract.manifest import Manifest, Writer, differences
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task
 from lsdflow_runtime.volumes import open_volume
 

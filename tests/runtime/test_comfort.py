@@ -14,9 +14,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lsdflow_command import colour, completion, loudness
+from lsdflow_command import completion, console
+from lsdflow_command.cli import Verbs
 from lsdflow_command.progress import Progress
-from lsdflow_command.verbs import Verbs
 
 LOG = logging.getLogger("lsdflow.comfort")
 
@@ -34,12 +34,12 @@ def bare_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("lsdflow")
     before = (root.handlers[:], root.level, ours.level)
     root.handlers.clear()
-    monkeypatch.delenv(loudness.LOUDNESS_VARIABLE, raising=False)
+    monkeypatch.delenv(console.LOUDNESS_VARIABLE, raising=False)
     yield
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     ours.setLevel(before[2])
-    os.environ.pop(loudness.LOUDNESS_VARIABLE, None)
+    os.environ.pop(console.LOUDNESS_VARIABLE, None)
 
 
 def speaking() -> Verbs:
@@ -48,7 +48,7 @@ def speaking() -> Verbs:
     @app.callback()
     def start() -> None:
         logging.getLogger().handlers.clear()  # those of pytest
-        loudness.start_logging()
+        console.start_logging()
 
     @app.command()
     def speak(word: str, often: int = 1) -> None:
@@ -79,16 +79,16 @@ def test_quiet_leaves_errors_and_the_result_verbose_adds_what_helps_to_find_a_fa
 
 def test_what_a_command_starts_is_as_loud_as_the_command(bare_logging: None) -> None:
     CliRunner().invoke(speaking(), ["speak", "ha", "--quiet"])
-    assert os.environ[loudness.LOUDNESS_VARIABLE] == "quiet"
+    assert os.environ[console.LOUDNESS_VARIABLE] == "quiet"
     assert CliRunner().invoke(speaking(), ["speak", "ha"]).stderr.count("\n") == 1
 
 
 def test_a_log_file_keeps_what_quiet_hides(bare_logging: None, tmp_path: Path) -> None:
     logging.getLogger().handlers.clear()
-    loudness.start_logging()
+    console.start_logging()
     file = logging.FileHandler(tmp_path / "log.txt")
     logging.getLogger().addHandler(file)
-    loudness.set_loudness("quiet")
+    console.set_loudness("quiet")
     LOG.info("goes on")
     file.close()
     assert (tmp_path / "log.txt").read_text() == "goes on\n"
@@ -102,7 +102,7 @@ def test_quiet_and_verbose_together_are_refused(bare_logging: None) -> None:
 def test_no_bar_is_drawn_where_only_errors_are_wanted(bare_logging: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert Progress("a", 10, "block")._bar is not None
-    loudness.set_loudness("quiet")
+    console.set_loudness("quiet")
     assert Progress("a", 10, "block")._bar is None
 
 
@@ -125,7 +125,7 @@ def test_colour_is_for_terminals_unless_the_user_says_otherwise(
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert ("\x1b[" in colour.error_text("it broke\n   to do: mend it", stream)) is wanted
+    assert ("\x1b[" in console.error_text("it broke\n   to do: mend it", stream)) is wanted
 
 
 def test_folders_of_experiments_come_first_and_others_as_the_way_to_one(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import typer
 from typer.testing import CliRunner
 
 from lsdflow_command import app as app_module
-from lsdflow_command import version_line as module
+from lsdflow_command import cli as module
 from lsdflow_command.app import StageCommand, stage_app
+from lsdflow_command.cli import version_line
 from lsdflow_command.stage import Stage
-from lsdflow_command.version_line import version_line
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json

@@ -27,8 +27,7 @@ from lsdflow_contract.errors import (
     StoreUnreachable,
 )
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.graph import RagEdges, RagNodes
-from lsdflow_contract.overlaps import Overlaps
+from lsdflow_contract.graph import Overlaps, RagEdges, RagNodes
 from lsdflow_runtime.mongo_connection import MongoConnection, mongo_address
 from lsdflow_runtime.stores import open_store, problems_of_store
 

@@ -14,8 +14,7 @@ import pytest
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.graph import FACES, RagEdges, RagFaces, RagNodes
-from lsdflow_contract.overlaps import Overlaps
+from lsdflow_contract.graph import FACES, Overlaps, RagEdges, RagFaces, RagNodes
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
 from lsdflow_runtime.stores import Store, open_store
 

@@ -17,8 +17,8 @@ from lsdflow_contract.arrays import LSD_ERROR, LSDS, SEGMENTATION, quantise_u8
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.graph import Overlaps
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.overlaps import Overlaps
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_descriptors import stored_lsds
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox

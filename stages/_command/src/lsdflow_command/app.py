@@ -26,15 +26,13 @@ from typing import Annotated, Any
 
 import typer
 
+from lsdflow_command.cli import Verbs, version_line
 from lsdflow_command.code_cache import use_own_code_cache
-from lsdflow_command.colour import error_text
 from lsdflow_command.completion import experiment_folders, settings
+from lsdflow_command.console import error_text, form_log_lines, start_logging
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unwrapped_interrupts
-from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.stage import RunOptions, Stage, load_stage
-from lsdflow_command.verbs import Verbs
-from lsdflow_command.version_line import version_line
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, MadeOtherwise, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from lsdflow_command.loudness import is_quiet
+from lsdflow_command.console import is_quiet
 from lsdflow_command.watching.monitoring import MONITOR
 
 LOG = logging.getLogger("lsdflow.progress")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.log_lines import JsonLines
+from lsdflow_command.console import JsonLines
 from lsdflow_command.watching.run_resources import resources_taken
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import Experiment

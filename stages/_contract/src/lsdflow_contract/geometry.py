@@ -13,10 +13,11 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.model import StrictModel
 
 Vox3 = tuple[int, int, int]
 Nm3 = tuple[float, float, float]
@@ -215,3 +216,33 @@ def _three(values: Any) -> Vox3:
 def _three_nm(values: Any) -> Nm3:
     z, y, x = values
     return float(z), float(y), float(x)
+
+
+class RegionConfig(StrictModel):
+    """A part of the target: where it begins, from the target's first voxel, and how large it is."""
+
+    begin: LengthsField = Field(
+        description='first corner, z,y,x, relative to the first voxel of the target: "0, 100, 100 vox" or "0, 800, 800'
+        ' nm"'
+    )
+    shape: LengthsField = Field(description='size, z,y,x: "250 vox" or "2000 nm"')
+
+
+def region_box(region: RegionConfig | None, voxel_size_nm: Nm3, whole: Box, field: str) -> Box:
+    """The voxels of config key `field` on the target's grid; `whole` if none is given.
+
+    Raises ConfigError if the region is empty, leaves `whole`, or is no whole number of voxels.
+    """
+    if region is None:
+        return whole
+    box = Box(
+        region.begin.to_vox(voxel_size_nm, f"{field}.begin"), region.shape.to_vox(voxel_size_nm, f"{field}.shape")
+    )
+    if box.is_empty or not whole.contains(box):
+        raise ConfigError(
+            "the region is empty or leaves the data",
+            where=field,
+            wanted=f"inside {whole}",
+            found=f"{box}, of which {box.intersect(whole)} has data",
+        )
+    return box

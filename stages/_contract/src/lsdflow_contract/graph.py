@@ -2,6 +2,8 @@
 
 score = 1 - affinity quantile: 0 = surely the same neuron, 1 = surely different; an edge merges if score <= threshold,
 so a HIGHER threshold merges MORE. NaN (null in MongoDB) = never merged by any threshold.
+
+Beside it the overlaps of fragments with the truth: a row for each pair of labels that share voxels of a block.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ NODES_COLLECTION = "nodes"
 FACES = "faces"
 MAX_ID = 2**63 - 1
 DEFAULT_MERGE_FUNCTIONS = ("hist_quant_75",)
+# Truth 0 is "not labelled": such voxels are one row of fragment 0 and truth 0.
+NOT_LABELLED = 0
 
 
 def edges_collection(merge_function: str) -> str:
@@ -145,3 +149,30 @@ class RegionFaces(RagFaces):
         super().__post_init__()
         if not len(self.u) == len(self.origin_u) == len(self.origin_v):
             raise BadData("face columns differ in length", found=(len(self.u), len(self.origin_u), len(self.origin_v)))
+
+
+def overlaps_collection(region: str) -> str:
+    """Name of the collection of a region's overlaps."""
+    return f"overlaps_{region}"
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """Pairs of labels: fragment u64 (N,), truth u64 (N,), shared voxels u64 (N,)."""
+
+    fragment: npt.NDArray[np.uint64]
+    truth: npt.NDArray[np.uint64]
+    size_vox: npt.NDArray[np.uint64]
+
+    def __post_init__(self) -> None:
+        if not len(self.fragment) == len(self.truth) == len(self.size_vox):
+            found = (len(self.fragment), len(self.truth), len(self.size_vox))
+            raise BadData("overlap columns differ in length", found=found)
+
+    def __len__(self) -> int:
+        return len(self.fragment)
+
+    @classmethod
+    def empty(cls) -> Overlaps:
+        """No pairs."""
+        return cls(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.uint64))

@@ -2,11 +2,13 @@
 
 A stage reads the manifests of its inputs before it writes anything, and writes its own when everything is verified.
 `key` names the work to be done (parameters + inputs); `identity` names the result (key + checksums of what was made).
+`differences` puts into words what changed between two manifests.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,16 @@ from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.library_versions import library_versions
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import SEAL, sealed, unsealed
-from lsdflow_contract.source_revision import source_revision
+from lsdflow_contract.software import library_versions, source_revision
 
 # Set by the wrappers and the launcher: digest of the image, job (scheduler's id, restarts, node).
 DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"
 # In the facts, as the seal is: programs of earlier contracts refuse a manifest with fields that they do not know.
 LIBRARIES_FACT = "libraries"
+# Differences that are listed one by one.
+LISTED = 6
 
 
 class Writer(StrictModel):
@@ -117,3 +120,26 @@ def require_contract(found: str, where: Path) -> None:
 def work_key(stage: str, parameters: dict[str, Any], inputs: dict[str, str]) -> str:
     """Key of a piece of work: contract major, stage, parameters, identities of the inputs."""
     return hash_of({"contract": CONTRACT_MAJOR, "stage": stage, "parameters": parameters, "inputs": inputs})
+
+
+def differences(earlier: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """At most LISTED of "name old -> new" and "another NAME" (an input); empty if nothing that is known differs."""
+    changed = [*_changed("", earlier.config, config)]
+    names = sorted({*earlier.inputs, *inputs})
+    changed += [f"another {name}" for name in names if earlier.inputs.get(name) != inputs.get(name)]
+    more = [f"and {len(changed) - LISTED} more"] if len(changed) > LISTED else []
+    return ", ".join([*changed[:LISTED], *more])
+
+
+def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        before, now = old.get(name, "none"), new.get(name, "none")
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            yield from _changed(f"{prefix}{name}.", before, now)
+        # A manifest was JSON: its tuples have become lists.
+        elif before != (list(now) if isinstance(now, tuple) else now):
+            yield f"{prefix}{name} {_said(before)} -> {_said(now)}"
+
+
+def _said(value: object) -> object:
+    return "none" if value is None else value

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from lsdflow_command.loudness import is_quiet
+from lsdflow_command.console import is_quiet
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.sealing import read_sealed

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes
+from lsdflow_command.cli import Verbs, version_line
 from lsdflow_command.completion import experiment_folders, one_of
-from lsdflow_command.loudness import start_logging
-from lsdflow_command.verbs import Verbs
-from lsdflow_command.version_line import version_line
+from lsdflow_command.console import start_logging
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.answer import following, result_facts, show_result, stdout_for_json, tell
 from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of

@@ -22,13 +22,11 @@ from typing import Any
 import numpy.typing as npt
 
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.differences import differences
 from lsdflow_contract.errors import BadData, ContractMismatch, InternalError, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagNodes, edges_collection
+from lsdflow_contract.graph import NODES_COLLECTION, Overlaps, RagEdges, RagNodes, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_contract.manifest import JOB_VARIABLE, Writer, read_manifest
-from lsdflow_contract.overlaps import Overlaps, overlaps_collection
+from lsdflow_contract.manifest import JOB_VARIABLE, Writer, differences, read_manifest
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.lease import Fence

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lsdflow_command.console import start_logging
 from lsdflow_command.interruption import leave_terminal_to_coordinator
-from lsdflow_command.loudness import start_logging
 from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import Interrupted, StageError, rebuilt
 from lsdflow_contract.experiment import load_experiment

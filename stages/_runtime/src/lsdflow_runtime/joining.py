@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from lsdflow_command.console import form_log_lines, start_logging
 from lsdflow_command.interruption import leave_terminal_to_coordinator
-from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.processes import end_with_parent
 from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import InternalError, Interrupted, StageError

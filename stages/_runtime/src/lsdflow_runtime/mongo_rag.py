@@ -29,8 +29,17 @@ from pymongo.database import Database
 from pymongo.errors import BulkWriteError
 
 from lsdflow_contract.errors import BadData, InternalError, NotOurs
-from lsdflow_contract.graph import FACES, NODES_COLLECTION, RagEdges, RagFaces, RagNodes, RegionFaces, edges_collection
-from lsdflow_contract.overlaps import Overlaps, overlaps_collection
+from lsdflow_contract.graph import (
+    FACES,
+    NODES_COLLECTION,
+    Overlaps,
+    RagEdges,
+    RagFaces,
+    RagNodes,
+    RegionFaces,
+    edges_collection,
+    overlaps_collection,
+)
 from lsdflow_runtime.mongo_connection import Document, MongoConnection
 from lsdflow_runtime.mongo_errors import codes_of
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps

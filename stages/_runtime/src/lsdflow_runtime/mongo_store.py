@@ -19,7 +19,7 @@ from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_contract.overlaps import overlaps_collection
+from lsdflow_contract.graph import overlaps_collection
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.mongo_blocks import MongoBlocks

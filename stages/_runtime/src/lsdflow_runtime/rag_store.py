@@ -27,9 +27,17 @@ import pyarrow.parquet as pq
 
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import storage_errors, write_atomically
-from lsdflow_contract.graph import NODES_COLLECTION, RagEdges, RagFaces, RagNodes, RegionFaces, edges_collection
+from lsdflow_contract.graph import (
+    NODES_COLLECTION,
+    Overlaps,
+    RagEdges,
+    RagFaces,
+    RagNodes,
+    RegionFaces,
+    edges_collection,
+    overlaps_collection,
+)
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_contract.overlaps import Overlaps, overlaps_collection
 
 ROWS_HASH = b"lsdflow.rows"
 _REPAIR = "run repair of the stage that writes it"

@@ -13,10 +13,9 @@ from typing import Any
 
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BadData, NotOurs, StageError
-from lsdflow_contract.graph import NODES_COLLECTION, edges_collection
+from lsdflow_contract.graph import NODES_COLLECTION, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_contract.overlaps import overlaps_collection
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.blockwise import require_all_done

@@ -11,7 +11,7 @@ import os
 from types import ModuleType
 
 from lsdflow_contract.errors import NotInstalled
-from lsdflow_contract.source_revision import REVISION_VARIABLE
+from lsdflow_contract.software import REVISION_VARIABLE
 
 
 def tensorflow_problems(backend: str) -> list[NotInstalled]:

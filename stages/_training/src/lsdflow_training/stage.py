@@ -21,12 +21,11 @@ from lsdflow_contract.checkpoint import (
     read_best,
     write_best,
 )
-from lsdflow_contract.differences import differences
 from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest
 from lsdflow_network.costs import multiply_adds
 from lsdflow_training.backends import tensorflow_backend
 from lsdflow_training.bundle_facts import make_bundle

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from lsdflow_command.app import exit_codes
-from lsdflow_command.loudness import start_logging
-from lsdflow_command.verbs import Verbs
-from lsdflow_command.version_line import version_line
+from lsdflow_command.cli import Verbs, version_line
+from lsdflow_command.console import start_logging
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_view.export.cli import app as export_app
 from lsdflow_view.show import Listening, show_experiment

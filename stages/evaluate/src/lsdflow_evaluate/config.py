@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lsdflow_contract.geometry import LengthsField, PositiveLengths
+from lsdflow_contract.geometry import LengthsField, PositiveLengths, RegionConfig
 from lsdflow_contract.model import StrictModel
-from lsdflow_contract.region import RegionConfig
 
 STAGE = "evaluate"
 OUTPUTS = {"report": "report/index.html", "scores": "report/scores.json", "viewer": "report/neuroglancer.json"}

@@ -11,9 +11,9 @@ from typing import Any
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import region_box
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_contract.region import region_box
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
 from lsdflow_evaluate.problems import find_problems

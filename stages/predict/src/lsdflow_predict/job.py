@@ -10,9 +10,8 @@ from lsdflow_contract.arrays import RAW
 from lsdflow_contract.checkpoint import Bundle
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box
+from lsdflow_contract.geometry import Box, region_box
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.region import region_box
 from lsdflow_predict.checkpoints import Networks, choose_networks
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.scheme import Scheme, largest_shapes, plan_affinities, plan_lsds

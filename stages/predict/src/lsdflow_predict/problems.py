@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import region_box
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.region import region_box
 from lsdflow_predict.checkpoints import check_weights, choose_networks
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.devices import check_precision, choose_device

@@ -6,9 +6,8 @@ import logging
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.geometry import Box, Geometry, region_box
 from lsdflow_contract.manifest import work_key
-from lsdflow_contract.region import region_box
 from lsdflow_runtime.blocks import pieces
 from lsdflow_runtime.target import Truth, open_truth, target_grid
 from lsdflow_segment.advice import advise_by_stability, advise_by_voi

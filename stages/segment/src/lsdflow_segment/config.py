@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from lsdflow_contract.geometry import LengthsField
+from lsdflow_contract.geometry import LengthsField, RegionConfig
 from lsdflow_contract.model import StrictModel
-from lsdflow_contract.region import RegionConfig
 
 
 class SegmentConfig(StrictModel):

@@ -21,9 +21,9 @@ from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
+from lsdflow_contract.geometry import region_box
 from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_contract.region import region_box
 from lsdflow_contract.sealing import require_sha256
 from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockTask

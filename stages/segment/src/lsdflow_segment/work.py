@@ -11,10 +11,9 @@ from typing import Any
 from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION, ArraySpec
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Geometry
+from lsdflow_contract.geometry import Geometry, region_box
 from lsdflow_contract.lut import Lut, lut_name, read_lut
 from lsdflow_contract.manifest import work_key
-from lsdflow_contract.region import region_box
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan, block_plan
 from lsdflow_runtime.target import target_grid

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from lsdflow_command.loudness import LOUDNESS_VARIABLE, NORMAL, loudness
+from lsdflow_command.console import LOUDNESS_VARIABLE, NORMAL, loudness
 from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.experiment import Experiment

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes
+from lsdflow_command.cli import Verbs
 from lsdflow_command.completion import one_of
 from lsdflow_command.interruption import interrupt_on_signals
-from lsdflow_command.verbs import Verbs
 from lsdflow_contract.errors import BlocksFailed, UsageError
 from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.commands import ask_stage, run_stage

@@ -20,7 +20,7 @@ from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.manifest import read_manifest, require_contract
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
-from lsdflow_contract.source_revision import source_revision
+from lsdflow_contract.software import source_revision
 from lsdflow_launch.chain import stages_of
 
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from lsdflow_command.console import form_log_lines, start_logging
 from lsdflow_command.interruption import interrupt_on_signals
-from lsdflow_command.loudness import form_log_lines, start_logging
 from lsdflow_command.processes import end_with_parent
 from lsdflow_command.stage import RunOptions, load_stage
 from lsdflow_command.watching.monitoring import monitored

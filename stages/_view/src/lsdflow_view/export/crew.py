@@ -18,8 +18,8 @@ from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Self
 
+from lsdflow_command.console import start_logging
 from lsdflow_command.interruption import end_if_asked
-from lsdflow_command.loudness import start_logging
 from lsdflow_command.processes import end_with_parent
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_runtime.lease import Fence

@@ -20,8 +20,8 @@ from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
+from lsdflow_contract.graph import NOT_LABELLED, Overlaps
 from lsdflow_contract.manifest import read_manifest, work_key
-from lsdflow_contract.overlaps import NOT_LABELLED, Overlaps
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import Region, scored_regions
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_contract.region import region_box
+from lsdflow_contract.geometry import Box, Geometry, region_box
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_runtime.target import Truth
 from lsdflow_runtime.volumes import Volume, open_volume

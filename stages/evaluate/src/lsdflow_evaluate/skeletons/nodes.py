@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.geometry import Box, Geometry, Vox3
+from lsdflow_contract.graph import Overlaps
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import work_key
-from lsdflow_contract.overlaps import Overlaps
 from lsdflow_evaluate.config import STAGE
 from lsdflow_evaluate.scores.counting import CountedVolumes, open_counted
 from lsdflow_evaluate.scores.later_works import LaterWork, leave_work

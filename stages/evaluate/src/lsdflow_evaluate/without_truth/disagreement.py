@@ -19,7 +19,7 @@ from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_if_changed
-from lsdflow_contract.overlaps import Overlaps
+from lsdflow_contract.graph import Overlaps
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.scores.later_works import leave_work
 from lsdflow_evaluate.without_truth.lsd_error import PART, lsd_error_task, mean_errors

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import LSD_ERROR, SEGMENTATION, dequantise_u8
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Nm3, Vox3
+from lsdflow_contract.graph import Overlaps
 from lsdflow_contract.manifest import read_manifest, work_key
-from lsdflow_contract.overlaps import Overlaps
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
 from lsdflow_evaluate.config import STAGE, EvaluateConfig

@@ -1,10 +1,15 @@
-"""Which revision of the source code runs: an image says it, a clone is asked."""
+"""Which software makes a result: the revision of lsdflow's source, and the versions of the libraries it depends on.
+
+An image knows its revision from its build; a clone is asked.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 # Set in every image, when it is built.
@@ -36,3 +41,35 @@ def revision_of_clone(clone: Path) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+# What computes, reads, writes or schedules voxels; what only talks to people is left out.
+LIBRARIES = (
+    "connected-components-3d",
+    "daisy",
+    "gunpowder",
+    "h5py",
+    "lsds",
+    "numba",
+    "numcodecs",
+    "numpy",
+    "pymongo",
+    "scikit-image",
+    "scipy",
+    "tensorflow-cpu",
+    "tensorstore",
+    "torch",
+    "waterz",
+    "zarr",
+)
+
+
+def library_versions() -> dict[str, str]:
+    """Version by name, of Python and of those LIBRARIES that are installed; nothing is imported."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

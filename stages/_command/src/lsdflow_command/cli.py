@@ -1,6 +1,6 @@
-"""Verbs: a typer application whose every verb also takes --quiet and --verbose, as all commands of lsdflow do.
+"""The typer application of a command: every verb also takes --quiet and --verbose, and --version has one form.
 
-A wrong command line is told as JSON to those who ask for JSON, as every other error is.
+A wrong command line is reported as JSON to those who ask for JSON, as every other error is.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from lsdflow_command.loudness import set_loudness
+from lsdflow_command.console import set_loudness
+from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import UsageError
+from lsdflow_contract.software import source_revision
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print only errors and the result")]
@@ -91,3 +94,10 @@ def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
     told.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
     told.__annotations__ = {p.name: p.annotation for p in keyword_only}
     return told
+
+
+def version_line(command: str, package: str) -> str:
+    """`predict 0.1.0 (contract 1.6.1), revision 0123456789ab`; "-dirty" where the code of a clone was changed."""
+    commit, *dirty = source_revision().split("-")
+    revision = "-".join([commit[:12], *dirty])
+    return f"{command} {version(package)} (contract {CONTRACT_VERSION}){f', revision {revision}' if revision else ''}"
