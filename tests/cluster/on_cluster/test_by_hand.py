@@ -92,9 +92,11 @@ def test_a_job_over_the_time_limit_of_its_partition_is_refused(desk: Desk, folde
     assert not (folder / "exp" / "runs" / "submit").exists()
 
 
-def test_validate_names_a_partition_that_the_cluster_does_not_have(desk: Desk, folder: Path) -> None:
-    words = (desk.lsdflow, "validate", folder / "exp", "--set")
-    refused = desk.cluster.run(*words, "cluster.partition_gpu=a100", check=False)
+def test_a_partition_that_the_cluster_does_not_have_is_refused_before_anything_is_submitted(
+    desk: Desk, folder: Path
+) -> None:
+    more = ("--set", "cluster.partition_cpu=a100", "--to", STAGE)
+    refused = desk.cluster.run(desk.lsdflow, "submit", folder / "exp", *more, check=False)
     assert refused.returncode == 78, refused.stderr
     assert "the cluster has no partition a100" in refused.stderr
-    assert desk.cluster.run(*words, "cluster.partition_gpu=gpu", check=False).returncode == 0
+    assert not (folder / "exp" / "runs" / "submit").exists()
