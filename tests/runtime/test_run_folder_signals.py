@@ -161,6 +161,19 @@ def test_a_killed_worker_is_replaced_and_one_line_says_so(make_experiment: Make,
     assert "12/12 blocks" in err
 
 
+def test_a_reader_of_stderr_that_is_gone_stops_nobody_who_writes_while_daisy_serves() -> None:
+    """As `lsdflow run ... 2>&1 | head`: far more is written than the socket in between can hold."""
+    code = (
+        "import os\nfrom lsdflow_runtime.quiet import daisy_warnings_logged\n"
+        "with daisy_warnings_logged():\n    for _ in range(3000):\n        os.write(2, b'x' * 1000)\nprint('done')\n"
+    )
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, timeout=300, check=True)
+    os.close(theirs)
+    assert done.stdout == b"done\n"
+
+
 def test_progress_on_a_terminal_is_drawn_while_daisy_serves(make_experiment: Make) -> None:
     experiment = slowed(make_experiment("a"))
     ours, theirs = pty.openpty()

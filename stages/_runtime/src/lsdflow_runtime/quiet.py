@@ -77,7 +77,9 @@ def _pass_on(reader: socket.socket, shown: int) -> None:
         if _DAISY_WARNING.match(written):
             LOG.debug("daisy: %s", written.decode(errors="replace").strip())
         else:
-            os.write(shown, written)
+            # A terminal or a reader that is gone must not end this thread: whoever writes would wait for ever.
+            with contextlib.suppress(OSError):
+                os.write(shown, written)
 
 
 def _lost_worker_in_one_line(record: logging.LogRecord) -> bool:

@@ -87,7 +87,7 @@ def _require_partition(name: str, stage: str, gpu: bool, there: Mapping[str, Par
     raise ConfigError(
         f"the partition {name} has no GPU" if name in there else f"the cluster has no partition {name}",
         where=f"{where}, jobs of {stage}",
-        wanted=f"one of {', '.join(fitting)}" if fitting else "a partition that does not exist here",
+        wanted=f"one of {', '.join(fitting)}" if fitting else "a partition with GPUs; there is none",
         found=f"partitions {', '.join(there)}",
         hint='set cluster.partition_gpu ("": run on CPUs)' if gpu else "set cluster.partition_cpu",
     )
