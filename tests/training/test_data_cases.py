@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,13 @@ def test_a_place_is_drawn_from_all_that_qualify() -> None:
     most = max(boxes.values())
     assert has_place(trained, patch, most)
     assert not has_place(trained, patch, most + 1)
+
+
+@pytest.mark.parametrize("corner", list(itertools.product((slice(None, 2), slice(-2, None)), repeat=3)))
+def test_a_place_in_any_corner_of_the_volume_is_found(corner: tuple[slice, ...]) -> None:
+    trained = np.zeros((5, 6, 7), np.bool_)
+    trained[corner] = True
+    assert has_place(trained, (2, 2, 2), 8)
 
 
 def test_a_patch_that_is_longer_than_the_volume_holds_all_of_it() -> None:
