@@ -16,7 +16,7 @@ import pytest
 import tifffile
 import zarr
 import zarr.codecs
-from numcodecs import Zstd
+from numcodecs import AsType, Zstd
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.geometry import Box
@@ -76,6 +76,18 @@ def test_a_zstd_chunk_that_claims_more_than_a_chunk_holds_is_refused_before_it_i
         source.read(source.box)
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
+
+
+def test_a_zstd_chunk_with_what_other_codecs_add_to_it_is_read(tmp_path: Path) -> None:
+    codecs = [zarr.codecs.Crc32cCodec(), zarr.codecs.ZstdCodec()]
+    zarr.create_array(tmp_path / "3.zarr", data=DATA, chunks=(2, 3, 4), compressors=codecs)
+    wide = AsType(encode_dtype="i8", decode_dtype="u1")
+    zarr.create_array(
+        tmp_path / "2.zarr", data=DATA, chunks=(2, 3, 4), filters=[wide], compressors=[Zstd()], zarr_format=2
+    )
+    for name in ("3.zarr", "2.zarr"):
+        source = open_source(tmp_path / name)
+        assert (source.read(source.box) == DATA).all()
 
 
 def test_voxels_that_look_like_a_zstd_chunk_are_read_where_nothing_is_compressed(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
 MARKERS = (".zarray", ".zgroup", "zarr.json")
 DEFAULT_AXES = "tczyx"
 LONGEST_ZSTD_HEADER = 18  # bytes
+# A filter may make eight bytes of one, and checksums and headers add some.
+MOST_BYTES_OF_ONE, MOST_BYTES_ADDED = 8, 2**16
 
 
 def is_zarr(folder: Path) -> bool:
@@ -105,7 +107,7 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
 
 
 class _BoundedStore(LocalStore):
-    """A folder whose zstd chunks are refused if they say that they unpack to more than a chunk holds.
+    """A folder whose zstd chunks are refused if they say that they unpack to far more than a chunk holds.
 
     A few damaged or crafted bytes could else fill the memory. Chunks that do not say it are passed on.
     """
@@ -120,7 +122,7 @@ class _BoundedStore(LocalStore):
         """The stored bytes of a key. Raises ValueError for a chunk that claims too much."""
         value = await super().get(key, prototype, byte_range)
         claimed = None if value is None else content_size(value[:LONGEST_ZSTD_HEADER].to_bytes())
-        if claimed is not None and claimed > self._chunk_bytes:
+        if claimed is not None and claimed > MOST_BYTES_OF_ONE * self._chunk_bytes + MOST_BYTES_ADDED:
             msg = f"{self.root / key}: a chunk of {self._chunk_bytes} bytes claims to hold {claimed}"
             raise ValueError(msg)
         return value
