@@ -135,6 +135,27 @@ def test_a_second_signal_within_the_tidying_up_does_not_break_it_off() -> None:
     assert tidied == ["all"]
 
 
+def test_a_second_signal_within_the_report_does_not_break_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+    def work() -> None:
+        with interrupt_on_signals():
+            interrupt()
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(Interrupted, match="SIGINT"):
+            work()
+        interrupt()
+        monkeypatch.setattr("lsdflow_command.interruption.SAME_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_what_a_command_was_started_to_ignore_stays_ignored(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_IGN)

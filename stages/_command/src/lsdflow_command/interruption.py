@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,6 +20,7 @@ OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
 # Ctrl-C in `lsdflow run` comes to a stage twice, from the terminal and passed on: that may not break off tidying up.
 SAME_SECONDS = 2.0
 GO_ON = "run the same command again to resume"
+Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class EndOfWork:
@@ -34,6 +35,18 @@ class EndOfWork:
             return
         self.error, self._since = interrupted_by(number), time.monotonic()
         raise self.error
+
+    def afterwards(self, handler: Handler) -> Handler:
+        """The handler to put back: as it was, but a signal that comes a second time does not end the error's report."""
+        if self.error is None:
+            return handler
+
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            if time.monotonic() - self._since >= SAME_SECONDS:
+                signal.signal(number, handler)
+                signal.raise_signal(number)
+
+        return pass_on
 
 
 def interrupted_by(number: int) -> Interrupted:
@@ -61,7 +74,7 @@ def interrupt_on_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, end.afterwards(handler))
 
 
 def end_if_asked(handler: object = None) -> None:
