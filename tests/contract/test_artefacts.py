@@ -107,6 +107,20 @@ def test_a_manifest_of_work_done_here_names_the_libraries_and_one_that_is_writte
     assert _manifest().libraries == {}, "a manifest of before 1.6.1"
 
 
+def test_an_output_is_found_where_the_manifest_says_wherever_that_is(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path / "experiment.zarr")
+    manifest = _manifest(
+        outputs={"fragments": "results/a1/fragments.zarr/volumes/fragments", "target": "data/target.zarr"}
+    )
+    assert manifest.output_array(layout, "fragments") == (
+        layout.root / "results/a1/fragments.zarr",
+        "volumes/fragments",
+    )
+    assert manifest.output_array(layout, "target") == (layout.root / "data/target.zarr", ".")
+    with pytest.raises(MissingInput, match="watershed left no affs"):
+        manifest.output_array(layout, "affs")
+
+
 def test_another_contract_major_is_refused_with_76(tmp_path: Path) -> None:
     layout = ExperimentLayout(tmp_path)
     _manifest(contract="2.0.0").write(layout)

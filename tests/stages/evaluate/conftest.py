@@ -116,11 +116,13 @@ def build(root: Path) -> None:
     write_tables(experiment)
     manifest(experiment, "prepare", {})
     manifest(experiment, "predict", {}, outputs={"affs": str((predictions / AFFS.dataset).relative_to(root))})
-    manifest(experiment, "watershed", {"predict": "predict-identity"})
+    fragments_at = {"fragments": str((layout.fragments / FRAGMENTS.dataset).relative_to(root))}
+    manifest(experiment, "watershed", {"predict": "predict-identity"}, outputs=fragments_at)
     segmented = {"merge_function": "hist_quant_75", "threshold": 0.28, "size_edges_vox": [1, 2, 4], "segments": 9}
     advice = {"threshold": 0.28, "method": "stability", "reason": "the widest plateau"}
     facts = {**segmented, "size_segments": [3, 6], "advice": advice}
-    manifest(experiment, "segment", {"watershed": "watershed-identity"}, facts=facts)
+    segments_at_path = {"segmentation": str((layout.segmentation / SEGMENTATION.dataset).relative_to(root))}
+    manifest(experiment, "segment", {"watershed": "watershed-identity"}, facts=facts, outputs=segments_at_path)
     for number in range(3):
         record = {"seconds": 0.5 + number, "checksums": {}, "facts": {}}
         DoneMarks.of(layout.store, "watershed", "watershed-key").mark_done(number, record)

@@ -69,7 +69,8 @@ def graph_of(fragments: np.ndarray, labels: np.ndarray) -> tuple[RagNodes, RagEd
 def manifest(stage: str, key: str, inputs: dict[str, str], config: dict[str, object]) -> Manifest:
     writer = Writer(stage=stage, version="0.1.0")
     given = {"key": key, "config": config, "inputs": inputs, "identity": f"{key}-identity", "facts": {"blocks": BLOCKS}}
-    return Manifest(writer=writer, outputs={}, **given)
+    outputs = {"fragments": "fragments.zarr/volumes/fragments"} if stage == "watershed" else {}
+    return Manifest(writer=writer, outputs=outputs, **given)
 
 
 def build(root: Path, *, truth: bool) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS
-from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MadeOtherwise, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, ConfigError, MadeOtherwise, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagNodes
@@ -227,7 +227,7 @@ def test_affinities_of_another_form_are_refused(make_experiment: MakeExperiment,
     experiment = make_experiment(affs)
     manifest = read_manifest(experiment.layout, "predict")
     manifest.model_copy(update={"outputs": {}}).write(experiment.layout)
-    with pytest.raises(ContractMismatch):
+    with pytest.raises(MissingInput, match="predict left no affs"):
         run(experiment)
     raw = "data/target.zarr/volumes/raw"
     manifest.model_copy(update={"outputs": {"affs": raw}}).write(experiment.layout)

@@ -75,6 +75,19 @@ class Manifest(StrictModel):
         finished.write(layout)
         return finished
 
+    def output_array(self, layout: ExperimentLayout, output: str) -> tuple[Path, str]:
+        """The zarr container and the dataset of an output. MissingInput (66) if the stage left no such output."""
+        if output not in self.outputs:
+            raise MissingInput(
+                f"{self.writer.stage} left no {output}",
+                where=layout.manifest(self.writer.stage),
+                wanted=f"an output {output}",
+                found=sorted(self.outputs),
+            )
+        folder = layout.root / self.outputs[output]
+        container = next((path for path in (folder, *folder.parents) if path.suffix == ".zarr"), folder.parent)
+        return container, folder.relative_to(container).as_posix()
+
     @property
     def libraries(self) -> dict[str, str]:
         """Versions of the libraries that did the work, by name; empty in a manifest of before contract 1.6.1."""

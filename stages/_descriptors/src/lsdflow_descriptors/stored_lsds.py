@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, read_bundle
 from lsdflow_contract.errors import ConfigError, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
@@ -15,15 +14,13 @@ from lsdflow_contract.manifest import Manifest
 
 def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
     """Container and dataset. MissingInput (66) if they are not stored."""
-    path = predict.outputs.get("lsds")
-    if path is None:
+    if "lsds" not in predict.outputs:
         raise MissingInput(
             "the predicted LSDs are not stored: there is nothing to compare with",
             where=experiment.layout.manifest("predict"),
             hint="set predict.store_lsds = true and predict again",
         )
-    folder = experiment.layout.root / path
-    return folder.parents[len(LSDS.dataset.split("/")) - 1], LSDS.dataset
+    return predict.output_array(experiment.layout, "lsds")
 
 
 def lsd_sigma_nm(experiment: Experiment, predict: Manifest, given: Nm3 | None, key: str) -> Nm3:

@@ -51,7 +51,7 @@ def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> Agglomerat
     watershed = read_manifest(layout, "watershed")
     check_lineage(predict, watershed, layout.manifest("watershed"))
     grid = target_grid(experiment)
-    fragments = _open(layout.root / watershed.outputs["fragments"], FRAGMENTS, grid)
+    fragments = _open(*watershed.output_array(layout, "fragments"), FRAGMENTS, grid)
     if fragments.provenance.get("key") != watershed.key:
         raise ContractMismatch(
             "the fragments are not those that watershed finished",
@@ -62,7 +62,7 @@ def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> Agglomerat
         )
     resolved = watershed.config["resolved"]
     identities = {"predict": predict.identity, "watershed": watershed.identity}
-    affs: Volume | LsdAffinities = _open(layout.root / predict.outputs["affs"], AFFS, grid)
+    affs: Volume | LsdAffinities = _open(*predict.output_array(layout, "affs"), AFFS, grid)
     if config.scored_from == "lsds":
         affs = _made_of_lsds(experiment, config, predict, fragments, grid)
         identities["lsds"] = hash_of({"predict": predict.identity, "sigma_nm": list(affs.sigma_nm)})
@@ -74,10 +74,9 @@ def _made_of_lsds(
     experiment: Experiment, config: AgglomerateConfig, predict: Manifest, fragments: Volume, grid: Geometry
 ) -> LsdAffinities:
     """MissingInput (66) if no LSDs are stored, ConfigError (78) without their sigma."""
-    container, dataset = stored_lsds(experiment, predict)
     given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
     sigma_nm = lsd_sigma_nm(experiment, predict, given, "agglomerate.lsd_sigma")
-    return LsdAffinities(fragments, _open(container / dataset, LSDS, grid), sigma_nm, grid.voxel_size_nm)
+    return LsdAffinities(fragments, _open(*stored_lsds(experiment, predict), LSDS, grid), sigma_nm, grid.voxel_size_nm)
 
 
 def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
@@ -100,9 +99,8 @@ def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
         )
 
 
-def _open(folder: Path, spec: ArraySpec, grid: Geometry) -> Volume:
-    depth = len(Path(spec.dataset).parts)
-    volume = open_volume(folder.parents[depth - 1], spec.dataset, grid)
+def _open(container: Path, dataset: str, spec: ArraySpec, grid: Geometry) -> Volume:
+    volume = open_volume(container, dataset, grid)
     if spec is AFFS:
         # The three nearest come first, and are all that counts here.
         read_neighborhood(dict(volume.array.attrs), volume.channels, volume.dtype.name, volume.where)

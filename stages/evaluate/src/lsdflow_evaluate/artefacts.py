@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry
@@ -44,7 +43,7 @@ def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:
             found=f"segmentation of fragments {manifest.inputs.get('watershed', 'unknown')[:12]}",
             hint="run agglomerate and segment again",
         )
-    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
+    fragments = open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
     luts = find_luts(experiment.layout.luts, watershed.identity)
     if not luts:
         raise MissingInput("no lookup table of these fragments", where=experiment.layout.luts, hint="run segment again")

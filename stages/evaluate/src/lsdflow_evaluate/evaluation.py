@@ -13,7 +13,6 @@ import logging
 import time
 from typing import Any
 
-from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, work_key
@@ -87,10 +86,11 @@ def _seams(experiment: Experiment, gathered: Gathered, collector: history.Collec
     if gathered.grid is None or gathered.segmented is None:
         return None
     grid, fragments = gathered.grid, gathered.segmented.fragments
+    segmentation = gathered.segmented.manifest.output_array(experiment.layout, "segmentation")
     blocks = BlockPlan(fragments.box, fragments.chunk_shape_vox)
 
     def look() -> Seams | None:
-        return seams_of(open_volume(experiment.layout.segmentation, SEGMENTATION.dataset, grid), blocks)
+        return seams_of(open_volume(*segmentation, grid), blocks)
 
     return collector.collect("segment", look, None)
 

@@ -27,10 +27,10 @@ from lsdflow_runtime.mongo_foreign import ForeignGraph, ForeignRows, edge_column
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
 from lsdflow_runtime.stores import Store, open_store
 from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.volumes import Volume, open_volume
 from lsdflow_segment.imported import EdgeImport, ImportedIds, NodeImport
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
-from lsdflow_segment.work import STAGE, open_fragments
+from lsdflow_segment.work import STAGE
 
 LOG = logging.getLogger("lsdflow.segment")
 
@@ -187,7 +187,7 @@ def _leave(work: _Import, stage: str, identity: str, config: dict[str, Any], inp
 
 def _fragments(experiment: Experiment) -> Volume:
     try:
-        return open_fragments(experiment, target_grid(experiment))
+        return open_volume(experiment.layout.fragments, FRAGMENTS.dataset, target_grid(experiment))
     except MissingInput as error:
         raise MissingInput(
             "a graph can be imported where its fragments lie",

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.volumes import open_volume
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
 from lsdflow_segment.tables import ThresholdTable
+from lsdflow_segment.work import open_fragments
 
 
 def require_sizes(
@@ -25,13 +24,12 @@ def require_sizes(
     Gives facts for the manifest: number of segments, the largest, background, size histogram. Raises BadData, and takes
     the manifest away, if the sizes differ.
     """
-    grid = task.outputs["segmentation"].grid
-    segmentation = open_volume(experiment.layout.segmentation, SEGMENTATION.dataset, grid)
+    segmentation = task.outputs["segmentation"].open()
     count = SizeCount()
     for block in task.plan.blocks():
         count.add(segmentation.read(block.write))
     found = count.sizes()
-    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
+    fragments = open_fragments(experiment, task.outputs["segmentation"].grid)
     if fragments.box == task.plan.total:
         try:
             require_same_sizes(found, _sizes_of_graph(graph, table))

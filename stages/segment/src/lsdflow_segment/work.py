@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION, ArraySpec
+from lsdflow_contract.arrays import SEGMENTATION, ArraySpec
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry, region_box
 from lsdflow_contract.lut import Lut, lut_name, read_lut
-from lsdflow_contract.manifest import work_key
+from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan, block_plan
 from lsdflow_runtime.target import target_grid
@@ -28,8 +28,9 @@ STAGE = "segment"
 
 
 def open_fragments(experiment: Experiment, grid: Geometry) -> Volume:
-    """The fragments, addressed on the target's grid."""
-    return open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
+    """The fragments that watershed finished, addressed on the target's grid."""
+    watershed = read_manifest(experiment.layout, "watershed")
+    return open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
 
 
 def relabelling_task(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lsdflow_contract.arrays import AFFS
-from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
+from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import read_manifest
@@ -40,15 +39,8 @@ def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInp
     :raises ConfigError: an array does not lie on the voxels of the target.
     """
     predict = read_manifest(experiment.layout, "predict")
-    if "affs" not in predict.outputs:
-        raise ContractMismatch(
-            "predict made no affinities",
-            where=experiment.layout.manifest("predict"),
-            wanted="an output affs",
-            found=sorted(predict.outputs),
-        )
     grid = target_grid(experiment)
-    affs, neighborhood = open_affinities(experiment.layout.root / predict.outputs["affs"], grid)
+    affs, neighborhood = open_affinities(*predict.output_array(experiment.layout, "affs"), grid)
     mask = open_mask(experiment, config, grid)
     identities = {"predict": predict.identity}
     if mask is not None:
@@ -56,10 +48,9 @@ def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInp
     return WatershedInputs(grid, affs, neighborhood, mask, identities)
 
 
-def open_affinities(folder: Path, grid: Geometry) -> tuple[Volume, tuple[Vox3, ...]]:
-    """Open the affinities at `folder` (container/volumes/affs), check their form; and the offsets of their channels."""
-    depth = len(Path(AFFS.dataset).parts)
-    volume = open_volume(folder.parents[depth - 1], AFFS.dataset, grid)
+def open_affinities(container: Path, dataset: str, grid: Geometry) -> tuple[Volume, tuple[Vox3, ...]]:
+    """Open the affinities and check their form; the volume, and the offsets of its channels."""
+    volume = open_volume(container, dataset, grid)
     attributes = dict(volume.array.attrs)
     return volume, read_neighborhood(attributes, volume.channels, volume.dtype.name, volume.where)
 

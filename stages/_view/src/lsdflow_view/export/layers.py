@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from lsdflow_contract.arrays import LABELS, RAW
@@ -62,19 +61,8 @@ def open_layer(experiment: Experiment, name: str) -> Layer:
     """One layer. Raises MissingInput (66) if no finished stage left it."""
     stage, output, dataset, kind = _KNOWN[name]
     manifest = read_manifest(experiment.layout, stage)
-    if output not in manifest.outputs:
-        raise MissingInput(
-            f"the stage {stage} left no {name}", where=experiment.layout.manifest(stage), found=list(manifest.outputs)
-        )
-    path = experiment.layout.root / manifest.outputs[output]
-    container, inside = (path, dataset) if dataset else _split(path)
-    return Layer(name, kind, open_volume(container, inside), manifest.identity)
-
-
-def _split(array: Path) -> tuple[Path, str]:
-    """Container and dataset of an array that a manifest names by its whole path."""
-    container = next(parent for parent in (array, *array.parents) if parent.suffix == ".zarr")
-    return container, str(array.relative_to(container))
+    container, inside = manifest.output_array(experiment.layout, output)
+    return Layer(name, kind, open_volume(container, dataset or inside), manifest.identity)
 
 
 def _is_there(experiment: Experiment, name: str) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
@@ -71,7 +70,8 @@ def open_counted(experiment: Experiment) -> CountedVolumes:
     truth = open_truth(experiment, config.truth_dataset, grid)
     if truth is None:
         raise MissingInput("there is no truth", where=experiment.layout.target_volume)
-    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset, grid)
+    watershed = read_manifest(experiment.layout, "watershed")
+    fragments = open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
     both = truth.labels.box.intersect(fragments.box)
     return CountedVolumes(grid, fragments, truth, scored_regions(experiment, config, grid, both))
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.arrays import LSD_ERROR, SEGMENTATION, dequantise_u8
+from lsdflow_contract.arrays import LSD_ERROR, dequantise_u8
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_contract.graph import Overlaps
@@ -74,7 +74,7 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
     predict, segment = (read_manifest(experiment.layout, stage) for stage in ("predict", "segment"))
     lsds = open_volume(*stored_lsds(experiment, predict), grid)
-    segmentation = open_volume(experiment.layout.segmentation, SEGMENTATION.dataset, grid)
+    segmentation = open_volume(*segment.output_array(experiment.layout, "segmentation"), grid)
     given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
     sigma_nm = lsd_sigma_nm(experiment, predict, given, "evaluate.lsd_sigma")
     lattice = Lattice(config.lsd_error_downsample, sigma_nm, grid.voxel_size_nm)
