@@ -38,7 +38,7 @@ class EndOfWork:
 
     def afterwards(self, handler: Handler) -> Handler:
         """The handler to put back: as it was, but a signal that comes a second time does not end the error's report."""
-        if self.error is None:
+        if self.error is None or time.monotonic() - self._since >= SAME_SECONDS:
             return handler
 
         def pass_on(number: int, _frame: FrameType | None) -> None:
