@@ -225,8 +225,7 @@ def _acknowledged(path: str) -> None:
 
 
 def _contract(major: int) -> None:
-    manifest.READ_MAJORS = (major,)
-    manifest.KEY_MAJOR = major
+    manifest.CONTRACT_MAJOR = major
 
 
 def _in_block(act: Callable[[BlockTask, Block], None]) -> None:

@@ -19,7 +19,6 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import made
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import open_volume
@@ -41,7 +40,7 @@ def edges_of(experiment: Experiment, merge_function: str = "hist_quant_75") -> R
 
 
 def fragments_of(experiment: Experiment) -> NDArray[np.uint64]:
-    volume = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
+    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
     return volume.read(volume.box)
 
 

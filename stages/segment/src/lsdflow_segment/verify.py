@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import remove_manifest
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
@@ -35,7 +34,7 @@ def require_sizes(
         try:
             require_same_sizes(found, _sizes_of_graph(graph, table))
         except BadData:
-            remove_manifest(experiment.layout, "segment", [task.key])
+            experiment.layout.manifest("segment").unlink(missing_ok=True)
             raise
     edges, segments = found.histogram()
     largest, largest_vox = found.largest
