@@ -16,6 +16,7 @@ from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, bundle_folder
 from lsdflow_contract.graph import RagNodes
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
+from lsdflow_contract.testing import made
 from lsdflow_runtime.rag_store import FilesRagStore
 
 DATA, MISSING, MISMATCH, CONFIG, OTHERS = 65, 66, 76, 78, 73
@@ -73,7 +74,7 @@ def _other_target(lab: Lab) -> None:
 
 
 def _affinities(lab: Lab) -> Path:
-    return lab.layout.predictions("acrlsd", 7) / AFFS.dataset
+    return made(lab.layout, "predict") / AFFS.dataset
 
 
 def _affinities_of_ten_channels(lab: Lab) -> None:
@@ -87,7 +88,7 @@ def _truncated(dataset: str) -> Spoil:
     """The first chunk file of an array that a stage made is cut in half."""
 
     def spoil(lab: Lab) -> None:
-        folder = _affinities(lab) if dataset == "affs" else lab.layout.fragments / FRAGMENTS.dataset
+        folder = _affinities(lab) if dataset == "affs" else made(lab.layout, "watershed") / FRAGMENTS.dataset
         chunk = min(path for path in (folder / "c").rglob("*") if path.is_file())
         chunk.write_bytes(chunk.read_bytes()[: chunk.stat().st_size // 2])
 
@@ -95,7 +96,7 @@ def _truncated(dataset: str) -> Spoil:
 
 
 def _lost_fragments(lab: Lab) -> None:
-    chunk = min(path for path in (lab.layout.fragments / FRAGMENTS.dataset / "c").rglob("*") if path.is_file())
+    chunk = min(path for path in (made(lab.layout, "watershed") / FRAGMENTS.dataset / "c").rglob("*") if path.is_file())
     chunk.unlink()
 
 
@@ -127,7 +128,7 @@ def _truncated_lut(lab: Lab) -> None:
 
 
 def _changed_metadata(lab: Lab) -> None:
-    path = lab.layout.fragments / FRAGMENTS.dataset / "zarr.json"
+    path = made(lab.layout, "watershed") / FRAGMENTS.dataset / "zarr.json"
     path.write_text(path.read_text().replace('"lsdflow"', '"lsdflov"'))
 
 
@@ -223,10 +224,8 @@ CASES = [
     Case("fragments of other affinities", _manifest("predict", identity="other"), MISMATCH,
          ("manifests/watershed.json", "other affinities", "run watershed again"), ("agglomerate", "validate"),
          "watershed"),
-    Case("another context, when watershed has finished", setting("watershed", context="6 vox"), OTHERS,
-         ("fragments.zarr", "context 4 vox -> 6 vox", "--replace"), after="watershed"),
-    Case("watershed run again with another context", setting("watershed", context="6 vox"), OTHERS,
-         ("fragments.zarr", "--replace"), ("watershed", "run"), "watershed"),
+    Case("verify with another context than that of the run", setting("watershed", context="6 vox"), OTHERS,
+         ("manifests/watershed.json", "watershed run"), ("watershed", "verify"), "watershed"),
     Case("affinities of ten channels", _affinities_of_ten_channels, DATA, ("volumes/affs", "3 channels", "10 channels"),
          after="predict"),
     Case("a folder of the experiment that may not be written", _locked("exp"), 77,

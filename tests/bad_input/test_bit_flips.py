@@ -103,9 +103,10 @@ def kind_of(path: str) -> tuple[str, str]:
         return "manifest", "train" if stage.startswith("train-") else stage
     if ".lsdflow" in parts:
         return ("journal" if suffix == ".jsonl" else "report of a volume"), "prepare"
-    if parts[0] in ("data", "predictions", "fragments.zarr", "segmentation.zarr", "lsd_error.zarr"):
-        stage = {"data": "prepare", "predictions": "predict", "fragments.zarr": "watershed"}.get(parts[0])
-        stage = stage or ("segment" if parts[0] == "segmentation.zarr" else "evaluate")
+    if parts[0] == "results" and name == "manifest.json":
+        return "manifest of a result", parts[1]
+    if parts[0] in ("data", "results", "lsd_error.zarr"):
+        stage = {"data": "prepare", "results": parts[1]}.get(parts[0], "evaluate")
         return (f"array metadata {name}" if name in (".zarray", ".zattrs", "zarr.json") else "chunk"), stage
     if parts[0] == "train":
         return name, "train"

@@ -123,7 +123,7 @@ def test_an_output_is_found_where_the_manifest_says_wherever_that_is(tmp_path: P
 
 def test_another_contract_major_is_refused_with_76(tmp_path: Path) -> None:
     layout = ExperimentLayout(tmp_path)
-    _manifest(contract="2.0.0").write(layout)
+    _manifest(contract="3.0.0").write(layout)
     with pytest.raises(ContractMismatch) as caught:
         read_manifest(layout, "watershed")
     assert caught.value.exit_code == 76

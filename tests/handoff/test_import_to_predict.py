@@ -14,6 +14,7 @@ from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import read_best
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_predict.stage import Predict
 from lsdflow_prepare.stage import Prepare
 
@@ -69,6 +70,6 @@ def test_predict_runs_an_imported_network(tmp_path: Path) -> None:
     predict.run(experiment, RunOptions())
     best = read_best(experiment.layout.best_checkpoint("train-acrlsd"))
     assert read_manifest(experiment.layout, "predict").inputs["network"] == best.weights_sha256
-    affs = zarr.open_array(experiment.layout.predictions("affinities", 5000) / "volumes/affs", mode="r")[:]
+    affs = zarr.open_array(made(experiment.layout, "predict") / "volumes/affs", mode="r")[:]
     assert affs.shape == (3, *grey.shape)
     assert affs.std() > 1

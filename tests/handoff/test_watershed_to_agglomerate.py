@@ -22,7 +22,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-from lsdflow_contract.testing import voronoi_labels
+from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.rag_store import FilesRagStore
@@ -60,7 +60,9 @@ def predicted(root: Path, affs: NDArray[np.uint8], tables: str) -> Experiment:
     raw = OutputArray(experiment.layout.target_volume, RAW, grid, grid.box, grid.shape_vox)
     raw.create({"key": "raw"})
     raw.open().write(grid.box, np.zeros(grid.shape_vox, np.uint8))
-    output = OutputArray(experiment.layout.predictions("acrlsd", 1), AFFS, grid, grid.box, grid.shape_vox)
+    output = OutputArray(
+        experiment.layout.result("predict", "affs") / "predictions.zarr", AFFS, grid, grid.box, grid.shape_vox
+    )
     output.create({"key": "affs"})
     output.open().write(grid.box, affs)
     Manifest(
@@ -80,7 +82,7 @@ def run_both(experiment: Experiment) -> tuple[NDArray[np.uint64], RagNodes, RagE
     agglomerate.run(experiment, RunOptions())
     store = FilesRagStore(experiment.layout.store)
     keys = {stage: read_manifest(experiment.layout, stage).key for stage in ("watershed", "agglomerate")}
-    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    fragments = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
     edges = RagEdges.concatenate(list(store.iter_edges(keys["agglomerate"], "hist_quant_75")))
     return fragments.read(fragments.box), RagNodes.concatenate(list(store.iter_nodes(keys["watershed"]))), edges
 

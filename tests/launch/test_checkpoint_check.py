@@ -331,32 +331,6 @@ def test_follow_waits_for_new_checkpoints_and_ends_with_the_training(tmp_path: P
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_another_checkpoint_than_the_predicted_one_is_refused_unless_replace(
-    experiment: Experiment, finished: bool
-) -> None:
-    caller = StandIn({10: 2.0, 20: 1.0, 30: 1.5})
-    looking(experiment, caller).look()
-    best = experiment.layout.best_checkpoint(STAGE)
-    if finished:
-        leave_manifest(experiment, "predict", network=read_best(best).weights_sha256)
-    else:
-        experiment.layout.predictions("affinities", 20).mkdir(parents=True)
-    leave_checkpoint(experiment, 40)
-    caller.voi[40] = 0.5
-    before = best.read_bytes()
-    with pytest.raises(NotOurs, match="predicted with another checkpoint"):
-        looking(experiment, caller).look()
-    assert best.read_bytes() == before
-    assert caller.checked[-1] == 40
-    own = load_experiment(experiment.path, ["predict.checkpoint=20"])
-    looking(own, caller).look()
-    assert read_best(best).iteration == 40, "predict does not take the best here: nothing can mix"
-    best.write_bytes(before)
-    looking(experiment, caller, replace=True).look()
-    assert read_best(best).iteration == 40
-
-
 def test_two_at_once_and_a_training_without_checkpoints_are_refused(experiment: Experiment) -> None:
     checks = looking(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,11 @@ def test_what_was_begun_does_not_need_its_disk_space_again(fresh: Path, monkeypa
     needed: list[dict[str, float]] = []
     monkeypatch.setattr(state, "whole_problems", lambda _experiment, to_come, _images: needed.append(to_come) or [])
     experiment = load_experiment(fresh)
-    experiment.layout.fragments.mkdir()
+    (experiment.layout.results / "watershed").mkdir(parents=True)
     try:
         state.problems_of(experiment)
     finally:
-        experiment.layout.fragments.rmdir()
+        shutil.rmtree(experiment.layout.results)
     assert "watershed" not in needed[0]
     assert needed[0]["segment"] > 0
 

@@ -137,8 +137,8 @@ def test_finished_blocks_go_before_a_measured_one_and_that_before_another_experi
 def test_another_experiment_is_scaled_by_voxels_and_its_memory_by_those_of_a_block(tmp_path: Path) -> None:
     here, other = make(tmp_path / "a"), make(tmp_path / "b")
     finish(other, "watershed", blocks=10, seconds_in_blocks=110.0, peak_rss_mib=900.0)
-    (other.layout.fragments).mkdir()
-    (other.layout.fragments / "0").write_bytes(b"x" * 600)
+    (other.layout.results / "watershed").mkdir(parents=True)
+    (other.layout.results / "watershed" / "0").write_bytes(b"x" * 600)
 
     def ask(stage: str, arguments: Sequence[str]) -> Any:
         mine = {**WATERSHED, "blocks": 2, "voxels": 40_000, "voxels_read_with_context": 48_000}
@@ -435,9 +435,9 @@ def test_a_measured_block_counts_by_its_voxels_and_not_as_one_of_the_blocks(tmp_
 
 def test_of_a_stage_that_has_begun_the_disk_is_scaled_and_only_the_rest_is_left(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
-    experiment.layout.fragments.mkdir()
-    (experiment.layout.fragments / "0").write_bytes(b"x" * 600)
-    (experiment.layout.fragments / "1").write_bytes(b"")
+    (experiment.layout.results / "watershed").mkdir(parents=True)
+    (experiment.layout.results / "watershed" / "0").write_bytes(b"x" * 600)
+    (experiment.layout.results / "watershed" / "1").write_bytes(b"")
     for stage in ("prepare", "train-acrlsd", "predict", "agglomerate", "segment", "evaluate"):
         finish(experiment, stage)
     plan = make_plan(experiment, Asked(), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_launch.init.demo import make_demo
 from lsdflow_launch.telling.ending import Ending, ending_of, runs_of, scores_stand
 from lsdflow_launch.telling.state import status_of
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
-OTHER = "watershed.context=2vx"
+OTHER = "prepare.target.raw_range=[0, 200]"
 REFUSED = "the output was made with other parameters or inputs"
 
 
@@ -35,10 +37,15 @@ def _unpacked(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished experiment, whose watershed was asked for with another context, for people and for programs."""
-    folder = _unpacked(tmp_path_factory.mktemp("run") / "exp")
-    part = ("--from", "watershed", "--to", "segment", "--set", OTHER)
-    people, programs = _lsdflow("run", str(folder), *part), _lsdflow("run", str(folder), *part, "--json")
+    """An experiment with scores, whose prepare was asked for with another mask, for people and for programs."""
+    folder = tmp_path_factory.mktemp("run") / "exp"
+    make_demo(folder, (60, 70, 80), seed=3, mode="acrlsd")
+    part = ("--from", "prepare", "--to", "prepare")
+    done = _lsdflow("run", str(folder), *part)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(_unpacked(tmp_path_factory.mktemp("finished") / "exp") / "report", folder / "report")
+    people = _lsdflow("run", str(folder), *part, "--set", OTHER)
+    programs = _lsdflow("run", str(folder), *part, "--set", OTHER, "--json")
     assert (people.returncode, programs.returncode) == (73, 73), people.stderr
     (folder / "people").write_text(people.stdout)
     (folder / "programs").write_text(programs.stdout)
@@ -51,8 +58,8 @@ def experiment(tmp_path: Path) -> Experiment:
 
 
 def test_after_a_refusal_replace_is_offered_from_the_stage_that_refused_as_far_as_was_asked(refused: Path) -> None:
-    typed = shlex.join(["lsdflow", "run", str(refused), "--from", "watershed", "--to", "segment", "--set", OTHER])
-    assert f"{typed} --replace    # replaces the results of watershed" in (refused / "people").read_text()
+    typed = shlex.join(["lsdflow", "run", str(refused), "--from", "prepare", "--to", "prepare", "--set", OTHER])
+    assert f"{typed} --replace    # replaces the results of prepare" in (refused / "people").read_text()
     assert any(
         step.startswith(f"{typed} --replace ") for step in json.loads((refused / "programs").read_text())["next"]
     )
@@ -67,19 +74,19 @@ def test_after_a_refusal_no_score_of_before_is_told(refused: Path) -> None:
 
 def test_a_program_is_told_which_stage_ended_the_run_and_why(refused: Path) -> None:
     told = json.loads((refused / "programs").read_text())
-    assert (told["exit_code"], told["stage"]) == (73, "watershed")
+    assert (told["exit_code"], told["stage"]) == (73, "prepare")
     assert (told["error"]["error"], told["error"]["what"]) == ("MadeOtherwise", REFUSED)
 
 
 def test_status_of_a_finished_stage_tells_that_its_last_run_was_refused(refused: Path) -> None:
     told = json.loads(_lsdflow("status", str(refused), "--json").stdout)
-    assert told["watershed"]["state"] == "finished"
-    last = told["watershed"]["last_run"]
+    assert told["prepare"]["state"] == "finished"
+    last = told["prepare"]["last_run"]
     assert (last["exit_code"], last["problem"]) == (73, REFUSED)
-    assert not any("last_run" in facts for stage, facts in told.items() if stage != "watershed")
+    assert not any("last_run" in facts for stage, facts in told.items() if stage != "prepare")
     shown = _lsdflow("status", str(refused)).stdout
     assert f"ended with exit code 73: {REFUSED}" in shown
-    assert "watershed log: " in shown
+    assert "prepare log: " in shown
 
 
 @pytest.mark.parametrize(("last", "told"), [("segment", False), ("evaluate", True)])

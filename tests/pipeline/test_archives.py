@@ -14,6 +14,7 @@ from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.volumes import open_volume
 from lsdflow_segment.stage import Segment
@@ -64,16 +65,16 @@ def test_what_an_earlier_contract_left_is_verified_and_not_done_again(archived: 
 
 def test_a_later_stage_goes_on_from_the_graph_of_an_earlier_contract_with_the_same_bits(archived: Experiment) -> None:
     layout = archived.layout
-    wanted = open_volume(layout.segmentation, "volumes/segmentation")
+    wanted = open_volume(made(layout, "segment"), "volumes/segmentation")
     voxels, identity = wanted.read(wanted.box), read_manifest(layout, "segment").identity
     tables = {path.name: path.read_bytes() for path in layout.luts.glob("*.npz")}
-    for folder in (layout.segmentation, layout.luts, layout.store / "blocks" / "segment"):
+    for folder in (made(layout, "segment"), layout.luts, layout.store / "blocks" / "segment"):
         shutil.rmtree(folder)
     layout.manifest("segment").unlink()
     segment.run(archived, RunOptions())
     assert read_manifest(layout, "segment").identity == identity
     assert {path.name: path.read_bytes() for path in layout.luts.glob("*.npz")} == tables
-    found = open_volume(layout.segmentation, "volumes/segmentation")
+    found = open_volume(made(layout, "segment"), "volumes/segmentation")
     assert np.array_equal(found.read(found.box), voxels)
 
 

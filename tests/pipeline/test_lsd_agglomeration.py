@@ -18,7 +18,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-from lsdflow_contract.testing import affinities_of, voronoi_labels
+from lsdflow_contract.testing import affinities_of, made, voronoi_labels
 from lsdflow_descriptors.label_descriptors import descriptors_of
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
@@ -51,7 +51,7 @@ def predicted(root: Path, runner: str = "serial", lsds: bool = True, **settings:
     root.mkdir(parents=True)
     (root / "experiment.toml").write_text(f'[compute]\nrunner = "{runner}"\nworkers = 2\n{TABLES}')
     experiment = load_experiment(root, [f"{name}={value}" for name, value in {**FROM_LSDS, **settings}.items()])
-    container = experiment.layout.predictions("mtlsd", 1)
+    container = experiment.layout.result("predict", "affs") / "predictions.zarr"
     noise = np.random.default_rng(0).normal(0, 50, (3, *GRID.shape_vox))
     values = np.clip(affinities_of(CELLS) * 0.5 + 90 + noise, 0, 255).astype(np.uint8)
     seen = quantise_u8(descriptors_of(CELLS, Box((0, 0, 0), GRID.shape_vox), SIGMA_NM, GRID.voxel_size_nm))
@@ -88,7 +88,7 @@ def edges_of(experiment: Experiment) -> RagEdges:
 
 def voi(experiment: Experiment, name: str) -> float:
     """Of fragments or of the segmentation, against the cells."""
-    volume = open_volume(getattr(experiment.layout, name), f"volumes/{name}")
+    volume = open_volume(made(experiment.layout, "watershed" if name == "fragments" else "segment"), f"volumes/{name}")
     found: NDArray[np.uint64] = volume.read(volume.box)
     return score(contingency(found, CELLS), zeros="label").voi
 

@@ -16,7 +16,7 @@ from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, AFFS, LABELS, RAW, af
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry, Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-from lsdflow_contract.testing import membrane_raw, noisy_affinities_to, voronoi_labels
+from lsdflow_contract.testing import made, membrane_raw, noisy_affinities_to, voronoi_labels
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
@@ -55,7 +55,7 @@ def predicted(root: Path, tables: str, neighborhood: tuple[Vox3, ...], runner: s
     (root / "experiment.toml").write_text(f'[compute]\nrunner = "{runner}"\nworkers = 2\n{tables}')
     experiment = load_experiment(root)
     layout, spec = experiment.layout, affinities_to(neighborhood)
-    container = layout.predictions("affinities", 1)
+    container = layout.result("predict", "affs") / "predictions.zarr"
     for path, wanted, values in (
         (layout.target_volume, RAW, membrane_raw(labels())),
         (layout.target_volume, LABELS, labels()),
@@ -79,7 +79,7 @@ def run_all(experiment: Experiment, *stages: str) -> Experiment:
 
 
 def voxels(experiment: Experiment, name: str) -> NDArray[np.uint64]:
-    volume = open_volume(getattr(experiment.layout, name), f"volumes/{name}")
+    volume = open_volume(made(experiment.layout, "watershed" if name == "fragments" else "segment"), f"volumes/{name}")
     return volume.read(volume.box)
 
 

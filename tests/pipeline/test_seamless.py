@@ -18,7 +18,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.graph import FACES, RagEdges
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-from lsdflow_contract.testing import voronoi_labels
+from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.stage import Segment
@@ -60,7 +60,7 @@ def predicted(root: Path, *, compute: str = 'runner = "serial"', store: str = ""
     root.mkdir()
     (root / "experiment.toml").write_text(f"[compute]\n{compute}\n[store]\n{store}\n{TABLES}")
     experiment = load_experiment(root, [f"{name}={value}" for name, value in {**BLOCKS, **settings}.items()])
-    container = experiment.layout.predictions("acrlsd", 1)
+    container = experiment.layout.result("predict", "affs") / "predictions.zarr"
     for path, spec, values in (
         (experiment.layout.target_volume, RAW, np.zeros(GRID.shape_vox, np.uint8)),
         (container, AFFS, affinities()),
@@ -89,7 +89,7 @@ def edges_of(experiment: Experiment, merge_function: str) -> RagEdges:
 
 
 def voxels(experiment: Experiment, name: str) -> NDArray[np.uint64]:
-    volume = open_volume(getattr(experiment.layout, name), f"volumes/{name}")
+    volume = open_volume(made(experiment.layout, "watershed" if name == "fragments" else "segment"), f"volumes/{name}")
     return volume.read(volume.box)
 
 
@@ -219,7 +219,7 @@ def test_mongo_gives_the_same_answer_and_identities_as_files(
     for name, stage in STAGES.items():
         assert read_manifest(experiment.layout, name).identity == read_manifest(in_super_blocks.layout, name).identity
         assert stage.verify(experiment)["verified"], name
-    agglomerate.run(experiment, RunOptions(replace=True))
+    agglomerate.run(experiment, RunOptions())
     assert agglomerate.verify(experiment)["verified"], "the second pass leaves the rows of the first"
 
 
@@ -250,7 +250,7 @@ def test_another_merge_function_needs_no_second_counting(tmp_path: Path) -> None
     assert len(faces) == 18
     before = [p.stat().st_mtime_ns for p in faces]
     more = load_experiment(experiment.path, [*experiment.overrides, 'agglomerate.merge_functions=["hist_quant_50"]'])
-    agglomerate.run(more, RunOptions(replace=True))
+    agglomerate.run(more, RunOptions())
     assert [p.stat().st_mtime_ns for p in faces] == before
     assert sorted((experiment.layout.store / f"edges_{FACES}").glob("*/*.parquet")) == faces
     assert len(edges_of(more, "hist_quant_50")) > 0

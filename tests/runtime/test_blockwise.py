@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
-from lsdflow_contract.errors import BadData, BlocksFailed, NotOurs, StageError
+from lsdflow_contract.errors import BadData, BlocksFailed, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import Manifest, Writer, differences
+from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest
 from lsdflow_runtime.blockwise import plan_task, run_task, status_task
 from lsdflow_runtime.volumes import open_volume
 
@@ -19,17 +18,17 @@ Make = Callable[..., Experiment]
 SERIAL = "compute.runner=serial"
 
 
-def _run(experiment: Experiment, replace: bool = False) -> Manifest:
+def _run(experiment: Experiment) -> Manifest:
     from lsdflow_toy.stage import block_task
 
-    return run_task(block_task(experiment), RunOptions(replace=replace))
+    return run_task(block_task(experiment))
 
 
 def _everything(experiment: Experiment) -> tuple[np.ndarray, np.ndarray, list[tuple[float, ...]]]:
     from lsdflow_toy.stage import block_task
 
     task = block_task(experiment)
-    volumes = [open_volume(experiment.layout.root / "toy.zarr", f"volumes/{n}") for n in ("doubled", "affs")]
+    volumes = [open_volume(task.outputs["doubled"].path, f"volumes/{n}") for n in ("doubled", "affs")]
     nodes = [(float(n.id[0]), *n.center_nm[0], float(n.size_vox[0])) for n in task.rag_store.iter_nodes(task.key)]
     return volumes[0].read(volumes[0].box), volumes[1].read(volumes[1].box), nodes
 
@@ -121,15 +120,46 @@ def _files(experiment: Experiment) -> list[Path]:
     return [p for p in experiment.layout.root.rglob("*") if p.is_file()]
 
 
-def test_other_parameters_are_refused_unless_replace_and_never_reuse_old_blocks(make_experiment: Make) -> None:
-    _run(make_experiment("a", SERIAL))
-    changed = make_experiment("a", SERIAL, "experiment.seed=3")
-    with pytest.raises(NotOurs) as caught:
-        _run(changed)
-    assert caught.value.exit_code == 73
-    assert _run(changed, replace=True).facts["blocks_executed"] == 12
+def test_other_parameters_lie_beside_and_the_earlier_result_counts_again_without_a_block(make_experiment: Make) -> None:
+    experiment, changed = make_experiment("a", SERIAL), make_experiment("a", SERIAL, "experiment.seed=3")
+    first, values = _run(experiment), _everything(experiment)[0]
+    before = {p: p.read_bytes() for p in _files(experiment) if "results" in p.parts}
+    assert _run(changed).facts["blocks_executed"] == 12
     raw = open_volume(changed.layout.target_volume, "volumes/raw")
     assert np.array_equal(_everything(changed)[0], raw.read(raw.box).astype(np.uint64) * 3)
+    assert {p: p.read_bytes() for p in before} == before
+    assert read_manifest(experiment.layout, "toy").key != first.key
+    assert _run(experiment) == read_manifest(experiment.layout, "toy") == first
+    assert np.array_equal(_everything(experiment)[0], values)
+
+
+def test_the_earlier_result_counts_until_that_of_other_parameters_is_whole(make_experiment: Make) -> None:
+    first = _run(make_experiment("a", SERIAL))
+    changed = make_experiment("a", SERIAL, "experiment.seed=3")
+    (changed.layout.root / "poison").touch()
+    with pytest.raises(BlocksFailed):
+        _run(changed)
+    assert read_manifest(changed.layout, "toy") == first
+    (changed.layout.root / "poison").unlink()
+    assert read_manifest(changed.layout, "toy").key != _run(changed).key
+
+
+def test_a_late_worker_of_other_parameters_overwrites_nothing(make_experiment: Make) -> None:
+    """It wrote into a verified chunk of other parameters once: held in a put while these were set and run."""
+    from lsdflow_toy.stage import block_task
+
+    slow, changed = make_experiment("a", SERIAL), make_experiment("a", SERIAL, "experiment.seed=3")
+    late = block_task(slow)
+    late.create_outputs()
+    opened = {name: output.open() for name, output in late.outputs.items()}
+    with late.open() as function:
+        block = late.plan.block(3)
+        output = function(block)
+    _run(changed)
+    values = _everything(changed)[0]
+    for name, volume in opened.items():
+        volume.write(block.write, output.arrays[name])
+    assert np.array_equal(_everything(changed)[0], values)
 
 
 def test_null_scores_survive_the_store(make_experiment: Make) -> None:
@@ -187,13 +217,6 @@ def test_a_block_survives_more_lost_workers_than_it_may_fail(make_experiment: Ma
     (weather.layout.root / "kill-times").write_text("5")
     assert _run(serial).identity == _run(weather).identity
     assert (weather.layout.root / "kill-times").read_text() == "0"
-
-
-def test_a_refusal_of_other_settings_names_what_differs_not_hashes(make_experiment: Make) -> None:
-    _run(make_experiment("a", SERIAL))
-    with pytest.raises(NotOurs) as caught:
-        _run(make_experiment("a", SERIAL, "experiment.seed=3"))
-    assert (caught.value.wanted, caught.value.found) == ("", "factor 2 -> 3")
 
 
 def test_differences_name_inputs_and_nested_settings_and_end_after_six() -> None:

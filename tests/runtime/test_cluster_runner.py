@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, BlocksFailed, ConfigError, Interrupted, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_runtime.blockwise import run_task
 from lsdflow_runtime.joining import _take_part
 from lsdflow_runtime.rag_store import checksum_of_nodes
@@ -57,7 +57,7 @@ def reference(make_experiment: Make) -> str:
     """Identity of the undisturbed serial run."""
     from lsdflow_toy.stage import block_task
 
-    return run_task(block_task(make_experiment("serial", "compute.runner=serial")), RunOptions()).identity
+    return run_task(block_task(make_experiment("serial", "compute.runner=serial"))).identity
 
 
 def _end(process: subprocess.Popen[str], seconds: float = 600) -> tuple[int, str]:
@@ -148,7 +148,8 @@ def test_workers_find_the_second_round_of_a_coordinator(make_experiment: Make, s
     jobs = [start("run", experiment), start("worker", experiment), start("worker", experiment)]
     assert [_end(p)[0] for p in jobs] == [0, 0, 0]
     assert _identity(experiment) == reference
-    first, second = (open_volume(experiment.layout.root / f"{n}.zarr", "volumes/doubled") for n in ("first", "toy"))
+    folders = [next(experiment.layout.results.glob(f"toy/*/{name}.zarr")) for name in ("first", "toy")]
+    first, second = (open_volume(folder, "volumes/doubled") for folder in folders)
     assert np.array_equal(first.read(first.box), second.read(second.box))
 
 
@@ -322,7 +323,7 @@ def _finished(make_experiment: Make) -> Experiment:
     from lsdflow_toy.stage import block_task
 
     experiment = make_experiment("a", "compute.runner=serial")
-    run_task(block_task(experiment), RunOptions())
+    run_task(block_task(experiment))
     return experiment
 
 
@@ -339,7 +340,7 @@ def test_verify_tells_the_identity_of_whole_results(make_experiment: Make) -> No
 
 
 def _chunk(experiment: Experiment) -> Path:
-    return max((experiment.layout.root / "toy.zarr/volumes/doubled/c").rglob("*"), key=lambda p: len(p.parts))
+    return max((made(experiment.layout, "toy") / "volumes/doubled/c").rglob("*"), key=lambda p: len(p.parts))
 
 
 def _delete(path: Path) -> None:

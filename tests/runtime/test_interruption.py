@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import Interrupted
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.blockwise import run_task, status_task
@@ -69,7 +68,7 @@ def test_blocks_end_after_a_signal_that_was_dropped(make_experiment: Make, runne
         with interrupt_on_signals():
             if runner == "daisy":
                 dropped_signal()
-            run_task(dropped_signal_before, RunOptions())
+            run_task(dropped_signal_before)
 
     with pytest.raises(Interrupted):
         work()

@@ -18,6 +18,7 @@ from lsdflow_contract.errors import BadData, Interrupted, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_runtime import block_task as block_module
 from lsdflow_runtime import blockwise
 from lsdflow_runtime.block_task import commit_block
@@ -43,7 +44,7 @@ def state(experiment: Experiment) -> dict[str, Any]:
     from lsdflow_toy.stage import block_task
 
     task = block_task(experiment)
-    values = [open_volume(experiment.layout.root / "toy.zarr", f"volumes/{n}") for n in ("doubled", "affs")]
+    values = [open_volume(task.outputs["doubled"].path, f"volumes/{n}") for n in ("doubled", "affs")]
     return {
         "identity": read_manifest(experiment.layout, "toy").identity,
         "values": [volume.read(volume.box).tolist() for volume in values],
@@ -57,7 +58,7 @@ def chunk_of(experiment: Experiment, name: str) -> Path:
 
     z, y, x = block_task(experiment).plan.block(BROKEN).index
     leading = ["0"] if name == "affs" else []
-    return experiment.layout.root.joinpath("toy.zarr", "volumes", name, "c", *leading, str(z), str(y), str(x))
+    return made(experiment.layout, "toy").joinpath("volumes", name, "c", *leading, str(z), str(y), str(x))
 
 
 def rows_of(experiment: Experiment, collection: str) -> Path:
@@ -176,7 +177,7 @@ def test_a_lost_array_is_made_anew_as_a_whole(finished: Experiment) -> None:
     from lsdflow_toy.stage import repair, verify
 
     before = state(finished)
-    shutil.rmtree(finished.layout.root / "toy.zarr" / "volumes" / "doubled")
+    shutil.rmtree(made(finished.layout, "toy") / "volumes" / "doubled")
     repair(finished)
     assert state(finished)["values"] == before["values"]
     assert verify(finished)["verified"]
@@ -207,14 +208,14 @@ def test_a_worker_whose_coordinator_was_replaced_writes_nothing(make_experiment:
     slow = make_experiment("a", "compute.runner=serial")
     task = block_task(slow)
     with lease(slow.layout.stage_runs("toy")):
-        task.create_outputs(replace=False)
+        task.create_outputs()
         fence = task.fence
         block = task.plan.block(BROKEN)
         opened = {name: output.open() for name, output in task.outputs.items()}
         with task.open() as function:
             output = function(block)
     other = make_experiment("a", "compute.runner=serial", "experiment.seed=3")
-    run(other, RunOptions(replace=True))
+    run(other, RunOptions())
     before = state(other)
     with pytest.raises(Interrupted, match="ordered"):
         commit_block(task, opened, block, output, 1.0, fence)
@@ -244,7 +245,7 @@ def test_a_lease_lost_in_the_middle_of_a_commit_leaves_no_done_mark(
     path = experiment.layout.stage_runs("toy") / "lease"
     write_json(path, asdict(Holder("ours", "here", 1, "")))
     task = block_task(experiment)
-    task.create_outputs(replace=False)
+    task.create_outputs()
     written = block_module._write_rows
 
     def lose(*arguments: Any) -> dict[str, str]:

@@ -82,7 +82,7 @@ def bring_affinities(root: Path) -> Experiment:
     noise = gaussian_filter(np.random.default_rng(0).normal(0, 1, (3, *labels.shape)), (0, 1.5, 1.5, 1.5))
     values = gaussian_filter(np.where(near, 0.1, 0.95), 0.7) + 0.15 * noise / noise.std()
     experiment = load_experiment(root)
-    container = experiment.layout.predictions("mtlsd", 1)
+    container = experiment.layout.result("predict", "affs") / "predictions.zarr"
     output = OutputArray(container, AFFS, GRID, GRID.box, GRID.shape_vox)
     output.create({"key": AFFS.dataset})
     output.open().write(GRID.box, (np.clip(values, 0, 1) * 255).astype(np.uint8))

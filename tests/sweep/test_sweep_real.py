@@ -15,6 +15,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_launch.sweep import cli as sweep_cli
 from lsdflow_launch.sweep import run as sweep_run
 
@@ -62,7 +63,7 @@ def test_a_sweep_gives_each_run_what_the_experiment_alone_gives(
     make_here(alone, "segment", "evaluate")
     run = ExperimentLayout(folder / "runs" / "threshold-0.4")
     assert read_manifest(run, "segment").identity == read_manifest(alone.layout, "segment").identity
-    assert not run.segmentation.is_symlink()
+    assert not made(run, "segment").is_symlink()
     with (folder / "merged" / "runs.csv").open(newline="") as opened:
         low, high = csv.DictReader(opened)
     scores = read_json(alone.layout.report / "scores.json")

@@ -17,7 +17,7 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import micro_network
+from lsdflow_contract.testing import made, micro_network
 from lsdflow_launch.init.demo import write_volume
 from lsdflow_launch.init.template import toml_value
 from lsdflow_launch.synthetic.volume import synthetic_em
@@ -112,8 +112,8 @@ def identities(folder: Path, stages: Sequence[str] = BLOCK_STAGES[:-1]) -> dict[
 
 def assert_same_bits(folder: Path, reference: Path) -> None:
     """Fragments, segmentation, tables and the identity of every block stage up to segment are the same."""
-    for name in ("fragments", "segmentation"):
-        ours, theirs = (open_volume(root / f"{name}.zarr", f"volumes/{name}") for root in (folder, reference))
+    for stage, name in (("watershed", "fragments"), ("segment", "segmentation")):
+        ours, theirs = (open_volume(made(ExperimentLayout(r), stage), f"volumes/{name}") for r in (folder, reference))
         assert np.array_equal(ours.read(ours.box), theirs.read(theirs.box)), name
     tables_there = sorted(path.name for path in (reference / "luts").glob("lut_*.npz"))
     assert tables_there

@@ -12,6 +12,8 @@ from experiments import BLOCK_STAGES, assert_same_bits, identities, manifest
 from submission import Submission
 
 from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.testing import made
 from lsdflow_runtime.volumes import open_volume
 
 
@@ -29,7 +31,7 @@ def test_the_scores_counted_by_workers_are_those_of_a_local_run(whole: Submissio
 
 
 def test_the_segmentation_compared_is_not_a_trivial_one(whole: Submission) -> None:
-    segmentation = open_volume(whole.experiment / "segmentation.zarr", "volumes/segmentation")
+    segmentation = open_volume(made(ExperimentLayout(whole.experiment), "segment"), "volumes/segmentation")
     assert len(np.unique(segmentation.read(segmentation.box))) > 20
 
 

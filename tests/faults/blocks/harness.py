@@ -255,7 +255,10 @@ def write_experiment(folder: Path) -> None:
     (folder / "experiment.toml").write_text(TABLES)
     experiment = load_experiment(folder)
     cells = voronoi_labels(SHAPE_VOX, 30, 1)
-    target, predictions = experiment.layout.target_volume, experiment.layout.predictions("acrlsd", 1)
+    target, predictions = (
+        experiment.layout.target_volume,
+        experiment.layout.result("predict", "predict") / "predictions.zarr",
+    )
     _write(target, RAW, GRID, np.zeros(SHAPE_VOX, np.uint8))
     _write(target, LABELS, GRID, cells)
     affs = _write(predictions, AFFS, GRID, noisy(affinities_of(cells)))

@@ -225,7 +225,8 @@ def _acknowledged(path: str) -> None:
 
 
 def _contract(major: int) -> None:
-    manifest.CONTRACT_MAJOR = major
+    manifest.READ_MAJORS = (major,)
+    manifest.KEY_MAJOR = major
 
 
 def _in_block(act: Callable[[BlockTask, Block], None]) -> None:

@@ -81,8 +81,8 @@ def make_experiment(tmp_path: Path, affs: NDArray[np.uint8], labels: NDArray[np.
         grid = Geometry((40.0, 8.0, 8.0), (0.0, 80.0, 0.0), SHAPE)
         made = cut_at_blocks(labels) if fragments is None else fragments
         write_array(layout.target_volume, RAW, grid, np.zeros(SHAPE, np.uint8))
-        affs_folder = write_array(layout.predictions("acrlsd", 7), AFFS, grid, affs)
-        fragments_folder = write_array(layout.fragments, FRAGMENTS, grid, made)
+        affs_folder = write_array(layout.result("predict", "p") / "predictions.zarr", AFFS, grid, affs)
+        fragments_folder = write_array(layout.results / "watershed" / "made" / "fragments.zarr", FRAGMENTS, grid, made)
         write_manifest(experiment, "predict", key="p", config={}, inputs={}, outputs={"affs": affs_folder})
         resolved = {
             "total_begin_vox": [0, 0, 0],

@@ -19,6 +19,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import open_volume
@@ -40,7 +41,7 @@ def edges_of(experiment: Experiment, merge_function: str = "hist_quant_75") -> R
 
 
 def fragments_of(experiment: Experiment) -> NDArray[np.uint64]:
-    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    volume = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
     return volume.read(volume.box)
 
 

@@ -108,20 +108,22 @@ def build(root: Path) -> None:
     layout, cells, fragments = experiment.layout, voronoi_labels(GRID.shape_vox, 6, 3), fragment_labels()
     write(layout.target_volume, RAW, membrane_raw(cells))
     write(layout.target_volume, LABELS, truth_labels())
-    predictions = layout.predictions("acrlsd", 10)
+    predictions = layout.result("predict", "predict-key") / "predictions.zarr"
+    fragments_path = layout.result("watershed", "watershed-key") / "fragments.zarr"
+    segmentation_path = layout.result("segment", "segment-key") / "segmentation.zarr"
     write(predictions, AFFS, affinities_of(cells))
     write(predictions, LSDS, np.full((10, *GRID.shape_vox), 128, np.uint8))
-    write(layout.fragments, FRAGMENTS, fragments)
-    write(layout.segmentation, SEGMENTATION, np.where(fragments == 0, fragments, segments_at(0.28, fragments)))
+    write(fragments_path, FRAGMENTS, fragments)
+    write(segmentation_path, SEGMENTATION, np.where(fragments == 0, fragments, segments_at(0.28, fragments)))
     write_tables(experiment)
     manifest(experiment, "prepare", {})
     manifest(experiment, "predict", {}, outputs={"affs": str((predictions / AFFS.dataset).relative_to(root))})
-    fragments_at = {"fragments": str((layout.fragments / FRAGMENTS.dataset).relative_to(root))}
+    fragments_at = {"fragments": str((fragments_path / FRAGMENTS.dataset).relative_to(root))}
     manifest(experiment, "watershed", {"predict": "predict-identity"}, outputs=fragments_at)
     segmented = {"merge_function": "hist_quant_75", "threshold": 0.28, "size_edges_vox": [1, 2, 4], "segments": 9}
     advice = {"threshold": 0.28, "method": "stability", "reason": "the widest plateau"}
     facts = {**segmented, "size_segments": [3, 6], "advice": advice}
-    segments_at_path = {"segmentation": str((layout.segmentation / SEGMENTATION.dataset).relative_to(root))}
+    segments_at_path = {"segmentation": str((segmentation_path / SEGMENTATION.dataset).relative_to(root))}
     manifest(experiment, "segment", {"watershed": "watershed-identity"}, facts=facts, outputs=segments_at_path)
     for number in range(3):
         record = {"seconds": 0.5 + number, "checksums": {}, "facts": {}}

@@ -19,7 +19,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import Overlaps
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import voronoi_labels
+from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_descriptors import stored_lsds
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.config import EvaluateConfig
@@ -102,7 +102,7 @@ def merged_cells(experiment: Experiment) -> tuple[np.ndarray, tuple[int, int]]:
     stored = {**manifest.outputs, "lsds": str((container / LSDS.dataset).relative_to(experiment.layout.root))}
     manifest.model_copy(update={"outputs": stored}).write(experiment.layout)
     segments = np.where(cells == second, np.uint64(first), cells)
-    overwrite(experiment.layout.segmentation, SEGMENTATION, segments, experiment)
+    overwrite(made(experiment.layout, "segment"), SEGMENTATION, segments, experiment)
     return segments, (first, second)
 
 
@@ -157,7 +157,7 @@ def test_another_segmentation_gets_a_map_of_its_own_and_the_first_comes_back_who
     merged_cells(experiment)
     make_map()
     first, found = map_of(experiment), read_manifest(experiment.layout, "segment")
-    overwrite(experiment.layout.segmentation, SEGMENTATION, np.ones(SHAPE, np.uint64), experiment)
+    overwrite(made(experiment.layout, "segment"), SEGMENTATION, np.ones(SHAPE, np.uint64), experiment)
     found.model_copy(update={"identity": "another segmentation"}).write(experiment.layout)
     make_map()
     assert not np.array_equal(map_of(experiment), first)

@@ -12,6 +12,7 @@ from scipy import ndimage
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
+from lsdflow_contract.testing import made
 from lsdflow_evaluate.lattice import strided
 from lsdflow_evaluate.shown.neurites import (
     _enlarging,
@@ -88,7 +89,7 @@ def test_z_points_up_and_x_to_the_right_and_all_else_is_clear() -> None:
 def test_volumes_of_the_largest_are_those_of_their_voxels_whatever_the_lattice(
     make_experiment: Callable[..., Experiment],
 ) -> None:
-    volume = open_volume(make_experiment().layout.segmentation, SEGMENTATION.dataset)
+    volume = open_volume(made(make_experiment().layout, "segment"), SEGMENTATION.dataset)
     found = snapshot_of(volume)
     assert found is not None
     labels, counts = np.unique(volume.read(volume.box), return_counts=True)

@@ -19,6 +19,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
+from lsdflow_contract.testing import made
 from lsdflow_evaluate.cli import app
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.pages import write_report
@@ -171,7 +172,7 @@ def test_the_command_report_tells_what_it_could_not_read_and_writes_the_pages_al
     make_experiment: Make,
 ) -> None:
     experiment = make_experiment()
-    chunk = next(p for p in (experiment.layout.segmentation / "volumes/segmentation/c").rglob("*") if p.is_file())
+    chunk = next(p for p in (made(experiment.layout, "segment") / "volumes/segmentation/c").rglob("*") if p.is_file())
     chunk.unlink()
     done = CliRunner().invoke(app, ["report", "-e", str(experiment.path)])
     assert done.exit_code == BadData.exit_code

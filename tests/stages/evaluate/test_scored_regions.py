@@ -18,6 +18,7 @@ from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, Miss
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.sealing import read_sealed
+from lsdflow_contract.testing import made
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.scores import truth_scores
 from lsdflow_evaluate.scores.counting import counting_task, open_counted
@@ -46,7 +47,7 @@ def scores_of(experiment: Experiment) -> dict[str, Any]:
 def whole(experiment: Experiment, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     lut = read_lut(experiment.layout.luts / lut_name("hist_quant_75", threshold))
     entries = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True)) | {0: 0}
-    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    fragments = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
     truth = open_volume(experiment.layout.target_volume, LABELS.dataset)
     segments = np.vectorize(entries.__getitem__, otypes=[np.uint64])(fragments.read(fragments.box))
     return segments, truth.read(truth.box)

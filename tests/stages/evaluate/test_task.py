@@ -23,6 +23,7 @@ from lsdflow_contract.files import write_json
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
+from lsdflow_contract.testing import made
 from lsdflow_evaluate.cli import app
 from lsdflow_evaluate.scores import truth_scores
 from lsdflow_evaluate.scores.counting import counting_task, overlaps_of, table_of
@@ -52,7 +53,7 @@ def segmentation_at(experiment: Experiment, threshold: float) -> np.ndarray:
     """The whole segmented volume of a threshold, by a dictionary."""
     lut = read_lut(experiment.layout.luts / lut_name("hist_quant_75", threshold))
     entries = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True)) | {0: 0}
-    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    volume = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
     return np.vectorize(entries.__getitem__, otypes=[np.uint64])(volume.read(volume.box))
 
 
@@ -77,7 +78,7 @@ def test_every_threshold_scores_exactly_what_the_whole_volume_scores(
 def test_the_numbers_on_top_are_those_of_the_threshold_that_segment_took(finished: Experiment) -> None:
     found = scores_of(finished)
     assert (found["threshold"], found["merge_function"], found["has_truth"]) == (0.28, "hist_quant_75", True)
-    written = open_volume(finished.layout.segmentation, SEGMENTATION.dataset)
+    written = open_volume(made(finished.layout, "segment"), SEGMENTATION.dataset)
     whole = score(contingency(written.read(written.box), truth_of(finished)))
     assert {name: found[name] for name in NUMBERS} == {name: getattr(whole, name) for name in NUMBERS}
 
@@ -291,16 +292,16 @@ def test_the_page_shows_layers_losses_times_versions_and_the_viewer_state(finish
     assert page.count("data:image/png") >= 18
     state = json.loads((finished.layout.report / "neuroglancer.json").read_text())
     names = [layer["name"] for layer in state["layers"]]
-    assert names == ["raw", "lsds", "affinities", "fragments", "segmentation", "truth"]
+    assert names == ["raw", "affinities", "fragments", "segmentation", "truth"]
     assert str(finished.layout.root) not in page
 
 
 def spoil_fragments(experiment: Experiment) -> None:
-    shutil.rmtree(experiment.layout.fragments)
+    shutil.rmtree(made(experiment.layout, "watershed"))
 
 
 def spoil_chunk(experiment: Experiment) -> None:
-    chunk = next(p for p in (experiment.layout.fragments / FRAGMENTS.dataset / "c").rglob("*") if p.is_file())
+    chunk = next(p for p in (made(experiment.layout, "watershed") / FRAGMENTS.dataset / "c").rglob("*") if p.is_file())
     chunk.unlink()
     shutil.rmtree(experiment.layout.store / "blocks" / "evaluate")
 

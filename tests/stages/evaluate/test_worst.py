@@ -18,6 +18,7 @@ from lsdflow_contract.arrays import FRAGMENTS, LABELS
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_evaluate.artefacts import open_segmented
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.faults import places as fault_places
@@ -47,7 +48,7 @@ def volumes(experiment: Experiment, threshold: float) -> tuple[np.ndarray, np.nd
     """Segmentation and truth, whole."""
     lut = read_lut(experiment.layout.luts / lut_name("hist_quant_75", threshold))
     entries = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True)) | {0: 0}
-    fragments = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    fragments = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
     truth = open_volume(experiment.layout.target_volume, LABELS.dataset)
     segments = np.vectorize(entries.__getitem__, otypes=[np.uint64])(fragments.read(fragments.box))
     return segments, truth.read(truth.box)

@@ -84,15 +84,15 @@ class Predicted:
     def experiment(self, *overrides: str) -> Experiment:
         return load_experiment(self.root / "experiment.toml", overrides)
 
-    def run(self, *overrides: str, replace: bool = True) -> Manifest:
+    def run(self, *overrides: str) -> Manifest:
         """Predict with settings; returns the manifest."""
-        Predict().run(self.experiment(*overrides), RunOptions(replace=replace))
+        Predict().run(self.experiment(*overrides), RunOptions())
         return read_manifest(self.layout, "predict")
 
     def volume(self, name: str = "affs") -> Volume:
         """An output, addressed by the target's voxels."""
-        container = self.layout.predictions(self.mode, 7)
-        return open_volume(container, f"volumes/{name}", Geometry(VOXEL_NM, OFFSET_NM, self.raw.shape))
+        array = read_manifest(self.layout, "predict").output_array(self.layout, name)
+        return open_volume(*array, Geometry(VOXEL_NM, OFFSET_NM, self.raw.shape))
 
     def values(self, name: str = "affs") -> np.ndarray:
         """All values of an output."""

@@ -135,8 +135,8 @@ def test_one_network_gives_everything(make_experiment, mode):
 def test_a_second_run_does_nothing(make_experiment):
     experiment = make_experiment()
     first = experiment.run(BLOCKS_OF_8)
-    chunks = {p: p.stat().st_mtime_ns for p in (experiment.root / "predictions").rglob("*") if p.is_file()}
-    second = experiment.run(BLOCKS_OF_8, replace=False)
+    chunks = {p: p.stat().st_mtime_ns for p in experiment.layout.results.rglob("*") if p.is_file()}
+    second = experiment.run(BLOCKS_OF_8)
     assert second == first
     assert {p: p.stat().st_mtime_ns for p in chunks} == chunks
 
@@ -153,7 +153,7 @@ def test_a_run_goes_on_with_the_missing_blocks(make_experiment):
     reference = experiment.affinities(BLOCKS_OF_8)
     Predict().last_pass(experiment.experiment(BLOCKS_OF_8)).marks.take_back(2)
     experiment.layout.manifest("predict").unlink()
-    manifest = experiment.run(BLOCKS_OF_8, replace=False)
+    manifest = experiment.run(BLOCKS_OF_8)
     assert manifest.facts["blocks_executed"] == 1
     assert np.array_equal(experiment.values(), reference)
 

@@ -16,9 +16,7 @@ from lsdflow_contract.errors import (
     BadData,
     ConfigError,
     ContractMismatch,
-    MadeOtherwise,
     MissingInput,
-    NotOurs,
     StageError,
 )
 from lsdflow_contract.geometry import Box
@@ -33,7 +31,7 @@ def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
     """The error of a run, which must also be among the problems of validate, and must come before any output."""
     with pytest.raises(kind) as caught:
         experiment.run(*overrides)
-    assert not (experiment.root / "predictions").exists()
+    assert not experiment.layout.results.exists()
     problems = Predict().validate(experiment.experiment(*overrides))
     assert caught.value.what in [p.what for p in problems]
     return caught.value
@@ -41,17 +39,6 @@ def _refused(experiment, kind: type[StageError], *overrides: str) -> StageError:
 
 def test_nothing_is_wrong_with_the_tiny_experiment(make_experiment):
     assert Predict().validate(make_experiment().experiment()) == []
-
-
-@pytest.mark.parametrize("passes", ["one", "two"])
-def test_predictions_of_other_settings_are_told_by_validate_and_those_of_now_are_not(make_experiment, passes):
-    experiment = make_experiment()
-    experiment.run(f"predict.passes={passes}")
-    assert Predict().validate(experiment.experiment(f"predict.passes={passes}")) == []
-    assert Predict().validate(experiment.experiment(f"predict.passes={passes}", "compute.workers=7")) == []
-    found = Predict().validate(experiment.experiment(f"predict.passes={passes}", "predict.outside=zero"))
-    assert {type(problem) for problem in found} == {MadeOtherwise}
-    assert "outside mirror -> zero" in found[-1].found
 
 
 def test_validate_does_not_wait_for_torch_to_load(make_experiment):
@@ -80,7 +67,7 @@ def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_
         assert done.returncode == ConfigError.exit_code, told
         assert "this CPU cannot compute in bf16" in told
         assert "predict.precision" in told
-    assert not (experiment.root / "predictions").exists()
+    assert not experiment.layout.results.exists()
 
 
 def test_another_lsd_network_than_trained_with(make_experiment, micro_bundle):
@@ -143,7 +130,7 @@ def test_an_iteration_can_be_chosen(make_experiment, micro_bundle):
     reference = experiment.affinities()
     micro_bundle(experiment.layout, "affinities", 8)
     assert np.array_equal(experiment.affinities("predict.checkpoint=7"), reference)
-    assert experiment.run().outputs["affs"] == "predictions/affinities/8/predictions.zarr/volumes/affs"
+    assert experiment.run().config["resolved"]["iteration"] == 8
 
 
 def test_no_prepared_target(make_experiment):
@@ -175,11 +162,14 @@ def test_all_problems_are_listed_at_once(make_experiment):
     assert {p.exit_code for p in Predict().validate(make_experiment().experiment(*settings))} == {66, 78}
 
 
-def test_outputs_of_other_settings_are_kept_without_replace(make_experiment):
-    experiment = make_experiment("affinities")
-    reference = experiment.affinities()
-    with pytest.raises(NotOurs):
-        experiment.run('predict.outside="zero"', replace=False)
+@pytest.mark.parametrize("passes", ["one", "two"])
+def test_results_of_other_settings_stay_and_count_again_without_a_block(make_experiment, passes):
+    experiment = make_experiment()
+    reference, first = experiment.affinities(f"predict.passes={passes}"), experiment.run(f"predict.passes={passes}")
+    other = experiment.run(f"predict.passes={passes}", "predict.outside=zero")
+    assert other.outputs["affs"] != first.outputs["affs"]
+    assert not np.array_equal(experiment.values(), reference)
+    assert experiment.run(f"predict.passes={passes}") == first
     assert np.array_equal(experiment.values(), reference)
 
 

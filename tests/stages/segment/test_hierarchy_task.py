@@ -11,6 +11,7 @@ from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_runtime.volumes import open_volume
 from lsdflow_segment import stage
 from lsdflow_segment.config import SegmentConfig
@@ -35,7 +36,7 @@ def assert_same(found: Experiment, wanted: Experiment) -> None:
     assert (a.key, a.identity) == (b.key, b.identity)
     measured = ("seconds", "seconds_in_blocks", "peak_rss_mib")
     assert {**a.facts, **dict.fromkeys(measured)} == {**b.facts, **dict.fromkeys(measured)}
-    volumes = [open_volume(e.layout.segmentation, SEGMENTATION.dataset) for e in (found, wanted)]
+    volumes = [open_volume(made(e.layout, "segment"), SEGMENTATION.dataset) for e in (found, wanted)]
     assert (volumes[0].read(volumes[0].box) == volumes[1].read(volumes[1].box)).all()
 
 

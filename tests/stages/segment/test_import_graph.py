@@ -24,6 +24,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.cli import app
@@ -122,7 +123,7 @@ def assert_same_segmentation(found: Experiment, wanted: Experiment) -> None:
         ours, theirs = (read_lut(e.layout.luts / name) for e in (found, wanted))
         assert np.array_equal(ours.fragments, theirs.fragments), name
         assert np.array_equal(ours.segments, theirs.segments), name
-    volumes = [open_volume(e.layout.segmentation, SEGMENTATION.dataset) for e in (found, wanted)]
+    volumes = [open_volume(made(e.layout, "segment"), SEGMENTATION.dataset) for e in (found, wanted)]
     assert np.array_equal(*(volume.read(volume.box) for volume in volumes))
     facts = [read_manifest(e.layout, "segment").facts for e in (found, wanted)]
     for name in ("threshold", "segments", "largest_segment_vox", "advice"):
@@ -207,7 +208,7 @@ def test_ids_above_2_to_the_63_come_back_from_their_signed_form(
     collections: Collections, make_bare: Make, tmp_path: Path
 ) -> None:
     experiment = make_bare()
-    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    volume = open_volume(experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     high = np.uint64(2**63)
     values = volume.read(volume.box)
     volume.write(volume.box, np.where(values == 0, values, values + high))
@@ -218,7 +219,7 @@ def test_ids_above_2_to_the_63_come_back_from_their_signed_form(
     Segment().run(experiment, RunOptions())
     (nodes,) = open_store(experiment).rag.iter_nodes(read_manifest(experiment.layout, "watershed").key)
     assert sorted(nodes.id.tolist()) == sorted(2**64 + row["id"] for row in collections["nodes"])
-    segmentation = open_volume(experiment.layout.segmentation, SEGMENTATION.dataset)
+    segmentation = open_volume(made(experiment.layout, "segment"), SEGMENTATION.dataset)
     assert set(np.unique(segmentation.read(segmentation.box)).tolist()) - {0} <= set(nodes.id.tolist())
 
 
@@ -244,11 +245,11 @@ def test_a_cut_out_of_the_fragments_takes_the_part_of_the_graph_that_lies_in_it(
     native: Experiment, collections: Collections, make_bare: Make, tmp_path: Path, sizes_told: bool
 ) -> None:
     experiment = make_bare()
-    whole = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    whole = open_volume(experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     box = Box((8, 8, 0), (8, 16, 16))
     values = whole.read(box)
-    shutil.rmtree(experiment.layout.fragments)
-    output = OutputArray(experiment.layout.fragments, FRAGMENTS, whole.geometry, box, (8, 8, 16))
+    shutil.rmtree(experiment.layout.root / "fragments.zarr")
+    output = OutputArray(experiment.layout.root / "fragments.zarr", FRAGMENTS, whole.geometry, box, (8, 8, 16))
     output.create({"key": "a cut-out"})
     output.open().write(box, values)
     if sizes_told:
@@ -452,7 +453,7 @@ def test_edges_of_unfinished_blocks_are_warned_of(
 
 def test_without_fragments_it_says_where_to_put_them(collections: Collections, make_bare: Make, tmp_path: Path) -> None:
     experiment = make_bare()
-    shutil.rmtree(experiment.layout.fragments)
+    shutil.rmtree(experiment.layout.root / "fragments.zarr")
     with pytest.raises(MissingInput, match="put or link the fragments"):
         take(experiment, write_dump(tmp_path / "dump", collections))
 

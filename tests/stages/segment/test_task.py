@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, SEGMENTATION
-from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import same_partition
+from lsdflow_contract.testing import made, same_partition
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.cli import app
@@ -33,7 +33,7 @@ def array(experiment: Experiment, path: Path, dataset: str) -> np.ndarray:
 
 
 def segmentation(experiment: Experiment, name: str = SEGMENTATION.dataset) -> np.ndarray:
-    return array(experiment, experiment.layout.segmentation, name)
+    return array(experiment, made(experiment.layout, "segment"), name)
 
 
 def cells_without_background(experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment
     Segment().run(experiment, RUN)
     truth, found = cells_without_background(experiment)
     assert same_partition(truth, found)
-    fragments = array(experiment, experiment.layout.fragments, FRAGMENTS.dataset)
+    fragments = array(experiment, experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     whole = segmentation(experiment)
     assert np.array_equal(whole == 0, fragments == 0)
     for segment in np.unique(whole[whole != 0]):
@@ -100,14 +100,14 @@ def test_truth_outside_the_advice_region_is_not_looked_at(make_experiment: Make)
     spoilt = truth.read(truth.box)
     spoilt[8:] = np.random.default_rng(0).permutation(spoilt[8:].ravel()).reshape(spoilt[8:].shape)
     truth.write(truth.box, spoilt)
-    Segment().run(experiment, RunOptions(replace=True))
+    Segment().run(experiment, RunOptions())
     assert read_manifest(experiment.layout, "segment").facts["threshold"] == inside
 
 
 def test_a_set_threshold_and_extra_thresholds_are_written(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.threshold=0.2", "segment.extra_thresholds=[0.55, 0.9999]")
     Segment().run(experiment, RUN)
-    fragments = array(experiment, experiment.layout.fragments, FRAGMENTS.dataset)
+    fragments = array(experiment, experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     for name, threshold in (("", "0.2000"), ("_0.5500", "0.5500"), ("_0.9999", "0.9999")):
         lut = read_lut(experiment.layout.luts / f"lut_hist_quant_75_{threshold}.npz")
         entries = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True)) | {0: 0}
@@ -121,7 +121,7 @@ def test_a_threshold_that_is_not_computed_is_refused_before_anything_is_written(
     with pytest.raises(MissingInput, match=r"0\.2000, 0\.3000"):
         Segment().run(experiment, RUN)
     assert not experiment.layout.luts.exists()
-    assert not experiment.layout.segmentation.exists()
+    assert not experiment.layout.results.exists()
     assert [p.exit_code for p in Segment().validate(experiment)] == [66]
 
 
@@ -132,7 +132,7 @@ def test_a_region_writes_the_same_voxels_as_the_whole(make_experiment: Make) -> 
     )
     Segment().run(whole, RUN)
     Segment().run(part, RUN)
-    volume = open_volume(part.layout.segmentation, SEGMENTATION.dataset)
+    volume = open_volume(made(part.layout, "segment"), SEGMENTATION.dataset)
     assert np.array_equal(volume.read(volume.box), segmentation(whole)[3:13, 4:15, 5:17])
     assert volume.geometry.offset_nm == (400 + 3 * 40.0, 4 * 8.5, 17 + 5 * 8.5)
 
@@ -164,20 +164,22 @@ def test_a_second_run_does_no_block_again(make_experiment: Make) -> None:
     assert read_manifest(experiment.layout, "segment") == first
 
 
-def test_another_threshold_is_refused_unless_replace_is_said(make_experiment: Make) -> None:
-    Segment().run(make_experiment("a", "segment.threshold=0.2"), RUN)
+def test_the_segmentations_of_two_thresholds_lie_side_by_side(make_experiment: Make) -> None:
+    first = make_experiment("a", "segment.threshold=0.2")
+    Segment().run(first, RUN)
+    manifest, voxels = read_manifest(first.layout, "segment"), segmentation(first)
     other = make_experiment("a", "segment.threshold=0.9")
-    before = {path.name: path.stat().st_mtime_ns for path in other.layout.luts.iterdir()}
-    with pytest.raises(NotOurs):
-        Segment().run(other, RUN)
-    assert {path.name: path.stat().st_mtime_ns for path in other.layout.luts.iterdir()} == before
-    Segment().run(other, RunOptions(replace=True))
+    Segment().run(other, RUN)
     assert read_manifest(other.layout, "segment").facts["threshold"] == 0.9
+    assert not np.array_equal(segmentation(other), voxels)
+    Segment().run(first, RUN)
+    assert read_manifest(first.layout, "segment") == manifest
+    assert np.array_equal(segmentation(first), voxels)
 
 
 def test_a_fragment_that_the_graph_lacks_stops_the_run_by_name(make_experiment: Make) -> None:
     experiment = make_experiment("a", truth=False)
-    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    volume = open_volume(experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     values = volume.read(volume.box)
     values[10, 10, 10] = 123
     volume.write(volume.box, values)
@@ -187,7 +189,7 @@ def test_a_fragment_that_the_graph_lacks_stops_the_run_by_name(make_experiment: 
 
 def test_voxels_that_differ_from_the_graph_take_the_manifest_away(make_experiment: Make) -> None:
     experiment = make_experiment()
-    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    volume = open_volume(experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     values = volume.read(volume.box)
     values[10, 10, 10] = 0
     volume.write(volume.box, values)
@@ -299,9 +301,7 @@ def test_the_command_runs_and_tells_its_exit_code(make_experiment: Make) -> None
     runner = CliRunner()
     assert runner.invoke(app, ["run", "-e", str(experiment.path), "--set", "segment.threshold=0.5"]).exit_code == 0
     other = ["-e", str(experiment.path), "--set", "segment.threshold=0.9"]
-    assert runner.invoke(app, ["run", *other]).exit_code == 73
-    told = runner.invoke(app, ["validate", *other])
-    assert (told.exit_code, "threshold 0.5 -> 0.9" in told.output) == (73, True), told.output
-    assert runner.invoke(app, ["validate", *other, "--replace"]).exit_code == 0
+    assert runner.invoke(app, ["run", *other]).exit_code == 0
+    assert len(list((experiment.layout.results / "segment").iterdir())) == 2
     assert runner.invoke(app, ["run", "-e", str(experiment.path), "--set", "segment.treshold=0.9"]).exit_code == 78
     assert runner.invoke(app, ["schema"]).exit_code == 0

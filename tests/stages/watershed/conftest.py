@@ -70,7 +70,7 @@ def make_experiment(tmp_path: Path) -> MakeExperiment:
         raw.create({"key": "raw"})
         raw.open().write(grid.box, np.zeros(grid.shape_vox, np.uint8))
         box = Box(begin_vox, (z, y, x))
-        container = experiment.layout.predictions("acrlsd", 100)
+        container = experiment.layout.result("predict", "affs") / "predictions.zarr"
         output = OutputArray(container, affinities_to(neighborhood), grid, box, box.shape_vox)
         output.create({"key": "affs"})
         output.open().write(box, affs)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS
-from lsdflow_contract.errors import BadData, ConfigError, MadeOtherwise, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagNodes
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import same_partition
+from lsdflow_contract.testing import made, same_partition
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_watershed.config import WatershedConfig
@@ -34,7 +34,7 @@ def run(experiment: Experiment) -> None:
 
 
 def fragments_of(experiment: Experiment) -> NDArray[np.uint64]:
-    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    volume = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
     return volume.read(volume.box)
 
 
@@ -106,7 +106,7 @@ def test_predicted_part_of_a_target_lies_where_it_was_predicted(
 ) -> None:
     experiment = make_experiment(affs, PUBLISHED, begin_vox=(3, 5, 7), target_vox=(60, 60, 70))
     run(experiment)
-    volume = open_volume(experiment.layout.fragments, FRAGMENTS.dataset)
+    volume = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)
     assert volume.geometry.offset_nm == (130.0, 50.0, 110.0)
     assert volume.geometry.shape_vox == affs.shape[1:]
     same_cut = make_experiment(affs, PUBLISHED, name="at-origin")
@@ -132,9 +132,9 @@ def test_empty_blocks_are_done_blocks_with_zero_rows(make_experiment: MakeExperi
 def test_a_finished_run_does_no_block_again(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:
     experiment = make_experiment(affs, BLOCKS)
     run(experiment)
-    before = sorted((p, p.stat().st_mtime_ns) for p in experiment.layout.fragments.rglob("*"))
+    before = sorted((p, p.stat().st_mtime_ns) for p in made(experiment.layout, "watershed").rglob("*"))
     run(experiment)
-    assert sorted((p, p.stat().st_mtime_ns) for p in experiment.layout.fragments.rglob("*")) == before
+    assert sorted((p, p.stat().st_mtime_ns) for p in made(experiment.layout, "watershed").rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,14 @@ def test_other_parameters_are_never_mixed_in(
 ) -> None:
     experiment = make_experiment(affs[:, :8, :16, :16].copy(), 'block_shape = "16 vox"')
     run(experiment)
-    changed = load_experiment(experiment.path, [f"watershed.{change}"])
-    with pytest.raises(NotOurs):
-        run(changed)
-    Watershed().run(changed, RunOptions(replace=True))
+    first = read_manifest(experiment.layout, "watershed")
+    before = {p: p.stat().st_mtime_ns for p in made(experiment.layout, "watershed").rglob("*")}
+    run(load_experiment(experiment.path, [f"watershed.{change}"]))
+    other = read_manifest(experiment.layout, "watershed")
+    assert other.outputs["fragments"] != first.outputs["fragments"]
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    run(experiment)
+    assert read_manifest(experiment.layout, "watershed") == first
 
 
 def write_mask(experiment: Experiment, mask: NDArray[np.uint8], begin_vox: tuple[int, int, int]) -> None:
@@ -189,7 +193,9 @@ def test_a_copy_of_a_mask_is_the_same_mask_and_a_changed_voxel_makes_another(
     shutil.rmtree(path)
     mask[3, 3, 3] = 0
     write_mask(experiment, mask, (10, 0, 0))
-    assert [type(problem) for problem in Watershed().validate(experiment)] == [MadeOtherwise]
+    key = read_manifest(experiment.layout, "watershed").key
+    run(experiment)
+    assert read_manifest(experiment.layout, "watershed").key != key
 
 
 def test_bad_sections_are_counted_on_the_target_in_every_block(
@@ -207,7 +213,7 @@ def test_predict_must_have_finished(make_experiment: MakeExperiment, affs: NDArr
     experiment.layout.manifest("predict").unlink()
     with pytest.raises(MissingInput, match="predict"):
         run(experiment)
-    assert not experiment.layout.fragments.exists()
+    assert not (experiment.layout.results / "watershed").exists()
 
 
 def test_affinities_below_another_name_are_reported_by_that_name(
@@ -215,7 +221,7 @@ def test_affinities_below_another_name_are_reported_by_that_name(
 ) -> None:
     """Lineage bug: a fallback to `<dataset>/s0` stored it under another name, and the next line failed."""
     experiment = make_experiment(affs)
-    container = experiment.layout.predictions("acrlsd", 100)
+    container = made(experiment.layout, "predict")
     shutil.move(container / AFFS.dataset, container / "moved")
     shutil.move(container / "moved", container / AFFS.dataset / "s0")
     with pytest.raises(MissingInput) as caught:
@@ -256,7 +262,7 @@ def test_wrong_settings_are_found_by_validate_and_refused_before_anything_is_wri
     assert word in problems[0].message()
     with pytest.raises((ConfigError, MissingInput)):
         run(experiment)
-    assert not experiment.layout.fragments.exists()
+    assert not (experiment.layout.results / "watershed").exists()
 
 
 def test_validate_is_silent_on_a_good_experiment_before_and_after_prepare(
@@ -268,22 +274,6 @@ def test_validate_is_silent_on_a_good_experiment_before_and_after_prepare(
     assert Watershed().validate(experiment) == []
     shutil.rmtree(experiment.layout.target_volume)
     assert Watershed().validate(experiment) == []
-
-
-def test_fragments_of_other_settings_are_told_by_validate_and_those_of_now_are_not(
-    make_experiment: MakeExperiment, affs: NDArray[np.uint8]
-) -> None:
-    experiment = make_experiment(affs, BLOCKS)
-    run(experiment)
-    assert Watershed().validate(experiment) == []
-    (problem,) = Watershed().validate(load_experiment(experiment.path, ["watershed.min_seed_distance_vox=7"]))
-    assert isinstance(problem, MadeOtherwise)
-    assert "min_seed_distance_vox" in problem.found
-    assert "-> 7" in problem.found
-    predict = read_manifest(experiment.layout, "predict")
-    predict.model_copy(update={"identity": "predicted anew"}).write(experiment.layout)
-    (stale,) = Watershed().validate(experiment)
-    assert (type(stale), stale.found) == (MadeOtherwise, "another predict")
 
 
 def test_plan_counts_blocks(make_experiment: MakeExperiment, affs: NDArray[np.uint8]) -> None:

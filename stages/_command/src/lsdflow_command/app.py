@@ -58,7 +58,8 @@ GivesWayOption = Annotated[
     bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")
 ]
 ReplaceOption = Annotated[
-    bool, typer.Option("--replace", help="replace results that were made with other settings or inputs")
+    bool,
+    typer.Option("--replace", help="replace volumes and networks that were made with other settings or inputs"),
 ]
 DescriptionsOption = Annotated[
     Path | None,

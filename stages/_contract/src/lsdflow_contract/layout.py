@@ -53,19 +53,14 @@ class ExperimentLayout:
         """The file that names the bundle the next stage uses."""
         return self.train_dir(stage) / "best.json"
 
-    def predictions(self, setup: str, iteration: int) -> Path:
-        """Predicted arrays of a network at an iteration."""
-        return self.root / "predictions" / setup / str(iteration) / "predictions.zarr"
-
     @property
-    def fragments(self) -> Path:
-        """Container of volumes/fragments."""
-        return self.root / "fragments.zarr"
+    def results(self) -> Path:
+        """What predict, watershed, agglomerate and segment make: a folder for each work, never overwritten."""
+        return self.root / "results"
 
-    @property
-    def segmentation(self) -> Path:
-        """Container of volumes/segmentation."""
-        return self.root / "segmentation.zarr"
+    def result(self, stage: str, key: str) -> Path:
+        """The folder of the work that is named by `key`: its arrays, and its manifest when it has finished."""
+        return self.results / stage / key[:8]
 
     @property
     def lsd_error(self) -> Path:
@@ -88,7 +83,7 @@ class ExperimentLayout:
         return self.root / "report"
 
     def manifest(self, stage: str) -> Path:
-        """What a finished stage left: identity, inputs, outputs."""
+        """Identity, inputs and outputs of the result of a stage that counts now."""
         return self.root / "manifests" / f"{stage}.json"
 
     @property

@@ -2,20 +2,22 @@
 
 A stage reads the manifests of its inputs before it writes anything, and writes its own when everything is verified.
 `key` names the work to be done (parameters + inputs); `identity` names the result (key + checksums of what was made).
+Of a stage with results of several works, `manifests/<stage>.json` is the manifest of the one that counts now; each
+result keeps its own beside its arrays.
 `differences` puts into words what changed between two manifests.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
-from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
+from lsdflow_contract import CONTRACT_VERSION, KEY_MAJOR, READ_MAJORS
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
@@ -67,7 +69,10 @@ class Manifest(StrictModel):
         """Write it in the experiment, sealed and atomically, as the manifest of `stage` (default: its writer)."""
         content = sealed(self.model_dump())
         content["facts"][SEAL] = content.pop(SEAL)
-        write_json(layout.manifest(stage or self.writer.stage), content)
+        stage = stage or self.writer.stage
+        if layout.result(stage, self.key).is_dir():
+            write_json(kept_manifest(layout, stage, self.key), content)
+        write_json(layout.manifest(stage), content)
 
     def finish(self, layout: ExperimentLayout) -> Manifest:
         """Write it for work that was done here and now: the libraries of this process stand in its facts."""
@@ -100,7 +105,39 @@ def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
     Raises MissingInput if the stage has not finished, ContractMismatch for another contract major, BadData if it is
     damaged or was changed.
     """
+    return _read(layout.manifest(stage), stage)
+
+
+def kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Path:
+    """The manifest that the result of a work keeps."""
+    return layout.result(stage, key) / "manifest.json"
+
+
+def read_kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
+    """The manifest of the finished work of `key`, whether it counts now or not. Errors as of read_manifest."""
     path = layout.manifest(stage)
+    if current_key(layout, stage) != key:
+        path = kept_manifest(layout, stage, key)
+    return _read(path, stage)
+
+
+def current_key(layout: ExperimentLayout, stage: str) -> str:
+    """The key of the result of a stage that counts now; empty if there is none, or if its manifest is damaged."""
+    try:
+        return read_manifest(layout, stage).key
+    except (MissingInput, BadData, ContractMismatch):
+        return ""
+
+
+def remove_manifest(layout: ExperimentLayout, stage: str, keys: Collection[str]) -> None:
+    """Remove the manifest of the work of one of these keys: its result is not whole any more."""
+    if current_key(layout, stage) in keys:
+        layout.manifest(stage).unlink()
+    for key in keys:
+        kept_manifest(layout, stage, key).unlink(missing_ok=True)
+
+
+def _read(path: Path, stage: str) -> Manifest:
     if not path.exists():
         raise MissingInput(f"the stage {stage} has not finished", where=path, hint=f"run it first: {stage} run")
     hint = f"write it again, from what is done: {stage} run, or lsdflow repair EXPERIMENT"
@@ -120,11 +157,11 @@ def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
 
 def require_contract(found: str, where: Path) -> None:
     """Refuse an artefact of another contract major (exit 76)."""
-    if found.split(".", maxsplit=1)[0] != str(CONTRACT_MAJOR):
+    if found.split(".", maxsplit=1)[0] not in map(str, READ_MAJORS):
         raise ContractMismatch(
             "the artefact was written for another contract",
             where=where,
-            wanted=f"contract {CONTRACT_MAJOR}.x",
+            wanted="contract " + " or ".join(f"{major}.x" for major in READ_MAJORS),
             found=found or "none",
             hint="use the image that wrote it, or make the artefact again",
         )
@@ -132,7 +169,7 @@ def require_contract(found: str, where: Path) -> None:
 
 def work_key(stage: str, parameters: dict[str, Any], inputs: dict[str, str]) -> str:
     """Key of a piece of work: contract major, stage, parameters, identities of the inputs."""
-    return hash_of({"contract": CONTRACT_MAJOR, "stage": stage, "parameters": parameters, "inputs": inputs})
+    return hash_of({"contract": KEY_MAJOR, "stage": stage, "parameters": parameters, "inputs": inputs})
 
 
 def differences(earlier: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:

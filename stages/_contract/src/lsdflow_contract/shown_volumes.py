@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSD_ERROR, LSDS, RAW, SEGMENTATION
+from lsdflow_contract.arrays import LABELS, LSD_ERROR, RAW
+from lsdflow_contract.errors import StageError
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest
+from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.viewer_state import Kind, ViewerLayer
 
 KINDS: dict[str, Kind] = {"raw": "image", "lsds": "lsds", "affinities": "affinities", "lsd_error": "image"}
@@ -35,17 +37,14 @@ class ShownVolume:
         return self.folder.exists()
 
 
-def shown_volumes(
-    layout: ExperimentLayout, predict: Manifest | None, truth_dataset: str = LABELS.dataset
-) -> tuple[ShownVolume, ...]:
-    """All volumes that exist, in the order in which they are made. `predict`: its manifest, if it has finished."""
-    predicted = _prediction_container(layout, predict)
+def shown_volumes(layout: ExperimentLayout, truth_dataset: str = LABELS.dataset) -> tuple[ShownVolume, ...]:
+    """All volumes that exist, in the order in which they are made; of the stages, what finished ones left."""
     known = [
         ShownVolume("raw", layout.target_volume, RAW.dataset),
-        *([ShownVolume("lsds", predicted, LSDS.dataset)] if predicted else []),
-        *([ShownVolume("affinities", predicted, AFFS.dataset)] if predicted else []),
-        ShownVolume("fragments", layout.fragments, FRAGMENTS.dataset),
-        ShownVolume("segmentation", layout.segmentation, SEGMENTATION.dataset),
+        *_output(layout, "predict", "lsds", "lsds"),
+        *_output(layout, "predict", "affs", "affinities"),
+        *_output(layout, "watershed", "fragments", "fragments"),
+        *_output(layout, "segment", "segmentation", "segmentation"),
         ShownVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset),
         ShownVolume("truth", layout.target_volume, truth_dataset),
     ]
@@ -78,8 +77,8 @@ def viewer_layers(places: Mapping[str, Placed]) -> tuple[ViewerLayer, ...]:
     )
 
 
-def _prediction_container(layout: ExperimentLayout, predict: Manifest | None) -> Path | None:
-    """The container that predict wrote, from its manifest: the folder above volumes/<name>."""
-    for path in predict.outputs.values() if predict else ():
-        return (layout.root / path).parents[len(Path(AFFS.dataset).parts) - 1]
-    return None
+def _output(layout: ExperimentLayout, stage: str, output: str, name: str) -> list[ShownVolume]:
+    """An output of a stage, if the manifest of the stage names it."""
+    with suppress(StageError):
+        return [ShownVolume(name, *read_manifest(layout, stage).output_array(layout, output))]
+    return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,17 @@ import numpy.typing as npt
 
 from lsdflow_contract.arrays import quantise_u8
 from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+
+
+def made(layout: ExperimentLayout, stage: str) -> Path:
+    """The container of the arrays of a stage: of the result that counts now, else of the only one there is."""
+    if layout.manifest(stage).exists():
+        manifest = read_manifest(layout, stage)
+        return manifest.output_array(layout, min(manifest.outputs))[0]
+    (container,) = (layout.results / stage).glob("*/*.zarr")
+    return container
 
 
 def same_partition(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> bool:

@@ -27,6 +27,7 @@ from lsdflow_launch.not_checked import NOT_CHECKED, not_checked
 from lsdflow_launch.options import Debug, Engine, First, Folder, GivesWay, Images, Json, Last, Network, Replace, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
+from lsdflow_launch.results import add_result_verbs
 from lsdflow_launch.slurm.cli import add_verbs, asker, whole_status
 from lsdflow_launch.sweep.cli import app as sweep_app
 from lsdflow_launch.telling.ending import ending_of, runs_of
@@ -39,6 +40,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 # The order of `--help`: what a new user needs comes first.
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "repair", "doctor"),
+    *("results", "use", "clean"),
     *("submit", "cancel", "check-checkpoints", "trace", "schema", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
@@ -213,6 +215,7 @@ def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
 app.add_typer(sweep_app)
 add_verbs(app, lambda experiment, ask, wanted: _show_problems(experiment, False, ask, wanted))
 add_check_verb(app)
+add_result_verbs(app)
 add_report_verbs(app)
 add_view_verb(app)
 add_export_verb(app)

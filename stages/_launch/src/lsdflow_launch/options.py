@@ -30,7 +30,8 @@ Set = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocomple
 First = Annotated[str, typer.Option("--from", help="first stage to run", autocompletion=stages)]
 Last = Annotated[str, typer.Option("--to", help="last stage to run", autocompletion=stages)]
 Replace = Annotated[
-    bool, typer.Option("--replace", help="replace results that were made with other settings or inputs")
+    bool,
+    typer.Option("--replace", help="replace volumes and networks that were made with other settings or inputs"),
 ]
 GivesWay = Annotated[
     bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")

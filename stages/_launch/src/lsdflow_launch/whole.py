@@ -46,9 +46,9 @@ def _require_cluster(experiment: Experiment) -> None:
 def _require_writable_folders(experiment: Experiment) -> None:
     """PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
     layout = experiment.layout
-    made = [layout.training_volume("a").parents[1], layout.store, layout.luts, layout.report, layout.fragments]
-    made += [layout.segmentation, layout.manifest("a").parent, layout.stage_runs("a").parent]
-    made += [layout.train_dir("a").parent, layout.predictions("a", 0).parents[2]]
+    made = [layout.training_volume("a").parents[1], layout.store, layout.luts, layout.report, layout.results]
+    made += [layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
+    made += sorted(layout.results.glob("*"))
     for folder in (layout.root, *made):
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionDenied(

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from lsdflow_command.stage import RunOptions, Stage
 from lsdflow_contract.errors import ContractMismatch, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import Manifest
+from lsdflow_contract.manifest import Manifest, current_key
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
 from lsdflow_runtime.daisy_runner import current_work
@@ -29,7 +29,7 @@ from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import problems_of_store
-from lsdflow_runtime.verify import verify_blocks, verify_task
+from lsdflow_runtime.verify import require_made, verify_blocks, verify_task
 
 
 class BlockStage(Stage):
@@ -49,13 +49,13 @@ class BlockStage(Stage):
             return [error]
         return []
 
-    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+    def process(self, experiment: Experiment) -> Manifest:
         """Process the blocks that are not done, of all passes, and leave the manifest."""
         *before, last = tasks = self.passes(experiment)
         keys = [task.key for task in tasks]
         for task in before:
-            run_blocks(task, options, keys)
-        return run_task(last, options, keys)
+            run_blocks(task, keys)
+        return run_task(last, keys)
 
     def last_pass(self, experiment: Experiment) -> BlockTask:
         """The pass that leaves the manifest."""
@@ -64,10 +64,11 @@ class BlockStage(Stage):
     def run(self, experiment: Experiment, options: RunOptions) -> None:
         """Process all blocks that are not done, and leave the manifest.
 
-        Raises NotOurs (73) if another coordinator works on the stage, or for results of other settings.
+        Results of other settings stay where they are. Raises NotOurs (73) if another coordinator works on the stage.
         """
+        del options
         with coordinating(self.name, experiment):
-            self.process(experiment, options)
+            self.process(experiment)
 
     def join(self, experiment: Experiment) -> None:
         """Process blocks for a coordinator that runs in another job."""
@@ -99,11 +100,12 @@ class BlockStage(Stage):
         """Recompute the blocks that are missing or damaged; facts of what was found."""
         with coordinating(self.name, experiment):
             facts = self.invalidate_damaged(experiment)
-            return {**facts, "identity": self.process(experiment, RunOptions()).identity}
+            return {**facts, "identity": self.process(experiment).identity}
 
     def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:
         """Remove the done marks of blocks that are missing or damaged; facts of each pass."""
         *before, last = self.passes(experiment)
+        require_made(last, current_key(experiment.layout, self.name))
         facts: dict[str, Any] = {}
         for task in before:
             facts |= {f"{task.label}_{name}": fact for name, fact in take_back_broken(task).items()}

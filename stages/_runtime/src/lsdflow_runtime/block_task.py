@@ -14,25 +14,27 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import BadData, ContractMismatch, InternalError, MissingInput, NotOurs, StorageFailure
+from lsdflow_contract.errors import InternalError, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import NODES_COLLECTION, Overlaps, RagEdges, RagNodes, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_contract.manifest import JOB_VARIABLE, Writer, differences, read_manifest
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import JOB_VARIABLE, Writer, read_manifest
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
 from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, Volume
+from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
 
 LOG = logging.getLogger("lsdflow.blocks")
 
@@ -96,44 +98,30 @@ class BlockTask:
             "inputs": dict(self.inputs),
         }
 
-    def create_outputs(self, replace: bool, keys: Collection[str] = ()) -> None:
-        """Make the output arrays; nothing is written if one of them is not ours.
+    def create_outputs(self) -> None:
+        """Make the output arrays. NotOurs (73) if something else is in the place of one.
 
-        replace: rows of other work give way, but for those of `keys`, the passes of the run.
-
-        Done marks of an array that had to be made anew (replaced meanwhile by other work, or deleted) are forgotten.
+        Done marks of an array that had to be made anew (it was deleted) are forgotten.
         """
-        store = open_store(self.experiment)
-        store.begin(self.stage, self.key)
-        try:
-            made = [output.create(self.provenance(), replace) for output in self.outputs.values()]
-            for output in self.outputs.values():
-                output.write_groups()
-        except NotOurs as error:
-            raise self._explained(error) from error
-        if replace:
-            store.drop_others(self.stage, {self.key, *keys})
+        open_store(self.experiment).begin(self.stage, self.key)
+        made = [output.create(self.provenance()) for output in self.outputs.values()]
+        for output in self.outputs.values():
+            output.write_groups()
         if any(made):
             self.marks.forget()
 
-    def require_ours(self) -> None:
-        """NotOurs (73) if a run would refuse what stands where it writes; nothing is written."""
-        for output in self.outputs.values():
-            try:
-                output.require_ours(self.provenance())
-            except NotOurs as error:
-                raise self._explained(error) from error
 
-    def _explained(self, refused: NotOurs) -> NotOurs:
-        """The refusal with what differs in place of the keys, if the manifest of the work that was found is there."""
-        try:
-            earlier = read_manifest(self.experiment.layout, self.stage)
-        except (MissingInput, BadData, ContractMismatch):
-            return refused
-        changed = differences(earlier, self.config, self.inputs)
-        if not changed or refused.found != f"key {earlier.key[:12]}":
-            return refused
-        return type(refused)(refused.what, where=refused.where, found=changed, hint=refused.hint)
+def container_of(layout: ExperimentLayout, stage: str, key: str, output: str, name: str) -> Path:
+    """The container for an output of a work: `name` in the folder of its results.
+
+    Experiments that were finished under contract 1.8 and before keep it where their manifests say.
+    """
+    with suppress(StageError):
+        manifest = read_manifest(layout, stage)
+        container, dataset = manifest.output_array(layout, output)
+        if key in (manifest.key, open_volume(container, dataset).provenance.get("key")):
+            return container
+    return layout.result(stage, key) / name
 
 
 def commit_block(

@@ -19,11 +19,18 @@ from typing import Any
 
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import Progress
-from lsdflow_command.stage import RunOptions
 from lsdflow_command.watching.attempts import AttemptLog
-from lsdflow_contract.errors import BadData, BlocksFailed, Interrupted, MissingInput, StageError, StorageFailure
+from lsdflow_contract.errors import (
+    BadData,
+    BlocksFailed,
+    ContractMismatch,
+    Interrupted,
+    MissingInput,
+    StageError,
+    StorageFailure,
+)
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, read_manifest
+from lsdflow_contract.manifest import Manifest, Writer, current_key, read_kept_manifest, remove_manifest
 from lsdflow_runtime.block_grid import note_grid
 from lsdflow_runtime.block_records import taken_by_blocks
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
@@ -44,31 +51,31 @@ POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
 FATAL_CODES = {65, 66, 69, 73, 74, 75, 76, 77, 78}
 
 
-def run_task(task: BlockTask, options: RunOptions, keys: Collection[str] = ()) -> Manifest:
+def run_task(task: BlockTask, keys: Collection[str] = ()) -> Manifest:
     """Do every block that has no done mark, then write the stage's manifest. keys: of all passes of the run.
 
-    Raises NotOurs (73) for outputs of other work, BlocksFailed (79) if blocks failed, or the error that stopped it.
+    Raises NotOurs (73) for outputs of somebody else, BlocksFailed (79) if blocks failed, or the error that stopped it.
     """
     started = time.time()
-    executed = run_blocks(task, options, keys)
+    executed = run_blocks(task, keys)
     return _write_manifest(task, executed, seconds=time.time() - started)
 
 
-def run_blocks(task: BlockTask, options: RunOptions, keys: Collection[str] = ()) -> int:
+def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
     """Do every block that has no done mark; returns how many. For a pass that is not yet the whole stage.
 
-    The stage's manifest goes first: it stands for finished work only.
+    A manifest of this run goes first: it stands for finished work only. The result of other settings stays what counts.
     """
-    task.create_outputs(options.replace, keys)
+    task.create_outputs()
     note_grid(task)
     # The fence of now: one that is read later may be that of a successor.
-    fence, manifest = task.fence, task.experiment.layout.manifest(task.stage)
+    fence, layout, keys = task.fence, task.experiment.layout, {task.key, *keys}
     done = task.marks.done()
     pending = [n for n in range(len(task.plan)) if n not in done]
     if pending:
-        manifest.unlink(missing_ok=True)
+        remove_manifest(layout, task.stage, keys)
         _run_blocks(task, pending, fence)
-    if not manifest.exists():
+    if current_key(layout, task.stage) not in keys:
         task.marks.pack(len(task.plan), fence, all_of_them=True)
     require_all_done(task, unexplained=LOST)
     return len(pending)
@@ -110,7 +117,7 @@ def status_task(task: BlockTask) -> dict[str, Any]:
         "done": len(done),
         "failed": len(failed),
         "failures": {str(n): task.marks.failure(n).get("what", "") for n in failed[:20]},
-        "finished": len(done) == len(task.plan) and task.experiment.layout.manifest(task.stage).exists(),
+        "finished": len(done) == len(task.plan) and current_key(task.experiment.layout, task.stage) == task.key,
     }
 
 
@@ -266,13 +273,15 @@ def require_all_done(task: BlockTask, unexplained: str = "not done") -> None:
 
 
 def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
-    path = task.experiment.layout.manifest(task.stage)
-    if executed == 0 and path.exists():
+    layout = task.experiment.layout
+    layout.result(task.stage, task.key).mkdir(parents=True, exist_ok=True)
+    if executed == 0:
         # A damaged one is written again from the done marks, with the same identity.
-        with suppress(BadData):
-            found = read_manifest(task.experiment.layout, task.stage)
-            if found.key == task.key:
-                return found
+        with suppress(BadData, MissingInput, ContractMismatch):
+            found = read_kept_manifest(layout, task.stage, task.key)
+            if current_key(layout, task.stage) != task.key:
+                found.write(layout)
+            return found
     found_records = task.marks.records()
     records = [found_records[n] for n in range(len(task.plan))]
     manifest = Manifest(
@@ -280,7 +289,7 @@ def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
         key=task.key,
         config=dict(task.config),
         inputs=dict(task.inputs),
-        outputs={n: str(o.folder.relative_to(task.experiment.layout.root)) for n, o in task.outputs.items()},
+        outputs={n: str(o.folder.relative_to(layout.root)) for n, o in task.outputs.items()},
         facts={
             "blocks": len(task.plan),
             "blocks_executed": executed,
@@ -291,7 +300,7 @@ def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
         },
         identity=hash_of([task.key, [r["checksums"] for r in records]]),
     )
-    return manifest.finish(task.experiment.layout)
+    return manifest.finish(layout)
 
 
 def _totals(facts: list[dict[str, Any]]) -> dict[str, float]:

@@ -32,7 +32,7 @@ def measure_block(task: BlockTask, folder: Path) -> dict[str, Any]:
     if folder.is_dir() and any(folder.iterdir()):
         raise NotOurs("the folder of the measurement is not empty", where=folder, hint="name one that does not exist")
     elsewhere = _written_to(task, folder)
-    elsewhere.create_outputs(replace=False)
+    elsewhere.create_outputs()
     first, number = blocks_to_measure(task.plan)
     started = time.monotonic()
     with block_runner(elsewhere, elsewhere.fence) as do_block:

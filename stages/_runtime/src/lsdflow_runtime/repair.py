@@ -29,7 +29,7 @@ def take_back_broken(task: BlockTask) -> dict[str, Any]:
     Raises NotOurs (73) for outputs of other work, before anything is changed.
     """
     _restore_metadata(task)
-    task.create_outputs(replace=False)
+    task.create_outputs()
     lost = task.marks.take_back_damaged(len(task.plan))
     broken = {number: ["lost done mark: the pack that held it is damaged"] for number in sorted(lost)}
     different = _broken(task, sorted(task.marks.done()))

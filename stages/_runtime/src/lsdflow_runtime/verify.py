@@ -32,18 +32,23 @@ def verify_task(task: BlockTask) -> dict[str, Any]:
     (79) for blocks without a done mark, BadData (65) naming every block whose data is lost or damaged.
     """
     manifest = read_manifest(task.experiment.layout, task.stage)
-    if manifest.key != task.key:
-        raise NotOurs(
-            "the results were made with other parameters or inputs",
-            where=task.experiment.layout.manifest(task.stage),
-            wanted=f"key {task.key[:12]}",
-            found=f"key {manifest.key[:12]}",
-            hint=f"run {task.stage} with --replace, or restore the earlier settings",
-        )
+    require_made(task, manifest.key)
     records = _records(task)
     _require_identity(task, manifest, records)
     checked = _read_back(task, records)
     return {"blocks": len(records), "blocks_read_back": checked, "identity": manifest.identity, "verified": True}
+
+
+def require_made(task: BlockTask, current: str) -> None:
+    """NotOurs (73) if the result that counts now, of key `current`, is that of other settings."""
+    if current not in ("", task.key):
+        raise NotOurs(
+            "the results were made with other parameters or inputs",
+            where=task.experiment.layout.manifest(task.stage),
+            wanted=f"key {task.key[:12]}",
+            found=f"key {current[:12]}",
+            hint=f"run: {task.stage} run, or restore the earlier settings",
+        )
 
 
 def verify_blocks(task: BlockTask) -> int:

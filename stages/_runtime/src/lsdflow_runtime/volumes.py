@@ -22,7 +22,14 @@ import zarr.errors
 from numcodecs import Zstd as Zstd2
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import BadData, ConfigError, MadeOtherwise, MissingInput, NotOurs, StorageFailure
+from lsdflow_contract.errors import (
+    BadData,
+    ConfigError,
+    MadeOtherwise,
+    MissingInput,
+    NotOurs,
+    StorageFailure,
+)
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
@@ -255,11 +262,6 @@ class OutputArray:
         except (MissingInput, BadData):
             write_metadata_again(self.folder, self.zarr_format, lambda folder: self._create(folder, provenance))
 
-    def require_ours(self, provenance: Mapping[str, Any]) -> None:
-        """NotOurs (73) if something else is there than this work would make; nothing is written."""
-        if self.folder.exists():
-            self._same_work(provenance, replace=False)
-
     def _same_work(self, provenance: Mapping[str, Any], replace: bool) -> bool:
         require_sealed_array(self.folder)
         try:
@@ -274,7 +276,7 @@ class OutputArray:
                 where=self.folder,
                 wanted=f"key {str(provenance['key'])[:12]}",
                 found=f"key {str(found.get('key', 'none'))[:12]}",
-                hint="add --replace to recompute it, or use another experiment folder",
+                hint="move it away, or use another experiment folder",
             )
         return False
 

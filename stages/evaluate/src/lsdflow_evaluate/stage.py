@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import region_box
@@ -47,11 +46,10 @@ class Evaluate(BlockStage):
         """All problems that can be found now; what earlier stages have not made yet is no problem."""
         return find_problems(experiment)
 
-    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+    def process(self, experiment: Experiment) -> Manifest:
         """Write scores.json, index.html and neuroglancer.json; raise the first error after that, if there was one."""
         from lsdflow_evaluate.evaluation import evaluate
 
-        del options  # the report is always written anew
         return evaluate(experiment)
 
     def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.arrays import RAW
@@ -75,11 +74,6 @@ def gather(experiment: Experiment) -> Job:
     check_options(experiment, config)
     identity = read_manifest(experiment.layout, "prepare").identity
     return Job(experiment, config, raw, identity, networks, cut_up(config, networks, region, raw))
-
-
-def predictions_of(job: Job) -> Path:
-    """The container of the predicted arrays."""
-    return job.experiment.layout.predictions(job.setup, job.networks.affinities.bundle.iteration)
 
 
 def cut_up(config: PredictConfig, networks: Networks, region: Box, raw: Volume) -> Scheme:

@@ -10,13 +10,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.geometry import Box
 from lsdflow_network.inference import load_predictor
 from lsdflow_predict.checkpoints import BundleAt
 from lsdflow_predict.device_memory import window_device
 from lsdflow_predict.devices import choose_device
-from lsdflow_predict.job import Job, open_mask, open_raw, predictions_of
+from lsdflow_predict.job import Job, open_mask, open_raw
 from lsdflow_predict.memory_needed import window_bytes
 from lsdflow_predict.networks import U8, Network, prepare_torch
 from lsdflow_predict.patches import (
@@ -31,10 +30,11 @@ from lsdflow_predict.patches import (
 )
 from lsdflow_predict.scheme import Layer
 from lsdflow_predict.tiles import hull
+from lsdflow_predict.work import lsd_task
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.daisy_runner import worker_number
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.volumes import Volume
 
 _MB = 1_000_000
 
@@ -100,7 +100,7 @@ def open_affinities(job: Job) -> Iterator[BlockFunction]:
     raw = raw_reader(job, place)
     lsds: ReadBox | None = None
     if job.stores_lsds_first:
-        stored = open_volume(predictions_of(job), LSDS.dataset, job.raw.geometry)
+        stored = lsd_task(job).outputs["lsds"].open()
         lsds = _reader(stored.read, place)
     elif job.scheme.lsds is not None:
         lsds = lsd_source(job, raw, device, place).read

@@ -34,7 +34,7 @@ def find_problems(experiment: Experiment) -> list[StageError]:
     problems += problems_of([lambda: raws.append(open_raw(experiment))])
     for raw in raws:
         problems += _problems_of_target(experiment, config, raw)
-    return problems or problems_of([task.require_ours for task in tasks_of(gather(experiment))])
+    return problems or problems_of([lambda: tasks_of(gather(experiment))])
 
 
 def _problems_of_target(experiment: Experiment, config: PredictConfig, raw: Volume) -> list[StageError]:

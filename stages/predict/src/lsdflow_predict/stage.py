@@ -8,16 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.stage import RunOptions
-from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_predict.checkpoints import check_weights
 from lsdflow_predict.devices import check_precision
-from lsdflow_predict.job import STAGE, Job, gather, open_mask, predictions_of
+from lsdflow_predict.job import STAGE, Job, gather, open_mask
 from lsdflow_predict.problems import find_problems
-from lsdflow_predict.work import tasks_of
+from lsdflow_predict.work import lsd_task, tasks_of
 from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task
@@ -36,13 +34,13 @@ class Predict(BlockStage):
         """All problems of settings, volumes and networks."""
         return find_problems(experiment)
 
-    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+    def process(self, experiment: Experiment) -> Manifest:
         """Predict the blocks that are not done. Weights, mask and precision are checked first."""
         job = gather(experiment)
         check_precision(experiment, job.config)
         check_weights(job.networks)
         open_mask(experiment, job.config, job.raw)
-        return _with_stored_lsds(job, super().process(experiment, options))
+        return _with_stored_lsds(job, super().process(experiment))
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
@@ -79,7 +77,7 @@ def _with_stored_lsds(job: Job, manifest: Manifest) -> Manifest:
     """With two passes the manifest names the LSDs too."""
     if not job.stores_lsds_first or "lsds" in manifest.outputs:
         return manifest
-    folder = (predictions_of(job) / LSDS.dataset).relative_to(job.experiment.layout.root)
+    folder = lsd_task(job).outputs["lsds"].folder.relative_to(job.experiment.layout.root)
     complete = manifest.model_copy(update={"outputs": {**manifest.outputs, "lsds": str(folder)}})
     complete.write(job.experiment.layout)
     return complete

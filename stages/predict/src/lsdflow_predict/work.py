@@ -11,9 +11,9 @@ from typing import Any
 from lsdflow_contract.arrays import LSDS, affinities_to
 from lsdflow_contract.errors import InternalError
 from lsdflow_contract.manifest import work_key
-from lsdflow_predict.job import STAGE, Job, predictions_of
+from lsdflow_predict.job import STAGE, Job
 from lsdflow_predict.scheme import Layer, raw_read_around
-from lsdflow_runtime.block_task import BlockFunction, BlockTask
+from lsdflow_runtime.block_task import BlockFunction, BlockTask, container_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import OutputArray
 
@@ -70,9 +70,10 @@ def _task(
     label: str,
 ) -> BlockTask:
     specs = {"affs": affinities_to(job.networks.affinities.bundle.neighborhood), "lsds": LSDS}
+    key = work_key(STAGE, parameters, inputs)
     outputs = {
         name: OutputArray(
-            path=predictions_of(job),
+            path=container_of(job.experiment.layout, STAGE, key, name, "predictions.zarr"),
             spec=specs[name],
             grid=job.raw.geometry,
             box=layer.region,
@@ -84,7 +85,7 @@ def _task(
     return BlockTask(
         stage=STAGE,
         experiment=job.experiment,
-        key=work_key(STAGE, parameters, inputs),
+        key=key,
         config=job.resolved(),
         inputs=inputs,
         plan=BlockPlan(layer.region, layer.block_vox, raw_read_around(layer, job.scheme, not job.stores_lsds_first)),

@@ -186,7 +186,8 @@ def _require_own_ids(made: Manifest, block: int, ids: NDArray[np.uint64]) -> Non
             f"block {block} of the graph has nodes with ids that are not its own, or twice the same",
             wanted=f"ids {first} to {last}, each once",
             found=f"{len(foreign) + len(repeated)} such ids; id {wrong} belongs to {owner}",
-            hint=f"make it again: {made.writer.stage} repair; if that finds nothing: {made.writer.stage} run --replace",
+            hint=f"make it again: {made.writer.stage} repair; if that finds nothing: remove "
+            f"store/blocks/{made.writer.stage}, and {made.writer.stage} run",
         )
 
 

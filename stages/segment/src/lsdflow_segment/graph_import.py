@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from lsdflow_segment.sizes import SegmentSizes, SizeCount
 from lsdflow_segment.work import STAGE
 
 LOG = logging.getLogger("lsdflow.segment")
+# Where a user puts the fragments of a graph.
+USERS_FRAGMENTS = "fragments.zarr"
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _count(fragments: Volume) -> SegmentSizes:
 def _leave(work: _Import, stage: str, identity: str, config: dict[str, Any], inputs: dict[str, str]) -> None:
     """The manifest that the next stage reads, in the place of the stage that would have made the rows."""
     layout = work.experiment.layout
-    fragments = str((layout.fragments / FRAGMENTS.dataset).relative_to(layout.root))
+    fragments = str(Path(work.fragments.where).relative_to(layout.root))
     ours = [name for name in work.facts if name.startswith("edges_") == (stage == "agglomerate")]
     manifest = Manifest(
         writer=Writer.of(STAGE),
@@ -186,8 +188,12 @@ def _leave(work: _Import, stage: str, identity: str, config: dict[str, Any], inp
 
 
 def _fragments(experiment: Experiment) -> Volume:
+    """Those of watershed where it has finished, or of the user."""
+    place = experiment.layout.root / USERS_FRAGMENTS, FRAGMENTS.dataset
+    with suppress(MissingInput):
+        place = read_manifest(experiment.layout, "watershed").output_array(experiment.layout, "fragments")
     try:
-        return open_volume(experiment.layout.fragments, FRAGMENTS.dataset, target_grid(experiment))
+        return open_volume(*place, target_grid(experiment))
     except MissingInput as error:
         raise MissingInput(
             "a graph can be imported where its fragments lie",

@@ -17,7 +17,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
@@ -104,9 +103,9 @@ class Segment(BlockStage):
         """The relabelling of a run whose tables are written. MissingInput (66) if they are not."""
         return [_relabelling(experiment)]
 
-    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+    def process(self, experiment: Experiment) -> Manifest:
         """Write the tables and the segmentation, and compare its voxels with the graph."""
-        return _run(experiment, options)
+        return _run(experiment)
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:
         """Read the segmentation again, and the tables of every merge function."""
@@ -139,10 +138,7 @@ class Segment(BlockStage):
             checks.append(lambda: _require_regions(experiment, config))
         if agglomerated:
             checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
-        problems = problems_of(checks)
-        if not problems and agglomerated:
-            problems = problems_of([lambda: _require_ours(experiment, config)])
-        return problems
+        return problems_of(checks)
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """Blocks and bytes of the segmentation, and the tables that would be written."""
@@ -163,18 +159,18 @@ class Segment(BlockStage):
             return {"done": 0, "finished": False, "waiting_for": error.what}
 
 
-def _run(experiment: Experiment, options: RunOptions) -> Manifest:
+def _run(experiment: Experiment) -> Manifest:
     work = _opened(experiment)
     graph, table = _swept(work, work.taken)
     task = relabelling_task(experiment, work.config, work.source, work.taken, table.chosen)
-    task.create_outputs(options.replace)
+    task.create_outputs()
     _write(work, graph, table)
     if isinstance(graph, PartedGraph):
         _write_mapped(work, graph, table)
     for other in work.source.merge_functions:
         if other != work.taken:
             _write(work, *_swept(work, other))
-    manifest = run_task(task, options)
+    manifest = run_task(task)
     sizes = require_sizes(experiment, task, graph, table)
     chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
     known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
@@ -256,20 +252,6 @@ def _write(work: _Opened, graph: SegmentGraph, table: ThresholdTable) -> None:
         "voxels": graph.voxels,
     }
     write_tables(work.tables, graph, table, facts)
-
-
-def _require_ours(experiment: Experiment, config: SegmentConfig) -> None:
-    """NotOurs (73) for a segmentation of other settings, if the threshold is known before the tables are made."""
-    if config.threshold != "auto":
-        source = graph_source(experiment)
-        taken = source.chosen(config.merge_function)
-        relabelling_task(experiment, config, source, taken, config.threshold).require_ours()
-        return
-    try:
-        task = _relabelling(experiment)
-    except MissingInput:
-        return
-    task.require_ours()
 
 
 def _planned(experiment: Experiment) -> BlockTask:

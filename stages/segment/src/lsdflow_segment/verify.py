@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.manifest import remove_manifest
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
@@ -34,7 +35,7 @@ def require_sizes(
         try:
             require_same_sizes(found, _sizes_of_graph(graph, table))
         except BadData:
-            experiment.layout.manifest("segment").unlink(missing_ok=True)
+            remove_manifest(experiment.layout, "segment", [task.key])
             raise
     edges, segments = found.histogram()
     largest, largest_vox = found.largest

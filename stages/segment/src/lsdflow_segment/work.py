@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry, region_box
 from lsdflow_contract.lut import Lut, lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest, work_key
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask, container_of
 from lsdflow_runtime.blocks import Block, BlockPlan, block_plan
 from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
@@ -42,11 +42,12 @@ def relabelling_task(
     plan = _plan(config, grid, fragments)
     arrays = {"segmentation": chosen, **{f"segmentation_{t:.4f}": t for t in config.extra_thresholds}}
     parameters = _parameters(config, plan, merge_function, chosen)
-    container = experiment.layout.segmentation
+    key = work_key(STAGE, parameters, source.inputs)
+    container = container_of(experiment.layout, STAGE, key, "segmentation", "segmentation.zarr")
     return BlockTask(
         stage=STAGE,
         experiment=experiment,
-        key=work_key(STAGE, parameters, source.inputs),
+        key=key,
         config={**config.model_dump(mode="json"), "resolved": parameters},
         inputs=source.inputs,
         plan=plan,

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask, container_of
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_task
 from lsdflow_runtime.store_facts import store_facts
 from lsdflow_runtime.target import knows_target, target_grid
 from lsdflow_runtime.volumes import OutputArray
@@ -45,8 +43,9 @@ class Watershed(BlockStage):
         check_sections(config.replace_sections, inputs.grid.shape_vox[0])
         mutex = _mutex_rules(inputs, config)
         resolved = {**config.parameters(), "resolved": {**_resolved(blocks), **_resolved_mutex(mutex)}}
+        key = work_key(STAGE, resolved, inputs.identities)
         fragments = OutputArray(
-            experiment.layout.fragments,
+            container_of(experiment.layout, STAGE, key, "fragments", "fragments.zarr"),
             FRAGMENTS,
             inputs.grid,
             blocks.total,
@@ -56,7 +55,7 @@ class Watershed(BlockStage):
         task = BlockTask(
             stage=STAGE,
             experiment=experiment,
-            key=work_key(STAGE, resolved, inputs.identities),
+            key=key,
             config=resolved,
             inputs=inputs.identities,
             plan=blocks,
@@ -65,13 +64,10 @@ class Watershed(BlockStage):
         )
         return [task]
 
-    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+    def process(self, experiment: Experiment) -> Manifest:
         """Process the blocks that are not done. The identity of a mask is noted before workers need it."""
-        (task,) = self.passes(experiment)
-        if not options.replace:
-            task.require_ours()
         note_mask(experiment, open_inputs(experiment, experiment.table(STAGE, WatershedConfig)))
-        return run_task(task, options)
+        return super().process(experiment)
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found before predict has run."""
@@ -86,10 +82,7 @@ class Watershed(BlockStage):
         ]
         if experiment.layout.manifest("predict").exists():
             checks.append(lambda: _mutex_rules(open_inputs(experiment, config), config))
-        problems = problems_of(checks)
-        if not problems and experiment.layout.manifest("predict").exists():
-            problems = problems_of([lambda: self.last_pass(experiment).require_ours()])
-        return list({problem.message(): problem for problem in problems}.values())
+        return list({problem.message(): problem for problem in problems_of(checks)}.values())
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
         """The store of the experiment."""

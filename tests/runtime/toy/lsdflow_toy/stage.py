@@ -10,14 +10,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, MadeOtherwise, NoVoxelSize
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import Manifest, work_key
 from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask, container_of
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.blockwise import run_blocks
 from lsdflow_runtime.volumes import OutputArray, open_volume
@@ -29,17 +28,23 @@ def block_task(experiment: Experiment) -> BlockTask:
     target = open_volume(experiment.layout.target_volume, RAW.dataset)
     name = experiment.common.name
     parameters = {"factor": experiment.tables["experiment"].get("seed", 2), "name": name}
-    box = target.geometry.box
+    box, key = target.geometry.box, work_key("toy", parameters, {})
     return BlockTask(
         stage="toy",
         experiment=experiment,
-        key=work_key("toy", parameters, {}),
+        key=key,
         config=parameters,
         inputs={},
         plan=BlockPlan(box, (8, 8, 8), (1, 1, 1)),
         outputs={
-            "doubled": OutputArray(experiment.layout.root / f"{name}.zarr", DOUBLED, target.geometry, box, (8, 8, 8)),
-            "affs": OutputArray(experiment.layout.root / f"{name}.zarr", AFFS, target.geometry, box, (8, 8, 8)),
+            output: OutputArray(
+                container_of(experiment.layout, "toy", key, output, f"{name}.zarr"),
+                spec,
+                target.geometry,
+                box,
+                (8, 8, 8),
+            )
+            for output, spec in (("doubled", DOUBLED), ("affs", AFFS))
         },
         open=lambda: _open(experiment, parameters["factor"]),
     )
@@ -51,11 +56,11 @@ class Toy(BlockStage):
     def passes(self, experiment: Experiment) -> list[BlockTask]:
         return [block_task(experiment)]
 
-    def process(self, experiment: Experiment, options: RunOptions) -> Manifest:
+    def process(self, experiment: Experiment) -> Manifest:
         if (experiment.layout.root / "two-rounds").exists():
             first = load_experiment(experiment.path, [*experiment.overrides, "experiment.name=first"])
-            run_blocks(block_task(first), options)
-        return super().process(experiment, options)
+            run_blocks(block_task(first))
+        return super().process(experiment)
 
 
 run, verify, status, repair = Toy().run, Toy().verify, Toy().status, Toy().repair

@@ -46,11 +46,10 @@ RunStage = Callable[[str, Sequence[str]], int]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which checkpoints are checked, and what is left of a check: `keep` its arrays, `replace` another choice."""
+    """Which checkpoints are checked, and what is left of a check: `keep` its arrays."""
 
     every: int = 1
     keep: bool = False
-    replace: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ class Checks:
     def look(self) -> int:
         """Check what has not been checked, and choose. Returns the exit code of the first stage that failed, else 0.
 
-        Raises MissingInput (66) without checkpoints; NotOurs (73) if the target was predicted with another checkpoint
-        than the chosen one, or another check-checkpoints is at work.
+        Raises MissingInput (66) without checkpoints; NotOurs (73) if another check-checkpoints is at work.
         """
         self._require_checkpoints()
         with self._alone():
@@ -100,7 +98,7 @@ class Checks:
 
     def choose(self) -> BestCheckpoint:
         """Write best.json; see choose_by_voi."""
-        return choose_by_voi(self.experiment, self.compared(), replace=self.wanted.replace)
+        return choose_by_voi(self.experiment, self.compared())
 
     def _alone(self) -> contextlib.AbstractContextManager[None]:
         return one_at_a_time(self.path.with_name(".checks.lock"), "check-checkpoints")
@@ -184,7 +182,5 @@ def _others(rows: Sequence[CheckRow], row: CheckRow) -> list[CheckRow]:
 
 def _remove_arrays(layout: ExperimentLayout) -> None:
     """Report, manifests and logs stay; what fills the disk goes."""
-    for path in (layout.target_volume.parent, layout.root / "predictions", layout.fragments, layout.segmentation):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (layout.luts, layout.store):
+    for path in (layout.target_volume.parent, layout.results, layout.luts, layout.store):
         shutil.rmtree(path, ignore_errors=True)

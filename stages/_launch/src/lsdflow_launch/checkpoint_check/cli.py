@@ -28,12 +28,6 @@ def add_check_verb(app: typer.Typer) -> None:
         ] = False,
         volume: Annotated[str | None, typer.Option(help="training volume to check on (default: the first)")] = None,
         keep: Annotated[bool, typer.Option("--keep", help="keep the small segmentations")] = False,
-        replace: Annotated[
-            bool,
-            typer.Option(
-                "--replace", help="choose again, although the target was already predicted with another checkpoint"
-            ),
-        ] = False,
         override: Set = None,
         as_json: Json = False,
         debug: Debug = False,
@@ -42,7 +36,7 @@ def add_check_verb(app: typer.Typer) -> None:
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
             region = find_region(experiment, volume, ask_stage)
-            checks = Checks(experiment, region, Wanted(every, keep, replace))
+            checks = Checks(experiment, region, Wanted(every, keep))
             with stdout_for_json(as_json):
                 code = checks.follow() if follow else checks.look()
             facts: dict[str, Any] = {"exit_code": code, "table": str(checks.path), "region": region.words}

@@ -15,15 +15,13 @@ from lsdflow_contract.checkpoint import (
     BestCheckpoint,
     Bundle,
     bundle_folder,
-    read_best,
     read_bundle,
     write_best,
 )
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.hashing import hash_of_file
-from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_launch.checkpoint_check.region import STAGE
 
@@ -93,11 +91,10 @@ def write_rows(path: Path, rows: Sequence[CheckRow]) -> None:
     write_atomically(path, lambda file: file.write(text.getvalue().encode()))
 
 
-def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow], *, replace: bool) -> BestCheckpoint:
+def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow]) -> BestCheckpoint:
     """Write best.json: the whole checkpoint with the lowest VOI among `rows`, the newest if equal.
 
-    Raises NotOurs (73) if the target was predicted with another one and `replace` is not set, MissingInput (66) if no
-    checked checkpoint is there any more.
+    Raises MissingInput (66) if no checked checkpoint is there any more.
     """
     checkpoints = experiment.layout.checkpoints(STAGE)
     ranked = sorted(rows, key=lambda row: (row.voi, -row.iteration))
@@ -112,46 +109,8 @@ def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow], *, replace: 
         chosen_by="voi",
         voi=row.voi,
     )
-    path = experiment.layout.best_checkpoint(STAGE)
-    if not replace and not _stands(path, best):
-        refuse_other_predictions(experiment, best)
-    write_best(path, best)
+    write_best(experiment.layout.best_checkpoint(STAGE), best)
     return best
-
-
-def refuse_other_predictions(experiment: Experiment, best: BestCheckpoint) -> None:
-    """NotOurs (73) if predict has begun or finished with another checkpoint, and takes the best: two would mix."""
-    if experiment.tables.get("predict", {}).get("checkpoint", "best") != "best":
-        return
-    others = _predicted_with_others(experiment, best)
-    if others:
-        raise NotOurs(
-            "the target was predicted with another checkpoint: best.json is left as it is",
-            where=experiment.layout.best_checkpoint(STAGE),
-            wanted=f"iteration {best.iteration}, by VOI",
-            found=f"predictions with {others}",
-            hint="to take it: check-checkpoints --replace, then lsdflow run --from predict --replace",
-        )
-
-
-def _predicted_with_others(experiment: Experiment, best: BestCheckpoint) -> str:
-    layout = experiment.layout
-    try:
-        network = read_manifest(layout, "predict").inputs.get("network", "")
-    except MissingInput:
-        setup = experiment.tables.get("predict", {}).get("setup") or experiment.common.mode
-        begun = (layout.root / "predictions" / setup).glob("*/predictions.zarr")
-        others = sorted(path.parent.name for path in begun if path.parent.name != str(best.iteration))
-        return f"iteration {', '.join(others)}" if others else ""
-    return "" if network == best.weights_sha256 else f"weights {network[:12]}"
-
-
-def _stands(path: Path, best: BestCheckpoint) -> bool:
-    """True if best.json names this checkpoint already, whoever chose it."""
-    try:
-        return read_best(path).weights_sha256 == best.weights_sha256
-    except (BadData, MissingInput):
-        return False
 
 
 def whole_bundle(folder: Path) -> Bundle | None:

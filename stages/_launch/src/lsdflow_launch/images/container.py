@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lsdflow_command.console import LOUDNESS_VARIABLE, NORMAL, loudness
-from lsdflow_contract import CONTRACT_MAJOR, CONTRACT_VERSION
+from lsdflow_contract import CONTRACT_VERSION, READ_MAJORS
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import DIGEST_VARIABLE
@@ -103,11 +103,11 @@ def require_image(stage: str, pin: Pin, image: Image) -> None:
     """Refuse (76) an image of another stage, version, digest or contract than the pin and this launcher want."""
     labels = image.labels
     contract = labels.get("lsdflow.contract", "")
-    fits = contract.split(".", maxsplit=1)[0] == str(CONTRACT_MAJOR)
+    fits = contract.split(".", maxsplit=1)[0] in map(str, READ_MAJORS)
     checks = [
         ("stage", stage, labels.get("lsdflow.stage", "")),
         ("version", pin.version, labels.get("org.opencontainers.image.version", "")),
-        ("contract", f"{CONTRACT_MAJOR}.x" if not fits else contract, contract),
+        ("contract", " or ".join(f"{major}.x" for major in READ_MAJORS) if not fits else contract, contract),
     ]
     if pin.digest and pin.digest not in image.digests:
         checks.append(("digest", pin.digest, ", ".join(image.digests)))

@@ -25,13 +25,13 @@ class DiskUse:
 
 def made_by(layout: ExperimentLayout, stage: str) -> list[Path]:
     """Folders that hold what a stage makes (the rows of a mongo store lie elsewhere)."""
-    blocks = layout.store / "blocks" / stage
+    blocks, results = layout.store / "blocks" / stage, layout.results / stage
     folders = {
         "prepare": [layout.target_volume.parent],
-        "predict": [layout.predictions("a", 0).parents[2], blocks],
-        "watershed": [layout.fragments, layout.store / "nodes", blocks],
-        "agglomerate": [*layout.store.glob("edges_*"), blocks],
-        "segment": [layout.segmentation, layout.luts, blocks],
+        "predict": [results, blocks],
+        "watershed": [results, layout.store / "nodes", blocks],
+        "agglomerate": [results, *layout.store.glob("edges_*"), blocks],
+        "segment": [results, layout.luts, blocks],
         "evaluate": [layout.report, *layout.store.glob("overlaps_*"), blocks],
     }
     return folders.get(stage, [layout.train_dir(stage)])

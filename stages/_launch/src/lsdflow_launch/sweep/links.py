@@ -9,6 +9,9 @@ from pathlib import Path
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+
+BLOCK_STAGES = ("predict", "watershed", "segment")
 
 
 def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
@@ -17,14 +20,26 @@ def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
         "prepare": [layout.target_volume.parent],
         "train-lsd": [layout.train_dir("train-lsd")],
         "train-acrlsd": [layout.train_dir("train-acrlsd")],
-        "predict": [layout.predictions("a", 0).parents[2]],
-        "watershed": [layout.fragments, layout.store / "nodes"],
+        "watershed": [layout.store / "nodes"],
         "agglomerate": sorted(layout.store.glob("edges_*")),
-        "segment": [layout.segmentation, layout.luts],
+        "segment": [layout.luts],
     }
-    for path in (*arrays.get(stage, []), layout.store / "blocks" / stage, layout.manifest(stage)):
+    for path in (
+        *arrays.get(stage, []),
+        *_containers(stage, layout),
+        layout.store / "blocks" / stage,
+        layout.manifest(stage),
+    ):
         if path.exists():
             yield path
+
+
+def _containers(stage: str, layout: ExperimentLayout) -> list[Path]:
+    """The containers of the arrays that a block stage left."""
+    if stage not in BLOCK_STAGES or not layout.manifest(stage).exists():
+        return []
+    manifest = read_manifest(layout, stage)
+    return sorted({manifest.output_array(layout, name)[0] for name in manifest.outputs})
 
 
 def link_stages(stages: Iterable[str], source: Path, target: Path) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import read_lut
@@ -49,8 +48,7 @@ class Compared:
 def compare(experiment: Experiment, config: EvaluateConfig, segmented: Segmented) -> Compared:
     """Count, look up and score. Raises MissingInput if the chosen threshold has no table."""
     counting = require_counting(experiment)
-    # The report is always written anew, so countings of other results give way.
-    run_blocks(counting, RunOptions(replace=True))
+    run_blocks(counting)
     volumes = open_counted(experiment)
     traced = trace(experiment, config, volumes)
     nodes, works = _nodes(counting, volumes, traced)
@@ -108,7 +106,7 @@ def _nodes(counting: BlockTask, volumes: CountedVolumes, traced: Traced) -> tupl
     if skeletons is None:
         return {}, ()
     task = skeleton_nodes.nodes_task(counting, skeletons)
-    run_blocks(task, RunOptions())
+    run_blocks(task)
     work = find_work(counting.experiment, task.key)
     found = {name: skeleton_nodes.looked_up(task, work, skeletons, name) for name in volumes.regions}
     return {name: nodes for name, nodes in found.items() if nodes is not None}, (task.key,)
@@ -128,7 +126,7 @@ def _worst(
     if not faults:
         return {}, ()
     task = fault_places.places_task(counting, faults, lut, fault_places.reach_of(volumes.grid.voxel_size_nm))
-    run_blocks(task, RunOptions())
+    run_blocks(task)
     places = fault_places.places_of(task, find_work(counting.experiment, task.key))
     worst: dict[str, list[tuple[Fault, Place | None]]] = {}
     for (name, fault), place in zip(faults, places, strict=True):

@@ -128,7 +128,7 @@ class _Seen:
 
 def _volumes(experiment: Experiment, config: EvaluateConfig, grid: Geometry, collector: history.Collector) -> _Seen:
     """What the volumes that exist look like; one that cannot be read is left out."""
-    shown = layers(experiment, config, history.manifests(experiment))
+    shown = layers(experiment, config)
     opened: dict[str, Volume] = {}
     nothing: dict[str, Volume] = {}
     for layer in shown:

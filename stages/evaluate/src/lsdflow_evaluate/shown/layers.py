@@ -7,7 +7,6 @@ from pathlib import Path
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.report.data import Picture
@@ -15,9 +14,9 @@ from lsdflow_evaluate.shown.pictures import central_planes, picture_of
 from lsdflow_runtime.volumes import Volume, open_volume
 
 
-def layers(experiment: Experiment, config: EvaluateConfig, manifests: dict[str, Manifest]) -> tuple[ShownVolume, ...]:
+def layers(experiment: Experiment, config: EvaluateConfig) -> tuple[ShownVolume, ...]:
     """All volumes that exist, in the order in which they are made."""
-    return shown_volumes(experiment.layout, manifests.get("predict"), config.truth_dataset)
+    return shown_volumes(experiment.layout, config.truth_dataset)
 
 
 def open_layers(shown: tuple[ShownVolume, ...], grid: Geometry) -> dict[str, Volume]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_if_changed
@@ -54,7 +53,7 @@ def disagreement(experiment: Experiment, config: EvaluateConfig) -> Disagreement
     made = [output.create(task.provenance(), replace=True) for output in task.outputs.values()]
     if any(made):
         task.marks.forget()
-    run_blocks(task, RunOptions())
+    run_blocks(task)
     found = mean_errors(task)
     rows = most_likely_wrong(found)
     where = str(task.outputs[PART].folder.relative_to(experiment.layout.root))

@@ -1,0 +1,204 @@
+"""The results of an experiment: `lsdflow results` lists them, `use` makes one current, `clean` drops the others.
+
+    results/watershed/1c0f4a2b/        fragments.zarr, manifest.json (once it is finished)
+    results/watershed/9e77d013/
+    manifests/watershed.json           a copy of the manifest of the current one
+
+A result is never overwritten. The one whose manifest lies in manifests/ is what later stages, the report and the viewer
+read. To drop a result: its manifest, its done marks, its rows, its arrays, in this order, so that nothing is believed
+whose data are gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_command.lease_file import LeaseFile
+from lsdflow_contract.errors import MissingInput, NotOurs, StageError, UsageError
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, current_key, differences, read_kept_manifest, read_manifest
+from lsdflow_launch.answer import tell
+from lsdflow_launch.options import Debug, Folder, Json
+from lsdflow_launch.planning.disk_use import disk_use
+from lsdflow_launch.planning.wording import duration, size
+
+Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: lsdflow results lists them")]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of a stage: its key (8 characters), what is in it, and how its settings differ from the current."""
+
+    stage: str
+    key: str
+    current: bool
+    finished: bool
+    size_bytes: int
+    changed: float
+    differs: str
+
+    def line(self, now: float) -> str:
+        """As people read it."""
+        state = "current" if self.current else "finished" if self.finished else "unfinished"
+        age = f"{duration(max(now - self.changed, 0))} ago"
+        return (
+            f"{self.stage:<12} {self.key}  {state:<10} {size(self.size_bytes):>9}  {age:>12}  {self.differs}".rstrip()
+        )
+
+
+def results_of(layout: ExperimentLayout) -> list[Result]:
+    """All results, by stage, the newest last."""
+    found = []
+    for stage in STAGES:
+        folders = [folder for folder in (layout.results / stage).glob("*") if folder.is_dir()]
+        kept = {folder.name: _kept(layout, stage, folder.name) for folder in folders}
+        current = _named(layout, stage, _kept(layout, stage, current_key(layout, stage)))
+        whole = set[str]().union(*(_named(layout, stage, manifest) for manifest in kept.values()))
+        made = [
+            _result(
+                layout, stage, folder, kept[folder.name], current=folder.name in current, whole=folder.name in whole
+            )
+            for folder in folders
+        ]
+        found += sorted(made, key=lambda result: (result.changed, result.key))
+    return found
+
+
+def _named(layout: ExperimentLayout, stage: str, manifest: Manifest | None) -> set[str]:
+    """The folders that belong to a result: its own, and those of earlier passes whose arrays its manifest names."""
+    if manifest is None:
+        return set()
+    outputs = [layout.root / path for path in manifest.outputs.values()]
+    folders = {
+        p.relative_to(layout.results / stage).parts[0] for p in outputs if p.is_relative_to(layout.results / stage)
+    }
+    return {manifest.key[:8], *folders}
+
+
+def _result(
+    layout: ExperimentLayout, stage: str, folder: Path, manifest: Manifest | None, *, current: bool, whole: bool
+) -> Result:
+    differs = ""
+    if manifest is not None and not current:
+        with suppress(StageError):
+            differs = differences(read_manifest(layout, stage), manifest.config, manifest.inputs)
+    marks = folder / "manifest.json" if manifest else folder
+    changed = marks.stat().st_mtime
+    return Result(stage, folder.name, current, whole, _size(layout, stage, folder.name), changed, differs)
+
+
+def _kept(layout: ExperimentLayout, stage: str, key: str) -> Manifest | None:
+    try:
+        return read_kept_manifest(layout, stage, key)
+    except StageError:
+        return None
+
+
+def _parts(layout: ExperimentLayout, stage: str, key: str) -> list[Path]:
+    """What a result consists of, in the order in which it is dropped; not its rows in a MongoDB."""
+    marks = list((layout.store / "blocks" / stage).glob(f"{key}*"))
+    rows = [folder for name in ("nodes", "edges_*", "overlaps_*") for folder in layout.store.glob(f"{name}/{key}*")]
+    return [*marks, *rows, layout.result(stage, key)]
+
+
+def _size(layout: ExperimentLayout, stage: str, key: str) -> int:
+    return disk_use(_parts(layout, stage, key)).size_bytes
+
+
+def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
+    """Make the finished result of `key` (or of its beginning) the current one of the stage.
+
+    Raises MissingInput (66) if there is none or it is not finished, UsageError (2) if several begin so.
+    """
+    found = [result for result in results_of(layout) if result.stage == stage and result.key.startswith(key)]
+    if len(found) > 1:
+        raise UsageError("several results begin so", found=", ".join(r.key for r in found), hint="give the whole key")
+    if not found or _kept(layout, stage, found[0].key) is None:
+        raise MissingInput(
+            f"no finished result of {stage} has this key",
+            where=layout.results / stage,
+            wanted=key,
+            found=", ".join(r.key for r in results_of(layout) if r.stage == stage) or "none",
+            hint=f"lsdflow results {layout.root}",
+        )
+    manifest = read_kept_manifest(layout, stage, found[0].key)
+    manifest.write(layout, stage)
+    return manifest
+
+
+def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
+    """Remove results. NotOurs (73), before anything is removed, if a stage of one of them is at work."""
+    layout = experiment.layout
+    for stage in {result.stage for result in dropped}:
+        holder = LeaseFile(layout.stage_runs(stage) / "lease").living_holder()
+        if holder is not None:
+            raise NotOurs(
+                f"{stage} is at work", where=layout.results / stage, found=holder.host, hint="wait for its end"
+            )
+    for result in dropped:
+        folder = layout.result(result.stage, result.key)
+        with storage_errors(folder):
+            (folder / "manifest.json").unlink(missing_ok=True)
+            for part in _parts(layout, result.stage, result.key):
+                shutil.rmtree(part)
+
+
+def add_result_verbs(app: typer.Typer) -> None:
+    """Register results, use and clean."""
+
+    @app.command()
+    def results(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
+        """List the results of each stage: which one is current, its size, its age, and how its settings differ."""
+        with exit_codes(debug, as_json):
+            found, now = results_of(load_experiment(folder, []).layout), time.time()
+            tell(_told(found), "\n".join(result.line(now) for result in found) or "no results yet", as_json)
+
+    @app.command(name="use")
+    def use_(
+        folder: Folder,
+        stage: Annotated[str, typer.Argument(help="stage of the result")],
+        key: Key,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Make an earlier result of a stage current again; later stages are run again with what it is."""
+        with exit_codes(debug, as_json):
+            layout = load_experiment(folder, []).layout
+            manifest = use(layout, stage, key)
+            facts = {"stage": stage, "key": manifest.key[:8], "next": f"lsdflow run {folder} --from {stage}"}
+            tell(facts, f"{stage}: {manifest.key[:8]} is current\nnext: {facts['next']}", as_json)
+
+    @app.command()
+    def clean(
+        folder: Folder,
+        yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Drop the results that are not current, after showing their sizes; rows in a MongoDB stay."""
+        with exit_codes(debug, as_json):
+            experiment = load_experiment(folder, [])
+            dropped = [result for result in results_of(experiment.layout) if not result.current]
+            for line in (result.line(time.time()) for result in dropped):
+                typer.echo(line, err=True)
+            total = sum(result.size_bytes for result in dropped)
+            if dropped and (yes or typer.confirm(f"drop these {len(dropped)} results ({size(total)})?", err=True)):
+                drop(experiment, dropped)
+            else:
+                dropped = []
+            tell({**_told(dropped), "bytes": total if dropped else 0}, f"{len(dropped)} results dropped", as_json)
+
+
+def _told(found: Sequence[Result]) -> dict[str, Any]:
+    return {"results": [asdict(result) for result in found]}
