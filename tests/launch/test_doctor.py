@@ -233,7 +233,7 @@ def test_stages_that_are_missing_or_of_another_contract_are_to_be_mended(
     found = states(machine.commands())
     assert (found["prepare"].state, "contract 9.0" in found["prepare"].found) == ("FAIL", True)
     assert found["no-such-stage"].state == "FAIL"
-    program("prepare", "print('prepare 0.1 (contract 1.0)')")
+    program("prepare", "print('prepare 0.1 (contract 2.0)')")
     assert states(machine.commands())["prepare"].state == "ok"
 
 
