@@ -42,14 +42,13 @@ def resumed(folder: Path) -> Work:
     """A run that goes on looks which blocks are finished, and which are left to do."""
     from lsdflow_runtime import packed_marks
     from lsdflow_runtime.done_marks import DoneMarks
-    from lsdflow_runtime.lease import Fence
 
     finished, size = _work(folder)["finished"], packed_marks.PACK_BLOCKS
     marks = DoneMarks(folder / "ours-resume" / "stage" / "key")
     packs = packed_marks.MarkPacks(marks.folder / "packed")
     for begin in range(0, finished, size):
         numbers = range(begin, min(begin + size, finished))
-        packs.add(begin // size, {n: _record(n) for n in numbers}, Fence(folder, ""))
+        packs.add(begin // size, {n: _record(n) for n in numbers})
 
     def work() -> Any:
         packed_marks._numbers.cache_clear()

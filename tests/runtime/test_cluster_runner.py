@@ -257,7 +257,7 @@ def test_a_worker_that_comes_after_the_end_leaves_at_once(make_experiment: Make,
 def test_a_round_that_is_over_is_no_failure_of_the_worker_that_comes_late(make_experiment: Make) -> None:
     experiment = make_experiment("a")
     board = NoticeBoard.of("toy", experiment)
-    folder = board.open_round([0])
+    folder = board.open_round()
     assert not (folder / "key").exists()
     arguments = ("toy", str(experiment.path), Notice("open", round=folder.name), str(board.folder))
     child = multiprocessing.get_context("spawn").Process(target=_take_part, args=arguments)

@@ -18,7 +18,7 @@ import pytest
 from lsdflow_command import lease_file
 from lsdflow_command.lease_file import Holder, LeaseFile
 from lsdflow_contract.errors import Interrupted, NotOurs
-from lsdflow_runtime.lease import Fence, lease
+from lsdflow_runtime.lease import lease
 
 ELSEWHERE = {"token": "x", "host": "elsewhere", "pid": 1, "job": ""}
 
@@ -201,50 +201,6 @@ def test_a_coordinator_that_lost_its_lease_is_stopped_with_73(tmp_path: Path, mo
         hold()
     assert time.monotonic() - started < 5
     assert json.loads((tmp_path / "lease").read_text()) == ELSEWHERE
-
-
-@pytest.mark.parametrize("left", ["its successor at work", "nothing: its successor has ended"])
-def test_a_coordinator_whose_commit_sees_the_loss_first_ends_with_73_too(tmp_path: Path, left: str) -> None:
-    """It slept: the thread that renews has not looked yet."""
-
-    def commit() -> None:
-        with lease(tmp_path):
-            fence = Fence.of_holder(tmp_path)
-            (tmp_path / "lease").unlink()
-            if not left.startswith("nothing"):
-                (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
-            fence.require()
-
-    with pytest.raises(NotOurs):
-        commit()
-
-
-def test_commit_and_renewal_that_see_the_loss_at_once_end_with_73(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The renewal's signal must not come into the end of the work: it would hide the 73 by its own 75."""
-    from lsdflow_command.interruption import interrupt_on_signals
-
-    read, ending = LeaseFile.holder, threading.Event()
-
-    def slow_read(file: LeaseFile) -> Holder | None:
-        if threading.current_thread() is not threading.main_thread():
-            ending.wait(10)
-        elif not file.path.exists():
-            ending.set()
-            time.sleep(0.5)
-        return read(file)
-
-    monkeypatch.setattr(lease_file, "RENEWAL_SECONDS", 0.01)
-    monkeypatch.setattr(LeaseFile, "holder", slow_read)
-
-    def commit() -> None:
-        with interrupt_on_signals(), lease(tmp_path):
-            (tmp_path / "lease").unlink()
-            raise Interrupted("the coordinator that ordered this block is gone")
-
-    with pytest.raises(NotOurs):
-        commit()
 
 
 def test_a_signal_while_the_lease_is_held_stays_an_interruption(tmp_path: Path) -> None:

@@ -22,13 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsdflow_command.stage import RunOptions
-from lsdflow_contract.errors import BadData, Interrupted, MissingInput
+from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_runtime import blockwise, done_marks, packed_marks
 from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.lease import Fence, lease
 from lsdflow_runtime.packed_marks import PACK_BLOCKS, MarkPacks
 
 Make = Callable[..., Experiment]
@@ -53,10 +51,6 @@ def memory() -> Iterator[Path]:
     """A folder in memory: thousands of durable marks on a disk take a minute."""
     with tempfile.TemporaryDirectory(prefix="lsdflow-marks-", dir="/dev/shm") as folder:
         yield Path(folder)
-
-
-def open_fence(folder: Path) -> Fence:
-    return Fence(folder, "")
 
 
 def record_of(number: int, attempt: int = 0) -> dict[str, Any]:
@@ -126,13 +120,13 @@ def test_any_order_of_marking_packing_taking_back_and_kills_leaves_the_same_bloc
                 marks.take_back(*told)
                 wanted = {number: record for number, record in wanted.items() if number not in told}
             elif what == "pack":
-                marks.pack(BLOCKS, open_fence(marks.folder), all_of_them=told)
+                marks.pack(BLOCKS, all_of_them=told)
                 assert not told or single(marks) == set()
             else:
                 with pytest.MonkeyPatch.context() as patch:
                     kill_in(patch, what)
                     with contextlib.suppress(Killed):
-                        marks.pack(BLOCKS, open_fence(marks.folder), all_of_them=told)
+                        marks.pack(BLOCKS, all_of_them=told)
             assert_all_agree(marks, wanted)
 
 
@@ -141,11 +135,11 @@ def test_whole_ranges_are_packed_while_others_wait_and_the_last_range_may_be_sho
     marks = DoneMarks(tmp_path)
     for number in (0, 1, 2, 4, 5, 6, 7, 8, 9):
         marks.mark_done(number, record_of(number))
-    marks.pack(BLOCKS, open_fence(tmp_path))
+    marks.pack(BLOCKS)
     assert single(marks) == {0, 1, 2}
     assert sorted(p.name for p in (tmp_path / "packed").iterdir()) == ["1.parquet", "2.parquet"]
     marks.mark_done(3, record_of(3))
-    marks.pack(BLOCKS, open_fence(tmp_path))
+    marks.pack(BLOCKS)
     assert_all_agree(marks, {number: record_of(number) for number in range(BLOCKS)})
     assert single(marks) == set()
 
@@ -156,7 +150,7 @@ def test_a_range_of_which_a_part_was_packed_at_the_end_of_a_run_gets_the_rest_la
     for half in ((0, 2), (1, 3)):
         for number in half:
             marks.mark_done(number, record_of(number))
-        marks.pack(BLOCKS, open_fence(tmp_path), all_of_them=half == (0, 2))
+        marks.pack(BLOCKS, all_of_them=half == (0, 2))
         assert single(marks) == set()
     assert marks.records() == {number: record_of(number) for number in range(4)}
 
@@ -167,48 +161,9 @@ def test_a_pack_of_the_real_size_gives_back_every_record(memory: Path) -> None:
     packs = MarkPacks(memory / "packed")
     for range_ in (0, 1):
         part = {n: r for n, r in wanted.items() if n // PACK_BLOCKS == range_}
-        packs.add(range_, part, open_fence(memory))
+        packs.add(range_, part)
     assert (marks.done(), marks.count_done(), marks.records()) == (set(wanted), PACK_BLOCKS + 3, wanted)
     assert marks.failed() == set()
-
-
-@pytest.mark.usefixtures("small_packs")
-def test_only_the_holder_of_the_lease_packs(tmp_path: Path) -> None:
-    marks = DoneMarks(tmp_path / "stage" / "key")
-    for number in range(4):
-        marks.mark_done(number, record_of(number))
-    with lease(tmp_path):
-        lost = Fence.of_holder(tmp_path)
-    with lease(tmp_path):
-        with pytest.raises(Interrupted):
-            marks.pack(BLOCKS, lost)
-        assert single(marks) == {0, 1, 2, 3}
-        assert not (marks.folder / "packed").exists()
-        marks.pack(BLOCKS, Fence.of_holder(tmp_path))
-    assert single(marks) == set()
-
-
-@pytest.mark.usefixtures("small_packs")
-def test_a_lease_that_is_lost_while_a_pack_is_written_leaves_the_pack_of_the_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marks = DoneMarks(tmp_path / "stage" / "key")
-    marks.mark_done(0, record_of(0))
-    table, successor = packed_marks._table, record_of(1, attempt=9)
-
-    def slept(texts: Any) -> Any:
-        """Meanwhile another coordinator has taken over, finished and packed a block."""
-        monkeypatch.setattr(packed_marks, "_table", table)
-        write_json(tmp_path / "lease", {"token": "successor", "host": "there", "pid": 1, "job": ""})
-        marks.mark_done(1, successor)
-        marks.pack(BLOCKS, Fence.of_holder(tmp_path), all_of_them=True)
-        return table(texts)
-
-    write_json(tmp_path / "lease", {"token": "ours", "host": "here", "pid": 1, "job": ""})
-    monkeypatch.setattr(packed_marks, "_table", slept)
-    with pytest.raises(Interrupted):
-        marks.pack(BLOCKS, Fence.of_holder(tmp_path), all_of_them=True)
-    assert_all_agree(marks, {0: record_of(0), 1: successor})
 
 
 @pytest.mark.usefixtures("small_packs")
@@ -217,7 +172,7 @@ def test_a_mark_that_cannot_be_read_is_not_packed_and_still_named(tmp_path: Path
     for number in range(4):
         marks.mark_done(number, record_of(number))
     (tmp_path / "done" / "2.json").write_bytes(b'{"block": ')
-    marks.pack(BLOCKS, open_fence(tmp_path))
+    marks.pack(BLOCKS)
     assert (single(marks), marks.done()) == ({2}, {0, 1, 2, 3})
     with pytest.raises(BadData):
         marks.record(2)
@@ -230,7 +185,7 @@ def test_every_flipped_bit_of_a_pack_is_noticed_or_does_no_harm(tmp_path: Path) 
     marks = DoneMarks(tmp_path / "stage" / "key")
     for number in range(4):
         marks.mark_done(number, record_of(number))
-    marks.pack(BLOCKS, open_fence(tmp_path))
+    marks.pack(BLOCKS)
     path = marks.folder / "packed" / "0.parquet"
     content, noticed = path.read_bytes(), 0
     wanted = marks.records()
@@ -277,7 +232,7 @@ def test_readers_in_other_processes_never_miss_a_done_mark_while_marks_are_packe
         for number in range(300):
             marks.mark_done(number, record_of(number))
             file.write(b"x")
-            marks.pack(300, open_fence(memory), all_of_them=number % 3 == 0)
+            marks.pack(300, all_of_them=number % 3 == 0)
     looks = [told.get(timeout=600) for _ in readers]
     for reader in readers:
         reader.join(60)

@@ -1,28 +1,23 @@
-"""repair makes again what is broken, nothing else, with the bits from before; a shut fence lets nothing pass."""
+"""repair makes again what is broken, nothing else, with the bits from before."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_command.lease_file import Holder
 from lsdflow_command.stage import RunOptions
-from lsdflow_contract.errors import BadData, Interrupted, NotOurs
+from lsdflow_contract.errors import BadData, NotOurs
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import write_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
-from lsdflow_runtime import block_task as block_module
-from lsdflow_runtime import blockwise
 from lsdflow_runtime.block_task import commit_block
-from lsdflow_runtime.lease import Fence, lease
+from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import open_volume
 
 Make = Callable[..., Experiment]
@@ -201,58 +196,21 @@ def test_the_verb_tells_what_it_made_again(finished: Experiment) -> None:
     assert (done.exit_code, told["broken"], told["parts"]) == (0, 1, {str(BROKEN): "doubled"})
 
 
-def test_a_worker_whose_coordinator_was_replaced_writes_nothing(make_experiment: Make) -> None:
-    """It slept while other parameters were set and run: its block must not come between theirs."""
+def test_a_late_worker_of_other_settings_writes_into_the_result_of_its_own_key_alone(make_experiment: Make) -> None:
+    """Its coordinator is gone, and another result was made and verified, while it waited in the middle of a commit."""
     from lsdflow_toy.stage import block_task, run
 
     slow = make_experiment("a", "compute.runner=serial")
     task = block_task(slow)
-    with lease(slow.layout.stage_runs("toy")):
-        task.create_outputs()
-        fence = task.fence
-        block = task.plan.block(BROKEN)
-        opened = {name: output.open() for name, output in task.outputs.items()}
-        with task.open() as function:
-            output = function(block)
+    task.create_outputs()
+    block = task.plan.block(BROKEN)
+    opened = {name: output.open() for name, output in task.outputs.items()}
+    with task.open() as function:
+        output = function(block)
     other = make_experiment("a", "compute.runner=serial", "experiment.seed=3")
     run(other, RunOptions())
     before = state(other)
-    with pytest.raises(Interrupted, match="ordered"):
-        commit_block(task, opened, block, output, 1.0, fence)
+    commit_block(task, opened, block, output, 1.0)
     assert state(other) == before
-    assert not task.marks.done()
-
-
-def test_the_fence_is_open_for_the_holder_and_shut_after_release_and_for_a_successor(tmp_path: Path) -> None:
-    with lease(tmp_path):
-        fence = Fence.of_holder(tmp_path)
-        fence.require()
-    with pytest.raises(Interrupted):
-        fence.require()
-    with lease(tmp_path):
-        with pytest.raises(Interrupted):
-            fence.require()
-        Fence.of_holder(tmp_path).require()
-    Fence(tmp_path, "").require()
-
-
-def test_a_lease_lost_in_the_middle_of_a_commit_leaves_no_done_mark(
-    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lsdflow_toy.stage import block_task
-
-    experiment = make_experiment("a", "compute.runner=serial")
-    path = experiment.layout.stage_runs("toy") / "lease"
-    write_json(path, asdict(Holder("ours", "here", 1, "")))
-    task = block_task(experiment)
-    task.create_outputs()
-    written = block_module._write_rows
-
-    def lose(*arguments: Any) -> dict[str, str]:
-        write_json(path, asdict(Holder("somebody else", "there", 1, "")))
-        return written(*arguments)
-
-    monkeypatch.setattr(block_module, "_write_rows", lose)
-    with blockwise.block_runner(task, task.fence) as do_block, pytest.raises(Interrupted):
-        do_block(BROKEN)
-    assert task.marks.done() == set()
+    assert task.marks.done() == {BROKEN}
+    assert verify_task(block_task(other))["blocks"] == len(task.plan)

@@ -18,13 +18,11 @@ import pytest
 from killed_export import killed_after
 from typer.testing import CliRunner
 
-from lsdflow_contract.errors import Interrupted, NotOurs, StageError, StorageFailure
+from lsdflow_contract.errors import Interrupted, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_runtime.lease import Fence
 from lsdflow_view.cli import app
 from lsdflow_view.export import ngff, precomputed
 from lsdflow_view.export.crew import Crew
-from lsdflow_view.export.folder import Work, export_folder, run_works
 from lsdflow_view.export.ngff import export_ome
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
 from lsdflow_view.export.precomputed_layer import PrecomputedLayer
@@ -105,23 +103,6 @@ def test_keys_at_the_terminal_are_for_the_coordinator(tmp_path: Path) -> None:
     with _crew(faulty_workers.note_in_spite_of_a_key, tmp_path) as crew:
         assert sorted(crew.written(0, range(3))) == [0, 1, 2]
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_workers_of_a_coordinator_that_lost_the_folder_write_nothing(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    late = Crew(2, [partial(faulty_workers.note, tmp_path / "out")], Fence(tmp_path, "of one that is gone"))
-    with pytest.raises(Interrupted, match="is gone"), late as crew:
-        list(crew.written(0, range(2)))
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_block_whose_coordinator_lost_the_folder_gets_no_mark(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    lease = out / ".export" / "lease"
-    work = Work("it", "k", 2, out, begin=lambda: True, write=lambda _: lease.unlink())
-    with pytest.raises(NotOurs, match="another process exports"), export_folder(out, None, {}) as under_way:
-        run_works("export", "block", under_way, [work])
-    assert not list(out.rglob("done/*.json"))
 
 
 @pytest.mark.parametrize(("lost", "export"), [("0", _ome), ("raw/9.3_9.3_40", _precomputed)])
@@ -229,13 +210,13 @@ def _write_pieces(folder: Path) -> None:
 
 
 def _write_late(folder: Path) -> None:
-    with Crew(2, [faulty_workers.LateNote(folder)], Fence(folder, "")) as crew:
+    with Crew(2, [faulty_workers.LateNote(folder)]) as crew:
         list(crew.written(0, range(2)))
 
 
 def _crew(write: Callable[..., None], folder: Path, *more: int) -> Crew:
     """Two workers, no lease."""
-    return Crew(2, [partial(write, folder, *more)], Fence(folder, ""))
+    return Crew(2, [partial(write, folder, *more)])
 
 
 def _stop(*_: object) -> None:

@@ -1,7 +1,7 @@
 """BlockTask: what a stage tells the runtime about its blocks; and the commit of one block.
 
 Order of a commit (a block is done only after the last step, and every step can be repeated):
-    0. nothing, if the coordinator that ordered it is gone, or another attempt has finished the block
+    0. nothing, if another attempt has finished the block
     1. arrays: whole chunks written, read back, compared, made durable
     2. rows of the block (graph, overlaps), replaced as one file per collection
     3. the done mark with the checksums
@@ -31,7 +31,6 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer, read_manifest
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.done_marks import BlockStore
-from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
@@ -72,11 +71,6 @@ class BlockTask:
     open: Callable[[], AbstractContextManager[BlockFunction]]
     unit: str = "block"
     label: str = ""
-
-    @property
-    def fence(self) -> Fence:
-        """Lets commits pass as long as the coordinator of now holds the lease."""
-        return Fence.of_holder(self.experiment.layout.stage_runs(self.stage))
 
     @property
     def marks(self) -> BlockStore:
@@ -125,18 +119,16 @@ def container_of(layout: ExperimentLayout, stage: str, key: str, output: str, na
 
 
 def commit_block(
-    task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float, fence: Fence
+    task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float
 ) -> None:
-    """Write what a block made, in the order of the module's docstring; nothing more once the fence is shut."""
+    """Write what a block made, in the order of the module's docstring."""
     if set(output.arrays) != set(opened):
         raise InternalError("the block function made other arrays", wanted=sorted(opened), found=sorted(output.arrays))
-    fence.require()
     if task.marks.is_done(block.number):
-        # This attempt was given up for lost, and came back. What stands is the same, and others may read it already.
-        LOG.warning("refused: %s was finished by another attempt meanwhile; nothing is written", block)
+        # Another worker got this block because this one seemed lost. It has written the same bits.
+        LOG.warning("%s was finished by another attempt meanwhile; nothing is written", block)
         return
     checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
-    fence.require()
     checksums |= _write_rows(task, block, output)
     LOG.debug("%s: %s in %.2f s", task.stage, block, seconds)
     record = {
@@ -149,7 +141,6 @@ def commit_block(
         "job": os.environ.get(JOB_VARIABLE, ""),
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-    fence.require()
     task.marks.mark_done(block.number, record)
 
 

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lsdflow_contract.errors import ConfigError
@@ -67,6 +67,13 @@ class BlockPlan:
         )
         write = Box(begin, self.write_shape_vox).intersect(self.total)
         return Block(number, index, write, write.grow(self.context_vox))
+
+    def number_at(self, begin_vox: Sequence[int]) -> int:
+        """The row-major number of the block whose write box begins at a voxel."""
+        steps = zip(begin_vox, self.total.begin_vox, self.write_shape_vox, strict=True)
+        iz, iy, ix = ((begin - first) // width for begin, first, width in steps)
+        _, ny, nx = self.grid_shape
+        return (iz * ny + iy) * nx + ix
 
     def blocks(self) -> Iterator[Block]:
         """All blocks, row-major."""

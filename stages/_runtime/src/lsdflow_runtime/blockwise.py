@@ -35,8 +35,7 @@ from lsdflow_runtime.block_grid import note_grid
 from lsdflow_runtime.block_records import taken_by_blocks
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.daisy_runner import current_fence, current_round, lead_with_daisy, run_with_daisy, take_blocks
-from lsdflow_runtime.lease import Fence
+from lsdflow_runtime.daisy_runner import current_round, lead_with_daisy, run_with_daisy, take_blocks
 from lsdflow_runtime.overdue import UnderWay, overdue_noted
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
 from lsdflow_runtime.transient_errors import BLOCK, try_block
@@ -68,25 +67,23 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
     """
     task.create_outputs()
     note_grid(task)
-    # The fence of now: one that is read later may be that of a successor.
-    fence, layout, keys = task.fence, task.experiment.layout, {task.key, *keys}
+    layout, keys = task.experiment.layout, {task.key, *keys}
     done = task.marks.done()
-    pending = [n for n in range(len(task.plan)) if n not in done]
-    if pending:
+    if len(done) < len(task.plan):
         remove_manifest(layout, task.stage, keys)
-        _run_blocks(task, pending, fence)
+        _run_blocks(task, done)
     if current_key(layout, task.stage) not in keys:
-        task.marks.pack(len(task.plan), fence, all_of_them=True)
+        task.marks.pack(len(task.plan), all_of_them=True)
     require_all_done(task, unexplained=LOST)
-    return len(pending)
+    return len(task.plan) - len(done)
 
 
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
     limit_s = task.experiment.compute.block_timeout_s
-    with block_runner(task, current_fence(task)) as do_block, overdue_noted(task.marks, limit_s) as under_way:
+    with block_runner(task) as do_block, overdue_noted(task.marks, limit_s) as under_way:
         round_ = current_round()
-        take_blocks(lambda number: _attempt_in_turn(task, do_block, number, round_, under_way))
+        take_blocks(task.plan, lambda number: _attempt_in_turn(task, do_block, number, round_, under_way))
 
 
 def plan_task(task: BlockTask) -> dict[str, Any]:
@@ -121,26 +118,26 @@ def status_task(task: BlockTask) -> dict[str, Any]:
     }
 
 
-def _run_blocks(task: BlockTask, pending: list[int], fence: Fence) -> None:
+def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
     total = len(task.plan)
-    with Progress(task.stage, total=total, unit=task.unit, already=total - len(pending)) as progress:
+    with Progress(task.stage, total=total, unit=task.unit, already=len(done)) as progress:
         if task.experiment.compute.runner == "serial":
-            with block_runner(task, fence) as do_block:
-                for count, number in enumerate(pending, 1):
-                    done = _attempt(task, do_block, number, attempts=BLOCK.attempts)
-                    progress.failed += not done
-                    progress.advance(int(done))
+            with block_runner(task) as do_block:
+                for count, number in enumerate((n for n in range(total) if n not in done), 1):
+                    is_done = _attempt(task, do_block, number, attempts=BLOCK.attempts)
+                    progress.failed += not is_done
+                    progress.advance(int(is_done))
                     if count % PACK_BLOCKS == 0:
-                        task.marks.pack(total, fence)
+                        task.marks.pack(total)
         else:
             end_if_asked()
             serve = lead_with_daisy if task.experiment.compute.runner == "cluster" else run_with_daisy
-            with _watched(task, progress, total - len(pending), fence):
-                serve(task, pending)
+            with _watched(task, progress, len(done)):
+                serve(task, done)
 
 
 @contextmanager
-def block_runner(task: BlockTask, fence: Fence) -> Iterator[Callable[[int], None]]:
+def block_runner(task: BlockTask) -> Iterator[Callable[[int], None]]:
     """Open the task once; yields a function that does and commits the block of a number."""
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
     log = AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)
@@ -148,15 +145,15 @@ def block_runner(task: BlockTask, fence: Fence) -> Iterator[Callable[[int], None
 
         def do_block(number: int) -> None:
             with log.attempt(number):
-                _do_block(task, opened, function, task.plan.block(number), fence)
+                _do_block(task, opened, function, task.plan.block(number))
 
         yield do_block
 
 
-def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunction, block: Block, fence: Fence) -> None:
+def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunction, block: Block) -> None:
     started = time.monotonic()
     output = function(block)
-    commit_block(task, opened, block, output, time.monotonic() - started, fence)
+    commit_block(task, opened, block, output, time.monotonic() - started)
 
 
 def _attempt_in_turn(
@@ -217,7 +214,7 @@ def _attempt(
 
 
 @contextmanager
-def _watched(task: BlockTask, progress: Progress, already: int, fence: Fence) -> Iterator[None]:
+def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None]:
     """Show progress from the done marks while workers of other processes make them, and pack what is done."""
     stop = threading.Event()
 
@@ -231,7 +228,7 @@ def _watched(task: BlockTask, progress: Progress, already: int, fence: Fence) ->
         seen, packing = already, True
         while not stop.wait(POLL_SECONDS[task.experiment.compute.runner]):
             seen = look(seen)
-            packing = packing and _packed(task, fence)
+            packing = packing and _packed(task)
         look(seen)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -243,10 +240,10 @@ def _watched(task: BlockTask, progress: Progress, already: int, fence: Fence) ->
         thread.join()
 
 
-def _packed(task: BlockTask, fence: Fence) -> bool:
+def _packed(task: BlockTask) -> bool:
     """Pack whole ranges of done marks; False if that cannot be done. It can wait: single marks are as good."""
     try:
-        task.marks.pack(len(task.plan), fence)
+        task.marks.pack(len(task.plan))
     except (StageError, OSError) as error:
         LOG.warning("done marks are no longer packed while the run goes on: %s", error)
         return False

@@ -1,7 +1,8 @@
 """daisy 2 behind three functions: a coordinator with workers of its own, one that others join, and the worker's loop.
 
-daisy sees a row of unit blocks, one per pending block: no context and no conflicts reach it, because a block writes
-only its own whole chunks. Our own done marks are the truth; daisy's are not used.
+Each pass is a daisy.Task on the grid of voxels: the total ROI, the read and the write ROI of a block, and a mask of the
+blocks that are done. Blocks do not conflict, because each writes only whole chunks of its own. Our own done marks say
+what is done; those of daisy are not used.
 """
 
 from __future__ import annotations
@@ -10,36 +11,39 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from lsdflow_command.console import start_logging
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import Interrupted, StageError, rebuilt
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.files import read_json
+from lsdflow_contract.geometry import Box
+from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.gate import LOOPBACK, keep_gate, make_key, read_key, remove_key
-from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.quiet import daisy_warnings_logged
 from lsdflow_runtime.rendezvous import (
     Notice,
     NoticeBoard,
     has_fatal,
     leave_fatal,
-    leave_token,
     leave_work,
     own_address,
-    read_pending,
-    read_token,
     read_work,
 )
 from lsdflow_runtime.stopping import stopped_by_signals
 from lsdflow_runtime.transient_errors import LOST_WORKER
 
 if TYPE_CHECKING:
+    import daisy
+
     from lsdflow_runtime.block_task import BlockTask
 
 LOG = logging.getLogger("lsdflow.daisy")
@@ -49,60 +53,56 @@ CONTEXT_VARIABLE = "DAISY_CONTEXT"
 FIRST_JOINED_WORKER = 100_000
 
 
-def run_with_daisy(task: BlockTask, pending: list[int]) -> None:
-    """Run the pending blocks in worker processes of this machine. Blocks that fail are left without a done mark.
+def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
+    """Run the blocks that are not done in worker processes of this machine. Blocks that fail get no done mark.
 
     Raises the StageError that a worker found to concern every block.
     """
     with tempfile.TemporaryDirectory(prefix="lsdflow-") as scratch:
         folder = Path(scratch)
-        write_json(folder / "pending.json", pending)
-        leave_token(folder, task.fence)
         leave_work(folder, task.key)
         os.environ[ROUND_VARIABLE] = scratch
         starter = _worker_starter(task.stage, task.experiment.path, task.experiment.overrides)
-        workers = min(task.experiment.compute.workers, len(pending))
+        workers = min(task.experiment.compute.workers, len(task.plan) - len(done))
         try:
-            _serve(task, len(pending), starter, workers=workers)
+            _serve(task, done, starter, workers=workers)
         finally:
             del os.environ[ROUND_VARIABLE]
         _raise_fatal(folder)
 
 
-def lead_with_daisy(task: BlockTask, pending: list[int]) -> None:
-    """Hand out the pending blocks to workers of other jobs, which find this coordinator by its notice.
+def lead_with_daisy(task: BlockTask, done: Collection[int]) -> None:
+    """Hand out the blocks that are not done to workers of other jobs, which find this coordinator by its notice.
 
     daisy starts one process of ours; it does no block, but puts up the notice and keeps the gate while daisy listens.
     Raises the StageError that a worker found to concern every block.
     """
     board = NoticeBoard.of(task.stage, task.experiment)
-    folder = board.open_round(pending)
-    leave_token(folder, task.fence)
+    folder = board.open_round()
     leave_work(folder, task.key)
     make_key(folder)
     before, host = board.read() or Notice("starting"), own_address()
     notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides, host=host)
-    LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(pending), host)
+    LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(task.plan) - len(done), host)
     try:
-        _serve(task, len(pending), _announcer(board, notice), workers=1)
+        _serve(task, done, _announcer(board, notice), workers=1)
     finally:
         remove_key(folder)
     _raise_fatal(folder)
 
 
-def take_blocks(do_block: Callable[[int], bool]) -> None:
+def take_blocks(plan: BlockPlan, do_block: Callable[[int], bool]) -> None:
     """Take block numbers from the coordinator until it has none left; failed ones go back to it for another attempt."""
     import daisy
 
     folder = Path(os.environ[ROUND_VARIABLE])
-    pending = read_pending(folder)
     client = daisy.Client()
     while True:
         with client.acquire_block() as block:
             if block is None:
                 return
             # After a fatal error the rest is handed back undone: a worker that left would be replaced, again and again.
-            if has_fatal(folder) or not _do_or_note(do_block, pending[block.write_roi.offset[0]], folder):
+            if has_fatal(folder) or not _do_or_note(do_block, plan.number_at(block.write_roi.begin), folder):
                 block.status = daisy.BlockStatus.FAILED
 
 
@@ -114,11 +114,6 @@ def current_round() -> str:
 def current_work() -> str:
     """Key of the work that this worker process takes blocks of."""
     return read_work(Path(os.environ[ROUND_VARIABLE]))
-
-
-def current_fence(task: BlockTask) -> Fence:
-    """Lets commits pass while the coordinator of this process's round holds the lease."""
-    return Fence(task.fence.folder, read_token(Path(os.environ[ROUND_VARIABLE])))
 
 
 def joined_context(context: str, worker: int, port: int) -> str:
@@ -145,29 +140,46 @@ def worker_number() -> int:
     return int(daisy.Context.from_env().get("worker_id", 0))
 
 
-def _serve(task: BlockTask, blocks: int, process: Callable[..., None], *, workers: int) -> None:
+def _serve(task: BlockTask, done: Collection[int], process: Callable[..., None], *, workers: int) -> None:
     import daisy
     import daisy.logging
 
-    row = daisy.Task(
+    plan = task.plan
+    write = Box((0, 0, 0), plan.write_shape_vox)
+    pass_ = daisy.Task(
         task.stage,
-        total_roi=daisy.Roi((0,), (blocks,)),
-        read_roi=daisy.Roi((0,), (1,)),
-        write_roi=daisy.Roi((0,), (1,)),
+        total_roi=_roi(plan.total.grow(plan.context_vox)),
+        read_roi=_roi(write.grow(plan.context_vox)),
+        write_roi=_roi(write),
         process_function=process,
         read_write_conflict=False,
+        fit="shrink",
+        skip_mask=_mask(plan, done),
         max_workers=workers,
         max_retries=LOST_WORKER.attempts - 1,
         timeout=task.experiment.compute.block_timeout_s,
-        max_worker_restarts=LOST_WORKER.attempts * (blocks + 1),
+        max_worker_restarts=LOST_WORKER.attempts * (len(plan) + 1),
     )
     with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
         daisy.logging.set_log_basedir(logs)
         try:
             with daisy_warnings_logged(), stopped_by_signals():
-                daisy.run_blockwise(row, progress=False, summary=False, host=LOOPBACK, return_states=True)
+                daisy.run_blockwise(pass_, progress=False, summary=False, host=LOOPBACK, return_states=True)
         except RuntimeError as error:
             LOG.warning("daisy gave up: %s", error)
+
+
+def _roi(box: Box) -> daisy.Roi:
+    import daisy
+
+    return daisy.Roi(box.begin_vox, box.shape_vox)
+
+
+def _mask(plan: BlockPlan, done: Collection[int]) -> npt.NDArray[np.bool_]:
+    """True for each block that is done, on the grid of blocks."""
+    mask = np.zeros(len(plan), bool)
+    mask[list(done)] = True
+    return mask.reshape(plan.grid_shape)
 
 
 def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) -> Callable[[], None]:

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import read_json, storage_errors, write_atomically, write_json
 from lsdflow_contract.sealing import read_sealed, sealed
-from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.packed_marks import PACK_BLOCKS, MarkPacks, in_ranges
 
 # Ranges that are packed at a time while a run goes on: 1e6 single marks of an old folder must not stop its progress.
@@ -63,10 +62,10 @@ class BlockStore(Protocol):
         Only for the holder of the lease.
         """
 
-    def pack(self, blocks: int, fence: Fence, *, all_of_them: bool = False) -> None:
+    def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
         """Keep marks in fewer files: those of whole ranges, or all of them. `blocks` is the number of blocks in all.
 
-        Only for the coordinator; Interrupted (75) if it has lost its lease.
+        Only for the coordinator.
         """
 
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
@@ -132,14 +131,14 @@ class DoneMarks:
         lost = {n for r in ranges for n in range(r * PACK_BLOCKS, min((r + 1) * PACK_BLOCKS, blocks))}
         return lost - _numbers(self.folder / "done")
 
-    def pack(self, blocks: int, fence: Fence, *, all_of_them: bool = False) -> None:
+    def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
         """Move single marks into packs: some whole ranges, or all there are."""
         packed = 0
         for range_, numbers in in_ranges(_numbers(self.folder / "done")).items():
             if not all_of_them and packed >= PACKS_AT_A_TIME:
                 return
             if all_of_them or self._is_whole(range_, numbers, blocks):
-                self._pack(range_, sorted(numbers), fence)
+                self._pack(range_, sorted(numbers))
                 packed += 1
 
     def failed(self) -> set[int]:
@@ -202,19 +201,14 @@ class DoneMarks:
         wanted = min(PACK_BLOCKS, blocks - range_ * PACK_BLOCKS)
         return len(packed) + sum(number not in packed for number in numbers) >= wanted
 
-    def _pack(self, range_: int, numbers: Collection[int], fence: Fence) -> None:
-        """Step by step, and each asks the fence: a coordinator that slept must not put old marks before new ones.
-
-        A mark that cannot be read stays single: whoever needs its record is told, and repair takes it back.
-        """
-        fence.require()
+    def _pack(self, range_: int, numbers: Collection[int]) -> None:
+        """A mark that cannot be read stays single: whoever needs its record gets the error, and repair removes it."""
         records: dict[int, dict[str, Any]] = {}
         for number in numbers:
             with contextlib.suppress(BadData, TypeError, ValueError):
                 records |= self._single_records([number])
         if records:
-            self._packs.add(range_, records, fence)
-            fence.require()
+            self._packs.add(range_, records)
             self._remove(records)
 
     def _remove(self, numbers: Iterable[int]) -> None:

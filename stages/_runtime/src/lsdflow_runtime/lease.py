@@ -1,10 +1,7 @@
-"""One coordinator per stage: a lease file on shared storage (lsdflow_command.lease_file), and the fence of its commits.
+"""One coordinator per stage at a time: a file on shared storage (lsdflow_command.lease_file) saves doing work twice.
 
-1. a coordinator takes the lease, or is refused (73)
-2. one that finds its lease taken over stops (73). Blocks are pure and committed whole: whatever two of them did
-   meanwhile are the same bits.
-3. a commit asks the fence of the coordinator that ordered it: a worker that slept through a change of coordinators
-   writes nothing, not even if other parameters are at work on the same arrays by now.
+Results are written once, in the folder of their key, so two coordinators of one key would write the same bits, and two
+of different keys write elsewhere. A coordinator whose file was taken over stops (73).
 """
 
 from __future__ import annotations
@@ -14,41 +11,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from lsdflow_command.lease_file import EXPIRY_SECONDS, Holder, LeaseFile, Renewal
-from lsdflow_contract.errors import Interrupted, NotOurs
+from lsdflow_contract.errors import NotOurs
 
 LOG = logging.getLogger("lsdflow.lease")
 STAGE_IS_LED = "another coordinator works on this stage of the experiment"
-
-
-@dataclass(frozen=True)
-class Fence:
-    """Lets a commit pass while the lease of `folder` is held by the coordinator with this token; "" lets all pass."""
-
-    folder: Path
-    token: str
-
-    @classmethod
-    def of_holder(cls, folder: Path) -> Fence:
-        """The fence of the coordinator that holds the lease now; open if there is none."""
-        holder = _file(folder).holder()
-        return cls(folder, holder.token if holder else "")
-
-    def require(self) -> None:
-        """Raise Interrupted (75) if the lease was released or taken over."""
-        if not self.token:
-            return
-        holder = _file(self.folder).holder()
-        if holder is None or holder.token != self.token:
-            LOG.warning("refused: the coordinator that ordered this block is gone; it is left to its successor")
-            raise Interrupted(
-                "the coordinator that ordered this block is gone",
-                where=self.folder / "lease",
-                hint="nothing to do: the block is left to its successor",
-            )
 
 
 @contextmanager
@@ -68,8 +37,7 @@ def lease(folder: Path, refusal: str = STAGE_IS_LED) -> Iterator[None]:
             # After this no signal comes: one that came later would hide the error that ended the work.
             renewal.stop()
     except BaseException as error:
-        # The fence of a commit may have seen it before the thread that renews.
-        if lost.is_set() or (isinstance(error, Interrupted) and _is_lost(file, holder)):
+        if lost.is_set():
             raise _taken(folder, refusal, file.holder()) from error
         raise
     finally:
@@ -85,13 +53,6 @@ def _end_work(lost: threading.Event) -> None:
     lost.set()
     # To the main thread: only there does it end a call that waits.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-
-
-def _is_lost(file: LeaseFile, holder: Holder) -> bool:
-    try:
-        return file.holder() != holder
-    except OSError:
-        return False
 
 
 def _taken(folder: Path, refusal: str, found: Holder | None, age_s: float | None = None) -> NotOurs:

@@ -35,7 +35,7 @@ def measure_block(task: BlockTask, folder: Path) -> dict[str, Any]:
     elsewhere.create_outputs()
     first, number = blocks_to_measure(task.plan)
     started = time.monotonic()
-    with block_runner(elsewhere, elsewhere.fence) as do_block:
+    with block_runner(elsewhere) as do_block:
         facts: dict[str, Any] = {"seconds_to_open": time.monotonic() - started}
         files, size = _on_disk(folder)
         facts["seconds_of_first_block"] = _seconds_of(do_block, first)

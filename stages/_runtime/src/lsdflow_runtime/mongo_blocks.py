@@ -17,7 +17,6 @@ from typing import Any
 from pymongo import ASCENDING, IndexModel
 
 from lsdflow_contract.errors import MissingInput
-from lsdflow_runtime.lease import Fence
 from lsdflow_runtime.mongo_connection import Document, MongoConnection
 
 DONE = {
@@ -86,7 +85,7 @@ class MongoBlocks:
         del blocks
         return set()
 
-    def pack(self, blocks: int, fence: Fence, *, all_of_them: bool = False) -> None:
+    def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
         """Nothing to do: the server keeps many marks in few files."""
 
     def failed(self) -> set[int]:

@@ -6,6 +6,7 @@ A block is done by a mark of its own (done_marks). The coordinator, and nobody e
     1. the pack of the range is written by rename, with what an older pack of it holds
     2. the marks that are in it now are removed
 Killed between the two, a mark is in both and counts once. Who looks at marks first and at packs then misses none.
+Two coordinators at once (one was taken for dead) can lose marks of a range: those blocks are computed again.
 
 Metadata holds two hashes, of the numbers and of all rows, because a footer has no checksum of its own.
 """
@@ -28,7 +29,6 @@ import pyarrow.parquet as pq
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import fsync_folder, storage_errors, write_atomically
 from lsdflow_contract.hashing import hash_of, hash_of_array
-from lsdflow_runtime.lease import Fence
 
 PACK_BLOCKS = 4096
 NUMBERS_HASH, ROWS_HASH = b"lsdflow.numbers", b"lsdflow.rows"
@@ -72,10 +72,10 @@ class MarkPacks:
         texts = (self._texts_of(range_) for range_ in self._ranges())
         return {number: json.loads(text) for pack in texts for number, text in pack.items()}
 
-    def add(self, range_: int, records: Mapping[int, Record], fence: Fence) -> None:
+    def add(self, range_: int, records: Mapping[int, Record]) -> None:
         """Put records of blocks of a range into its pack, in place of those that are there for the same blocks."""
         texts = {number: json.dumps(record, separators=(",", ":")) for number, record in records.items()}
-        self._replace(range_, {**self._texts_of(range_), **texts}, fence.require)
+        self._replace(range_, {**self._texts_of(range_), **texts})
 
     def take_out(self, numbers: Iterable[int]) -> None:
         """Remove the marks of blocks. Of a pack that cannot be read all marks go: none of them can be believed."""
@@ -113,7 +113,7 @@ class MarkPacks:
     def _path(self, range_: int) -> Path:
         return Path(f"{self.folder}/{range_}.parquet")
 
-    def _replace(self, range_: int, texts: Mapping[int, str], require: Callable[[], None] | None = None) -> None:
+    def _replace(self, range_: int, texts: Mapping[int, str]) -> None:
         path = self._path(range_)
         if not texts:
             with storage_errors(path):
@@ -127,8 +127,6 @@ class MarkPacks:
 
         def write(file: BinaryIO) -> None:
             pq.write_table(_table(texts), file, compression="zstd", use_dictionary=False, write_page_checksum=True)
-            if require is not None:
-                require()
 
         write_atomically(path, write)
 

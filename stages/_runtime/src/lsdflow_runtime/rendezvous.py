@@ -1,9 +1,7 @@
 """How workers of other jobs find the coordinator of a stage: one small notice on shared storage.
 
 runs/<stage>/join.json                       the notice: state, address, round
-runs/<stage>/rounds/<round>/pending.json     the blocks of the round
 runs/<stage>/rounds/<round>/work             the key of the work: a stage may have several passes
-runs/<stage>/rounds/<round>/token            the lease under which the round was opened
 runs/<stage>/rounds/<round>/key              opens the gate to the coordinator (gate.py), while blocks are handed out
 runs/<stage>/rounds/<round>/fatal.json       an error that concerns every block, left by the worker that met it
 
@@ -30,7 +28,7 @@ from lsdflow_contract.errors import BadData, ConfigError, Interrupted, StageErro
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.manifest import JOB_VARIABLE
-from lsdflow_runtime.lease import Fence, lease
+from lsdflow_runtime.lease import lease
 
 State = Literal["starting", "open", "paused", "finished"]
 HOST_VARIABLE = "LSDFLOW_HOST"
@@ -98,11 +96,11 @@ class NoticeBoard:
         """Folder of a round."""
         return self.folder / "rounds" / round_
 
-    def open_round(self, pending: list[int]) -> Path:
-        """Folder of a new round with its pending blocks; folders of earlier rounds go."""
+    def open_round(self) -> Path:
+        """Folder of a new round; folders of earlier rounds go."""
         shutil.rmtree(self.folder / "rounds", ignore_errors=True)
         folder = self.round_folder(uuid.uuid4().hex[:12])
-        write_json(folder / "pending.json", pending)
+        folder.mkdir(parents=True)
         return folder
 
 
@@ -164,21 +162,6 @@ def _address_of_own_name() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
-
-
-def read_pending(folder: Path) -> list[int]:
-    """Block numbers of a round."""
-    return [int(n) for n in read_json(folder / "pending.json")]
-
-
-def leave_token(folder: Path, fence: Fence) -> None:
-    """Note under which lease the round was opened; its workers commit while that one is held."""
-    (folder / "token").write_text(fence.token)
-
-
-def read_token(folder: Path) -> str:
-    """The lease under which a round was opened."""
-    return (folder / "token").read_text()
 
 
 def leave_work(folder: Path, key: str) -> None:

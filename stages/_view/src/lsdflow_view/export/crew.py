@@ -22,7 +22,6 @@ from lsdflow_command.console import start_logging
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.processes import end_with_parent
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
-from lsdflow_runtime.lease import Fence
 
 LOG = logging.getLogger("lsdflow.export")
 # Times that workers may be lost one after another without any piece done meanwhile.
@@ -35,8 +34,8 @@ Write = Callable[[int], None]
 class Crew:
     """`count` worker processes for the pieces of `works`; 1: this process does them, one after another."""
 
-    def __init__(self, count: int, works: Sequence[Write], fence: Fence) -> None:
-        self.count, self.works, self.fence = count, list(works), fence
+    def __init__(self, count: int, works: Sequence[Write]) -> None:
+        self.count, self.works = count, list(works)
         self._pool: ProcessPoolExecutor | None = None
         self._others = set(multiprocessing.active_children())
 
@@ -101,7 +100,7 @@ class Crew:
     def _opened(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")  # libraries have threads, which no fork survives
-            self._pool = ProcessPoolExecutor(self.count, context, initializer=_start, initargs=(self.works, self.fence))
+            self._pool = ProcessPoolExecutor(self.count, context, initializer=_start, initargs=(self.works,))
         return self._pool
 
     def _dismiss(self) -> None:
@@ -114,21 +113,19 @@ class _Orders:
     """What a worker process was started for."""
 
     works: Sequence[Write] = ()
-    fence: Fence
 
 
-def _start(works: Sequence[Write], fence: Fence) -> None:
+def _start(works: Sequence[Write]) -> None:
     """A worker begins: it ends with its coordinator, which alone listens to Ctrl-C and to the scheduler."""
     end_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     start_logging()
-    _Orders.works, _Orders.fence = works, fence
+    _Orders.works = works
 
 
 def _write(work: int, number: int) -> None:
-    """Write one piece, while the coordinator that ordered it holds the folder."""
-    _Orders.fence.require()
+    """Write one piece."""
     try:
         _Orders.works[work](number)
     except StageError:

@@ -18,7 +18,7 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
 from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.lease import Fence, lease
+from lsdflow_runtime.lease import lease
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
 from lsdflow_view.export.crew import Crew
 
@@ -87,10 +87,9 @@ def run_works(label: str, unit: str, under_way: Path, works: list[Work], workers
     if not works:
         return 0
     total, already = sum(work.count for work in works), sum(marks.count_done() for _, marks in open_marks)
-    fence = Fence.of_holder(under_way)
     with (
         Progress(label, total=total, unit=unit, already=already) as progress,
-        Crew(min(workers, max(1, total - already)), [work.write for work in works], fence) as crew,
+        Crew(min(workers, max(1, total - already)), [work.write for work in works]) as crew,
     ):
         for index, (_, marks) in enumerate(open_marks):
             _run(index, works[index], marks, crew, progress)
@@ -101,11 +100,10 @@ def _run(index: int, work: Work, marks: DoneMarks, crew: Crew, progress: Progres
     done = marks.done()
     left = [number for number in range(work.count) if number not in done]
     for count, number in enumerate(crew.written(index, left), 1):
-        crew.fence.require()
         marks.mark_done(number, {"piece": number})
         progress.advance()
         if count % PACK_BLOCKS == 0:
-            marks.pack(work.count, crew.fence)
+            marks.pack(work.count)
     _sweep(work.folder)
 
 
