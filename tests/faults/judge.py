@@ -55,6 +55,7 @@ FAULTS = {
     "F23": "artefacts of other contracts",
     "F24": "a finished stage run again",
     "F25": "other parameters",
+    "F26": "a late worker of other parameters",
     "hang": "commands that did not end",
 }
 STAGES = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")

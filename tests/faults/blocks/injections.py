@@ -8,9 +8,10 @@
 {"poison": [3, "crash"]}   block 3 raises, crashes, hangs, or is killed as if memory had run out, each time
 {"deaths": [11, FILE]}  each commit kills its process with a chance of 15 %, seed 11; a byte in FILE for each
 {"stop": [[3], FOLDER]}      stop (SIGSTOP) in block 3, once; the process number is left in FOLDER/3
+{"stop in": [[3], FOLDER]}   stop when the chunks of block 3 are about to be written, once
 {"cut off": [[3], FOLDER]}   lose the coordinator in block 3, once, and finish it when another process has
 {"acknowledged": FILE}  note every write that the store acknowledged
-{"contract": 2}         be a program of another contract
+{"contract": 3}         be a program of another contract
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 
 from lsdflow_command import lease_file
 from lsdflow_contract import manifest
-from lsdflow_runtime import blockwise
+from lsdflow_runtime import block_task, blockwise
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.done_marks import DoneMarks
@@ -165,6 +166,17 @@ def _stop(told: list[Any]) -> None:
     _in_block(act)
 
 
+def _stop_in_write(told: list[Any]) -> None:
+    inner = block_task._write_checked
+
+    def write(volume: Volume, block: Block, *rest: Any) -> str:
+        if _is_first(told, block):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return inner(volume, block, *rest)
+
+    block_task._write_checked = write
+
+
 def _cut_off(told: list[Any]) -> None:
     """Lose every connection but those to the store in a block; go on with it when somebody else has finished it."""
 
@@ -265,6 +277,7 @@ _HARMS: dict[str, Callable[[Any], None]] = {
     "poison": _poison,
     "deaths": _deaths,
     "stop": _stop,
+    "stop in": _stop_in_write,
     "cut off": _cut_off,
     "acknowledged": _acknowledged,
     "contract": _contract,

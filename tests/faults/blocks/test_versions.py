@@ -22,7 +22,7 @@ PAIRS = (
     ("watershed", "evaluate"),
     ("segment", "evaluate"),
 )
-OTHERS = {"a later": "2.0.0", "an earlier": "0.9.3", "no": ""}
+OTHERS = {"a later": "3.0.0", "an earlier": "0.9.3", "no": ""}
 
 
 def results(folder: Path) -> dict[str, tuple[int, int]]:
@@ -48,7 +48,7 @@ def test_f23_a_stage_refuses_what_another_contract_wrote(world: World, writer: s
 def test_f23_an_image_of_a_later_contract_refuses_what_this_one_wrote(world: World, reader: str) -> None:
     folder = world.before(reader, f"f23-later-{reader}")
     before = results(folder)
-    code = world.server.run(reader, folder, SERIAL, harm={"contract": 2})
+    code = world.server.run(reader, folder, SERIAL, harm={"contract": 3})
     same = results(folder) == before
     world.note("F23", stage=reader, kind="later image", **world.outcome(folder, detected=code == 76, whole=same))
     assert (code, same) == (76, True)

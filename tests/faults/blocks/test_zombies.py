@@ -1,4 +1,4 @@
-"""F6, F15, F17: processes that were taken for dead and come back; clocks that are wrong.
+"""F6, F15, F17, F26: processes that were taken for dead and come back; clocks that are wrong.
 
 Required: the bits of the undisturbed run; what stands is not written again by whoever comes late, and the log says so.
 """
@@ -16,6 +16,9 @@ import psutil
 import pytest
 from cluster import Cluster
 from harness import BLOCKS, DAISY, SERIAL, STAGES, World, count, seeds, store_of, wait_for
+
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import current_key
 
 # evaluate does the same with its blocks, and takes longer to make its report.
 BLOCKWISE = STAGES[:3]
@@ -62,7 +65,7 @@ def test_f6_a_worker_that_comes_back_after_its_block_was_done_by_another_writes_
         codes = cluster.end()
         after = world.marks(folder, stage)
         redone = sum(after[block] != when for block, when in done.items())
-        refused = world.server.told()[told_before:].count("refused: block")
+        refused = world.server.told()[told_before:].count("was finished by another attempt")
         whole = world.is_whole(stage, folder)
         # One that slept past the time-out is ended by daisy's own watch, or comes to its commit and is refused.
         noticed = refused == len(blocks) or harm == "stop"
@@ -143,6 +146,44 @@ def test_f17_wrong_clocks_change_neither_leases_nor_results(world: World) -> Non
         world.note("F17", stage=stage, **facts, **outcome)
         assert (refused, code, whole, redone) == (73, 0, True, 0)
         world.remove(folder)
+
+
+def test_f26_a_late_worker_of_other_parameters_changes_no_voxel_of_the_result_that_counts(
+    world: World, tmp_path: Path
+) -> None:
+    """It stops in the middle of a write; its coordinator dies; other parameters run and are verified; it goes on."""
+    for number, seed in enumerate(seeds("F26", 2, 20)):
+        chance, folder = random.Random(seed), world.before("watershed", f"f26-{number}", store_of(number))
+        flags = tmp_path / str(number)
+        flags.mkdir()
+        block = chance.randrange(BLOCKS)
+        cluster = Cluster(world, "watershed", folder, "watershed.filter_fragments=0.2", "compute.block_timeout_s=60")
+        worker = cluster.join({"stop in": [[block], str(flags)]})
+        left = flags / str(block)
+        wait_for("the worker to stop in a write", lambda f=left: f.exists() and f.read_text() != "")
+        late = int(left.read_text())
+        wait_for("the process to stop", lambda p=late: is_stopped(p))
+        os.kill(cluster.coordinator, signal.SIGKILL)
+        world.server.wait(cluster.coordinator)
+        code = world.server.run("watershed", folder, SERIAL, harm={"lease": LEASE_S})
+        whole, before = world.is_whole("watershed", folder), voxels(folder)
+        os.kill(late, signal.SIGCONT)
+        wait_for("its block to be written", lambda f=folder, b=before: len(voxels(f, every=True)) > len(b))
+        os.kill(worker, signal.SIGKILL)
+        world.server.wait(worker)
+        same = voxels(folder) == before and world.is_whole("watershed", folder)
+        facts = {"seed": seed, "block": block}
+        world.note("F26", stage="watershed", **facts, **world.outcome(folder, resumed=code == 0, whole=whole and same))
+        assert (code, whole, same) == (0, True, True)
+        world.remove(folder)
+
+
+def voxels(folder: Path, *, every: bool = False) -> dict[str, bytes]:
+    """The chunks of the current fragments, or of all results of watershed."""
+    layout = ExperimentLayout(folder)
+    result = layout.results / "watershed" if every else layout.result("watershed", current_key(layout, "watershed"))
+    chunks = (path for path in result.rglob("c/**/*") if path.is_file() and not path.name.startswith("."))
+    return {str(path): path.read_bytes() for path in chunks}
 
 
 def test_f6_a_block_of_a_frozen_worker_is_done_although_the_others_had_found_nothing_left(
