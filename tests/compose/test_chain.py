@@ -12,6 +12,7 @@ import pytest
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import made
 from lsdflow_runtime.volumes import open_volume
 
 from .conftest import Composed, Finished, call, lsdflow
@@ -38,8 +39,9 @@ def _assert_same_bits(folder: Path, reference: Path) -> None:
     for stage in RUN:
         ours, theirs = (read_manifest(ExperimentLayout(root), stage).identity for root in (folder, reference))
         assert ours == theirs, stage
-    for name in ("fragments", "segmentation"):
-        ours, theirs = (open_volume(root / f"{name}.zarr", f"volumes/{name}") for root in (folder, reference))
+    for stage, name in (("watershed", "fragments"), ("segment", "segmentation")):
+        containers = (made(ExperimentLayout(root), stage) for root in (folder, reference))
+        ours, theirs = (open_volume(container, f"volumes/{name}") for container in containers)
         assert np.array_equal(ours.read(ours.box), theirs.read(theirs.box)), name
 
 
@@ -73,8 +75,8 @@ def test_passwords_are_in_files_alone(chain: Composed) -> None:
 
 
 def test_a_second_up_does_nothing_again_and_fails_when_the_last_stage_does(chain: Composed) -> None:
-    made = [path for name in ("fragments", "segmentation") for path in (chain.folder / f"{name}.zarr").rglob("c/*/*/*")]
-    before = {path: path.stat().st_mtime_ns for path in made}
+    chunks = list((chain.folder / "results").rglob("c/*/*/*"))
+    before = {path: path.stat().st_mtime_ns for path in chunks}
     assert before
     (chain.folder / "report").rename(chain.folder / "kept")
     (chain.folder / "report").touch()
@@ -84,7 +86,7 @@ def test_a_second_up_does_nothing_again_and_fails_when_the_last_stage_does(chain
     codes = chain.exit_codes()
     codes.pop("end", None)  # the container of the first `up` may still be there; this one did not start it
     assert codes == {**dict.fromkeys((*STAGES, "mongo-user"), 0), "evaluate": 74}
-    assert {path: path.stat().st_mtime_ns for path in made} == before
+    assert {path: path.stat().st_mtime_ns for path in chunks} == before
 
 
 def test_a_stage_that_fails_stops_the_chain_with_its_code(copied: Copied) -> None:
