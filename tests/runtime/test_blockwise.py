@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lsdflow_command.watching.attempts import AttemptReader
 from lsdflow_contract.errors import BadData, BlocksFailed, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest
@@ -217,6 +219,18 @@ def test_a_block_survives_more_lost_workers_than_it_may_fail(make_experiment: Ma
     (weather.layout.root / "kill-times").write_text("5")
     assert _run(serial).identity == _run(weather).identity
     assert (weather.layout.root / "kill-times").read_text() == "0"
+
+
+def test_a_block_that_takes_too_long_is_done_a_second_time_by_a_worker_without_work(make_experiment: Make) -> None:
+    serial, experiment = make_experiment("a", SERIAL), make_experiment("b", "compute.workers=2")
+    for name in ("slow-once", "impatient"):
+        (experiment.layout.root / name).touch()
+    began = time.monotonic()
+    assert _run(experiment).identity == _run(serial).identity
+    assert time.monotonic() - began < 250, "nobody waited for the slow attempt"
+    attempts = AttemptReader(experiment.layout.stage_runs("toy"))
+    assert [a.outcome for a in attempts.ended() if a.block == 2] == ["done"]
+    assert [a.block for a in attempts.without_end()] == [2]
 
 
 def test_differences_name_inputs_and_nested_settings_and_end_after_six() -> None:

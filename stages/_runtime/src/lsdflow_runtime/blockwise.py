@@ -36,8 +36,8 @@ from lsdflow_runtime.block_records import taken_by_blocks
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.daisy_runner import current_round, lead_with_daisy, run_with_daisy, take_blocks
-from lsdflow_runtime.overdue import UnderWay, overdue_noted
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
+from lsdflow_runtime.slow_blocks import UnderWay, block_watched, slow_blocks
 from lsdflow_runtime.transient_errors import BLOCK, try_block
 from lsdflow_runtime.volumes import Volume
 
@@ -80,10 +80,13 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
 
 def worker_task(task: BlockTask) -> None:
     """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
-    limit_s = task.experiment.compute.block_timeout_s
-    with block_runner(task) as do_block, overdue_noted(task.marks, limit_s) as under_way:
-        round_ = current_round()
+    marks, runs, round_ = task.marks, task.experiment.layout.stage_runs(task.stage), current_round()
+    log = AttemptLog(runs, task.key)
+    watched = block_watched(marks, log.path, task.experiment.compute.block_timeout_s)
+    with block_runner(task, log) as do_block, watched as under_way:
         take_blocks(task.plan, lambda number: _attempt_in_turn(task, do_block, number, round_, under_way))
+        for number in slow_blocks(marks, runs, log.path, task.key):
+            _attempt_in_turn(task, do_block, number, round_, under_way)
 
 
 def plan_task(task: BlockTask) -> dict[str, Any]:
@@ -137,10 +140,10 @@ def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
 
 
 @contextmanager
-def block_runner(task: BlockTask) -> Iterator[Callable[[int], None]]:
+def block_runner(task: BlockTask, log: AttemptLog | None = None) -> Iterator[Callable[[int], None]]:
     """Open the task once; yields a function that does and commits the block of a number."""
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
-    log = AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)
+    log = log or AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)
     with task.open() as function, log:
 
         def do_block(number: int) -> None:
@@ -159,10 +162,12 @@ def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunctio
 def _attempt_in_turn(
     task: BlockTask, do_block: Callable[[int], None], number: int, round_: str, under_way: list[UnderWay]
 ) -> bool:
-    """Do a block once. It goes back undone if workers of this round have failed at it as often as BLOCK allows.
+    """Do a block once, unless another worker has. It goes back undone after as many failures as BLOCK allows.
 
     The coordinator hands a block out more often than that, since a lost worker is no fault of the block.
     """
+    if task.marks.is_done(number):
+        return True
     try:
         failure = task.marks.failure(number)
     except MissingInput:

@@ -15,6 +15,7 @@ from lsdflow_contract.errors import BadData, MadeOtherwise, NoVoxelSize
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import Manifest, work_key
+from lsdflow_runtime import slow_blocks
 from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask, container_of
 from lsdflow_runtime.blocks import Block, BlockPlan
@@ -70,6 +71,8 @@ run, verify, status, repair = Toy().run, Toy().verify, Toy().status, Toy().repai
 def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
     root = experiment.layout.root
     raw = open_volume(experiment.layout.target_volume, RAW.dataset)
+    if (root / "impatient").exists():
+        slow_blocks.LEAST_S, slow_blocks.LOOK_S = 1.0, 0.2
 
     def double(block: Block) -> BlockOutput:
         if (root / "slow").exists():
@@ -85,6 +88,9 @@ def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
             os.kill(os.getpid(), signal.SIGKILL)
         if (root / "hang").exists() and block.number == 2:
             time.sleep(3600)
+        if (root / "slow-once").exists() and block.number == 2:
+            (root / "slow-once").unlink()
+            time.sleep(300)
         if (root / "poison").exists() and block.number == 2:
             msg = "poisoned"
             raise ValueError(msg)

@@ -125,8 +125,14 @@ class AttemptReader:
 
     def without_end(self) -> list[Attempt]:
         """Attempts that are under way, or whose processes were lost: of what `ended` has read, the next line."""
+        return [attempt for _, attempt in self.under_way()]
+
+    def under_way(self) -> list[tuple[Path, Attempt]]:
+        """The attempts of `without_end`, and the file of each: a process at work touches its file."""
         tails = ((path, path.read_bytes()[read:].decode(errors="replace")) for path, read in self._read.items())
-        return [found for path, tail in tails if "\n" not in tail and (found := _parsed(tail, path)) is not None]
+        return [
+            (path, found) for path, tail in tails if "\n" not in tail and (found := _parsed(tail, path)) is not None
+        ]
 
 
 def _files(runs: Path | None) -> Sequence[Path]:

@@ -1,0 +1,133 @@
+"""Blocks that take too long: a worker without work does them a second time, and a time-out is recorded as a failure.
+
+    worker at work                                      worker without work (daisy has no block left for it)
+    touches its file of attempts every few seconds      reads the attempts of all workers: which are under way, alive
+    has another worker done the block? it ends, daisy   one that takes more than 3 times the median block, and that
+    gives it back, and it counts as done at once        nobody does a second time yet: does it
+
+Blocks are pure and committed whole, so it makes no difference which attempt ends first. Times are those of the file
+server, or differences of one clock; a wrong clock costs a needless attempt or saves none.
+The idea is that of backup tasks (Dean and Ghemawat 2004; cubed has them as `backups`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lsdflow_command.interruption import end_if_asked
+from lsdflow_command.watching.attempts import KEY_LETTERS, AttemptReader
+from lsdflow_contract.errors import StageError
+from lsdflow_runtime.done_marks import BlockStore
+
+LOG = logging.getLogger("lsdflow.blocks")
+# A block is slow after so many times the median of the finished ones, and after no less than LEAST_S.
+SLOWER = 3.0
+LEAST_S = 30.0
+LOOK_S = 5.0
+# A process at work that has not touched its file for so long has been lost.
+LOST_AFTER_S = 3 * LOOK_S
+SAMPLED_RECORDS = 200
+# The part of its time-out after which a block that is still at work is recorded as failed: daisy then ends its worker.
+RECORDED_BEFORE_TIMEOUT = 0.9
+
+
+@dataclass
+class UnderWay:
+    """The block that a worker is at, what is known of earlier attempts, and when it began."""
+
+    number: int
+    known: Mapping[str, Any]
+    began: float = field(default_factory=time.monotonic)
+
+
+@contextmanager
+def block_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterator[list[UnderWay]]:
+    """Watch the block in the list that is yielded, from one thread for all blocks of a worker.
+
+    attempts: the worker's own file of attempts. limit_s: the time-out of a block.
+    """
+    under_way: list[UnderWay] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        recorded = None
+        while not stop.wait(min(LOOK_S, limit_s * (1 - RECORDED_BEFORE_TIMEOUT) / 2)):
+            for block in under_way[:1]:
+                age_s = time.monotonic() - block.began
+                with suppress(StageError, OSError):
+                    os.utime(attempts)
+                    if age_s >= LEAST_S and marks.is_done(block.number):
+                        _leave_to_the_other(block.number)
+                    if block is not recorded and age_s >= RECORDED_BEFORE_TIMEOUT * limit_s:
+                        what = f"took longer than {limit_s:g} s (compute.block_timeout_s)"
+                        record = {"error": "Timeout", "exit_code": 70, "what": what, **block.known}
+                        marks.mark_failed(block.number, record)
+                        recorded = block
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield under_way
+    finally:
+        stop.set()
+
+
+def _leave_to_the_other(number: int) -> None:
+    """End this process: the block may be in a call that no exception ends."""
+    LOG.info("block %d was finished by another worker meanwhile: this attempt ends", number)
+    os._exit(0)
+
+
+def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iterator[int]:
+    """Numbers of blocks that other workers have been at for too long; ends when no block is under way elsewhere.
+
+    runs: folder of the runs of the stage. attempts: this worker's own file of attempts. key: of the pass.
+    """
+    tried: set[int] = set()
+    limit_s, parent = 0.0, os.getppid()
+    while os.getppid() == parent:
+        end_if_asked()
+        alive = _alive(runs, attempts, key)
+        waiting = {n: ages_s for n, ages_s in alive.items() if n not in tried and not marks.is_done(n)}
+        if not waiting:
+            return
+        limit_s = limit_s or _limit_s(marks)
+        late = {n: ages_s[0] for n, ages_s in waiting.items() if len(ages_s) == 1 and 0 < limit_s < ages_s[0]}
+        if late:
+            number = max(late, key=late.__getitem__)
+            tried.add(number)
+            LOG.warning("block %d has been under way for %.0f s: it is done a second time", number, late[number])
+            yield number
+        else:
+            time.sleep(LOOK_S)
+
+
+def _limit_s(marks: BlockStore) -> float:
+    """Seconds after which a block is slow; 0 if none is done yet, to compare with."""
+    done = sorted(marks.done())
+    seconds = [marks.record(number)["seconds"] for number in done[:: max(1, len(done) // SAMPLED_RECORDS)]]
+    return max(LEAST_S, SLOWER * float(np.median(seconds))) if seconds else 0.0
+
+
+def _alive(runs: Path, attempts: Path, key: str) -> dict[int, list[float]]:
+    """The seconds of each attempt at a block that is under way in another process, which is alive."""
+    attempts.parent.mkdir(parents=True, exist_ok=True)
+    attempts.touch()
+    found: dict[int, list[float]] = {}
+    reader = AttemptReader(runs)
+    reader.ended()
+    for path, attempt in reader.under_way():
+        with suppress(FileNotFoundError):
+            silent_s = attempts.stat().st_mtime - path.stat().st_mtime
+            if attempt.key == key[:KEY_LETTERS] and path != attempts and silent_s < LOST_AFTER_S:
+                found.setdefault(attempt.block, []).append(time.time() - attempt.started)
+    return found
