@@ -71,3 +71,10 @@ def test_an_offset_between_grids_is_counted_in_voxels_or_refused() -> None:
         Geometry((9.8, 4.0, 4.0), (100.0, 0.0, 0.0), (2, 2, 2)).voxel_offset_from(grid, "shifted")
     with pytest.raises(ConfigError, match="voxel sizes differ"):
         Geometry((8.0, 4.0, 4.0), (98.0, 0.0, 0.0), (2, 2, 2)).voxel_offset_from(grid, "other")
+
+
+@given(boxes, boxes)
+def test_a_box_without_another_is_cut_into_boxes_that_hold_each_other_voxel_once(a: Box, b: Box) -> None:
+    parts = list(a.without(b))
+    assert set().union(*map(_voxels, parts)) == _voxels(a) - _voxels(b)
+    assert sum(part.size for part in parts) == len(_voxels(a) - _voxels(b))

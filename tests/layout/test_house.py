@@ -176,7 +176,7 @@ def test_functions_are_short() -> None:
 def test_files_are_short_and_say_what_they_do() -> None:
     for path in _all_sources():
         text = path.read_text()
-        assert len(text.splitlines()) <= 320, path
+        assert len(text.splitlines()) <= 400, path
         assert ast.get_docstring(ast.parse(text)), f"{path} needs a module docstring"
 
 

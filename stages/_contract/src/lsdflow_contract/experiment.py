@@ -99,6 +99,18 @@ class ComputeTable(StrictModel):
     block_timeout_s: float = Field(
         default=900.0, gt=0, le=1e7, description="reassign a block to another worker after this many seconds"
     )
+    failed_blocks: Literal["stop", "accept"] = Field(
+        default="stop",
+        description="when blocks still fail after all attempts. stop: the stage ends with exit code 79; accept: "
+        "predict, watershed, agglomerate and segment finish without them, and every later manifest, the report and the "
+        "viewer list the holes",
+    )
+    max_failed: int = Field(
+        default=10,
+        ge=0,
+        description='failed_blocks = "accept": most failed blocks of a stage that are accepted; with more it ends with '
+        "exit code 79",
+    )
     join_wait_s: float = Field(
         default=1800.0,
         gt=0,

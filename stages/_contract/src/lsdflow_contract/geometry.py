@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -77,6 +78,25 @@ class Box:
     def contains(self, other: Box) -> bool:
         """True if every voxel of `other` is in this box."""
         return self.intersect(other) == other or other.is_empty
+
+    def without(self, other: Box) -> Iterator[Box]:
+        """The voxels that are not in `other`, as at most six boxes that do not overlap."""
+        inner, rest = self.intersect(other), self
+        if inner.is_empty:
+            yield self
+            return
+        for axis in range(3):
+            begin, end = list(rest.begin_vox), list(rest.end_vox)
+            lower, upper = inner.begin_vox[axis], inner.end_vox[axis]
+            for part_begin, part_end in ((begin[axis], lower), (upper, end[axis])):
+                part = Box.from_bounds(
+                    _three([*begin[:axis], part_begin, *begin[axis + 1 :]]),
+                    _three([*end[:axis], part_end, *end[axis + 1 :]]),
+                )
+                if not part.is_empty:
+                    yield part
+            begin[axis], end[axis] = lower, upper
+            rest = Box.from_bounds(_three(begin), _three(end))
 
     def translate(self, by_vox: Vox3) -> Box:
         """The box moved by `by_vox`."""

@@ -108,6 +108,11 @@ def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
     return _read(layout.manifest(stage), stage)
 
 
+def read_manifest_file(path: Path) -> Manifest:
+    """The manifest in a file, of any stage. Errors as of read_manifest."""
+    return _read(path, "that wrote it")
+
+
 def kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Path:
     """The manifest that the result of a work keeps."""
     return layout.result(stage, key) / "manifest.json"
