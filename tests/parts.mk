@@ -131,6 +131,7 @@ TESTS_OF_command := \
   tests/launch/test_completion.py
 TESTS_OF_runtime := \
   tests/runtime/test_blockwise.py \
+  tests/runtime/test_failed_blocks.py \
   tests/runtime/test_chunk_files.py \
   tests/runtime/test_formats.py \
   tests/runtime/test_formats_metadata.py \

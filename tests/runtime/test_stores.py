@@ -90,11 +90,15 @@ def test_a_block_that_must_have_rows_and_has_none_is_bad_data_naming_it(store: S
             store.rag.write_nodes("k", block, nodes_of(block + 1))
             store.rag.write_edges("k", "mean", block, edges_of((1, 2, 0.5)))
     assert len(list(store.rag.iter_nodes("k"))) == 2
-    for rows in (store.rag.iter_nodes("k", 3), store.rag.iter_edges("k", "mean", 3)):
+    for rows in (store.rag.iter_nodes("k", range(3)), store.rag.iter_edges("k", "mean", range(3))):
         with pytest.raises(BadData, match=f"block {lost}"):
             list(rows)
+    there = [block for block in range(3) if block != lost]
+    for found, block in zip(store.rag.iter_nodes("k", there), there, strict=True):
+        assert found.id.tolist() == nodes_of(block + 1).id.tolist()
+    assert len(list(store.rag.iter_nodes("k", there[:1]))) == 1
     store.rag.write_nodes("k", lost, RagNodes.empty())
-    assert sum(map(len, store.rag.iter_nodes("k", 3))) == 2
+    assert sum(map(len, store.rag.iter_nodes("k", range(3)))) == 2
 
 
 def test_rows_of_a_block_keep_the_order_they_were_written_in(store: Store) -> None:

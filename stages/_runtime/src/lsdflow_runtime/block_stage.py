@@ -51,11 +51,14 @@ class BlockStage(Stage):
 
     def process(self, experiment: Experiment) -> Manifest:
         """Process the blocks that are not done, of all passes, and leave the manifest."""
-        *before, last = tasks = self.passes(experiment)
-        keys = [task.key for task in tasks]
-        for task in before:
-            run_blocks(task, keys)
-        return run_task(last, keys)
+        tasks = self.passes(experiment)
+        keys = {task.key for task in tasks}
+        for number in range(len(tasks) - 1):
+            run_blocks(tasks[number], keys)
+            # A pass that ended without failed blocks gives later passes another key.
+            tasks = self.passes(experiment)
+            keys |= {task.key for task in tasks}
+        return run_task(tasks[-1], keys)
 
     def last_pass(self, experiment: Experiment) -> BlockTask:
         """The pass that leaves the manifest."""
@@ -132,7 +135,7 @@ class BlockStage(Stage):
         """What is done: blocks of the pass that is at work, and of each."""
         of_passes = {task.label: status_task(task) for task in self.passes(experiment)}
         *before, last = of_passes.values()
-        name, now = next((item for item in of_passes.items() if item[1]["done"] < item[1]["blocks"]), ("", last))
+        name, now = next((item for item in of_passes.items() if _is_open(item[1])), ("", last))
         facts = {**now, "finished": last["finished"], **({"pass": name} if before and name else {})}
         for name, found in list(of_passes.items())[:-1]:
             facts |= {f"{name}_{fact}": found[fact] for fact in ("blocks", "done", "failed")}
@@ -141,3 +144,8 @@ class BlockStage(Stage):
     def validate(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found before a run; writes nothing."""
         return self.problems(experiment) + problems_of_store(experiment)
+
+
+def _is_open(status: dict[str, Any]) -> bool:
+    """True if blocks of a pass are still to be done."""
+    return bool(status["done"] + len(status.get("accepted", ())) < status["blocks"])

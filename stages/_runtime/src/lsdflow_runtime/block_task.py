@@ -59,6 +59,8 @@ class BlockTask:
     `open` is a context manager that opens inputs and loads networks ONCE per worker and yields the block function.
     `inputs` are identities (manifests, bundles); `key` names parameters + inputs (lsdflow_contract.manifest.work_key).
     `label` tells the passes of a stage apart, where it has several.
+    `may_have_holes`: the pass may finish without failed blocks, if the settings accept them. Passes that read what it
+    left must leave them out, and name `accepted.result_key` among their inputs.
     """
 
     stage: str
@@ -71,6 +73,7 @@ class BlockTask:
     open: Callable[[], AbstractContextManager[BlockFunction]]
     unit: str = "block"
     label: str = ""
+    may_have_holes: bool = False
 
     @property
     def marks(self) -> BlockStore:
@@ -81,6 +84,11 @@ class BlockTask:
     def rag_store(self) -> RagStore:
         """The experiment's graph store."""
         return open_store(self.experiment).rag
+
+    def identity(self, records: Mapping[int, Mapping[str, Any]]) -> str:
+        """Identity of the result from the records of all done blocks; a missing block changes it."""
+        checksums = [records[n]["checksums"] if n in records else None for n in range(len(self.plan))]
+        return hash_of([self.key, checksums])
 
     def provenance(self) -> dict[str, Any]:
         """The lsdflow block of the attributes of every array this work makes."""

@@ -29,8 +29,17 @@ from lsdflow_contract.errors import (
     StageError,
     StorageFailure,
 )
-from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.failed_blocks import fact_of, failed_blocks_of_inputs
 from lsdflow_contract.manifest import Manifest, Writer, current_key, read_kept_manifest, remove_manifest
+from lsdflow_runtime.accepted import (
+    FATAL_CODES,
+    LOST,
+    accepted_failures,
+    failures_of_run,
+    missing_blocks,
+    note_failures,
+    noted_failures,
+)
 from lsdflow_runtime.block_grid import note_grid
 from lsdflow_runtime.block_records import taken_by_blocks
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
@@ -42,22 +51,19 @@ from lsdflow_runtime.transient_errors import BLOCK, try_block
 from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
-# A process that ends in the middle of a block can leave no word about it.
-LOST = "no worker came back from it: it crashed, ran out of memory, or its machine was lost"
 # How often the done marks are counted: often for workers of this machine, seldom on shared storage.
 POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
-# Errors after which no other block can fare better: stop at once instead of failing every block.
-FATAL_CODES = {65, 66, 69, 73, 74, 75, 76, 77, 78}
 
 
 def run_task(task: BlockTask, keys: Collection[str] = ()) -> Manifest:
     """Do every block that has no done mark, then write the stage's manifest. keys: of all passes of the run.
 
-    Raises NotOurs (73) for outputs of somebody else, BlocksFailed (79) if blocks failed, or the error that stopped it.
+    Raises NotOurs (73) for outputs of somebody else, BlocksFailed (79) if blocks failed that are not accepted, or the
+    error that stopped it.
     """
     started = time.time()
     executed = run_blocks(task, keys)
-    return _write_manifest(task, executed, seconds=time.time() - started)
+    return _write_manifest(task, keys, executed, seconds=time.time() - started)
 
 
 def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
@@ -74,7 +80,9 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
         _run_blocks(task, done)
     if current_key(layout, task.stage) not in keys:
         task.marks.pack(len(task.plan), all_of_them=True)
-    require_all_done(task, unexplained=LOST)
+    accepted = accepted_failures(task)
+    require_all_done(task, unexplained=LOST, accepted=[failed.block for failed in accepted])
+    note_failures(task, accepted)
     return len(task.plan) - len(done)
 
 
@@ -111,13 +119,15 @@ def plan_task(task: BlockTask) -> dict[str, Any]:
 def status_task(task: BlockTask) -> dict[str, Any]:
     """What is done, what failed and why."""
     failed = sorted(task.marks.failed())
-    done = task.marks.done()
+    missing, accepted = missing_blocks(task), noted_failures(task.experiment, task.stage, task.key)
+    is_whole = {block.block for block in accepted} == set(missing)
     return {
         "blocks": len(task.plan),
-        "done": len(done),
+        "done": len(task.plan) - len(missing),
         "failed": len(failed),
         "failures": {str(n): task.marks.failure(n).get("what", "") for n in failed[:20]},
-        "finished": len(done) == len(task.plan) and current_key(task.experiment.layout, task.stage) == task.key,
+        "finished": is_whole and current_key(task.experiment.layout, task.stage) == task.key,
+        **({"accepted": list(map(str, accepted))} if accepted and is_whole else {}),
     }
 
 
@@ -255,10 +265,9 @@ def _packed(task: BlockTask) -> bool:
     return True
 
 
-def require_all_done(task: BlockTask, unexplained: str = "not done") -> None:
+def require_all_done(task: BlockTask, unexplained: str = "not done", accepted: Collection[int] = ()) -> None:
     """BlocksFailed (79) that lists the first blocks without a done mark and why; `unexplained` if nothing is known."""
-    done = task.marks.done()
-    missing = [n for n in range(len(task.plan)) if n not in done]
+    missing = [n for n in missing_blocks(task) if n not in accepted]
     if not missing:
         return
     failed = task.marks.failed()
@@ -274,7 +283,7 @@ def require_all_done(task: BlockTask, unexplained: str = "not done") -> None:
     )
 
 
-def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
+def _write_manifest(task: BlockTask, keys: Collection[str], executed: int, seconds: float) -> Manifest:
     layout = task.experiment.layout
     layout.result(task.stage, task.key).mkdir(parents=True, exist_ok=True)
     if executed == 0:
@@ -285,7 +294,8 @@ def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
                 found.write(layout)
             return found
     found_records = task.marks.records()
-    records = [found_records[n] for n in range(len(task.plan))]
+    records = list(found_records.values())
+    failed = (*failures_of_run(task, keys), *failed_blocks_of_inputs(layout, task.inputs))
     manifest = Manifest(
         writer=Writer.of(task.stage),
         key=task.key,
@@ -299,8 +309,9 @@ def _write_manifest(task: BlockTask, executed: int, seconds: float) -> Manifest:
             "seconds_in_blocks": sum(r["seconds"] for r in records),
             "peak_rss_mib": max(r["peak_rss_mib"] for r in records),
             "totals": _totals([r["facts"] for r in records]),
+            **fact_of(failed),
         },
-        identity=hash_of([task.key, [r["checksums"] for r in records]]),
+        identity=task.identity(found_records),
     )
     return manifest.finish(layout)
 

@@ -16,7 +16,7 @@ ascending, rows as written.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -107,12 +107,12 @@ class MongoRagStore:
         """The overlaps of a block. BadData if they are lost or damaged."""
         return self._read(self._header(overlaps_collection(region), key, block), _overlaps, checksum_of_overlaps)
 
-    def iter_nodes(self, key: str, blocks: int | None = None) -> Iterator[RagNodes]:
-        """Nodes, block by block in ascending block number; BadData if one of `blocks` blocks has none written."""
+    def iter_nodes(self, key: str, blocks: Iterable[int] | None = None) -> Iterator[RagNodes]:
+        """Nodes, block by block in ascending block number; BadData if one of `blocks` has none written."""
         for header in self._wanted_headers(NODES_COLLECTION, key, blocks):
             yield self._read(header, _nodes, checksum_of_nodes)
 
-    def iter_edges(self, key: str, merge_function: str, blocks: int | None = None) -> Iterator[RagEdges]:
+    def iter_edges(self, key: str, merge_function: str, blocks: Iterable[int] | None = None) -> Iterator[RagEdges]:
         """Edges of a merge function, block by block as in iter_nodes; null scores become NaN."""
         for header in self._wanted_headers(edges_collection(merge_function), key, blocks):
             yield self._read(header, _rows_reader(merge_function), checksum_of_edges)
@@ -171,15 +171,19 @@ class MongoRagStore:
         hint = "run repair of the stage that writes it"
         return BadData("rows of the graph that should exist do not", where=where, hint=hint)
 
-    def _wanted_headers(self, collection: str, key: str, blocks: int | None) -> Iterator[Document]:
-        """Headers of `blocks` blocks, none left out; without a number those that are there."""
-        following = 0
+    def _wanted_headers(self, collection: str, key: str, blocks: Iterable[int] | None) -> Iterator[Document]:
+        """Headers of these blocks, none left out; None: those that are there. Ascending."""
+        wanted = None if blocks is None else iter(sorted(blocks))
+        following = None if wanted is None else next(wanted, None)
         for header in self._headers(collection, key):
-            if blocks is not None and header["block"] != following:
+            if wanted is None:
+                yield header
+            elif following is None or header["block"] > following:
                 break
-            yield header
-            following += 1
-        if blocks is not None and following < blocks:
+            elif header["block"] == following:
+                yield header
+                following = next(wanted, None)
+        if following is not None:
             raise self._missing(collection, following)
 
     def _headers(self, collection: str, key: str) -> Iterator[Document]:

@@ -65,10 +65,10 @@ class RagStore(Protocol):
     def read_overlaps(self, key: str, region: str, block: int) -> Overlaps:
         """The overlaps of a block. BadData if they are lost or damaged."""
 
-    def iter_nodes(self, key: str, blocks: int | None = None) -> Iterator[RagNodes]:
-        """Nodes, block by block in ascending block number; BadData if one of `blocks` blocks has none written."""
+    def iter_nodes(self, key: str, blocks: Iterable[int] | None = None) -> Iterator[RagNodes]:
+        """Nodes, block by block in ascending block number; BadData if one of `blocks` has none written."""
 
-    def iter_edges(self, key: str, merge_function: str, blocks: int | None = None) -> Iterator[RagEdges]:
+    def iter_edges(self, key: str, merge_function: str, blocks: Iterable[int] | None = None) -> Iterator[RagEdges]:
         """Edges of a merge function, block by block in ascending block number; `blocks` as in iter_nodes."""
 
     def count_nodes(self, key: str) -> int:
@@ -123,11 +123,11 @@ class FilesRagStore:
         """The overlaps of a block. BadData if they are lost or damaged."""
         return _read_overlaps(self._folder(overlaps_collection(region), key) / f"{block}.parquet")
 
-    def iter_nodes(self, key: str, blocks: int | None = None) -> Iterator[RagNodes]:
+    def iter_nodes(self, key: str, blocks: Iterable[int] | None = None) -> Iterator[RagNodes]:
         """Nodes, block by block in ascending block number."""
         return (_read_nodes(path) for path in _files(self._folder(NODES_COLLECTION, key), blocks))
 
-    def iter_edges(self, key: str, merge_function: str, blocks: int | None = None) -> Iterator[RagEdges]:
+    def iter_edges(self, key: str, merge_function: str, blocks: Iterable[int] | None = None) -> Iterator[RagEdges]:
         """Edges of a merge function, block by block in ascending block number; null scores become NaN."""
         return (_read_edges(path) for path in _files(self._folder(edges_collection(merge_function), key), blocks))
 
@@ -179,10 +179,10 @@ def _write(path: Path, table: pa.Table, checksum: str) -> None:
     write_atomically(path, lambda file: pq.write_table(marked, file, compression="zstd", write_page_checksum=True))
 
 
-def _files(folder: Path, blocks: int | None = None) -> Iterable[Path]:
-    """Files of `blocks` blocks, there or not; without a number those that are there. Ascending."""
+def _files(folder: Path, blocks: Iterable[int] | None = None) -> Iterable[Path]:
+    """Files of these blocks, there or not; None: those that are there. Ascending."""
     if blocks is not None:
-        return (folder / f"{number}.parquet" for number in range(blocks))
+        return (folder / f"{number}.parquet" for number in sorted(blocks))
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.glob("*.parquet") if p.stem.isdigit()), key=lambda p: int(p.stem))

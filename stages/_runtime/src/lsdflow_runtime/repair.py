@@ -4,7 +4,8 @@
 1. packs of done marks that cannot be read are removed: the marks in them are lost
 2. every done mark is compared with what it stands for: arrays and rows, of all blocks
 3. the marks of blocks that differ are taken back, and so are marks that cannot be read
-4. the stage's own run does these blocks again; block functions are pure, so the bits are those from before the damage
+4. the stage's own run does these blocks again; block functions are pure, so the bits are those from before the damage.
+   It tries blocks again that failed and were accepted
 
 What later stages made of undamaged data stays valid: the identity of the result does not change.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,22 +10,30 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import MASK, RAW, MaskState
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import FailedBlock
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.volumes import Volume, open_volume, outside_of
 
 
 @dataclass(frozen=True)
 class Truth:
-    """True labels on the target's grid, and their mask if there is one: masked-out voxels count as not labelled."""
+    """True labels on the target's grid. Voxels that a mask leaves out, and those of holes, count as not labelled.
+
+    `holes`: boxes on the target's grid in which nothing can be compared, because blocks of a stage failed there.
+    """
 
     labels: Volume
     mask: Volume | None
+    holes: tuple[Box, ...] = ()
 
     def read(self, box: Box) -> NDArray[np.uint64]:
-        """Labels of `box` (z, y, x), 0 where the mask says ignore."""
+        """Labels of `box` (z, y, x), 0 in holes and where the mask says ignore."""
         labels = self.labels.read(box).astype(np.uint64)
         if self.mask is not None:
             labels[self.mask.read(box) == MaskState.IGNORE] = 0
+        known = outside_of(self.holes, box)
+        if known is not None:
+            labels[~known] = 0
         return labels
 
 
@@ -38,10 +47,12 @@ def target_grid(experiment: Experiment) -> Geometry:
     return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
 
 
-def open_truth(experiment: Experiment, dataset: str, grid: Geometry) -> Truth | None:
-    """The truth of the target on the target's grid; None if it has no such dataset."""
+def open_truth(
+    experiment: Experiment, dataset: str, grid: Geometry, failed: Iterable[FailedBlock] = ()
+) -> Truth | None:
+    """The truth of the target on the target's grid, with holes at `failed`; None if it has no such dataset."""
     path = experiment.layout.target_volume
     if not (path / dataset).exists():
         return None
     mask = open_volume(path, MASK.dataset, grid) if (path / MASK.dataset).exists() else None
-    return Truth(open_volume(path, dataset, grid), mask)
+    return Truth(open_volume(path, dataset, grid), mask, tuple(block.box for block in failed))

@@ -1,21 +1,23 @@
 """verify: is every block of a finished stage really there, bit for bit? The next stage of a chain waits for this.
 
 1. the manifest names this very work (key) and the checksums in the done marks (identity)
-2. every block has a done mark
+2. every block has a done mark, or is a hole that the manifest lists (failed blocks that were accepted)
 3. the arrays of every block are read back and hashed against its mark (compute.verify_fraction of the blocks)
 4. the rows (graph, overlaps) of these blocks are read back and hashed as well
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import BadData, NotOurs, StageError
+from lsdflow_contract.failed_blocks import FAILED_BLOCKS, missing_in_result, own_failed_blocks
 from lsdflow_contract.graph import NODES_COLLECTION, edges_collection, overlaps_collection
-from lsdflow_contract.hashing import hash_of, hash_of_array
+from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_runtime.accepted import noted_numbers
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.blockwise import require_all_done
@@ -29,14 +31,23 @@ def verify_task(task: BlockTask) -> dict[str, Any]:
     """Check a finished stage; facts of what was checked.
 
     Raises MissingInput (66) if the stage has not finished, NotOurs (73) for the results of other work, BlocksFailed
-    (79) for blocks without a done mark, BadData (65) naming every block whose data is lost or damaged.
+    (79) for blocks without a done mark that the manifest does not list as failed, BadData (65) naming every block whose
+    data is lost or damaged.
     """
     manifest = read_manifest(task.experiment.layout, task.stage)
     require_made(task, manifest.key)
-    records = _records(task)
+    failed = own_failed_blocks(manifest)
+    records = _records(task, [block.block for block in missing_in_result(manifest)])
     _require_identity(task, manifest, records)
     checked = _read_back(task, records)
-    return {"blocks": len(records), "blocks_read_back": checked, "identity": manifest.identity, "verified": True}
+    holes = {FAILED_BLOCKS: list(map(str, failed))} if failed else {}
+    return {
+        "blocks": len(task.plan),
+        "blocks_read_back": checked,
+        "identity": manifest.identity,
+        "verified": True,
+        **holes,
+    }
 
 
 def require_made(task: BlockTask, current: str) -> None:
@@ -53,7 +64,7 @@ def require_made(task: BlockTask, current: str) -> None:
 
 def verify_blocks(task: BlockTask) -> int:
     """Check the blocks of a pass that has no manifest of its own; how many were read back. Raises as verify_task."""
-    return _read_back(task, _records(task))
+    return _read_back(task, _records(task, noted_numbers(task)))
 
 
 def damaged_parts(task: BlockTask, record: Mapping[str, Any], block: Block, opened: Mapping[str, Volume]) -> list[str]:
@@ -61,13 +72,13 @@ def damaged_parts(task: BlockTask, record: Mapping[str, Any], block: Block, open
     return [what for what, found in _checksums(task, block, opened, record) if found != record["checksums"].get(what)]
 
 
-def _records(task: BlockTask) -> dict[int, dict[str, Any]]:
-    require_all_done(task)
+def _records(task: BlockTask, accepted: Collection[int] = ()) -> dict[int, dict[str, Any]]:
+    require_all_done(task, accepted=accepted)
     return task.marks.records()
 
 
 def _require_identity(task: BlockTask, manifest: Manifest, records: Mapping[int, Mapping[str, Any]]) -> None:
-    identity = hash_of([task.key, [records[n]["checksums"] for n in range(len(records))]])
+    identity = task.identity(records)
     if identity != manifest.identity:
         raise BadData(
             "the manifest and the done marks do not belong together",
@@ -81,7 +92,7 @@ def _require_identity(task: BlockTask, manifest: Manifest, records: Mapping[int,
 def _read_back(task: BlockTask, records: Mapping[int, Mapping[str, Any]]) -> int:
     opened = {name: output.open() for name, output in task.outputs.items()}
     step = max(1, round(1 / task.experiment.compute.verify_fraction))
-    numbers = range(0, len(records), step)
+    numbers = sorted(records)[::step]
     problems: list[str] = []
     with Progress(f"verify {task.stage}", total=len(numbers), unit="block") as progress:
         for number in numbers:

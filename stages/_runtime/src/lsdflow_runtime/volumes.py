@@ -1,15 +1,16 @@
 """Our arrays on disk: opened against the contract, read and written by boxes of the target grid.
 
 Every chunk of an array of ours is written, also when it is all zeros: a chunk that is not there is lost data (BadData),
-never zeros. Values carry a checksum (zstd), so a flipped bit is an error as well.
+never zeros. Values carry a checksum (zstd), so a flipped bit is an error as well. The exception are the holes that
+the manifest of the result lists (failed blocks that were accepted): they read as 0, and `known` leaves them out.
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -30,6 +31,7 @@ from lsdflow_contract.errors import (
     NotOurs,
     StorageFailure,
 )
+from lsdflow_contract.failed_blocks import failed_blocks_of_array
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
@@ -45,12 +47,16 @@ Outside = Literal["error", "zero", "mirror"]
 
 @dataclass(frozen=True)
 class Volume:
-    """An open array; `box` is where it lies on the grid it was opened on (its own grid starts at 0)."""
+    """An open array; `box` is where it lies on the grid it was opened on (its own grid starts at 0).
+
+    `holes`: boxes on that grid, of whole chunks, that were not made because their blocks failed.
+    """
 
     array: zarr.Array[Any]
     where: str
     geometry: Geometry
     box: Box
+    holes: tuple[Box, ...] = ()
 
     @property
     def channels(self) -> int:
@@ -76,7 +82,7 @@ class Volume:
         return cast(dict[str, Any], dict(self.array.attrs).get(PROVENANCE, {}))
 
     def read(self, box: Box, outside: Outside = "error") -> npt.NDArray[Any]:
-        """The values of `box`, ([c,] z, y, x); voxels outside the array: refused, 0, or mirrored at the face.
+        """The values of `box`, ([c,] z, y, x), 0 in holes; voxels outside the array: refused, 0, or mirrored.
 
         Raises BadData for a missing or damaged chunk and for a box that leaves the array when outside="error".
         """
@@ -95,8 +101,12 @@ class Volume:
         return padded
 
     def holds(self, box: Box) -> bool:
-        """True if all files of `box` are there: not so where its blocks are still to be made, or are lost."""
+        """True if all files of `box` are there: not so where its blocks are still to be made, are lost, or failed."""
         return all(file.exists() for file in self._chunk_files(box))
+
+    def known(self, box: Box) -> npt.NDArray[np.bool_] | None:
+        """Which voxels of `box` (z, y, x) lie in no hole; None if all do."""
+        return outside_of(self.holes, box)
 
     def write(self, box: Box, values: npt.NDArray[Any]) -> None:
         """Write `values` to `box`, which must cover whole chunks (or end at the array's end)."""
@@ -132,6 +142,16 @@ class Volume:
         return (*(slice(0, n) for n in self.array.shape[:-3]), *box.slices(self.box.begin_vox))
 
     def _read_inside(self, box: Box) -> npt.NDArray[Any]:
+        """The values of a box inside the array; files of holes are not touched, whatever they hold."""
+        hole = next((hole for hole in self.holes if not hole.intersect(box).is_empty), None)
+        if hole is None:
+            return self._read_made(box)
+        values = np.zeros((*self.array.shape[:-3], *box.shape_vox), self.dtype)
+        for part in box.without(hole):
+            values[(..., *part.slices(box.begin_vox))] = self._read_inside(part)
+        return values
+
+    def _read_made(self, box: Box) -> npt.NDArray[Any]:
         if self.provenance:
             self._require_chunks(box)
         try:
@@ -214,7 +234,21 @@ def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volum
         geometry = read_geometry(dict(array.attrs), (z, y, x), folder)
     begin = (0, 0, 0) if grid is None else geometry.voxel_offset_from(grid, folder)
     array = array.with_config({"write_empty_chunks": True})
-    return Volume(array, str(folder), geometry, Box(begin, geometry.shape_vox))
+    volume = Volume(array, str(folder), geometry, Box(begin, geometry.shape_vox))
+    key = volume.provenance.get("key")
+    failed = failed_blocks_of_array(path, key) if key else ()
+    return replace(volume, holes=tuple(block.box_in(geometry, begin) for block in failed))
+
+
+def outside_of(holes: Iterable[Box], box: Box) -> npt.NDArray[np.bool_] | None:
+    """Which voxels of `box` (z, y, x) lie in none of the boxes `holes`; None if all do."""
+    inside = [part for hole in holes if not (part := hole.intersect(box)).is_empty]
+    if not inside:
+        return None
+    known = np.ones(box.shape_vox, np.bool_)
+    for part in inside:
+        known[part.slices(box.begin_vox)] = False
+    return known
 
 
 @dataclass(frozen=True)

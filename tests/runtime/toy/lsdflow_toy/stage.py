@@ -48,6 +48,7 @@ def block_task(experiment: Experiment) -> BlockTask:
             for output, spec in (("doubled", DOUBLED), ("affs", AFFS))
         },
         open=lambda: _open(experiment, parameters["factor"]),
+        may_have_holes=True,
     )
 
 

@@ -1,0 +1,122 @@
+"""`compute.failed_blocks = "accept"`: which blocks a pass may lack when it ends, and what its manifest lists of them.
+
+store/blocks/<stage>/<key>/failed_blocks.json      the blocks that the pass lacked when it ended last; else no file
+
+A hole is accepted if the block itself failed or lost its workers, never if something failed that concerns every block.
+Passes that read what a pass with holes left have another key than after a whole one (`result_key`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lsdflow_command.watching.attempts import KEY_LETTERS, AttemptReader
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import FAILED_BLOCKS, FailedBlock
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.sealing import read_sealed, write_sealed
+from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.target import target_grid
+
+LOG = logging.getLogger("lsdflow.blocks")
+# Errors after which no other block can fare better: stop at once instead of failing every block.
+FATAL_CODES = {65, 66, 69, 73, 74, 75, 76, 77, 78}
+# A process that ends in the middle of a block can leave no word about it.
+LOST = "no worker came back from it: it crashed, ran out of memory, or its machine was lost"
+
+
+def accepted_failures(task: BlockTask) -> tuple[FailedBlock, ...]:
+    """The blocks that a pass lacks when it has ended, if all of them are accepted; else none."""
+    compute = task.experiment.compute
+    if compute.failed_blocks == "stop" or not task.may_have_holes:
+        return ()
+    missing = missing_blocks(task)
+    if not 0 < len(missing) <= compute.max_failed or len(missing) == len(task.plan):
+        return ()
+    causes = {number: _failure(task, number) for number in missing}
+    lost = _lost_blocks(task)
+    if not all(cause["exit_code"] not in FATAL_CODES if cause else n in lost for n, cause in causes.items()):
+        return ()
+    return tuple(_failed_block(task, number, str(cause.get("what", LOST))) for number, cause in causes.items())
+
+
+def note_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
+    """Note and log the blocks that a pass lacks at its end."""
+    path = _note(task.experiment, task.stage, task.key)
+    if not failed:
+        path.unlink(missing_ok=True)
+        return
+    write_sealed(path, {FAILED_BLOCKS: [block.model_dump(mode="json") for block in failed]})
+    LOG.warning(
+        "%s finishes without %d of %d blocks; later stages leave them out. The same command tries them again: %s",
+        task.stage,
+        len(failed),
+        len(task.plan),
+        "; ".join(map(str, failed)),
+    )
+
+
+def noted_failures(experiment: Experiment, stage: str, key: str) -> tuple[FailedBlock, ...]:
+    """The blocks that the pass of a key lacked when it ended last; none if the note is damaged."""
+    with suppress(StageError, ValidationError):
+        found = read_sealed(_note(experiment, stage, key), f"run: {stage} run")[FAILED_BLOCKS]
+        return tuple(FailedBlock.model_validate(block) for block in found)
+    return ()
+
+
+def noted_numbers(task: BlockTask) -> set[int]:
+    """Their numbers."""
+    return {failed.block for failed in noted_failures(task.experiment, task.stage, task.key)}
+
+
+def failures_of_run(task: BlockTask, keys: Iterable[str]) -> tuple[FailedBlock, ...]:
+    """The holes of a stage, from the notes of its passes; `task` is the last one."""
+    before = [noted_failures(task.experiment, task.stage, key) for key in sorted({*keys} - {task.key})]
+    last = noted_failures(task.experiment, task.stage, task.key)
+    return (*(failed.model_copy(update={"part": ""}) for failed in last), *itertools.chain(*before))
+
+
+def result_key(task: BlockTask) -> str:
+    """The key of what a pass left, for passes that read it: that of the pass, unless it lacks blocks."""
+    missing = sorted(noted_numbers(task))
+    return hash_of([task.key, missing]) if missing else task.key
+
+
+def missing_blocks(task: BlockTask) -> list[int]:
+    """Numbers of the blocks without a done mark, ascending."""
+    done = task.marks.done()
+    return [number for number in range(len(task.plan)) if number not in done]
+
+
+def _failure(task: BlockTask, number: int) -> Mapping[str, Any]:
+    """What was recorded of a failed block; empty if nothing was."""
+    try:
+        return {"exit_code": 70, **task.marks.failure(number)}
+    except MissingInput:
+        return {}
+
+
+def _lost_blocks(task: BlockTask) -> set[int]:
+    """Blocks that a worker began and never ended."""
+    reader = AttemptReader(task.experiment.layout.stage_runs(task.stage))
+    reader.ended()
+    return {attempt.block for attempt in reader.without_end() if attempt.key == task.key[:KEY_LETTERS]}
+
+
+def _failed_block(task: BlockTask, number: int, why: str) -> FailedBlock:
+    box = task.plan.block(number).write
+    begin_nm = target_grid(task.experiment).position_nm(box.begin_vox)
+    place = {"begin_vox": box.begin_vox, "shape_vox": box.shape_vox, "begin_nm": begin_nm}
+    return FailedBlock(stage=task.stage, part=task.label, block=number, **place, why=why)
+
+
+def _note(experiment: Experiment, stage: str, key: str) -> Path:
+    return experiment.layout.store / "blocks" / stage / key / "failed_blocks.json"
