@@ -40,6 +40,7 @@ def faces_task(experiment: Experiment, config: AgglomerateConfig, inputs: Agglom
         outputs={},
         open=partial(_open_counting, inputs),
         label=FACES,
+        may_have_holes=True,
     )
 
 

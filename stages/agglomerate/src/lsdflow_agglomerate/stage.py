@@ -65,6 +65,7 @@ def _blocks_task(experiment: Experiment, config: AgglomerateConfig, inputs: Aggl
         plan=blocks,
         outputs={},
         open=lambda: _opened(inputs, config.merge_functions),
+        may_have_holes=True,
     )
 
 

@@ -33,6 +33,7 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.graph import FACES, RagEdges, RagFaces, RegionFaces
 from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.accepted import noted_numbers, result_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block
 
@@ -65,7 +66,7 @@ class GraphWork:
         config = self.config if last else {**self.config, "part": part, "level": level}
         inputs = {
             **self.faces.inputs,
-            FACES: self.faces.key,
+            FACES: result_key(self.faces),
             **{f"pass {n}": task.key for n, task in enumerate(before)},
         }
         experiment = self.faces.experiment
@@ -78,6 +79,7 @@ class GraphWork:
             plan=plan,
             open=open_blocks,
             label="edges" if last else f"{part}_{level}",
+            may_have_holes=False,
         )
 
     def graphs(self, level: int, number: int, up: tuple[BlockTask, ...]) -> Iterator[tuple[str, FaceGraph]]:
@@ -178,7 +180,8 @@ def _left_of(up: BlockTask, merge_function: str, number: int) -> FaceGraph:
 
 
 def _stored_faces(faces: BlockTask, numbers: list[int]) -> Iterator[RagFaces]:
-    for number in numbers:
+    """The rows of blocks; accepted failed ones have none, so the scores are those of the other faces."""
+    for number in sorted({*numbers} - noted_numbers(faces)):
         rows = faces.rag_store.read_edges(faces.key, FACES, number)
         if not isinstance(rows, RagFaces):
             raise BadData("these rows are no faces", where=faces.marks.where, hint=f"run {faces.stage} repair")

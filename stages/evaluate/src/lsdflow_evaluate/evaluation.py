@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import fact_of, failed_blocks_of_results
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, work_key
 from lsdflow_contract.sealing import write_sealed
@@ -21,6 +23,7 @@ from lsdflow_evaluate.artefacts import Segmented, open_segmented
 from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
 from lsdflow_evaluate.pages import write_pages
 from lsdflow_evaluate.scores.comparing import Compared, compare, require_counting
+from lsdflow_evaluate.scores.counting import SCORED_STAGES
 from lsdflow_evaluate.scores.later_works import drop_works
 from lsdflow_evaluate.scores.region_scores import advice_of, regions_and_worst, write_worst
 from lsdflow_evaluate.scores.scores_file import NO_TRUTH, scores_with_truth, scores_without
@@ -44,6 +47,8 @@ def evaluate(experiment: Experiment) -> Manifest:
     gathered, scores = _scored(experiment, config, collector)
     seams = _seams(experiment, gathered, collector)
     scores |= {"seams": seams.as_dict()} if seams else {}
+    failed = failed_blocks_of_results(experiment.layout, SCORED_STAGES)
+    scores |= fact_of(failed)
     scores |= {"advice": advice_of(gathered.segmented)} if gathered.segmented else {}
     disagree = collector.collect(STAGE, lambda: disagreement(experiment, config), None) if gathered.segmented else None
     scores |= {"lsd_error": disagree.told} if disagree else {}
@@ -90,7 +95,8 @@ def _seams(experiment: Experiment, gathered: Gathered, collector: history.Collec
     blocks = BlockPlan(fragments.box, fragments.chunk_shape_vox)
 
     def look() -> Seams | None:
-        return seams_of(open_volume(*segmentation, grid), blocks)
+        holes = tuple(block.box for block in failed_blocks_of_results(experiment.layout, SCORED_STAGES))
+        return seams_of(replace(open_volume(*segmentation, grid), holes=holes), blocks)
 
     return collector.collect("segment", look, None)
 

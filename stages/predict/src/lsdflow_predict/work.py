@@ -92,6 +92,8 @@ def _task(
         outputs=outputs,
         open=opener,
         label=label,
+        # Affinities of LSDs that are not there would be made up: the first of two passes must be whole.
+        may_have_holes=label == "affs",
     )
 
 

@@ -6,6 +6,7 @@ import logging
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Box, Geometry, region_box
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.blocks import pieces
@@ -66,7 +67,8 @@ def truth_for_advice(experiment: Experiment, config: SegmentConfig, grid: Geomet
     """
     if config.advice == "stability":
         return None
-    truth = open_truth(experiment, config.truth_dataset, grid)
+    failed = failed_blocks_of_results(experiment.layout, ("watershed", "agglomerate"))
+    truth = open_truth(experiment, config.truth_dataset, grid, failed)
     require_truth_if_asked(experiment, config, truth is not None)
     return truth
 

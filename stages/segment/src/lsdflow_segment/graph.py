@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment, did_you_mean
+from lsdflow_contract.failed_blocks import missing_in_result
 from lsdflow_contract.graph import (
     DEFAULT_MERGE_FUNCTIONS,
     MAX_ID,
@@ -153,7 +155,9 @@ def read_fragments(store: RagStore, source: GraphSource) -> SegmentSizes:
 def read_nodes(store: RagStore, source: GraphSource) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
     """Ids and voxels of the nodes of each block, uint64 (n,) each. BadData as read_fragments."""
     made = source.watershed
-    for block, nodes in enumerate(_naming(made, store.iter_nodes(made.key, _blocks_of(made, NODES_COLLECTION)))):
+    blocks = _blocks_of(made, NODES_COLLECTION)
+    numbers = itertools.count() if blocks is None else blocks
+    for block, nodes in zip(numbers, _naming(made, store.iter_nodes(made.key, blocks)), strict=False):
         _require_own_ids(made, block, nodes.id)
         if not nodes.id.all():
             raise BadData("a node of the graph has id 0, which is background", hint="run watershed again")
@@ -191,10 +195,13 @@ def _require_own_ids(made: Manifest, block: int, ids: NDArray[np.uint64]) -> Non
         )
 
 
-def _blocks_of(made: Manifest, collection: str) -> int | None:
-    """How many blocks must have rows; None for graphs imported by a version that did not count them."""
+def _blocks_of(made: Manifest, collection: str) -> list[int] | None:
+    """The blocks that must have rows, all but accepted failed ones; None for graphs imported by a version that did not
+    count them.
+    """
     blocks = made.facts.get("blocks", made.facts.get("imported", {}).get(collection, {}).get("blocks"))
-    return None if blocks is None else int(blocks)
+    failed = {block.block for block in missing_in_result(made)}
+    return None if blocks is None else [number for number in range(int(blocks)) if number not in failed]
 
 
 def _naming(made: Manifest, rows: Iterator[Rows]) -> Iterator[Rows]:

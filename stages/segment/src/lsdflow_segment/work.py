@@ -56,6 +56,7 @@ def relabelling_task(
             for name in arrays
         },
         open=partial(_opened, fragments, _lut_paths(experiment, config, source, merge_function, arrays)),
+        may_have_holes=True,
     )
 
 

@@ -73,9 +73,16 @@ def open_mask(experiment: Experiment, config: WatershedConfig, grid: Geometry) -
     return volume
 
 
-def read_mask(mask: Volume | None, box: Box) -> np.ndarray | None:
-    """The mask of a box as u8 0 or 1; outside the mask's own box there is nothing: 0."""
-    return None if mask is None else (mask.read(box, outside="zero") > 0).astype(np.uint8)
+def read_mask(inputs: WatershedInputs, box: Box) -> np.ndarray | None:
+    """Where fragments may be, u8 0 or 1: inside the mask, and outside blocks that predict lacks. None: everywhere.
+
+    Outside the mask's own box there is nothing: 0.
+    """
+    known = inputs.affs.known(box)
+    if inputs.mask is None:
+        return None if known is None else known.astype(np.uint8)
+    inside = inputs.mask.read(box, outside="zero") > 0
+    return (inside if known is None else inside & known).astype(np.uint8)
 
 
 def mask_identity(experiment: Experiment, folder: Path) -> str:

@@ -61,6 +61,7 @@ class Watershed(BlockStage):
             plan=blocks,
             outputs={"fragments": fragments},
             open=lambda: _opened(inputs, config, blocks, mutex),
+            may_have_holes=True,
         )
         return [task]
 
@@ -121,7 +122,7 @@ def _opened(
     def make_block(block: Block) -> BlockOutput:
         read = block.read.intersect(inputs.affs.box)
         place = BlockPlace(block.number, block.write, read)
-        ids, nodes = make_fragments(inputs.affs.read(read), read_mask(inputs.mask, read), place, rules, inputs.grid)
+        ids, nodes = make_fragments(inputs.affs.read(read), read_mask(inputs, read), place, rules, inputs.grid)
         return BlockOutput(arrays={"fragments": ids}, nodes=nodes, facts={"fragments": len(nodes)})
 
     yield make_block

@@ -3,7 +3,8 @@
     block --workers--> overlaps_roi, overlaps_threshold_roi, overlaps_region_<name> (rows) --add up--> one table each
 
 The blocks tile the smallest box around the regions, on the fragments' own chunks; a table holds only the voxels of a
-block that lie in its region, so the sums are those of the regions however they are cut.
+block that lie in its region, so the sums are those of the regions however they are cut. Voxels of failed blocks that
+were accepted count as not labelled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.graph import NOT_LABELLED, Overlaps
 from lsdflow_contract.manifest import read_manifest, work_key
@@ -28,6 +30,9 @@ from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.target import Truth, open_truth, target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
+
+# Stages whose failed blocks, with those of their inputs, are left out of the scores.
+SCORED_STAGES = ("watershed", "agglomerate", "segment")
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def counting_task(experiment: Experiment) -> BlockTask | None:
     volumes = open_counted(experiment)
     plan = _plan(config, grid, volumes.fragments, volumes.regions)
     inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in ("prepare", "watershed")}
-    parameters = _parameters(config, volumes.regions, plan)
+    parameters = {**_parameters(config, volumes.regions, plan), **_holes(volumes.truth)}
     return BlockTask(
         stage=STAGE,
         experiment=experiment,
@@ -67,7 +72,8 @@ def counting_task(experiment: Experiment) -> BlockTask | None:
 def open_counted(experiment: Experiment) -> CountedVolumes:
     """Open what is counted. MissingInput if a volume is not there, ConfigError for a region outside the data."""
     config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
-    truth = open_truth(experiment, config.truth_dataset, grid)
+    failed = failed_blocks_of_results(experiment.layout, SCORED_STAGES)
+    truth = open_truth(experiment, config.truth_dataset, grid, failed)
     if truth is None:
         raise MissingInput("there is no truth", where=experiment.layout.target_volume)
     watershed = read_manifest(experiment.layout, "watershed")
@@ -127,6 +133,12 @@ def _parameters(config: EvaluateConfig, regions: Mapping[str, Region], plan: Blo
         "total": total,
         "block_shape_vox": list(plan.write_shape_vox),
     }
+
+
+def _holes(truth: Truth) -> dict[str, Any]:
+    """The holes that are left out; nothing without any, as before there were holes."""
+    holes = [{"begin_vox": list(hole.begin_vox), "shape_vox": list(hole.shape_vox)} for hole in truth.holes]
+    return {"holes": holes} if holes else {}
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 
 A worker maps the list of nodes and reads the smallest box around those of its block; blocks without nodes read
 nothing. The coordinator holds the skeletons and one fragment for each node, no voxel. A node outside a region's box,
-or where its mask is 0, has no row there: it is not part of that region's skeletons.
+where its mask is 0, or in a failed block, has no row there: it is not part of that region's skeletons.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lsdflow_evaluate.scores.later_works import LaterWork, leave_work
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.volumes import Volume, outside_of
 
 PART = "nodes"
 Int64s = NDArray[np.int64]
@@ -113,13 +113,15 @@ def _opened(counting: BlockTask, work: LaterWork) -> Iterator[BlockFunction]:
 
 def _rows_of(volumes: CountedVolumes, nodes: Int64s, voxels: Int64s) -> Mapping[str, Overlaps]:
     around = Box.from_bounds(_vox3(voxels.min(axis=0)), _vox3(voxels.max(axis=0) + 1))
-    fragments = labels_in(volumes.fragments, around, voxels)
+    fragments, known = labels_in(volumes.fragments, around, voxels), outside_of(volumes.truth.holes, around)
     found = {}
     for name, region in volumes.regions.items():
         begin, end = np.array(region.box.begin_vox), np.array(region.box.end_vox)
         inside = ((voxels >= begin) & (voxels < end)).all(axis=1)
         if region.mask is not None:
             inside &= labels_in(region.mask, around, voxels) != 0
+        if known is not None:
+            inside &= known[tuple((voxels - np.array(around.begin_vox)).T)]
         named = (nodes[inside] + 1).astype(np.uint64)
         found[collection_of(name)] = Overlaps(fragments[inside], named, np.ones(len(named), np.uint64))
     return found
