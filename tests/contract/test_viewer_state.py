@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lsdflow_contract.failed_blocks import FailedBlock
 from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
 
 VOXEL_SIZE_NM = (32.5, 6.47, 6.47)
@@ -120,3 +121,23 @@ def test_steps_are_an_axis_of_their_own_with_names_and_move_nothing() -> None:
 def test_it_opens_at_a_position_in_nm() -> None:
     state = neuroglancer_state((_layer(),), "http://127.0.0.1:9000", (650.0, 647.0, 64.7))
     assert state["position"] == pytest.approx([10.0, 100.0, 20.0])
+
+
+def test_failed_blocks_are_boxes_at_their_place_and_without_any_there_is_no_such_layer() -> None:
+    begin_nm = tuple(offset + 16 * size for offset, size in zip(OFFSET_NM, VOXEL_SIZE_NM, strict=True))
+    place = {"begin_vox": (16, 16, 16), "shape_vox": (4, 16, 16), "begin_nm": begin_nm}
+    failed = FailedBlock(stage="watershed", block=7, **place, why="it failed")
+    state = neuroglancer_state((_layer(),), "http://127.0.0.1:9000", failed=(failed,))
+    layer = state["layers"][-1]
+    assert (layer["name"], layer["type"], layer["source"]["url"]) == (
+        "failed blocks",
+        "annotation",
+        "local://annotations",
+    )
+    sizes = [size * 1e9 for size, _ in layer["source"]["transform"]["outputDimensions"].values()]
+    (box,) = layer["annotations"]
+    corners = [np.multiply(box[point], sizes)[::-1] for point in ("pointA", "pointB")]
+    np.testing.assert_allclose(corners[0], begin_nm)
+    np.testing.assert_allclose(corners[1] - corners[0], np.multiply(failed.shape_vox, VOXEL_SIZE_NM))
+    assert "it failed" in box["description"]
+    assert len(neuroglancer_state((_layer(),), "http://127.0.0.1:9000")["layers"]) == 1

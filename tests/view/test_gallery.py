@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shown_experiment import (
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.failed_blocks import FailedBlock
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import Lut, lut_name, read_lut, write_lut
 from lsdflow_contract.sealing import read_sealed, write_sealed
@@ -126,6 +128,13 @@ def test_the_state_steps_through_thresholds_by_their_numbers_and_opens_at_the_ch
     assert layer["source"]["url"] == f"zarr://http://127.0.0.1:1/t/thresholds/{MERGE_FUNCTION}"
     assert list(layer["source"]["transform"]["inputDimensions"]) == ["threshold", "z", "y", "x"]
     assert [one["name"] for one in state["layers"] if one["visible"]] == ["raw", f"thresholds {MERGE_FUNCTION}"]
+
+
+def test_the_state_shows_failed_blocks_of_finished_stages(gallery: Gallery) -> None:
+    place = {"begin_vox": (0, 0, 0), "shape_vox": (8, 8, 8), "begin_nm": (0.0, 0.0, 0.0)}
+    failed = FailedBlock(stage="watershed", block=0, **place, why="it failed")
+    before, after = gallery.state("http://a/t"), replace(gallery, failed=(failed,)).state("http://a/t")
+    assert [layer["name"] for layer in after["layers"][len(before["layers"]) :]] == ["failed blocks"]
 
 
 def test_axes_of_an_array_are_named_as_the_array_names_them(gallery: Gallery) -> None:

@@ -16,7 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lsdflow_contract.failed_blocks import FailedBlock
+
 METRE_PER_NM = 1e-9
+FAILED_LAYER = "failed blocks"
 SMALL_VOX = 320  # shorter volumes are enlarged until they fill a panel
 Nm3 = tuple[float, float, float]
 Kind = Literal["image", "lsds", "affinities", "labels"]
@@ -54,11 +57,14 @@ class ViewerLayer:
 
 
 def neuroglancer_state(
-    layers: tuple[ViewerLayer, ...], url_prefix: str, position_nm: Nm3 | None = None
+    layers: tuple[ViewerLayer, ...],
+    url_prefix: str,
+    position_nm: Nm3 | None = None,
+    failed: tuple[FailedBlock, ...] = (),
 ) -> dict[str, Any]:
     """The viewer state (plain values, ready for JSON); it opens at `position_nm` or in the middle of the first layer.
 
-    `url_prefix` is where the experiment folder is served, for example http://127.0.0.1:9000.
+    `failed`: become boxes in a layer of their own. `url_prefix` is where the experiment folder is served, for example http://127.0.0.1:9000.
     Raises ValueError for no layers, an empty prefix, or a voxel size that is not positive.
     """
     if not layers:
@@ -78,11 +84,26 @@ def neuroglancer_state(
         "position": [*place[::-1], *(s.first + 0.5 for s in steps.values())],
         "crossSectionScale": min(1.0, max(first.shape_vox) / SMALL_VOX),
         "projectionScale": 2 * max(first.shape_vox),
-        "layers": [_layer(layer, url_prefix) for layer in layers],
+        "layers": [*(_layer(layer, url_prefix) for layer in layers), *_boxes(failed, first.voxel_size_nm, space)],
         "selectedLayer": {"layer": layers[-1].name, "visible": False},
         "showSlices": False,
         "layout": "4panel",
     }
+
+
+def _boxes(failed: tuple[FailedBlock, ...], voxel_size_nm: Nm3, space: dict[str, Any]) -> list[dict[str, Any]]:
+    """The layer of failed blocks; none without any."""
+    if not failed:
+        return []
+    annotations = []
+    for number, block in enumerate(failed):
+        begin = [nm / size for nm, size in zip(block.begin_nm, voxel_size_nm, strict=True)]
+        end = [b + n for b, n in zip(begin, block.shape_vox, strict=True)]
+        corners = {"pointA": begin[::-1], "pointB": end[::-1]}
+        box = {"type": "axis_aligned_bounding_box", "id": str(number), "description": str(block)}
+        annotations.append({**box, **corners})
+    source = {"url": "local://annotations", "transform": {"outputDimensions": space}}
+    return [{"name": FAILED_LAYER, "type": "annotation", "source": source, "annotations": annotations}]
 
 
 def _length(nm: float) -> list[Any]:

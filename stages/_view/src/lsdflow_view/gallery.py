@@ -11,6 +11,7 @@ from typing import Any
 from lsdflow_contract.arrays import LABELS
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import FailedBlock, failed_blocks_of_results
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.lut import KnownLut, find_luts
 from lsdflow_contract.manifest import Manifest, read_manifest
@@ -27,7 +28,7 @@ class Gallery:
     """Open volumes by name, and by merge function the segmentations of all its thresholds.
 
     images: the multiscale images that neuroglancer shows in place of volumes of the same name; levelled: the same of
-    the segmentations of a merge function.
+    the segmentations of a merge function; failed: the blocks that finished stages lack.
     """
 
     volumes: Mapping[str, Volume]
@@ -35,6 +36,7 @@ class Gallery:
     chosen: tuple[str, float] | None
     images: Mapping[str, Path] = field(default_factory=dict)
     levelled: Mapping[str, RelabelledImage] = field(default_factory=dict)
+    failed: tuple[FailedBlock, ...] = ()
 
     @cached_property
     def folders(self) -> dict[str, Path]:
@@ -59,7 +61,7 @@ class Gallery:
 
     def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
         """The state of neuroglancer, everything served at `address`."""
-        return neuroglancer_state(self.layers(), address, position_nm)
+        return neuroglancer_state(self.layers(), address, position_nm, self.failed)
 
     def _stepped(self, merge_function: str) -> ViewerLayer:
         """One layer for all thresholds of a merge function, opened at the chosen one or in their middle."""
@@ -88,7 +90,8 @@ def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
     volumes = {volume.name: _opened(volume) for volume in shown}
     images = {} if export is None else exported_images(experiment, export)
     relabelled, chosen = _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment"))
-    return Gallery(volumes, relabelled, chosen, images, _levelled(relabelled, images.get("fragments")))
+    levelled, failed = _levelled(relabelled, images.get("fragments")), failed_blocks_of_results(experiment.layout)
+    return Gallery(volumes, relabelled, chosen, images, levelled, failed)
 
 
 def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[str, RelabelledVolume]:

@@ -16,6 +16,7 @@ from lsdflow_command.lease_file import LeaseFile
 from lsdflow_command.watching.attempts import DONE, FOLDER, AttemptReader
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import FAILED_BLOCKS
 from lsdflow_contract.files import read_json
 from lsdflow_launch.planning.attempts_taken import MOST_BYTES
 from lsdflow_launch.planning.stored import planned_seconds
@@ -71,7 +72,8 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
     found: dict[str, Any] = {}
     manifest = _json(experiment.layout.manifest(stage)).get("facts", {})
     if facts["state"] == "finished" and "blocks" in manifest:
-        found |= {"blocks": manifest["blocks"], "blocks_done": manifest["blocks"], "failed": 0}
+        failed = sum(f["stage"] == stage and not f["part"] for f in manifest.get(FAILED_BLOCKS, ()))
+        found |= {"blocks": manifest["blocks"], "blocks_done": manifest["blocks"] - failed, "failed": failed}
     runs = experiment.layout.stage_runs(stage)
     paths = list((runs / FOLDER).glob("*.tsv"))
     if not paths or sum(path.stat().st_size for path in paths) > MOST_BYTES:

@@ -11,6 +11,7 @@ from typing import Any
 from lsdflow_command.cores import available_cores
 from lsdflow_contract.errors import MadeOtherwise, MissingInput, NotInstalled, StageError
 from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.failed_blocks import own_failed_blocks
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
@@ -151,6 +152,7 @@ def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any
             "state": "finished",
             "seconds": round(manifest.facts.get("seconds", 0.0), 1),
             "identity": manifest.identity[:12],
+            **({"accepted": [str(block) for block in failed]} if (failed := own_failed_blocks(manifest)) else {}),
             **_failed_since(experiment, stage),
         }
     if last is None and not any(experiment.layout.stage_runs(stage).glob("*/config.resolved.json")):

@@ -57,6 +57,7 @@ def more_lines(stage: str, facts: Facts) -> Iterator[str]:
         yield f"{stage}: {facts['problem']}"
     if last := facts.get("last_run"):
         yield f"{stage}: {_ended(last)}"
+    yield from (f"{stage}: finished without {failed}" for failed in facts.get("accepted", ()))
     for block, what in facts.get("failures", {}).items():
         yield f"{stage}: block {block}: {what}"
     for role in JOB_ROLES:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.shown_volumes import viewer_layers
@@ -143,7 +144,9 @@ def _volumes(experiment: Experiment, config: EvaluateConfig, grid: Geometry, col
     snapshot = None
     if "segmentation" in opened:
         snapshot = collector.collect("segment", partial(snapshot_of, opened["segmentation"]), None)
-    state = neuroglancer_state(viewer_layers(places_in(experiment.layout.root, shown, opened)), config.viewer_url)
+    layers_shown = viewer_layers(places_in(experiment.layout.root, shown, opened))
+    failed = failed_blocks_of_results(experiment.layout)
+    state = neuroglancer_state(layers_shown, config.viewer_url, failed=failed)
     return _Seen(tuple(made), snapshot, state)
 
 

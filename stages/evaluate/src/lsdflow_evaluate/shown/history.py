@@ -10,6 +10,7 @@ import numpy as np
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.failed_blocks import FailedBlock, failed_blocks_of_results
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_evaluate.report.data import (
@@ -76,18 +77,30 @@ def fragments_by(experiment: Experiment) -> FragmentsBy:
 
 
 def run_problems(experiment: Experiment) -> list[Problem]:
-    """The error of each earlier stage's last run, if it ended in one, and its failed blocks."""
-    problems = []
+    """The error of each earlier stage's last run, if it ended in one, and its failed blocks, accepted or not."""
+    accepted = failed_blocks_of_results(experiment.layout)
+    problems = [accepted_problem(failed) for failed in accepted]
     for stage in STAGES[:-1]:
         outcome = _last_outcome(experiment, stage)
         if outcome.get("error"):
             problems.append(problem_of(stage, outcome["error"]))
         marks = _marks(experiment, stage)
-        for number in sorted(marks.failed())[:MOST_FAILED_BLOCKS] if marks else ():
+        known = {failed.block for failed in accepted if failed.stage == stage}
+        for number in sorted(marks.failed() - known)[:MOST_FAILED_BLOCKS] if marks else ():
             record = problem_of(stage, marks.failure(number)) if marks else None
             if record:
                 problems.append(Problem(stage, f"block {number}: {record.what}", record.where, hint=record.hint))
     return problems
+
+
+def accepted_problem(failed: FailedBlock) -> Problem:
+    """A hole in the result of a finished stage."""
+    return Problem(
+        failed.stage,
+        f"finished without block {failed.block}, as compute.failed_blocks allows: {failed.why}",
+        where=str(failed.box),
+        hint="the scores leave it out; lsdflow run tries it again",
+    )
 
 
 def loss_curves(experiment: Experiment) -> tuple[LossCurve, ...]:
