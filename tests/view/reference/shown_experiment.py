@@ -52,7 +52,10 @@ def make_shown_experiment(root: Path) -> None:
         write_lut(root / "luts" / lut_name(MERGE_FUNCTION, threshold), lut, facts)
     write_array(root / "segmentation.zarr", SEGMENTATION, SEGMENTED, looked_up(fragments, luts[CHOSEN]), (16, 32, 32))
     finish(root, "prepare", {"target": "data/target.zarr"}, {})
-    finish(root, "predict", {"affs": str((predicted / AFFS.dataset).relative_to(root))}, {})
+    arrays = {"affs": AFFS, "lsds": LSDS}
+    finish(
+        root, "predict", {name: str((predicted / spec.dataset).relative_to(root)) for name, spec in arrays.items()}, {}
+    )
     finish(root, "watershed", {"fragments": f"fragments.zarr/{FRAGMENTS.dataset}"}, {})
     chosen = {"merge_function": MERGE_FUNCTION, "threshold": CHOSEN}
     finish(root, "segment", {"segmentation": f"segmentation.zarr/{SEGMENTATION.dataset}"}, chosen)
