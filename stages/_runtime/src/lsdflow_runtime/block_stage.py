@@ -58,7 +58,7 @@ class BlockStage(Stage):
             # A pass that ended without failed blocks gives later passes another key.
             tasks = self.passes(experiment)
             keys |= {task.key for task in tasks}
-        return run_task(tasks[-1], keys)
+        return run_task(tasks[-1], keys, tasks[:-1])
 
     def last_pass(self, experiment: Experiment) -> BlockTask:
         """The pass that leaves the manifest."""
@@ -124,7 +124,7 @@ class BlockStage(Stage):
         """Leave the metadata of all arrays and a manifest in `experiment.descriptions`."""
         for task in (tasks := self.passes(experiment)):
             describe_outputs(task)
-        describe_manifest(tasks[-1])
+        describe_manifest(tasks)
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of one block of the first pass, written into `folder`."""

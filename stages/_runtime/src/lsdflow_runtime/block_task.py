@@ -14,7 +14,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +111,15 @@ class BlockTask:
             output.write_groups()
         if any(made):
             self.marks.forget()
+
+
+def outputs_of(passes: Sequence[BlockTask]) -> dict[str, str]:
+    """The arrays of passes for their manifest: paths relative to the experiment, by the names of outputs."""
+    return {
+        name: str(output.folder.relative_to(task.experiment.layout.root))
+        for task in passes
+        for name, output in task.outputs.items()
+    }
 
 
 def container_of(layout: ExperimentLayout, stage: str, key: str, output: str, name: str) -> Path:

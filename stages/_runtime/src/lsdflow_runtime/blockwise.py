@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +42,7 @@ from lsdflow_runtime.accepted import (
 )
 from lsdflow_runtime.block_grid import note_grid
 from lsdflow_runtime.block_records import taken_by_blocks
-from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block
+from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block, outputs_of
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.daisy_runner import current_round, lead_with_daisy, run_with_daisy, take_blocks
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
@@ -55,15 +55,17 @@ LOG = logging.getLogger("lsdflow.blocks")
 POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
 
 
-def run_task(task: BlockTask, keys: Collection[str] = ()) -> Manifest:
-    """Do every block that has no done mark, then write the stage's manifest. keys: of all passes of the run.
+def run_task(task: BlockTask, keys: Collection[str] = (), earlier: Sequence[BlockTask] = ()) -> Manifest:
+    """Do every block that has no done mark, then write the stage's manifest.
+
+    keys: of all passes of the run. earlier: the passes before this one; the manifest names their arrays too.
 
     Raises NotOurs (73) for outputs of somebody else, BlocksFailed (79) if blocks failed that are not accepted, or the
     error that stopped it.
     """
     started = time.time()
     executed = run_blocks(task, keys)
-    return _write_manifest(task, keys, executed, seconds=time.time() - started)
+    return _write_manifest(task, keys, earlier, executed, seconds=time.time() - started)
 
 
 def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
@@ -283,7 +285,9 @@ def require_all_done(task: BlockTask, unexplained: str = "not done", accepted: C
     )
 
 
-def _write_manifest(task: BlockTask, keys: Collection[str], executed: int, seconds: float) -> Manifest:
+def _write_manifest(
+    task: BlockTask, keys: Collection[str], earlier: Sequence[BlockTask], executed: int, seconds: float
+) -> Manifest:
     layout = task.experiment.layout
     layout.result(task.stage, task.key).mkdir(parents=True, exist_ok=True)
     if executed == 0:
@@ -301,7 +305,7 @@ def _write_manifest(task: BlockTask, keys: Collection[str], executed: int, secon
         key=task.key,
         config=dict(task.config),
         inputs=dict(task.inputs),
-        outputs={n: str(o.folder.relative_to(layout.root)) for n, o in task.outputs.items()},
+        outputs=outputs_of([*earlier, task]),
         facts={
             "blocks": len(task.plan),
             "blocks_executed": executed,

@@ -5,12 +5,14 @@ They are written into `Experiment.descriptions`, a folder of its own, and read b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.errors import InternalError
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.block_task import BlockTask, outputs_of
 
 DESCRIBED = "described"
 # Ids shrink to a twentieth of their 8 bytes; grey values and affinities hardly.
@@ -34,16 +36,16 @@ def describe_outputs(task: BlockTask) -> None:
         output.write_groups()
 
 
-def describe_manifest(task: BlockTask) -> None:
-    """Write the manifest that the pass would leave, as far as it is known before a run."""
+def describe_manifest(passes: Sequence[BlockTask]) -> None:
+    """Write the manifest that the passes would leave, as far as it is known before a run."""
+    task = passes[-1]
     _require_descriptions(task)
-    root = task.experiment.layout.root
     Manifest(
         writer=Writer.of(task.stage),
         key=task.key,
         config=dict(task.config),
         inputs=dict(task.inputs),
-        outputs={name: str(output.folder.relative_to(root)) for name, output in task.outputs.items()},
+        outputs=outputs_of(passes),
         facts={"bytes_expected": expected_bytes(task)},
         identity=f"{DESCRIBED} {task.key}",
     ).write(task.experiment.layout)

@@ -10,12 +10,12 @@ from typing import Any
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.manifest import Manifest
 from lsdflow_predict.checkpoints import check_weights
 from lsdflow_predict.devices import check_precision
-from lsdflow_predict.job import STAGE, Job, gather, open_mask
+from lsdflow_predict.job import STAGE, gather, open_mask
 from lsdflow_predict.problems import find_problems
-from lsdflow_predict.work import lsd_task, tasks_of
+from lsdflow_predict.work import tasks_of
 from lsdflow_runtime.block_stage import BlockStage
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task
@@ -40,7 +40,7 @@ class Predict(BlockStage):
         check_precision(experiment, job.config)
         check_weights(job.networks)
         open_mask(experiment, job.config, job.raw)
-        return _with_stored_lsds(job, super().process(experiment))
+        return super().process(experiment)
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """Blocks, bytes, main memory of a worker, and seconds as far as they are known."""
@@ -54,11 +54,6 @@ class Predict(BlockStage):
         lsds = {**plan_task(before[0]), "multiply_adds": lsd_multiply_adds(job)}
         return {**facts, "passes": {before[0].label: lsds, last.label: facts}}
 
-    def describe(self, experiment: Experiment) -> None:
-        """Leave the metadata of all arrays and a manifest in `experiment.descriptions`."""
-        super().describe(experiment)
-        _with_stored_lsds(gather(experiment), read_manifest(experiment.layout, STAGE))
-
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of one block of the first pass, also the memory of a GPU."""
         from lsdflow_predict.estimate import device_taken
@@ -71,13 +66,3 @@ class Predict(BlockStage):
 
         del experiment
         return torch_facts()
-
-
-def _with_stored_lsds(job: Job, manifest: Manifest) -> Manifest:
-    """With two passes the manifest names the LSDs too."""
-    if not job.stores_lsds_first or "lsds" in manifest.outputs:
-        return manifest
-    folder = lsd_task(job).outputs["lsds"].folder.relative_to(job.experiment.layout.root)
-    complete = manifest.model_copy(update={"outputs": {**manifest.outputs, "lsds": str(folder)}})
-    complete.write(job.experiment.layout)
-    return complete

@@ -149,7 +149,7 @@ class Segment(BlockStage):
     def describe(self, experiment: Experiment) -> None:
         """Leave the metadata of the segmentation and a manifest in `experiment.descriptions`."""
         describe_outputs(task := _planned(experiment))
-        describe_manifest(task)
+        describe_manifest([task])
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """What is done so far."""
