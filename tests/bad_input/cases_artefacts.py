@@ -133,8 +133,8 @@ def _changed_metadata(lab: Lab) -> None:
 
 
 def _file_for_folder(lab: Lab) -> None:
-    shutil.rmtree(lab.layout.root / "data")
-    (lab.layout.root / "data").write_text("a file where the stage wants a folder")
+    shutil.rmtree(lab.layout.results)
+    lab.layout.results.write_text("a file where the stage wants a folder")
     lab.layout.manifest("prepare").unlink()
 
 
@@ -205,7 +205,7 @@ CASES = [
     Case("a target of type float", _other_target, DATA, ("target.zarr/volumes/raw", "float32", "uint8"), after="train"),
     # Training.
     Case("a patch larger than the training volume", setting("train-lsd", input_shape_vox=[96, 96, 96]), DATA,
-         ("too small", "training/a.zarr", "input_shape_vox"), ("train-lsd", "validate"), "prepare"),
+         ("too small", "a.zarr", "input_shape_vox"), ("train-lsd", "validate"), "prepare"),
     Case("a shape that the network cannot have", setting("train-lsd", input_shape_vox=[29, 28, 28]), CONFIG,
          ("[29, 28, 28]", "[28, 28, 28]", "[30, 28, 28]"), ("train-lsd", "validate"), "prepare"),
     Case("a label below 0 to be ignored in training", setting("train-lsd", ignore_ids=[-3]), CONFIG,
@@ -230,15 +230,16 @@ CASES = [
          after="predict"),
     Case("a folder of the experiment that may not be written", _locked("exp"), 77,
          ("DIR", "no permission to write", "uid"), unprivileged=True),
-    Case("a result that may not be written", _locked("exp", "data"), 77, ("DIR/data", "no permission to write", "uid"),
-         after="prepare", unprivileged=True),
+    Case("a result that may not be written", _locked("exp", "results"), 77,
+         ("DIR/results", "no permission to write", "uid"), after="prepare", unprivileged=True),
     Case("a stage in a folder that may not be written", _locked("exp"), 77,
          ("DIR/runs/prepare", "may not write", "its owner"), ("prepare", "run"), unprivileged=True),
     Case("a source volume that may not be read", _locked_source, 77, ("INPUT/train.zarr/volumes/raw",),
          ("prepare", "validate"), unprivileged=True),
     Case("a disk too small for what will be written", _huge_target, 74,
          ("DIR", "prepare", "predict", "a tenth to spare", "free", "roi"), training=True),
-    Case("an experiment folder with a file named data", _file_for_folder, 74, ("data",), ("prepare", "run"), "prepare"),
+    Case("an experiment folder with a file named results", _file_for_folder, 74, ("results",), ("prepare", "run"),
+         "prepare"),
     # Watershed, agglomerate, segment, evaluate.
     Case("a mask file that is not there", setting("watershed", mask_file="../input/mask.zarr"), MISSING,
          ("INPUT/mask.zarr", "watershed.mask_file"), WATERSHED, "predict"),

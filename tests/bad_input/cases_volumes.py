@@ -98,12 +98,6 @@ def _slices_with_a_gap(lab: Lab) -> None:
     lab.set_training(raw="../input/slices")
 
 
-def _one_voxel_changed(lab: Lab) -> None:
-    raw = membrane_raw(labels_of(TRAIN_VOX))
-    raw[3, 4, 5] ^= 1
-    write_source(lab.source("train", RAW), raw)
-
-
 def _file_of(content: bytes, name: str = "raw.hdf") -> Spoil:
     """raw is a file with this content."""
 
@@ -245,8 +239,6 @@ CASES = [
     Case("a truncated TIFF file", _file_of(b"II*\0\x08\0\0\0", "raw.tif"), DATA, ("raw.tif",)),
     Case("a folder of slices of which two are missing", _slices_with_a_gap, DATA,
          ("INPUT/slices", "2 slices are missing", "2, 3", "s04.tif follows s01.tif")),
-    Case("a voxel that changed after it was prepared", _one_voxel_changed, 73,
-         ("train.zarr", "changed since it was prepared", "--replace"), after="prepare"),
     Case("a folder of two formats", _two_formats, DATA, ("train.zarr", "more than one", "zarr, precomputed")),
     # Regions.
     Case("a region outside of the target", _region("100, 0, 0 vox", "8 vox"), CONFIG,

@@ -105,8 +105,8 @@ def kind_of(path: str) -> tuple[str, str]:
         return ("journal" if suffix == ".jsonl" else "report of a volume"), "prepare"
     if parts[0] == "results" and name == "manifest.json":
         return "manifest of a result", parts[1]
-    if parts[0] in ("data", "results", "lsd_error.zarr"):
-        stage = {"data": "prepare", "results": parts[1]}.get(parts[0], "evaluate")
+    if parts[0] in ("results", "lsd_error.zarr"):
+        stage = parts[1] if parts[0] == "results" else "evaluate"
         return (f"array metadata {name}" if name in (".zarray", ".zattrs", "zarr.json") else "chunk"), stage
     if parts[0] == "train":
         return name, "train"

@@ -210,8 +210,8 @@ def test_any_ome_metadata_give_a_documented_answer(labs: dict[str, Lab], change:
 
 
 MADE = {
-    "data/target.zarr/volumes/raw/.zattrs": "watershed",
-    "data/target.zarr/volumes/raw/.zarray": "predict",
+    "results/prepare/*/target.zarr/volumes/raw/.zattrs": "watershed",
+    "results/prepare/*/target.zarr/volumes/raw/.zarray": "predict",
     "results/watershed/*/fragments.zarr/volumes/fragments/zarr.json": "agglomerate",
     "manifests/predict.json": "watershed",
     "manifests/watershed.json": "agglomerate",

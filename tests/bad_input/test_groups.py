@@ -47,6 +47,6 @@ def test_every_array_of_a_chain_is_found_from_the_root_of_its_container(
         opened = zarr.open(container, mode="r")[dataset]
         volume = open_volume(container, dataset)
         assert np.array_equal(opened[:], volume.read(volume.box))
-        assert opened.metadata.zarr_format == (2 if "data" in container.parts else zarr_format)
+        assert opened.metadata.zarr_format == (2 if "prepare" in container.parts else zarr_format)
         names.add(folder.name)
     assert names >= {"raw", "neuron_ids", "lsds", "affs", "fragments", "segmentation"}

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import zarr
 from typer.testing import CliRunner
 
 from lsdflow_command.lease_file import Holder, LeaseFile
@@ -15,6 +16,7 @@ from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.testing import membrane_raw, voronoi_labels
 from lsdflow_launch.cli import app
 from lsdflow_launch.results import drop, results_of, use
 
@@ -93,3 +95,32 @@ def test_a_stage_at_work_loses_nothing(experiment: Experiment) -> None:
     with pytest.raises(NotOurs, match="at work"):
         drop(experiment, [first])
     assert len(results_of(experiment.layout)) == 2
+
+
+def test_an_earlier_volume_counts_again_and_is_dropped_when_it_does_not(tmp_path: Path) -> None:
+    from lsdflow_prepare.stage import Prepare
+
+    make_volume(tmp_path / "raw.zarr")
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "experiment.toml").write_text('[prepare.target]\nraw = "../raw.zarr"\n')
+    found = []
+    for settings in ([], ["prepare.target.raw_range=[0, 100]"]):
+        Prepare().run(load_experiment(tmp_path / "exp", settings), RunOptions())
+        found.append(read_manifest(load_experiment(tmp_path / "exp").layout, "prepare"))
+    first, second = found
+    experiment = load_experiment(tmp_path / "exp")
+    assert sum(result.current for result in results_of(experiment.layout)) == 2, "the volume, and its manifest"
+    use(experiment.layout, "prepare", first.key[:8])
+    assert experiment.layout.target_volume == experiment.layout.root / first.outputs["target"]
+    Prepare().run(experiment, RunOptions())
+    assert read_manifest(experiment.layout, "prepare") == first
+    drop(experiment, [result for result in results_of(experiment.layout) if not result.current])
+    assert not (experiment.layout.root / second.outputs["target"]).exists()
+    assert Prepare().verify(experiment)["verified"]
+
+
+def make_volume(path: Path) -> None:
+    """Grey values, 8 nm."""
+    array = zarr.create_array(path / "volumes/raw", shape=(32, 32, 32), dtype="uint8", zarr_format=2)
+    array[:] = membrane_raw(voronoi_labels((32, 32, 32), 4))
+    array.attrs.update({"resolution": [8, 8, 8], "offset": [0, 0, 0]})

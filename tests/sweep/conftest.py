@@ -111,6 +111,10 @@ def ask_here(stage: str, arguments: Sequence[str]) -> Any:
         return json.loads(CliRunner().invoke(app, list(arguments)).stdout.splitlines()[-1])
 
 
+# Where FakeStages say that prepare left the target.
+VOLUME = "results/prepare/0f0f0f0f/target.zarr"
+
+
 class FakeStages:
     """Runs no stage: leaves a manifest for each, and for evaluate scores that depend on the run's own seed."""
 
@@ -136,7 +140,7 @@ class FakeStages:
             "key": stage,
             "config": {},
             "inputs": {},
-            "outputs": {},
+            "outputs": {"target": VOLUME} if stage == "prepare" else {},
             "identity": f"{stage} {experiment.path.parent}",
         }
         facts = {"seconds": 3.0}

@@ -10,13 +10,15 @@ import pytest
 
 from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.sweep.check import require_fresh_base
 from lsdflow_launch.sweep.file import Sweep, load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
 from lsdflow_launch.sweep.links import link_stages
 from lsdflow_launch.sweep.run import SweepRunner, prepare_volumes
 
-from .conftest import FakeStages
+from .conftest import VOLUME, FakeStages
 
 Write = Callable[[str], Path]
 TWO_LEVELS = "[axes]\n'segment.threshold' = [0.2, 0.4]\n'watershed.min_seed_distance_vox' = [4, 6]\n"
@@ -64,14 +66,14 @@ def test_an_axis_of_volumes_leaves_nothing_to_the_base(sweep_file: Write) -> Non
 
 def test_prepare_makes_the_volumes_once_and_links_them_into_every_run(sweep_file: Write, base: Path) -> None:
     _, made = prepared(sweep_file(TWO_LEVELS))
-    (base / "data" / "target.zarr").mkdir(parents=True)
+    (base / VOLUME).mkdir(parents=True)
     fake = FakeStages()
     assert prepare_volumes(made, fake) == 0
     assert fake.calls == [("prepare", "base")]
     for run in made.plan.runs:
-        link = made.run_folder(run) / "data"
+        link = made.run_folder(run) / VOLUME
         assert link.is_symlink()
-        assert link.resolve() == base / "data"
+        assert link.resolve() == base / VOLUME
 
 
 def test_a_mongo_store_is_each_runs_own_from_watershed_on(sweep_file: Write, base: Path) -> None:
@@ -146,12 +148,14 @@ def test_a_folder_without_a_sweep_is_missing_input(tmp_path: Path) -> None:
 
 
 def test_a_link_never_replaces_what_stands_there(tmp_path: Path) -> None:
-    (tmp_path / "a" / "data").mkdir(parents=True)
-    (tmp_path / "a" / "manifests").mkdir()
-    (tmp_path / "a" / "manifests" / "prepare.json").write_text("{}")
+    (tmp_path / "a" / VOLUME).mkdir(parents=True)
+    made = Manifest(
+        writer=Writer.of("prepare"), key="k", config={}, inputs={}, outputs={"target": VOLUME}, identity="i"
+    )
+    made.write(ExperimentLayout(tmp_path / "a"))
     link_stages(["prepare"], tmp_path / "a", tmp_path / "b")
     link_stages(["prepare"], tmp_path / "a", tmp_path / "b")
-    (tmp_path / "c" / "data").mkdir(parents=True)
+    (tmp_path / "c" / VOLUME).mkdir(parents=True)
     with pytest.raises(NotOurs, match="something else stands"):
         link_stages(["prepare"], tmp_path / "a", tmp_path / "c")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_training.config import LsdTrainingConfig
 from lsdflow_training.data.sampling import chosen_volumes, common_voxel_size, prepared_probabilities
@@ -26,16 +27,17 @@ def test_probabilities_are_those_of_prepare_and_the_target_is_not_drawn() -> Non
 
 
 def test_a_volume_that_prepare_no_longer_names_is_not_drawn(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
     for name in ("kept", "dropped"):
-        micro_volume(tmp_path / f"{name}.zarr")
-    assert [v.name for v in chosen_volumes(tmp_path, LsdTrainingConfig(), ["kept"])] == ["kept"]
+        micro_volume(layout.training_volume(name))
+    assert [v.name for v in chosen_volumes(layout, LsdTrainingConfig(), ["kept"])] == ["kept"]
     with pytest.raises(ConfigError):
-        chosen_volumes(tmp_path, LsdTrainingConfig(volumes=("dropped",)), ["kept"])
+        chosen_volumes(layout, LsdTrainingConfig(volumes=("dropped",)), ["kept"])
 
 
 def test_no_training_volume_at_all_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="run prepare"):
-        chosen_volumes(tmp_path, LsdTrainingConfig(), [])
+        chosen_volumes(ExperimentLayout(tmp_path), LsdTrainingConfig(), [])
 
 
 def _volumes(folder: Path, *sizes: tuple[float, float, float]) -> list[TrainingVolume]:

@@ -118,7 +118,7 @@ def test_another_form_of_the_source_is_refused(finished: Experiment, put: Put, r
     put("volumes/raw", raw.astype(np.float32) / 255)
     with pytest.raises(BadData, match="not what it was") as caught:
         Prepare().repair(finished)
-    assert "prepare run --replace" in caught.value.hint
+    assert "prepare run" in caught.value.hint
 
 
 def test_a_source_that_is_gone_and_a_volume_never_made_are_missing_input(finished: Experiment, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import zarr
 
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, RAW
-from lsdflow_contract.errors import BadData, MadeOtherwise
+from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL
@@ -172,23 +172,24 @@ def made(loaded: Experiment, dataset: str) -> np.ndarray:
     return zarr.open_array(loaded.layout.training_volume("a") / dataset, mode="r")[:]
 
 
-def test_a_changed_voxel_is_refused_and_prepared_only_on_request(form: Write, tmp_path: Path, experiment: Make) -> None:
+def test_a_changed_voxel_makes_another_volume_and_the_earlier_one_counts_again_with_its_source(
+    form: Write, tmp_path: Path, experiment: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     loaded = prepared(form, tmp_path, experiment)
-    identity = read_manifest(loaded.layout, "prepare").identity
-    form(tmp_path, "raw", one_voxel_changed(RAW_VALUES))
-    with pytest.raises(MadeOtherwise, match="changed since it was prepared") as caught:
-        Prepare().run(loaded, RUN)
-    assert "/raw" in caught.value.where
-    form(tmp_path, "raw", RAW_VALUES)
+    first = read_manifest(loaded.layout, "prepare")
     form(tmp_path, "labels", one_voxel_changed(IDS))
-    with pytest.raises(MadeOtherwise, match="changed since it was prepared") as caught:
-        Prepare().verify(loaded)
-    assert "/labels" in caught.value.where
-    assert [type(problem) for problem in Prepare().validate(loaded)] == [MadeOtherwise]
-    np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
-    Prepare().run(loaded, RunOptions(replace=True))
+    assert Prepare().validate(loaded) == []
+    Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), one_voxel_changed(IDS))
-    assert read_manifest(loaded.layout, "prepare").identity != identity
+    assert read_manifest(loaded.layout, "prepare").identity != first.identity
+    (told,) = (record.message for record in caplog.records if "this is another volume" in record.message)
+    assert "/labels" in told
+    form(tmp_path, "labels", IDS)
+    Prepare().run(loaded, RUN)
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
+    assert read_manifest(loaded.layout, "prepare") == first
+    assert Prepare().verify(loaded)["identity"] == first.identity
 
 
 def test_a_copy_of_the_same_bytes_is_the_same_source(
@@ -217,8 +218,8 @@ def test_what_an_earlier_contract_prepared_is_recognised_by_its_voxels(tmp_path:
     assert Prepare().verify(loaded)["verified"]
     assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] == json.loads(before)["key"]
     zarr_of(2)(tmp_path, "labels", one_voxel_changed(IDS))
-    with pytest.raises(MadeOtherwise, match="changed since it was prepared"):
-        Prepare().run(loaded, RUN)
+    Prepare().run(loaded, RUN)
+    assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] != json.loads(before)["key"]
 
 
 def as_of_contract_1_6(loaded: Experiment) -> None:
@@ -232,7 +233,7 @@ def as_of_contract_1_6(loaded: Experiment) -> None:
         path.write_text(json.dumps(attributes))
 
 
-def test_an_interrupted_run_goes_on_from_a_copy_of_its_sources(
+def test_after_an_interrupted_run_a_copy_of_its_sources_gives_the_same_volume(
     tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "brick_shape", lambda *_: (8, 64, 64))

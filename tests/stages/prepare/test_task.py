@@ -19,7 +19,7 @@ import zarr
 
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.errors import BadData, Interrupted, MadeOtherwise, NotOurs, StageError
+from lsdflow_contract.errors import BadData, Interrupted, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_prepare import writing
@@ -66,7 +66,7 @@ def test_manifest_names_outputs_counts_and_probability(container: Path, experime
     loaded = experiment()
     Prepare().run(loaded, RUN)
     manifest = read_manifest(loaded.layout, "prepare")
-    assert manifest.outputs == {"training/a": "data/training/a.zarr"}
+    assert manifest.outputs == {"training/a": f"results/prepare/{manifest.inputs['training/a'][:8]}/a.zarr"}
     facts = manifest.facts["volumes"]["training/a"]
     assert (facts["neurons"], facts["probability"], facts["trained_fraction"]) == (8, 1.0, 1.0)
     assert facts["components"] == 8
@@ -330,7 +330,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     with pytest.raises(Interrupted):
         Prepare().run(loaded, RUN)
     assert not loaded.layout.manifest("prepare").exists()
-    assert not (loaded.layout.training_volume("a") / LABELS.dataset).exists()
+    assert not list(loaded.layout.results.glob(f"prepare/*/a.zarr/{LABELS.dataset}"))
     again: list[int] = []
     monkeypatch.setattr(PreparedArrays, "write", lambda *given: (again.append(given[1]), write(*given)))
     Prepare().run(loaded, RUN)
@@ -348,40 +348,40 @@ def test_a_noted_brick_that_did_not_reach_the_disk_is_made_again(
         patch.setattr(PreparedArrays, "finish", lambda _self: (_ for _ in ()).throw(Interrupted("power cut")))
         with pytest.raises(Interrupted):
             Prepare().run(loaded, RUN)
-    partial = loaded.layout.training_volume("a") / "volumes/.raw.partial"
+    (partial,) = loaded.layout.results.glob("prepare/*/a.zarr/volumes/.raw.partial")
     (partial / "0.0.0").write_bytes(b"")
     Prepare().run(loaded, RUN)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
 
 
-def test_other_parameters_are_refused_naming_them_and_replaced_on_request(
+def test_other_parameters_make_another_volume_beside_the_first(
     container: Path, experiment: Make, raw: np.ndarray
 ) -> None:
     Prepare().run(experiment(), RUN)
-    changed = experiment(raw_range=[0, 100])
-    with pytest.raises(NotOurs) as caught:
-        Prepare().run(changed, RUN)
-    assert "raw_range = [0.0, 100.0]" in caught.value.wanted
-    assert "raw_range = None" in caught.value.found
-    (told,) = Prepare().validate(changed)
-    assert isinstance(told, MadeOtherwise)
-    assert told.message() == caught.value.message()
-    assert Prepare().validate(experiment()) == []
-    Prepare().run(changed, RunOptions(replace=True))
+    first, changed = experiment().layout.training_volume("a"), experiment(raw_range=[0, 100])
+    before = snapshot(first)
+    assert Prepare().validate(changed) == []
+    Prepare().run(changed, RUN)
     np.testing.assert_array_equal(made(changed, RAW.dataset), np.rint(np.clip(raw / 100, 0, 1) * 255))
+    assert snapshot(first) == before
+    Prepare().run(experiment(), RUN)
+    assert experiment().layout.training_volume("a") == first
 
 
 def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment: Make, raw: np.ndarray) -> None:
     loaded = experiment()
-    zarr.create_array(loaded.layout.training_volume("a") / RAW.dataset, data=raw, zarr_format=2)
+    Prepare().run(loaded, RUN)
+    folder = loaded.layout.training_volume("a")
+    shutil.rmtree(folder)
+    zarr.create_array(folder / RAW.dataset, data=raw, zarr_format=2)
     with pytest.raises(NotOurs, match="not ours"):
-        Prepare().run(loaded, RunOptions(replace=True))
+        Prepare().run(loaded, RUN)
 
 
 def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    lock = loaded.layout.root / "data" / ".prepare.lock"
-    lock.parent.mkdir()
+    lock = loaded.layout.results / "prepare" / ".lock"
+    lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(NotOurs, match="another prepare"):

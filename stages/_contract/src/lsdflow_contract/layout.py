@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.manifest import read_manifest
+
 
 @dataclass(frozen=True)
 class ExperimentLayout:
@@ -32,14 +35,31 @@ class ExperimentLayout:
         """The pinned images."""
         return self.root / "images.env"
 
+    @property
+    def data(self) -> Path:
+        """Where contract 1 kept the prepared volumes."""
+        return self.root / "data"
+
+    def prepared_volume(self, label: str) -> Path:
+        """The container of the volume "target" or "training/NAME", as the manifest of prepare names it.
+
+        Without such a manifest, or if it does not name the volume: where contract 1 kept it. Raises BadData (65) if the
+        manifest is damaged, ContractMismatch (76) if it is of another contract major.
+        """
+        try:
+            named = read_manifest(self, "prepare").outputs
+        except MissingInput:
+            named = {}
+        return self.root / named[label] if label in named else self.data / f"{label}.zarr"
+
     def training_volume(self, name: str) -> Path:
-        """A prepared training volume (zarr format 2)."""
-        return self.root / "data" / "training" / f"{name}.zarr"
+        """A prepared training volume (zarr format 2). Raises as prepared_volume."""
+        return self.prepared_volume(f"training/{name}")
 
     @property
     def target_volume(self) -> Path:
-        """The prepared volume to segment."""
-        return self.root / "data" / "target.zarr"
+        """The prepared volume to segment. Raises as prepared_volume."""
+        return self.prepared_volume("target")
 
     def train_dir(self, stage: str) -> Path:
         """Folder of a training stage: checkpoints/, snapshots/, log/, loss.csv, best.json."""
@@ -55,12 +75,16 @@ class ExperimentLayout:
 
     @property
     def results(self) -> Path:
-        """What predict, watershed, agglomerate and segment make: a folder for each work, never overwritten."""
+        """What the stages make: a folder for each work, never overwritten."""
         return self.root / "results"
 
     def result(self, stage: str, key: str) -> Path:
         """The folder of the work that is named by `key`: its arrays, and its manifest when it has finished."""
         return self.results / stage / key[:8]
+
+    def stage_lock(self, stage: str) -> Path:
+        """Locked by a stage without blocks that writes into its results."""
+        return self.results / stage / ".lock"
 
     @property
     def lsd_error(self) -> Path:

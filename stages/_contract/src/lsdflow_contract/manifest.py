@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
@@ -21,10 +21,12 @@ from lsdflow_contract import CONTRACT_VERSION, KEY_MAJOR, READ_MAJORS
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import SEAL, sealed, unsealed
 from lsdflow_contract.software import library_versions, source_revision
+
+if TYPE_CHECKING:
+    from lsdflow_contract.layout import ExperimentLayout
 
 # Set by the wrappers and the launcher: digest of the image, job (scheduler's id, restarts, node).
 DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"

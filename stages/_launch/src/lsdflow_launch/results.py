@@ -23,6 +23,7 @@ import typer
 
 from lsdflow_command.app import exit_codes
 from lsdflow_command.lease_file import LeaseFile
+from lsdflow_command.processes import one_at_a_time
 from lsdflow_contract.errors import MissingInput, NotOurs, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.files import storage_errors
@@ -141,17 +142,22 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
     """Remove results. NotOurs (73), before anything is removed, if a stage of one of them is at work."""
     layout = experiment.layout
     for stage in {result.stage for result in dropped}:
-        holder = LeaseFile(layout.stage_runs(stage) / "lease").living_holder()
-        if holder is not None:
-            raise NotOurs(
-                f"{stage} is at work", where=layout.results / stage, found=holder.host, hint="wait for its end"
-            )
+        _require_idle(layout, stage)
     for result in dropped:
         folder = layout.result(result.stage, result.key)
         with storage_errors(folder):
             (folder / "manifest.json").unlink(missing_ok=True)
             for part in _parts(layout, result.stage, result.key):
                 shutil.rmtree(part)
+
+
+def _require_idle(layout: ExperimentLayout, stage: str) -> None:
+    """NotOurs (73) if a stage is at work: one with blocks holds a lease, another one the lock of its results."""
+    holder = LeaseFile(layout.stage_runs(stage) / "lease").living_holder()
+    if holder is not None:
+        raise NotOurs(f"{stage} is at work", where=layout.results / stage, found=holder.host, hint="wait for its end")
+    with one_at_a_time(layout.stage_lock(stage), stage):
+        return
 
 
 def add_result_verbs(app: typer.Typer) -> None:

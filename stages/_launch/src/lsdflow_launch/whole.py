@@ -46,7 +46,7 @@ def _require_cluster(experiment: Experiment) -> None:
 def _require_writable_folders(experiment: Experiment) -> None:
     """PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
     layout = experiment.layout
-    made = [layout.training_volume("a").parents[1], layout.store, layout.luts, layout.report, layout.results]
+    made = [layout.data, layout.store, layout.luts, layout.report, layout.results]
     made += [layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
     made += sorted(layout.results.glob("*"))
     for folder in (layout.root, *made):

@@ -67,9 +67,8 @@ def _problems(
 
 def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
     """The chosen training volumes and how often each is drawn. MissingInput (66) if prepare has not run."""
-    folder = experiment.layout.training_volume("any").parent
     probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))
-    return chosen_volumes(folder, config, tuple(probabilities)), probabilities
+    return chosen_volumes(experiment.layout, config, tuple(probabilities)), probabilities
 
 
 def recipe_to_check(

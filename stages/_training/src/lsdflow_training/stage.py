@@ -245,7 +245,7 @@ def lsd_bundle_folder(experiment: Experiment, wanted: str | int) -> Path:
 def _volumes(
     experiment: Experiment, config: TrainingConfig, probabilities: Mapping[str, float]
 ) -> Sequence[TrainingVolume]:
-    return chosen_volumes(experiment.layout.training_volume("any").parent, config, tuple(probabilities))
+    return chosen_volumes(experiment.layout, config, tuple(probabilities))
 
 
 def _make_room(prepared: Prepared, replace: bool) -> None:

@@ -89,7 +89,7 @@ class VolumeTable(StrictModel):
 class TrainingVolume(VolumeTable):
     """[[prepare.training]]: one volume with labels."""
 
-    name: Name = Field(description="name of the volume, stored as data/training/<name>.zarr")
+    name: Name = Field(description="name of the volume, stored as <name>.zarr")
     labels: str | None = Field(default=None, description="path of the neuron labels (default: the same as raw)")
     labels_dataset: str | None = Field(default=None, description="dataset in it (default: volumes/labels/neuron_ids)")
     mask: str | None = Field(

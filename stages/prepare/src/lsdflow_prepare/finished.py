@@ -6,6 +6,7 @@ never read again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def make_manifest(
     drawn = probabilities(given, [reports[label].labelled_voxels for label in labels])
     for label, probability in zip(labels, drawn, strict=True):
         facts[label]["probability"] = probability
-    key = work_key(STAGE, config, inputs)
+    key = key_of_all(table, inputs)
     made = {label: report.identity for label, report in reports.items()}
     return Manifest(
         writer=Writer.of(STAGE),
@@ -89,6 +90,11 @@ def make_manifest(
         facts={"volumes": facts, "warnings": warnings, "seconds": seconds},
         identity=hash_of({"key": key, "made": made}),
     )
+
+
+def key_of_all(table: PrepareConfig, keys: Mapping[str, str]) -> str:
+    """The key of the manifest; keys: those of the volumes, by label."""
+    return work_key(STAGE, table.model_dump(mode="json"), dict(keys))
 
 
 def _path(plans: list[WritePlan]) -> Path:

@@ -104,10 +104,10 @@ def describe_volumes(experiment: Experiment) -> None:
         inputs = open_inputs(name, volume, experiment.resolve, findings)
         if inputs is None:
             continue
-        label, layout = inputs.label, experiment.layout
-        outputs[label] = layout.target_volume if name == TARGET else layout.training_volume(name)
+        label = inputs.label
         with inputs:
             made, key = inputs.output_geometry, hash_of([label, volume.model_dump(mode="json")])
+            outputs[label] = experiment.layout.result(STAGE, key) / f"{name}.zarr"
             for plan in write_plans(inputs, outputs[label], {"contract": CONTRACT_VERSION, "key": key}):
                 plan.arrays.mend_metadata()
             size += bytes_needed(made.shape_vox, inputs.labels is not None)

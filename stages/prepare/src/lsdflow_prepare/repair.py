@@ -18,7 +18,7 @@ from lsdflow_prepare.inputs import VolumeInputs
 from lsdflow_prepare.writing import WritePlan, make_brick
 
 LOG = logging.getLogger("lsdflow.prepare")
-HINT = "bring the source back as it was, or make all volumes anew: prepare run --replace"
+HINT = "bring the source back as it was, or make another volume from what it is now: prepare run"
 
 
 def require_same_work(table: PrepareConfig, manifest: Manifest, label: str, plans: list[WritePlan]) -> None:
@@ -27,7 +27,7 @@ def require_same_work(table: PrepareConfig, manifest: Manifest, label: str, plan
         raise NotOurs(
             "the volumes were made with other parameters",
             where=plans[0].arrays.container,
-            hint=f"restore the earlier [{STAGE}] settings, or make them anew: prepare run --replace",
+            hint=f"restore the earlier [{STAGE}] settings, or make other volumes with these: prepare run",
         )
     made, now = manifest.inputs.get(label, ""), plans[0].arrays.key
     if made != now:

@@ -3,53 +3,67 @@
 1. Their files have the names, sizes and times of change that were noted then: they are the same, and nothing is read.
 2. Otherwise the voxels decide. They are read again, brick by brick, and compared with the checksums that prepare noted
    when it wrote the bricks. A copy of the same voxels is the same input, and its state is noted for the next time;
-   a changed voxel makes another input.
+   a changed voxel makes another input, and so another volume beside the earlier one.
 
 So no source is ever read only to be hashed. A comparison takes as long as preparing the volume; it is needed once
-after the files were written or copied.
+after the files were written or copied. A volume that is not finished cannot be compared: it is recognised by 1 alone.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput
-from lsdflow_contract.geometry import Box
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
 from lsdflow_contract.hashing import hash_of_array
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import writing
+from lsdflow_prepare.finished import STAGE
 from lsdflow_prepare.inputs import VolumeInputs
 from lsdflow_prepare.writing import WritePlan, write_plans
 
 LOG = logging.getLogger("lsdflow.prepare")
-HINT = "bring the source back as it was, or prepare it anew: prepare run --replace"
 
 
-def recognised(inputs: VolumeInputs, plans: list[WritePlan], seconds: float) -> list[WritePlan]:
-    """`plans` under the key that the volume was prepared with, if settings and sources are the same; else as they are.
+def containers(layout: ExperimentLayout, label: str) -> list[Path]:
+    """Where volumes of this label may be: the current one, that of contract 1, and the other results, newest first."""
+    found = list((layout.results / STAGE).glob(f"*/{label.removeprefix('training/')}.zarr"))
+    found = [layout.data / f"{label}.zarr", *sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+    with suppress(BadData, ContractMismatch):
+        found.insert(0, layout.prepared_volume(label))
+    return [path for path in dict.fromkeys(found) if path.exists()]
 
-    seconds: how long voxels are compared; 0 = they are not.
-    Raises MadeOtherwise (73) if a voxel differs, BadData (65) if a source cannot be read.
+
+def recognised(
+    inputs: VolumeInputs, plans: list[WritePlan], layout: ExperimentLayout, *, compare: bool
+) -> list[WritePlan]:
+    """`plans`, or those of an earlier volume that was made with the same settings from the same voxels.
+
+    compare: whether voxels are compared; if not, an earlier volume with the same settings is taken for the same.
+    Raises BadData (65) if a source cannot be read.
     """
-    earlier = _of_same_settings(inputs, plans)
-    if earlier is None:
+    if any(plan.arrays.found().get("key") == plan.arrays.key for plan in plans):
         return plans
-    noted = _noted(earlier)
-    if noted.get("sources") != inputs.states:
-        if "sources" in noted and _forms(noted["sources"]) != _forms(inputs.states):
-            return plans
-        if not _is_noted_whole(earlier):
-            return earlier if seconds == 0 else plans
-        _compare(inputs, earlier, seconds)
-    return earlier
+    made = [_of_same_settings(inputs, plans[0], container) for container in containers(layout, inputs.label)]
+    earlier = [known for known in made if known and _has_same_forms(inputs, known)]
+    unread = [known for known in earlier if not compare or _noted(known).get("sources") == inputs.states]
+    if unread:
+        return unread[0]
+    changed = []
+    for known in (known for known in earlier if _is_whole(known)):
+        difference = _difference(inputs, known)
+        if not difference:
+            return known
+        changed.append(difference)
+    if changed:
+        LOG.info("a source of %s changed since it was prepared: %s; this is another volume", inputs.label, changed[0])
+    return plans
 
 
 def remember(inputs: VolumeInputs, plans: list[WritePlan]) -> None:
@@ -57,51 +71,47 @@ def remember(inputs: VolumeInputs, plans: list[WritePlan]) -> None:
     write_sealed(_path(plans), {"key": plans[0].arrays.key, "sources": inputs.states})
 
 
-def _of_same_settings(inputs: VolumeInputs, plans: list[WritePlan]) -> list[WritePlan] | None:
-    """The plans as they were when the volume was prepared; None if other settings, or a source more or less."""
-    arrays = plans[0].arrays
-    found = next((found for plan in plans if (found := plan.arrays.found())), {})
+def _of_same_settings(inputs: VolumeInputs, plan: WritePlan, container: Path) -> list[WritePlan]:
+    """The plans as they were when the volume was prepared; none if other settings, or a source more or less."""
+    given = plan.arrays.provenance
+    there = [plan.arrays.found() for plan in write_plans(inputs, container, given)]
+    found = next(filter(None, there), {})
     for name in ("parameters", "inputs"):
         if not isinstance(found.get(name), Mapping):
-            return None
-    if found["parameters"] != arrays.provenance["parameters"] or set(found["inputs"]) != set(inputs.states):
-        return None
-    return write_plans(inputs, arrays.container, found)
+            return []
+    if found["parameters"] != given["parameters"] or set(found["inputs"]) != set(inputs.states):
+        return []
+    return write_plans(inputs, container, found)
 
 
-def _is_noted_whole(plans: list[WritePlan]) -> bool:
-    """The journals hold every brick of the arrays that are finished, so all of it can be compared."""
-    return all(not plan.arrays.is_done() or len(plan.arrays.notes()) == len(plan.bricks) for plan in plans)
+def _is_whole(plans: list[WritePlan]) -> bool:
+    """The arrays are finished and the journals hold every brick, so all of it can be compared."""
+    return all(plan.arrays.is_done() and len(plan.arrays.notes()) == len(plan.bricks) for plan in plans)
 
 
-def _compare(inputs: VolumeInputs, plans: list[WritePlan], seconds: float) -> None:
-    """Raise MadeOtherwise for the first brick that the sources give otherwise now; in random order, for `seconds`."""
-    noted = [(plan, number, note) for plan in plans for number, note in plan.arrays.notes().items()]
-    if not noted or not seconds:
-        return
+def _difference(inputs: VolumeInputs, plans: list[WritePlan]) -> str:
+    """The first brick that the sources give otherwise now; empty if there is none."""
     LOG.info("the files of %s changed since they were prepared; their voxels are compared", inputs.name)
-    deadline = time.monotonic() + seconds
-    with Progress("prepare", total=sum(p.bricks[n].size for p, n, _ in noted), unit="voxel") as progress:
-        for plan, number, note in (noted[place] for place in np.random.default_rng(0).permutation(len(noted))):
-            box = plan.bricks[number]
-            values, _ = writing.make_brick(inputs, plan, box)
-            for dataset in (d for d, v in values.items() if hash_of_array(v) != note.checksums.get(d)):
-                raise _changed(inputs, dataset, box)
-            progress.advance(box.size)
-            if time.monotonic() > deadline:
-                return
+    with Progress(STAGE, total=sum(box.size for plan in plans for box in plan.bricks), unit="voxel") as progress:
+        for plan in plans:
+            for number, note in plan.arrays.notes().items():
+                box = plan.bricks[number]
+                values, _ = writing.make_brick(inputs, plan, box)
+                for dataset in (d for d, v in values.items() if hash_of_array(v) != note.checksums.get(d)):
+                    return f"{_source_of(inputs, dataset)} has other voxels in {box.translate(inputs.region.begin_vox)}"
+                progress.advance(box.size)
+    return ""
 
 
-def _changed(inputs: VolumeInputs, dataset: str, box: Box) -> MadeOtherwise:
+def _source_of(inputs: VolumeInputs, dataset: str) -> str:
     name = {RAW.dataset: "raw", LABELS.dataset: "labels", MASK.dataset: "mask"}[dataset]
-    source = inputs.sources.get(name) or inputs.sources["labels"]
-    return MadeOtherwise(
-        "the source changed since it was prepared",
-        where=source.where,
-        wanted=f"the voxels that {inputs.name} was made from",
-        found=f"others in {box.translate(inputs.region.begin_vox)}",
-        hint=HINT,
-    )
+    return (inputs.sources.get(name) or inputs.sources["labels"]).where
+
+
+def _has_same_forms(inputs: VolumeInputs, plans: list[WritePlan]) -> bool:
+    """True if the sources have the formats that they had then, as far as that was noted."""
+    noted = _noted(plans)
+    return "sources" not in noted or _forms(noted["sources"]) == _forms(inputs.states)
 
 
 def _forms(states: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,17 +14,27 @@ from lsdflow_command.processes import one_at_a_time
 from lsdflow_command.progress import Progress
 from lsdflow_command.stage import RunOptions, Stage
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import BadData, MadeOtherwise, NotOurs, StageError, StorageFailure
+from lsdflow_contract.arrays import RAW
+from lsdflow_contract.errors import BadData, MissingInput, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import (
+    Manifest,
+    Writer,
+    current_key,
+    read_kept_manifest,
+    read_manifest,
+    remove_manifest,
+    work_key,
+)
 from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
 from lsdflow_prepare.findings import Findings
-from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, make_manifest, make_report
+from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, key_of_all, make_manifest, make_report
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.look import describe_volumes, look_at
 from lsdflow_prepare.repair import mend, require_same_work
-from lsdflow_prepare.same_input import recognised, remember
+from lsdflow_prepare.same_input import containers, recognised, remember
 from lsdflow_prepare.survey import survey
 from lsdflow_prepare.verify import LISTED, require_whole
 from lsdflow_prepare.writing import WritePlan, bytes_needed, write_plans, write_volume
@@ -45,20 +54,20 @@ class Prepare(Stage):
 
         Raises:
             BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
-            NotOurs: outputs of other parameters, or of sources that changed since; another prepare at work here.
+            NotOurs: arrays of another program where these would be; another prepare at work here.
         """
-        started = time.time()
-        findings = Findings()
+        del options
+        started, findings = time.time(), Findings()
         with _opened(experiment, findings) as volumes:
-            plans = [_plans(experiment, inputs, replace=options.replace) for inputs in volumes]
-            for group in plans:
-                _refuse_others(group, options.replace)
+            plans = [_plans(experiment, inputs) for inputs in volumes]
+            for arrays in (plan_.arrays for group in plans for plan_ in group):
+                arrays.refuse_others()
             _survey_all(
                 [v for v, group in zip(volumes, plans, strict=True) if finished_report(group) is None], findings
             )
             _raise_first(findings)
             _refuse_full_disk(experiment, volumes, plans)
-            with _alone(experiment.layout.root):
+            with _alone(experiment.layout):
                 for inputs, group in zip(volumes, plans, strict=True):
                     remember(inputs, group)
                 _finish(experiment, volumes, plans, findings, started)
@@ -76,7 +85,7 @@ class Prepare(Stage):
         with _opened(experiment, findings) as volumes:
             _raise_first(findings)
             for inputs in volumes:
-                plans = _plans(experiment, inputs, 0)
+                plans = _plans(experiment, inputs, compare=False)
                 facts[inputs.label] = {
                     "shape_vox": list(inputs.region.shape_vox),
                     "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
@@ -96,10 +105,8 @@ class Prepare(Stage):
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """Whether each volume is made."""
         table, layout = experiment.table(STAGE, PrepareConfig), experiment.layout
-        containers = {f"training {v.name}": layout.training_volume(v.name) for v in table.training}
-        if table.target is not None:
-            containers["target"] = layout.target_volume
-        state: dict[str, Any] = {name: _state(path) for name, path in containers.items()}
+        labels = [f"training/{volume.name}" for volume in table.training] + ["target"] * (table.target is not None)
+        state: dict[str, Any] = {label.replace("/", " "): _state(containers(layout, label)) for label in labels}
         return {"finished": layout.manifest(STAGE).exists(), **state}
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:
@@ -127,10 +134,10 @@ class Prepare(Stage):
         findings = Findings()
         with _opened(experiment, findings) as volumes:
             _raise_first(findings)
-            plans = [_plans(experiment, inputs, 0) for inputs in volumes]
+            plans = [_plans(experiment, inputs, compare=False) for inputs in volumes]
             for inputs, group in zip(volumes, plans, strict=True):
                 require_same_work(table, manifest, inputs.label, group)
-            with _alone(experiment.layout.root):
+            with _alone(experiment.layout):
                 mended = []
                 for inputs, group in zip(volumes, plans, strict=True):
                     made = manifest.facts["volumes"][inputs.label]["identity"]
@@ -145,9 +152,6 @@ def inspect(experiment: Experiment) -> Findings:
     findings = Findings()
     with _opened(experiment, findings) as volumes:
         _survey_all(volumes, findings)
-        for inputs in () if findings.errors else volumes:
-            with findings.collecting():
-                _require_same_settings(_plans(experiment, inputs, SURVEY_SECONDS / len(volumes)))
     return findings
 
 
@@ -163,22 +167,6 @@ def look(experiment: Experiment) -> dict[str, Any]:
     return {"volumes": seen, "problems": [error.as_dict() for error in findings.errors]}
 
 
-def _require_same_settings(plans: list[WritePlan]) -> None:
-    """MadeOtherwise (73) for volumes of other settings; one that was put there by hand is for a run to refuse."""
-    try:
-        _refuse_others(plans, replace=False)
-    except MadeOtherwise:
-        raise
-    except NotOurs:
-        return
-
-
-def _refuse_others(plans: list[WritePlan], replace: bool) -> None:
-    """NotOurs (73) for arrays of other work where these would be written."""
-    for plan_ in plans:
-        plan_.arrays.refuse_others(replace)
-
-
 def _finish(
     experiment: Experiment,
     volumes: list[VolumeInputs],
@@ -186,9 +174,11 @@ def _finish(
     findings: Findings,
     started: float,
 ) -> None:
-    """Write all volumes, then the manifest; the manifest of an earlier run goes first."""
+    """Write all volumes, then the manifest; the result of other settings stays what counts until then."""
+    table = experiment.table(STAGE, PrepareConfig)
     if any(finished_report(group) is None for group in plans):
-        experiment.layout.manifest(STAGE).unlink(missing_ok=True)
+        keys = {inputs.label: group[0].arrays.key for inputs, group in zip(volumes, plans, strict=True)}
+        remove_manifest(experiment.layout, STAGE, [key_of_all(table, keys)])
     reports = _write_all(volumes, plans)
     for label, report in reports.items():
         for text in report.warnings:
@@ -196,21 +186,21 @@ def _finish(
                 LOG.warning("warning: %s: %s", label, text)
                 findings.warn(label.removeprefix("training/"), text)
     outputs = {inputs.label: group[0].arrays.container for inputs, group in zip(volumes, plans, strict=True)}
-    table = experiment.table(STAGE, PrepareConfig)
     seconds = time.time() - started
     manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
-    if not _stands(experiment, manifest):
-        manifest.finish(experiment.layout)
+    _leave_manifest(experiment.layout, manifest)
 
 
-def _stands(experiment: Experiment, manifest: Manifest) -> bool:
-    """True if an earlier run left the same result: its manifest, with its run time, stays untouched."""
-    if not experiment.layout.manifest(STAGE).exists():
-        return False
-    with suppress(BadData):
-        found = read_manifest(experiment.layout, STAGE)
-        return (found.key, found.identity) == (manifest.key, manifest.identity)
-    return False
+def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
+    """Make it the current one; if an earlier run left the same result, its manifest is kept, with its run time."""
+    with suppress(MissingInput, BadData):
+        found = read_kept_manifest(layout, STAGE, manifest.key)
+        if (found.identity, found.outputs) == (manifest.identity, manifest.outputs):
+            if current_key(layout, STAGE) != found.key:
+                found.write(layout)
+            return
+    layout.result(STAGE, manifest.key).mkdir(parents=True, exist_ok=True)
+    manifest.finish(layout)
 
 
 def _write_all(volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> dict[str, VolumeReport]:
@@ -263,36 +253,22 @@ def _raise_first(findings: Findings) -> None:
         raise findings.errors[0]
 
 
-def _plans(
-    experiment: Experiment, inputs: VolumeInputs, seconds: float = math.inf, *, replace: bool = False
-) -> list[WritePlan]:
-    """What has to be written for a volume. seconds: for comparing sources that may have changed, see `recognised`.
-
-    Raises MadeOtherwise (73) if a source has changed since the volume was prepared, unless it is to be replaced.
-    """
-    plans = _plans_of_now(experiment, inputs)
-    try:
-        return recognised(inputs, plans, seconds)
-    except MadeOtherwise:
-        if replace:
-            return plans
-        raise
-
-
-def _plans_of_now(experiment: Experiment, inputs: VolumeInputs) -> list[WritePlan]:
+def _plans(experiment: Experiment, inputs: VolumeInputs, *, compare: bool = True) -> list[WritePlan]:
+    """What has to be written for a volume, in the folder of its key. compare: see `recognised`."""
     layout = experiment.layout
-    container = layout.training_volume(inputs.name) if inputs.role == "training" else layout.target_volume
     parameters = inputs.table.model_dump(mode="json", exclude={"name", "probability"})
     sources = {name: hash_of(state) for name, state in inputs.states.items()}
+    key = work_key(STAGE, parameters, sources)
     provenance = {
         "contract": CONTRACT_VERSION,
         "written_by": Writer.of(STAGE).model_dump(),
-        "key": work_key(STAGE, parameters, sources),
+        "key": key,
         "config_hash": hash_of(parameters),
         "parameters": parameters,
         "inputs": sources,
     }
-    return write_plans(inputs, container, provenance)
+    plans = write_plans(inputs, layout.result(STAGE, key) / f"{inputs.name}.zarr", provenance)
+    return recognised(inputs, plans, layout, compare=compare)
 
 
 def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> None:
@@ -310,11 +286,11 @@ def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans
         )
 
 
-def _alone(root: Path) -> AbstractContextManager[None]:
-    return one_at_a_time(root / "data" / ".prepare.lock", "prepare")
+def _alone(layout: ExperimentLayout) -> AbstractContextManager[None]:
+    return one_at_a_time(layout.stage_lock(STAGE), STAGE)
 
 
-def _state(container: Path) -> str:
-    if (container / "volumes" / "raw").exists():
+def _state(found: list[Path]) -> str:
+    if any((container / RAW.dataset).exists() for container in found):
         return "made"
-    return "begun" if container.exists() else "not begun"
+    return "begun" if found else "not begun"

@@ -182,5 +182,5 @@ def _others(rows: Sequence[CheckRow], row: CheckRow) -> list[CheckRow]:
 
 def _remove_arrays(layout: ExperimentLayout) -> None:
     """Report, manifests and logs stay; what fills the disk goes."""
-    for path in (layout.target_volume.parent, layout.results, layout.luts, layout.store):
+    for path in (layout.data, layout.results, layout.luts, layout.store):
         shutil.rmtree(path, ignore_errors=True)

@@ -27,7 +27,7 @@ def made_by(layout: ExperimentLayout, stage: str) -> list[Path]:
     """Folders that hold what a stage makes (the rows of a mongo store lie elsewhere)."""
     blocks, results = layout.store / "blocks" / stage, layout.results / stage
     folders = {
-        "prepare": [layout.target_volume.parent],
+        "prepare": [results, layout.data],
         "predict": [results, blocks],
         "watershed": [results, layout.store / "nodes", blocks],
         "agglomerate": [results, *layout.store.glob("edges_*"), blocks],

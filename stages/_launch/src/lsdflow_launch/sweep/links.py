@@ -11,13 +11,12 @@ from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 
-BLOCK_STAGES = ("predict", "watershed", "segment")
+WITH_ARRAYS = ("prepare", "predict", "watershed", "segment")
 
 
 def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
     """Files and folders that a finished stage leaves for later ones, as far as they are there; its manifest last."""
     arrays: dict[str, list[Path]] = {
-        "prepare": [layout.target_volume.parent],
         "train-lsd": [layout.train_dir("train-lsd")],
         "train-acrlsd": [layout.train_dir("train-acrlsd")],
         "watershed": [layout.store / "nodes"],
@@ -35,8 +34,8 @@ def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
 
 
 def _containers(stage: str, layout: ExperimentLayout) -> list[Path]:
-    """The containers of the arrays that a block stage left."""
-    if stage not in BLOCK_STAGES or not layout.manifest(stage).exists():
+    """The containers of the arrays that a stage left."""
+    if stage not in WITH_ARRAYS or not layout.manifest(stage).exists():
         return []
     manifest = read_manifest(layout, stage)
     return sorted({manifest.output_array(layout, name)[0] for name in manifest.outputs})
@@ -61,7 +60,7 @@ def _link(path: Path, link: Path) -> None:
         try:
             link.symlink_to(leads_to)
         except FileExistsError as error:
-            if link.is_symlink() and str(link.readlink()) == leads_to:
+            if link.exists() and link.samefile(path):
                 return
             hint = "a run of a sweep is no place for other results: move it away"
             raise NotOurs("something else stands where a shared result belongs", where=link, hint=hint) from error

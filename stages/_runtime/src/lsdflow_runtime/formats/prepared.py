@@ -27,7 +27,7 @@ from numcodecs import Zstd
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs, StorageFailure
+from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StorageFailure
 from lsdflow_contract.files import fsync_folder, storage_errors, write_json
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
@@ -84,24 +84,11 @@ class PreparedArrays:
         except BadData:
             return False
 
-    def refuse_others(self, replace: bool) -> None:
-        """Refuse arrays of other work under our names.
-
-        Raises:
-            NotOurs: made with other parameters (and no `replace`), or not made by lsdflow at all.
-        """
-        for spec in self.specs:
-            folder = self._final(spec)
-            found = _provenance_of(folder)
-            if not folder.exists() or (found and (replace or found.get("key") == self.key)):
-                continue
-            raise (MadeOtherwise if found else NotOurs)(
-                "the output was made with other parameters or inputs" if found else "the output exists and is not ours",
-                where=folder,
-                wanted=_differences(self.provenance, found, wanted=True) or f"key {self.key[:12]}",
-                found=_differences(self.provenance, found, wanted=False) or f"key {str(found.get('key', 'none'))[:12]}",
-                hint="add --replace to recompute it, or use another experiment folder" if found else "move it away",
-            )
+    def refuse_others(self) -> None:
+        """NotOurs (73) for arrays of another program under our names."""
+        for folder in map(self._final, self.specs):
+            if folder.exists() and _key_of(folder) != self.key:
+                raise NotOurs("the output exists and is not ours", where=folder, hint="move it away")
 
     def start(self) -> dict[int, Note]:
         """Make the arrays, or take up those of an interrupted run; returns the bricks noted so far."""
@@ -289,11 +276,3 @@ def _provenance_of(folder: Path) -> dict[str, Any]:
 
 def _key_of(folder: Path) -> str:
     return str(_provenance_of(folder).get("key", ""))
-
-
-def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], *, wanted: bool) -> str:
-    """The parameters that differ, as "name = value", in one of the two."""
-    ours, others = dict(mine.get("parameters", {})), dict(theirs.get("parameters", {}))
-    chosen = ours if wanted else others
-    names = [name for name in ours if name in others and ours[name] != others[name]]
-    return ", ".join(f"{name} = {chosen[name]}" for name in names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
 from lsdflow_contract.experiment import did_you_mean
 from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.trained_places import has_place
@@ -27,15 +27,16 @@ def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
     return {k.removeprefix(_TRAINING): v["probability"] for k, v in volumes.items() if k.startswith(_TRAINING)}
 
 
-def chosen_volumes(folder: Path, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
+def chosen_volumes(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
     """The volumes named in the config, or all that prepare made (`there`). MissingInput / BadData / ConfigError."""
-    return [open_training_volume(folder / f"{name}.zarr") for name in chosen_names(folder, config, there)]
+    return [open_training_volume(layout.training_volume(name)) for name in chosen_names(layout, config, there)]
 
 
-def chosen_names(folder: Path, config: TrainingConfig, there: Sequence[str]) -> tuple[str, ...]:
+def chosen_names(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> tuple[str, ...]:
     """The names in the config, or all that are `there`. MissingInput (66) if there are none, ConfigError (78)."""
     if not there:
-        raise MissingInput("no training volumes", where=folder, hint="give [[prepare.training]] and run prepare")
+        where, hint = layout.manifest("prepare"), "give [[prepare.training]] and run prepare"
+        raise MissingInput("no training volumes", where=where, hint=hint)
     for name in config.volumes:
         if name not in there:
             raise ConfigError(f"no training volume {name!r}", where="volumes", hint=did_you_mean(name, there))
