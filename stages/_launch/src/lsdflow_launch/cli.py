@@ -22,6 +22,7 @@ from lsdflow_launch.export_cli import add_export_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.init.schema import require_known_keys
+from lsdflow_launch.migrate import add_migrate_verb
 from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
 from lsdflow_launch.not_checked import NOT_CHECKED, not_checked
 from lsdflow_launch.options import Debug, Engine, First, Folder, GivesWay, Images, Json, Last, Network, Replace, Set
@@ -216,6 +217,7 @@ app.add_typer(sweep_app)
 add_verbs(app, lambda experiment, ask, wanted: _show_problems(experiment, False, ask, wanted))
 add_check_verb(app)
 add_result_verbs(app)
+add_migrate_verb(app)
 add_report_verbs(app)
 add_view_verb(app)
 add_export_verb(app)

@@ -142,7 +142,7 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
     """Remove results. NotOurs (73), before anything is removed, if a stage of one of them is at work."""
     layout = experiment.layout
     for stage in {result.stage for result in dropped}:
-        _require_idle(layout, stage)
+        require_idle(layout, stage)
     for result in dropped:
         folder = layout.result(result.stage, result.key)
         with storage_errors(folder):
@@ -151,7 +151,7 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
                 shutil.rmtree(part)
 
 
-def _require_idle(layout: ExperimentLayout, stage: str) -> None:
+def require_idle(layout: ExperimentLayout, stage: str) -> None:
     """NotOurs (73) if a stage is at work: one with blocks holds a lease, another one the lock of its results."""
     holder = LeaseFile(layout.stage_runs(stage) / "lease").living_holder()
     if holder is not None:

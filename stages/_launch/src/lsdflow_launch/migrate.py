@@ -1,0 +1,98 @@
+"""`lsdflow migrate` moves an experiment of contract 1 into the layout of contract 2, without copying a voxel.
+
+    data/target.zarr, data/training/NAME.zarr          -> results/prepare/<key of the volume>/
+    predictions/<setup>/<iteration>/predictions.zarr   -> results/predict/<key>/
+    fragments.zarr, segmentation.zarr                  -> results/watershed/<key>/, results/segment/<key>/
+
+For each finished stage its containers are renamed, then its manifest is written again with the new paths. After an
+interruption between the two, the same command finds the container at its new place and only writes the manifest. Keys,
+identities, done marks and rows of the graph stay as they are, so that no block is computed again. What an unfinished
+stage has left stays where it is, and so do networks.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_contract import CONTRACT_VERSION
+from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_launch.answer import tell
+from lsdflow_launch.options import Debug, Folder, Json
+from lsdflow_launch.results import require_idle
+
+MOVED = tuple(stage for stage in STAGES if not stage.startswith("train-"))
+
+
+def migrate(layout: ExperimentLayout) -> dict[str, str]:
+    """Move what finished stages of contract 1 have left; new path by old path, relative to the experiment.
+
+    Raises NotOurs (73), before anything is moved, if a stage is at work; MissingInput (66) if a container is gone.
+    """
+    for stage in STAGES:
+        require_idle(layout, stage)
+    moved: dict[str, str] = {}
+    for stage in MOVED:
+        manifest = None
+        with suppress(MissingInput):
+            manifest = read_manifest(layout, stage)
+        if manifest is not None and manifest.contract.partition(".")[0] == "1":
+            moved |= _move(layout, manifest)
+    return moved
+
+
+def _move(layout: ExperimentLayout, manifest: Manifest) -> dict[str, str]:
+    """Move the containers of one stage, and write its manifest again."""
+    stage, moved, outputs = manifest.writer.stage, {}, dict(manifest.outputs)
+    for name, path in manifest.outputs.items():
+        container, dataset = manifest.output_array(layout, name)
+        if container.suffix != ".zarr" or container.is_relative_to(layout.results):
+            continue
+        # The inputs of prepare are the keys of its volumes, by their labels.
+        key = manifest.inputs.get(name, manifest.key) if stage == "prepare" else manifest.key
+        place = layout.result(stage, key) / container.name
+        _rename(container, place, layout.root)
+        outputs[name] = (place / dataset).relative_to(layout.root).as_posix()
+        moved[path] = outputs[name]
+    with storage_errors(layout.results):
+        layout.result(stage, manifest.key).mkdir(parents=True, exist_ok=True)
+    manifest.model_copy(update={"outputs": outputs, "contract": CONTRACT_VERSION}).write(layout)
+    return moved
+
+
+def _rename(container: Path, place: Path, root: Path) -> None:
+    """Rename a container, unless an interrupted call has; folders that are empty then go."""
+    if place.exists():
+        return
+    if not container.exists():
+        raise MissingInput("a container that the manifest names is not there", where=container)
+    with storage_errors(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if container.is_symlink():
+            place.symlink_to(container.resolve())
+            container.unlink()
+        else:
+            container.rename(place)
+        for folder in container.parents:
+            if folder == root or any(folder.iterdir()):
+                break
+            folder.rmdir()
+
+
+def add_migrate_verb(app: typer.Typer) -> None:
+    """Register migrate."""
+
+    @app.command(name="migrate")
+    def migrate_(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
+        """Move an experiment of contract 1 into the layout of contract 2; no voxel is copied, no block is redone."""
+        with exit_codes(debug, as_json):
+            moved = migrate(load_experiment(folder, []).layout)
+            lines = [f"{old} -> {new}" for old, new in moved.items()] or ["nothing to move"]
+            tell({"moved": moved}, "\n".join(lines), as_json)
