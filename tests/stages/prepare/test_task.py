@@ -380,7 +380,7 @@ def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment:
 
 def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    lock = loaded.layout.results / "prepare" / ".lock"
+    lock = loaded.layout.results / "prepare" / ".prepare.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

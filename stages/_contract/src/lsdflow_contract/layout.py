@@ -84,7 +84,7 @@ class ExperimentLayout:
 
     def stage_lock(self, stage: str) -> Path:
         """Locked by a stage without blocks that writes into its results."""
-        return self.results / stage / ".lock"
+        return self.results / stage / f".{stage}.lock"
 
     @property
     def lsd_error(self) -> Path:
