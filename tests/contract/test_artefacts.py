@@ -19,11 +19,13 @@ from lsdflow_contract import errors
 from lsdflow_contract.checkpoint import BestCheckpoint, bundle_iterations, read_best, read_bundle, write_best
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, StageError, StorageFailure
 from lsdflow_contract.files import read_json, write_atomically, write_json
+from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import Lut, legacy_lut_name, lut_name, read_lut, write_lut
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_contract.shown_volumes import Placed, shown_volumes, viewer_layers
 from lsdflow_contract.software import library_versions
 
 
@@ -119,6 +121,21 @@ def test_an_output_is_found_where_the_manifest_says_wherever_that_is(tmp_path: P
     assert manifest.output_array(layout, "target") == (layout.root / "data/target.zarr", ".")
     with pytest.raises(MissingInput, match="watershed left no affs"):
         manifest.output_array(layout, "affs")
+
+
+def test_a_viewer_is_offered_the_other_results_beside_the_current_one(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
+    for key in ("a" * 64, "b" * 64):
+        array = layout.result("watershed", key) / "fragments.zarr" / "volumes" / "fragments"
+        array.mkdir(parents=True)
+        _manifest(key=key, outputs={"fragments": str(array.relative_to(tmp_path))}).write(layout)
+    (layout.results / "watershed" / "unfinished").mkdir()
+    found = {volume.name: volume.container.parent.name for volume in shown_volumes(layout, others=True)}
+    assert found == {"fragments": "b" * 8, "fragments_aaaaaaaa": "a" * 8}
+    assert [volume.name for volume in shown_volumes(layout)] == ["fragments"]
+    grid = Geometry((40.0, 4.0, 4.0), (0.0, 0.0, 0.0), (2, 2, 2))
+    (layer,) = viewer_layers({"affinities_aaaaaaaa": Placed("volumes/x", grid, ("c", "z", "y", "x"))})
+    assert (layer.kind, layer.visible) == ("affinities", False)
 
 
 def test_another_contract_major_is_refused_with_76(tmp_path: Path) -> None:

@@ -11,10 +11,17 @@ from lsdflow_contract.arrays import LABELS, LSD_ERROR, RAW
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.manifest import current_key, read_kept_manifest, read_manifest
 from lsdflow_contract.viewer_state import Kind, ViewerLayer
 
 KINDS: dict[str, Kind] = {"raw": "image", "lsds": "lsds", "affinities": "affinities", "lsd_error": "image"}
+# Stage, output, name.
+OUTPUTS = (
+    ("predict", "lsds", "lsds"),
+    ("predict", "affs", "affinities"),
+    ("watershed", "fragments", "fragments"),
+    ("segment", "segmentation", "segmentation"),
+)
 VISIBLE_AT_FIRST = ("raw", "segmentation")
 
 
@@ -37,16 +44,19 @@ class ShownVolume:
         return self.folder.exists()
 
 
-def shown_volumes(layout: ExperimentLayout, truth_dataset: str = LABELS.dataset) -> tuple[ShownVolume, ...]:
-    """All volumes that exist, in the order in which they are made; of the stages, what finished ones left."""
+def shown_volumes(
+    layout: ExperimentLayout, truth_dataset: str = LABELS.dataset, *, others: bool = False
+) -> tuple[ShownVolume, ...]:
+    """All volumes that exist, in the order in which they are made; of the stages, what finished ones left.
+
+    others: also the results that are not current, as `segmentation_1c0f4a2b`, to compare them.
+    """
     known = [
         ShownVolume("raw", layout.target_volume, RAW.dataset),
-        *_output(layout, "predict", "lsds", "lsds"),
-        *_output(layout, "predict", "affs", "affinities"),
-        *_output(layout, "watershed", "fragments", "fragments"),
-        *_output(layout, "segment", "segmentation", "segmentation"),
+        *(volume for output in OUTPUTS for volume in _output(layout, *output)),
         ShownVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset),
         ShownVolume("truth", layout.target_volume, truth_dataset),
+        *(_other_results(layout) if others else []),
     ]
     return tuple(volume for volume in known if volume.exists)
 
@@ -65,7 +75,7 @@ def viewer_layers(places: Mapping[str, Placed]) -> tuple[ViewerLayer, ...]:
     return tuple(
         ViewerLayer(
             name=name,
-            kind=KINDS.get(name, "labels"),
+            kind=KINDS.get(name) or KINDS.get(name.rpartition("_")[0], "labels"),
             path=placed.path,
             voxel_size_nm=placed.geometry.voxel_size_nm,
             offset_nm=placed.geometry.offset_nm,
@@ -82,3 +92,17 @@ def _output(layout: ExperimentLayout, stage: str, output: str, name: str) -> lis
     with suppress(StageError):
         return [ShownVolume(name, *read_manifest(layout, stage).output_array(layout, output))]
     return []
+
+
+def _other_results(layout: ExperimentLayout) -> list[ShownVolume]:
+    """The arrays of finished results that are not current, with the first letters of their keys in their names."""
+    found = []
+    for stage, output, name in OUTPUTS:
+        current = current_key(layout, stage)[:8]
+        for folder in sorted((layout.results / stage).glob("*/manifest.json")):
+            key = folder.parent.name
+            if key != current:
+                with suppress(StageError):
+                    array = read_kept_manifest(layout, stage, key).output_array(layout, output)
+                    found.append(ShownVolume(f"{name}_{key}", *array))
+    return found

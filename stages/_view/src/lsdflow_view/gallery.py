@@ -82,7 +82,7 @@ def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
 
     Raises MissingInput (66) if there is nothing yet, and as `exported_images`.
     """
-    shown = shown_volumes(experiment.layout, _truth_dataset(experiment))
+    shown = shown_volumes(experiment.layout, _truth_dataset(experiment), others=True)
     if not shown:
         raise MissingInput(
             "there is no volume to show", where=experiment.layout.root, hint="run prepare first: lsdflow run DIR"
