@@ -140,10 +140,17 @@ def test_an_interrupted_stage_gives_75_and_nothing_else_runs(stages: Path, exper
     assert _calls(stages)[-1] == "predict"
 
 
-def test_overrides_and_replace_reach_every_stage(stages: Path, experiment: Path) -> None:
-    _lsdflow("run", str(experiment), "--set", "compute.workers=5", "--replace", "--to", "prepare")
-    call = json.loads((stages / "calls").read_text().splitlines()[-1])
-    assert call[-3:] == ["--set", "compute.workers=5", "--replace"]
+def test_overrides_reach_every_stage_and_replace_the_trainings(stages: Path, experiment: Path) -> None:
+    _lsdflow("run", str(experiment), "--set", "compute.workers=5", "--replace", "--to", "predict")
+    calls = [json.loads(line) for line in (stages / "calls").read_text().splitlines()]
+    ends = {call[0]: call[4:] for call in calls if call[1] == "run"}
+    told = ["--set", "compute.workers=5"]
+    assert ends == {
+        "prepare": told,
+        "train-lsd": [*told, "--replace"],
+        "train-acrlsd": [*told, "--replace"],
+        "predict": told,
+    }
 
 
 def test_sigterm_is_passed_on_to_the_running_stage(stages: Path, experiment: Path) -> None:

@@ -152,9 +152,9 @@ def test_a_stage_in_a_container_is_as_loud_as_the_command(
     assert [word for word in _calls(docker)[0] if word.startswith("LSDFLOW_LOUDNESS")] == given
 
 
-def test_overrides_and_replace_reach_the_stage_in_the_container(docker: Path, experiment: Path) -> None:
-    _run(experiment, "--set", "compute.workers=5", "--replace", "--to", "prepare")
-    assert _calls(docker)[0][-3:] == ["--set", "compute.workers=5", "--replace"]
+def test_overrides_reach_the_stage_in_the_container(docker: Path, experiment: Path) -> None:
+    _run(experiment, "--set", "compute.workers=5", "--to", "prepare")
+    assert _calls(docker)[0][-2:] == ["--set", "compute.workers=5"]
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "comma,and:colon", 'quo"te', "$(touch gone)", "ü"])

@@ -59,7 +59,7 @@ GivesWayOption = Annotated[
 ]
 ReplaceOption = Annotated[
     bool,
-    typer.Option("--replace", help="replace volumes and networks that were made with other settings or inputs"),
+    typer.Option("--replace", help="train anew, in place of a network that was trained with other settings or inputs"),
 ]
 DescriptionsOption = Annotated[
     Path | None,
@@ -191,6 +191,10 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
             with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
                 made = stage.load()
                 end_if_asked()
+                if replace and not stage.name.startswith("train-"):
+                    LOG.warning(
+                        "--replace does nothing here: results of %s are written once, beside others", stage.name
+                    )
                 made.run(loaded, RunOptions(replace=replace))
             if json_:
                 typer.echo(json.dumps(_made(loaded, stage.name)))

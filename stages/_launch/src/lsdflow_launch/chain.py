@@ -50,7 +50,7 @@ class Chain:
         arguments = [self.verb, "--experiment", str(self.experiment.path)]
         for override in self.experiment.overrides:
             arguments += ["--set", override]
-        if self.replace:
+        if self.replace and stage.startswith("train-"):
             arguments.append("--replace")
         return self.caller(stage, arguments)
 

@@ -31,7 +31,7 @@ First = Annotated[str, typer.Option("--from", help="first stage to run", autocom
 Last = Annotated[str, typer.Option("--to", help="last stage to run", autocompletion=stages)]
 Replace = Annotated[
     bool,
-    typer.Option("--replace", help="replace volumes and networks that were made with other settings or inputs"),
+    typer.Option("--replace", help="train anew, in place of networks that were trained with other settings or inputs"),
 ]
 GivesWay = Annotated[
     bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")

@@ -156,8 +156,9 @@ def require_idle(layout: ExperimentLayout, stage: str) -> None:
     holder = LeaseFile(layout.stage_runs(stage) / "lease").living_holder()
     if holder is not None:
         raise NotOurs(f"{stage} is at work", where=layout.results / stage, found=holder.host, hint="wait for its end")
-    with one_at_a_time(layout.stage_lock(stage), stage):
-        return
+    if layout.stage_lock(stage).exists():
+        with one_at_a_time(layout.stage_lock(stage), stage):
+            return
 
 
 def add_result_verbs(app: typer.Typer) -> None:
