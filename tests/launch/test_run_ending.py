@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.init.demo import make_demo
 from lsdflow_launch.telling.ending import Ending, ending_of, runs_of, scores_stand
 from lsdflow_launch.telling.state import status_of
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
-OTHER = "prepare.target.raw_range=[0, 200]"
-REFUSED = "the output was made with other parameters or inputs"
+REFUSED = "this experiment was trained with other parameters or volumes"
+PART = ("--from", "train-lsd", "--to", "train-lsd")
 
 
 def _lsdflow(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,15 +39,16 @@ def _unpacked(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment with scores, whose prepare was asked for with another mask, for people and for programs."""
+    """An experiment with scores, trained with other settings than it has now; refused for people and for programs."""
     folder = tmp_path_factory.mktemp("run") / "exp"
     make_demo(folder, (60, 70, 80), seed=3, mode="acrlsd")
-    part = ("--from", "prepare", "--to", "prepare")
-    done = _lsdflow("run", str(folder), *part)
+    done = _lsdflow("run", str(folder), "--to", "prepare")
     assert done.returncode == 0, done.stderr
+    earlier = Manifest(writer=Writer.of("train-lsd"), key="k", config={}, inputs={}, outputs={}, identity="i")
+    earlier.write(ExperimentLayout(folder))
     shutil.copytree(_unpacked(tmp_path_factory.mktemp("finished") / "exp") / "report", folder / "report")
-    people = _lsdflow("run", str(folder), *part, "--set", OTHER)
-    programs = _lsdflow("run", str(folder), *part, "--set", OTHER, "--json")
+    people = _lsdflow("run", str(folder), *PART)
+    programs = _lsdflow("run", str(folder), *PART, "--json")
     assert (people.returncode, programs.returncode) == (73, 73), people.stderr
     (folder / "people").write_text(people.stdout)
     (folder / "programs").write_text(programs.stdout)
@@ -58,8 +61,8 @@ def experiment(tmp_path: Path) -> Experiment:
 
 
 def test_after_a_refusal_replace_is_offered_from_the_stage_that_refused_as_far_as_was_asked(refused: Path) -> None:
-    typed = shlex.join(["lsdflow", "run", str(refused), "--from", "prepare", "--to", "prepare", "--set", OTHER])
-    assert f"{typed} --replace    # replaces the results of prepare" in (refused / "people").read_text()
+    typed = shlex.join(["lsdflow", "run", str(refused), *PART])
+    assert f"{typed} --replace    # replaces the results of train-lsd" in (refused / "people").read_text()
     assert any(
         step.startswith(f"{typed} --replace ") for step in json.loads((refused / "programs").read_text())["next"]
     )
@@ -74,19 +77,19 @@ def test_after_a_refusal_no_score_of_before_is_told(refused: Path) -> None:
 
 def test_a_program_is_told_which_stage_ended_the_run_and_why(refused: Path) -> None:
     told = json.loads((refused / "programs").read_text())
-    assert (told["exit_code"], told["stage"]) == (73, "prepare")
+    assert (told["exit_code"], told["stage"]) == (73, "train-lsd")
     assert (told["error"]["error"], told["error"]["what"]) == ("MadeOtherwise", REFUSED)
 
 
 def test_status_of_a_finished_stage_tells_that_its_last_run_was_refused(refused: Path) -> None:
     told = json.loads(_lsdflow("status", str(refused), "--json").stdout)
-    assert told["prepare"]["state"] == "finished"
-    last = told["prepare"]["last_run"]
+    assert told["train-lsd"]["state"] == "finished"
+    last = told["train-lsd"]["last_run"]
     assert (last["exit_code"], last["problem"]) == (73, REFUSED)
-    assert not any("last_run" in facts for stage, facts in told.items() if stage != "prepare")
+    assert not any("last_run" in facts for stage, facts in told.items() if stage != "train-lsd")
     shown = _lsdflow("status", str(refused)).stdout
     assert f"ended with exit code 73: {REFUSED}" in shown
-    assert "prepare log: " in shown
+    assert "train-lsd log: " in shown
 
 
 @pytest.mark.parametrize(("last", "told"), [("segment", False), ("evaluate", True)])

@@ -89,7 +89,7 @@ def run_locally(folder: Path, stages: Sequence[str]) -> None:
 
 def copy_finished(source: Path, folder: Path, until: str) -> None:
     """Copy an experiment with what its stages before `until` made; files of the store are keyed and stay behind."""
-    kept = ("input", "data", "train")
+    kept = ("input", "results/prepare", "train")
     for name in kept:
         if (source / name).exists():
             shutil.copytree(source / name, folder / name)
