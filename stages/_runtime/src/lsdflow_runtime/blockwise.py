@@ -94,9 +94,8 @@ def worker_task(task: BlockTask) -> None:
     log = AttemptLog(runs, task.key)
     watched = block_watched(marks, log.path, task.experiment.compute.block_timeout_s)
     with block_runner(task, log) as do_block, watched as under_way:
-        take_blocks(task.plan, lambda number: _attempt_in_turn(task, do_block, number, round_, under_way))
-        for number in slow_blocks(marks, runs, log.path, task.key):
-            _attempt_in_turn(task, do_block, number, round_, under_way)
+        slow = slow_blocks(marks, runs, log.path, task.key)
+        take_blocks(task.plan, lambda number: _attempt_in_turn(task, do_block, number, round_, under_way), slow)
 
 
 def plan_task(task: BlockTask) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +91,11 @@ def lead_with_daisy(task: BlockTask, done: Collection[int]) -> None:
     _raise_fatal(folder)
 
 
-def take_blocks(plan: BlockPlan, do_block: Callable[[int], bool]) -> None:
-    """Take block numbers from the coordinator until it has none left; failed ones go back to it for another attempt."""
+def take_blocks(plan: BlockPlan, do_block: Callable[[int], bool], slow: Iterable[int]) -> None:
+    """Take block numbers from the coordinator until it has none left, then from `slow`.
+
+    Blocks that fail go back to the coordinator for another attempt.
+    """
     import daisy
 
     folder = Path(os.environ[ROUND_VARIABLE])
@@ -100,10 +103,14 @@ def take_blocks(plan: BlockPlan, do_block: Callable[[int], bool]) -> None:
     while True:
         with client.acquire_block() as block:
             if block is None:
-                return
+                break
             # After a fatal error the rest is handed back undone: a worker that left would be replaced, again and again.
             if has_fatal(folder) or not _do_or_note(do_block, plan.number_at(block.write_roi.begin), folder):
                 block.status = daisy.BlockStatus.FAILED
+    for number in slow:
+        if has_fatal(folder):
+            return
+        _do_or_note(do_block, number, folder)
 
 
 def current_round() -> str:

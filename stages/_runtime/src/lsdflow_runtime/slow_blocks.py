@@ -60,14 +60,18 @@ def block_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterator
     stop = threading.Event()
 
     def watch() -> None:
-        recorded = None
+        recorded = finished = None
         while not stop.wait(min(LOOK_S, limit_s * (1 - RECORDED_BEFORE_TIMEOUT) / 2)):
             for block in under_way[:1]:
                 age_s = time.monotonic() - block.began
-                with suppress(StageError, OSError):
+                with suppress(OSError):  # the work goes on without that file
                     os.utime(attempts)
+                with suppress(StageError, OSError):
                     if age_s >= LEAST_S and marks.is_done(block.number):
-                        _leave_to_the_other(block.number)
+                        # Seen once, it may be this attempt that has just set the mark.
+                        if block is finished:
+                            _leave_to_the_other(block.number)
+                        finished = block
                     if block is not recorded and age_s >= RECORDED_BEFORE_TIMEOUT * limit_s:
                         what = f"took longer than {limit_s:g} s (compute.block_timeout_s)"
                         record = {"error": "Timeout", "exit_code": 70, "what": what, **block.known}
