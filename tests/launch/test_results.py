@@ -1,4 +1,4 @@
-"""lsdflow results, use and clean: an earlier result can count again, and what does not count can be dropped."""
+"""lsdflow results, use and clean: an earlier result can be made current again; the others can be dropped."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ def experiment(made: Path, tmp_path: Path) -> Experiment:
     return load_experiment(tmp_path / "exp")
 
 
-def test_results_tell_which_is_current_and_what_differs(experiment: Experiment) -> None:
+def test_results_say_which_is_current_and_what_differs(experiment: Experiment) -> None:
     first, second = results_of(experiment.layout)
     assert (first.stage, first.current, first.finished) == ("watershed", False, True)
     assert (second.current, second.differs) == (True, "")
     assert first.differs == "min_seed_distance_vox 6 -> 5"
     assert first.size_bytes > 1000
+    assert first.containers == ("fragments.zarr",)
     shown = CliRunner().invoke(app, ["results", str(experiment.layout.root)])
     assert shown.exit_code == 0
     assert [line.split()[:3] for line in shown.stdout.splitlines()] == [
         ["watershed", first.key, "finished"],
         ["watershed", second.key, "current"],
     ]
+    assert all("  fragments.zarr" in line for line in shown.stdout.splitlines())
 
 
 def test_an_earlier_result_is_made_current_and_verified(experiment: Experiment) -> None:
@@ -97,7 +99,7 @@ def test_a_stage_at_work_loses_nothing(experiment: Experiment) -> None:
     assert len(results_of(experiment.layout)) == 2
 
 
-def test_an_earlier_volume_counts_again_and_is_dropped_when_it_does_not(tmp_path: Path) -> None:
+def test_an_earlier_volume_is_made_current_again_and_dropped_when_it_is_not(tmp_path: Path) -> None:
     from lsdflow_prepare.stage import Prepare
 
     make_volume(tmp_path / "raw.zarr")

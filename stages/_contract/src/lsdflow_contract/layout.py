@@ -107,7 +107,7 @@ class ExperimentLayout:
         return self.root / "report"
 
     def manifest(self, stage: str) -> Path:
-        """Identity, inputs and outputs of the result of a stage that counts now."""
+        """Identity, inputs and outputs of the current result of a stage."""
         return self.root / "manifests" / f"{stage}.json"
 
     @property

@@ -2,7 +2,7 @@
 
 A stage reads the manifests of its inputs before it writes anything, and writes its own when everything is verified.
 `key` names the work to be done (parameters + inputs); `identity` names the result (key + checksums of what was made).
-Of a stage with results of several works, `manifests/<stage>.json` is the manifest of the one that counts now; each
+Of a stage with several results, `manifests/<stage>.json` is the manifest of the current one; each
 result keeps its own beside its arrays.
 `differences` puts into words what changed between two manifests.
 """
@@ -121,7 +121,7 @@ def kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Path:
 
 
 def read_kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
-    """The manifest of the finished work of `key`, whether it counts now or not. Errors as of read_manifest."""
+    """The manifest of the finished result of `key`, current or not. Raises as read_manifest."""
     path = layout.manifest(stage)
     if current_key(layout, stage) != key:
         path = kept_manifest(layout, stage, key)
@@ -129,7 +129,7 @@ def read_kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Manife
 
 
 def current_key(layout: ExperimentLayout, stage: str) -> str:
-    """The key of the result of a stage that counts now; empty if there is none, or if its manifest is damaged."""
+    """The key of the current result of a stage; empty if there is none, or if its manifest is damaged."""
     try:
         return read_manifest(layout, stage).key
     except (MissingInput, BadData, ContractMismatch):

@@ -16,7 +16,7 @@ from lsdflow_contract.manifest import read_manifest
 
 
 def made(layout: ExperimentLayout, stage: str) -> Path:
-    """The container of the arrays of a stage: of the result that counts now, else of the only one there is."""
+    """The container of the arrays of a stage: of the current result, else of the only one there is."""
     if layout.manifest(stage).exists():
         manifest = read_manifest(layout, stage)
         return manifest.output_array(layout, min(manifest.outputs))[0]

@@ -4,7 +4,7 @@
     results/watershed/9e77d013/
     manifests/watershed.json           a copy of the manifest of the current one
 
-A result is never overwritten. The one whose manifest lies in manifests/ is what later stages, the report and the viewer
+A result is never overwritten. The one whose manifest is in manifests/ is what later stages, the report and the viewer
 read. To drop a result: its manifest, its done marks, its rows, its arrays, in this order, so that nothing is believed
 whose data are gone.
 """
@@ -39,7 +39,7 @@ Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: l
 
 @dataclass(frozen=True)
 class Result:
-    """One result of a stage: its key (8 characters), what is in it, and how its settings differ from the current."""
+    """One result of a stage: its key (8 characters), its containers, and how its settings differ from the current."""
 
     stage: str
     key: str
@@ -47,15 +47,15 @@ class Result:
     finished: bool
     size_bytes: int
     changed: float
+    containers: tuple[str, ...]
     differs: str
 
     def line(self, now: float) -> str:
-        """As people read it."""
+        """The result in one line. now: seconds since 1970."""
         state = "current" if self.current else "finished" if self.finished else "unfinished"
         age = f"{duration(max(now - self.changed, 0))} ago"
-        return (
-            f"{self.stage:<12} {self.key}  {state:<10} {size(self.size_bytes):>9}  {age:>12}  {self.differs}".rstrip()
-        )
+        facts = f"{self.stage:<12} {self.key}  {state:<10} {size(self.size_bytes):>9}  {age:>12}"
+        return "  ".join([facts, *filter(None, [", ".join(self.containers), self.differs])])
 
 
 def results_of(layout: ExperimentLayout) -> list[Result]:
@@ -94,9 +94,9 @@ def _result(
     if manifest is not None and not current:
         with suppress(StageError):
             differs = differences(read_manifest(layout, stage), manifest.config, manifest.inputs)
-    marks = folder / "manifest.json" if manifest else folder
-    changed = marks.stat().st_mtime
-    return Result(stage, folder.name, current, whole, _size(layout, stage, folder.name), changed, differs)
+    changed = (folder / "manifest.json" if manifest else folder).stat().st_mtime
+    containers = tuple(sorted(path.name for path in folder.glob("*.zarr")))
+    return Result(stage, folder.name, current, whole, _size(layout, stage, folder.name), changed, containers, differs)
 
 
 def _kept(layout: ExperimentLayout, stage: str, key: str) -> Manifest | None:

@@ -48,9 +48,9 @@ def accepted_failures(task: BlockTask) -> tuple[FailedBlock, ...]:
     return tuple(_failed_block(task, number, str(cause.get("what", LOST))) for number, cause in causes.items())
 
 
-def note_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
-    """Note and log the blocks that a pass lacks at its end."""
-    path = _note(task.experiment, task.stage, task.key)
+def record_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
+    """Record and log the blocks that a pass lacks at its end."""
+    path = _record_path(task.experiment, task.stage, task.key)
     if not failed:
         path.unlink(missing_ok=True)
         return
@@ -64,29 +64,29 @@ def note_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
     )
 
 
-def noted_failures(experiment: Experiment, stage: str, key: str) -> tuple[FailedBlock, ...]:
-    """The blocks that the pass of a key lacked when it ended last; none if the note is damaged."""
+def recorded_failures(experiment: Experiment, stage: str, key: str) -> tuple[FailedBlock, ...]:
+    """The blocks that the pass of a key lacked when it ended last; none if that file is damaged."""
     with suppress(StageError, ValidationError):
-        found = read_sealed(_note(experiment, stage, key), f"run: {stage} run")[FAILED_BLOCKS]
+        found = read_sealed(_record_path(experiment, stage, key), f"run: {stage} run")[FAILED_BLOCKS]
         return tuple(FailedBlock.model_validate(block) for block in found)
     return ()
 
 
-def noted_numbers(task: BlockTask) -> set[int]:
+def recorded_numbers(task: BlockTask) -> set[int]:
     """Their numbers."""
-    return {failed.block for failed in noted_failures(task.experiment, task.stage, task.key)}
+    return {failed.block for failed in recorded_failures(task.experiment, task.stage, task.key)}
 
 
 def failures_of_run(task: BlockTask, keys: Iterable[str]) -> tuple[FailedBlock, ...]:
-    """The holes of a stage, from the notes of its passes; `task` is the last one."""
-    before = [noted_failures(task.experiment, task.stage, key) for key in sorted({*keys} - {task.key})]
-    last = noted_failures(task.experiment, task.stage, task.key)
+    """The holes of a stage, as recorded at the end of its passes; `task` is the last one."""
+    before = [recorded_failures(task.experiment, task.stage, key) for key in sorted({*keys} - {task.key})]
+    last = recorded_failures(task.experiment, task.stage, task.key)
     return (*(failed.model_copy(update={"part": ""}) for failed in last), *itertools.chain(*before))
 
 
 def result_key(task: BlockTask) -> str:
     """The key of what a pass left, for passes that read it: that of the pass, unless it lacks blocks."""
-    missing = sorted(noted_numbers(task))
+    missing = sorted(recorded_numbers(task))
     return hash_of([task.key, missing]) if missing else task.key
 
 
@@ -118,5 +118,5 @@ def _failed_block(task: BlockTask, number: int, why: str) -> FailedBlock:
     return FailedBlock(stage=task.stage, part=task.label, block=number, **place, why=why)
 
 
-def _note(experiment: Experiment, stage: str, key: str) -> Path:
+def _record_path(experiment: Experiment, stage: str, key: str) -> Path:
     return experiment.layout.store / "blocks" / stage / key / "failed_blocks.json"

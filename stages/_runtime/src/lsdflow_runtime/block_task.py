@@ -103,7 +103,7 @@ class BlockTask:
     def create_outputs(self) -> None:
         """Make the output arrays. NotOurs (73) if something else is in the place of one.
 
-        Done marks of an array that had to be made anew (it was deleted) are forgotten.
+        If an array had been deleted and is created again, the done marks are removed.
         """
         open_store(self.experiment).begin(self.stage, self.key)
         made = [output.create(self.provenance()) for output in self.outputs.values()]

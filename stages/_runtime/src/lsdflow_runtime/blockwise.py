@@ -37,8 +37,8 @@ from lsdflow_runtime.accepted import (
     accepted_failures,
     failures_of_run,
     missing_blocks,
-    note_failures,
-    noted_failures,
+    record_failures,
+    recorded_failures,
 )
 from lsdflow_runtime.block_grid import note_grid
 from lsdflow_runtime.block_records import taken_by_blocks
@@ -71,7 +71,8 @@ def run_task(task: BlockTask, keys: Collection[str] = (), earlier: Sequence[Bloc
 def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
     """Do every block that has no done mark; returns how many. For a pass that is not yet the whole stage.
 
-    A manifest of this run goes first: it stands for finished work only. The result of other settings stays what counts.
+    A manifest of these passes is removed first, because a manifest names finished results only. The result of other
+    settings stays current.
     """
     task.create_outputs()
     note_grid(task)
@@ -84,7 +85,7 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
         task.marks.pack(len(task.plan), all_of_them=True)
     accepted = accepted_failures(task)
     require_all_done(task, unexplained=LOST, accepted=[failed.block for failed in accepted])
-    note_failures(task, accepted)
+    record_failures(task, accepted)
     return len(task.plan) - len(done)
 
 
@@ -120,7 +121,7 @@ def plan_task(task: BlockTask) -> dict[str, Any]:
 def status_task(task: BlockTask) -> dict[str, Any]:
     """What is done, what failed and why."""
     failed = sorted(task.marks.failed())
-    missing, accepted = missing_blocks(task), noted_failures(task.experiment, task.stage, task.key)
+    missing, accepted = missing_blocks(task), recorded_failures(task.experiment, task.stage, task.key)
     is_whole = {block.block for block in accepted} == set(missing)
     return {
         "blocks": len(task.plan),

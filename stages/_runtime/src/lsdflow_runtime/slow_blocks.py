@@ -1,13 +1,15 @@
-"""Blocks that take too long: a worker without work does them a second time, and a time-out is recorded as a failure.
+"""Blocks that take too long: an idle worker computes them a second time, and a time-out is recorded as a failure.
 
-    worker at work                                      worker without work (daisy has no block left for it)
-    touches its file of attempts every few seconds      reads the attempts of all workers: which are under way, alive
-    has another worker done the block? it ends, daisy   one that takes more than 3 times the median block, and that
-    gives it back, and it counts as done at once        nobody does a second time yet: does it
+A busy worker
+    1. touches its file of attempts every few seconds, so that others see that its process is alive
+    2. ends its process if another worker has finished the block; daisy hands the block out again, and it is done
+An idle worker, for which daisy has no block left
+    1. reads the attempts of all workers, and leaves if no block is in progress elsewhere
+    2. computes a block that has taken over 3 times the median, unless somebody computes it a second time already
 
-Blocks are pure and committed whole, so it makes no difference which attempt ends first. Times are those of the file
-server, or differences of one clock; a wrong clock costs a needless attempt or saves none.
-The idea is that of backup tasks (Dean and Ghemawat 2004; cubed has them as `backups`).
+A block function is pure and a block is committed whole, so it makes no difference which attempt ends first. The age of
+an attempt compares the clocks of two machines: a wrong clock costs a needless attempt, or prevents a useful one.
+Source: backup tasks (Dean and Ghemawat 2004); cubed has them as `backups`.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def block_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterator
         while not stop.wait(min(LOOK_S, limit_s * (1 - RECORDED_BEFORE_TIMEOUT) / 2)):
             for block in under_way[:1]:
                 age_s = time.monotonic() - block.began
-                with suppress(OSError):  # the work goes on without that file
+                with suppress(OSError):  # no worker needs that file
                     os.utime(attempts)
                 with suppress(StageError, OSError):
                     if age_s >= LEAST_S and marks.is_done(block.number):
@@ -87,12 +89,12 @@ def block_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterator
 
 def _leave_to_the_other(number: int) -> None:
     """End this process: the block may be in a call that no exception ends."""
-    LOG.info("block %d was finished by another worker meanwhile: this attempt ends", number)
+    LOG.info("block %d was finished by another worker; this attempt ends", number)
     os._exit(0)
 
 
 def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iterator[int]:
-    """Numbers of blocks that other workers have been at for too long; ends when no block is under way elsewhere.
+    """Numbers of blocks that take other workers too long; ends when no block is in progress elsewhere.
 
     runs: folder of the runs of the stage. attempts: this worker's own file of attempts. key: of the pass.
     """
@@ -109,7 +111,7 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
         if late:
             number = max(late, key=late.__getitem__)
             tried.add(number)
-            LOG.warning("block %d has been under way for %.0f s: it is done a second time", number, late[number])
+            LOG.warning("block %d has been in progress for %.0f s; it is computed a second time", number, late[number])
             yield number
         else:
             time.sleep(LOOK_S)
@@ -123,7 +125,7 @@ def _limit_s(marks: BlockStore) -> float:
 
 
 def _alive(runs: Path, attempts: Path, key: str) -> dict[int, list[float]]:
-    """The seconds of each attempt at a block that is under way in another process, which is alive."""
+    """By block, the age (s) of each attempt that is in progress in another process that is alive."""
     attempts.parent.mkdir(parents=True, exist_ok=True)
     attempts.touch()
     found: dict[int, list[float]] = {}

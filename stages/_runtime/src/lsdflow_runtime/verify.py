@@ -17,7 +17,7 @@ from lsdflow_contract.failed_blocks import FAILED_BLOCKS, missing_in_result, own
 from lsdflow_contract.graph import NODES_COLLECTION, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_runtime.accepted import noted_numbers
+from lsdflow_runtime.accepted import recorded_numbers
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.blockwise import require_all_done
@@ -51,7 +51,7 @@ def verify_task(task: BlockTask) -> dict[str, Any]:
 
 
 def require_made(task: BlockTask, current: str) -> None:
-    """NotOurs (73) if the result that counts now, of key `current`, is that of other settings."""
+    """NotOurs (73) if the current result, of key `current`, is that of other settings."""
     if current not in ("", task.key):
         raise NotOurs(
             "the results were made with other parameters or inputs",
@@ -64,7 +64,7 @@ def require_made(task: BlockTask, current: str) -> None:
 
 def verify_blocks(task: BlockTask) -> int:
     """Check the blocks of a pass that has no manifest of its own; how many were read back. Raises as verify_task."""
-    return _read_back(task, _records(task, noted_numbers(task)))
+    return _read_back(task, _records(task, recorded_numbers(task)))
 
 
 def damaged_parts(task: BlockTask, record: Mapping[str, Any], block: Block, opened: Mapping[str, Volume]) -> list[str]:

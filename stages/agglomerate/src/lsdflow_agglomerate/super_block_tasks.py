@@ -33,7 +33,7 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.graph import FACES, RagEdges, RagFaces, RegionFaces
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.accepted import noted_numbers, result_key
+from lsdflow_runtime.accepted import recorded_numbers, result_key
 from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block
 
@@ -181,7 +181,7 @@ def _left_of(up: BlockTask, merge_function: str, number: int) -> FaceGraph:
 
 def _stored_faces(faces: BlockTask, numbers: list[int]) -> Iterator[RagFaces]:
     """The rows of blocks; accepted failed ones have none, so the scores are those of the other faces."""
-    for number in sorted({*numbers} - noted_numbers(faces)):
+    for number in sorted({*numbers} - recorded_numbers(faces)):
         rows = faces.rag_store.read_edges(faces.key, FACES, number)
         if not isinstance(rows, RagFaces):
             raise BadData("these rows are no faces", where=faces.marks.where, hint=f"run {faces.stage} repair")

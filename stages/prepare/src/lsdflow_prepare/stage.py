@@ -174,7 +174,7 @@ def _finish(
     findings: Findings,
     started: float,
 ) -> None:
-    """Write all volumes, then the manifest; the result of other settings stays what counts until then."""
+    """Write all volumes, then the manifest; until then the result of other settings stays current."""
     table = experiment.table(STAGE, PrepareConfig)
     if any(finished_report(group) is None for group in plans):
         keys = {inputs.label: group[0].arrays.key for inputs, group in zip(volumes, plans, strict=True)}
