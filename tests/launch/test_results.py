@@ -73,6 +73,16 @@ def test_an_earlier_result_is_made_current_and_verified(experiment: Experiment) 
         use(experiment.layout, "watershed", "nothing")
 
 
+def test_use_names_the_stage_after_it_as_the_next_step(experiment: Experiment) -> None:
+    """From the stage itself, the settings of the experiment file would make another result current."""
+    first, _ = results_of(experiment.layout)
+    folder = str(experiment.layout.root)
+    done = CliRunner().invoke(app, ["use", folder, "watershed", first.key, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["next"] == f"lsdflow run {folder} --from agglomerate"
+    assert "experiment.toml is not changed" in CliRunner().invoke(app, ["use", folder, "watershed", first.key]).stdout
+
+
 def test_clean_drops_what_is_not_current_and_leaves_nothing_that_is_believed(experiment: Experiment) -> None:
     from lsdflow_watershed.stage import Watershed
 

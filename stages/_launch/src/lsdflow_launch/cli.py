@@ -41,7 +41,7 @@ DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 # The order of `--help`: what a new user needs comes first.
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "repair", "doctor"),
-    *("results", "use", "clean"),
+    *("results", "use", "clean", "migrate"),
     *("submit", "cancel", "check-checkpoints", "trace", "schema", "compose-env", "cite"),
 )
 app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))

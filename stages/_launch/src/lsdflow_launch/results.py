@@ -179,12 +179,19 @@ def add_result_verbs(app: typer.Typer) -> None:
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Make an earlier result of a stage current again; later stages are run again with what it is."""
+        """Make an earlier result of a stage the current one, for the stages after it."""
         with exit_codes(debug, as_json):
             layout = load_experiment(folder, []).layout
             manifest = use(layout, stage, key)
-            facts = {"stage": stage, "key": manifest.key[:8], "next": f"lsdflow run {folder} --from {stage}"}
-            tell(facts, f"{stage}: {manifest.key[:8]} is current\nnext: {facts['next']}", as_json)
+            later = STAGES[STAGES.index(stage) + 1 :]
+            following = f"lsdflow run {folder} --from {later[0]}" if later else f"lsdflow report {folder}"
+            facts = {"stage": stage, "key": manifest.key[:8], "next": following}
+            lines = (
+                f"{stage}: {manifest.key[:8]} is current",
+                f"experiment.toml is not changed: a run of {stage} makes the result of its settings current again",
+                f"next: {following}",
+            )
+            tell(facts, "\n".join(lines), as_json)
 
     @app.command()
     def clean(
