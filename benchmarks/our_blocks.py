@@ -1,4 +1,4 @@
-"""lsdflow's sides of the comparisons of blocks: what the keeping of blocks costs, and how soon a run goes on."""
+"""lsdflow's side of the block benchmarks: what committing a block costs, and how soon a run resumes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _blocks_done(folder: Path, place: Path) -> Work:
 
 
 def resumed(folder: Path) -> Work:
-    """A run that goes on looks which blocks are finished, and which are left to do."""
+    """A run that resumes lists the blocks that are finished, and those that are not."""
     from lsdflow_runtime import packed_marks
     from lsdflow_runtime.done_marks import DoneMarks
 

@@ -119,7 +119,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
 
 
 def _told(error: StageError, as_json: bool) -> typer.Exit:
-    """Tell an error, on stdout as JSON; what ends the command with its code."""
+    """Report an error, with as_json on stdout as JSON; the exception that ends the command with its code."""
     text = json.dumps(error.as_dict()) if as_json else error_text(error.message(), sys.stderr)
     typer.echo(text, err=not as_json)
     return typer.Exit(error.exit_code)
@@ -132,7 +132,7 @@ def _show_traceback(debug: bool) -> None:
 
 @contextmanager
 def naming_file(experiment: Experiment) -> Iterator[None]:
-    """A mistake in a value of the experiment file is told with the path of that file."""
+    """Add the path of the experiment file to the error of one of its values."""
     try:
         yield
     except ConfigError as error:
@@ -201,7 +201,7 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
 
 
 def _made(experiment: Experiment, name: str) -> dict[str, Any]:
-    """What a finished stage left, as its manifest tells it; {} where it leaves none (one process of many)."""
+    """The results of a finished stage, from its manifest; {} if it has none (one process of many)."""
     if not experiment.layout.manifest(name).exists():
         return {}
     manifest = read_manifest(experiment.layout, name)

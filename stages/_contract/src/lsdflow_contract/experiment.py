@@ -20,14 +20,14 @@ from lsdflow_contract.no_experiment import first_step
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 
-# A message shows a wrong value, not the whole table that it stands in.
+# A message shows a wrong value, not the whole table that contains it.
 LONGEST_VALUE = 200
 
 Profile = Literal["tiny", "tiny-anisotropic", "standard", "snemi3d"]
 Config = TypeVar("Config", bound=StrictModel)
 # What pydantic adds to the place of an error: which kind of value was tried there.
 _BRANCH = re.compile(r"^(literal\[.*|int|float|str|bool|constrained-\w+|function-.*|nullable.*)$")
-# How validators of ours tell a word that they do not know.
+# How our validators report a word that they do not know.
 _UNKNOWN = re.compile(r"unknown [a-z ]* (\w+)[^;]*; known: (.*)")
 # User and password of an address; a password may hold an @ that should have been written %40.
 _LOGIN = re.compile(r"(?<=://)\S*@")
@@ -188,7 +188,7 @@ class Experiment:
         """
         try:
             found = (self.path.parent / path).resolve()
-            found.exists()  # a name that is too long shows only when it is asked for
+            found.exists()  # raises OSError for a name that is too long
         except PermissionError as error:
             raise PermissionDenied("no permission to look there", where=path, found=error) from error
         except (OSError, RuntimeError, ValueError) as error:
@@ -287,7 +287,7 @@ def _validated(model: type[Config], table: dict[str, Any], name: str, path: Path
 
 
 def _config_error(error: ValidationError, model: type[StrictModel], table: str, path: Path) -> ConfigError:
-    # A misspelt key also leaves its right spelling missing: the misspelt one is what to mend.
+    # A misspelt key also leaves its right spelling missing: report the misspelt one.
     first, *more = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     dotted = _dotted(table, first["loc"])
     others = dict.fromkeys(_dotted(table, e["loc"]) for e in more)

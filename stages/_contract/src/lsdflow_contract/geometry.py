@@ -1,4 +1,4 @@
-"""Boxes in voxels, lengths with units, and where a volume lies in the world. Axes are always z, y, x.
+"""Boxes in voxels, lengths with units, and the position of a volume in the world. Axes are always z, y, x.
 
 offset_nm                      a Box is half open: begin_vox <= voxel < end_vox
 v
@@ -149,7 +149,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: object) -> Lengths:
-        """Read a length; one number stands for all three axes. Raises ValueError with the allowed forms."""
+        """Read a length; one number is the length of all three axes. Raises ValueError with the allowed forms."""
         if isinstance(text, Lengths):
             return text
         match = _LENGTH.match(text) if isinstance(text, str) else None

@@ -112,7 +112,7 @@ class ExperimentLayout:
 
     @property
     def metrics(self) -> Path:
-        """What running stages tell Prometheus, one file a process."""
+        """The metrics of running stages for Prometheus, one file per process."""
         return self.root / "metrics"
 
     def stage_runs(self, stage: str) -> Path:

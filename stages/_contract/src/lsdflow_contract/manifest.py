@@ -46,7 +46,7 @@ class Writer(StrictModel):
 
     @classmethod
     def of(cls, stage: str) -> Writer:
-        """The running stage; an image tells its digest and revision by environment variables, a clone its commit."""
+        """The running stage; environment variables of an image hold its digest and revision; a clone has its commit."""
         try:
             stage_version = version(f"lsdflow-{stage}")
         except PackageNotFoundError:
@@ -77,7 +77,7 @@ class Manifest(StrictModel):
         write_json(layout.manifest(stage), content)
 
     def finish(self, layout: ExperimentLayout) -> Manifest:
-        """Write it for work that was done here and now: the libraries of this process stand in its facts."""
+        """Write the manifest of a result that this process has made; its facts name the libraries of this process."""
         finished = self.model_copy(update={"facts": {**self.facts, LIBRARIES_FACT: library_versions()}})
         finished.write(layout)
         return finished

@@ -53,7 +53,7 @@ class ViewerLayer:
     visible: bool = True
     array_axes: tuple[str, ...] = ()  # as the array names its axes; none = d0, d1, ...
     steps: Steps | None = None
-    places_itself: bool = False  # an OME-NGFF image: it tells its levels and its offset by itself
+    places_itself: bool = False  # an OME-NGFF image: its own metadata give its levels and its offset
 
 
 def neuroglancer_state(

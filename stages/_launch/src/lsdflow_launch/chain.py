@@ -31,7 +31,7 @@ class Chain:
     def run(self) -> int:
         """Run them one after another; the exit code of the first that fails, after a report has been made.
 
-        A repair goes on after prepare: its sources may be gone, and what later stages made is mended without them.
+        A repair continues if that of prepare fails: its sources may be gone, and later stages do not need them.
         """
         failed = 0
         for stage in self.stages:

@@ -1,10 +1,10 @@
-"""What was made of every block, attempt by attempt, and what each took.
+"""Every attempt at every block: how it ended, how long it took, memory and bytes.
 
     runs/<stage>/attempts/<time>-<pid>-<host>.tsv      one file per process that takes blocks, one line per attempt
 
 The first columns of a line are written when the attempt begins, the others when it ends. So an attempt whose process
-was lost is a line without an end: the last of its file. Nothing depends on these files, and the work goes on without
-them (a full disk): `lsdflow trace` and the metrics read them.
+was lost is a line without an end: the last of its file. No result depends on these files, and a run works without them
+(a full disk). `lsdflow trace`, the metrics and workers that look for slow blocks read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lsdflow_contract.manifest import JOB_VARIABLE
 LOG = logging.getLogger("lsdflow.blocks")
 FOLDER = "attempts"
 DONE, FAILED, STOPPED = "done", "failed", "stopped"
-# So much of a work's key tells it from the others of a stage.
+# Letters of a key that distinguish the passes of a stage.
 KEY_LETTERS = 12
 _BEGUN = 4
 

@@ -4,7 +4,7 @@
 2. for each checkpoint that has no row of these settings in checks.csv: an experiment of its own under
    train/train-acrlsd/checks/<iteration>/ (file.py), its stages, its row
 3. best.json: the checkpoint of the lowest VOI (scores.py)
-A check that was cut goes on where its stages stopped. While a training runs elsewhere: again, until it has finished.
+An interrupted check resumes where its stages stopped. With --follow, all steps are repeated until the training ends.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Checks:
         """Look again and again until the training has finished. Returns and raises as `look`, with the last look."""
         with self._alone():
             while True:
-                # Asked first: the last checkpoint lies there before the manifest.
+                # Read this first: the last checkpoint is written before the manifest.
                 finished = self.training_finished
                 if finished:
                     return self._look(last=True)
@@ -151,7 +151,7 @@ class Checks:
         return 0
 
     def _begin(self, folder: Path, bundle: Bundle) -> None:
-        """The experiment file of the check; what stands there of another check of this iteration is deleted."""
+        """The experiment file of the check; another check of this iteration is deleted."""
         text = check_text(self.experiment, self.region, bundle, self._prepared()).encode()
         file = folder / "experiment.toml"
         if folder.exists() and not (file.is_file() and file.read_bytes() == text):
