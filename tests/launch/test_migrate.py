@@ -96,6 +96,15 @@ def test_interrupted_at_any_step_the_same_command_moves_the_rest(
     _assert_whole(archived, before)
 
 
+def test_a_container_that_is_a_link_to_other_storage_is_still_found(archived: Experiment, tmp_path: Path) -> None:
+    before, container = (_identities(archived), _voxels(archived)), archived.layout.root / "segmentation.zarr"
+    container.rename(tmp_path / "storage.zarr")
+    container.symlink_to(Path("..") / "storage.zarr")
+    migrate(archived.layout)
+    assert (tmp_path / "storage.zarr").is_dir()
+    _assert_whole(archived, before)
+
+
 def test_nothing_is_moved_while_a_stage_is_at_work(archived: Experiment) -> None:
     lease = archived.layout.stage_runs("segment") / "lease"
     lease.parent.mkdir(parents=True, exist_ok=True)

@@ -102,6 +102,15 @@ def test_a_signal_in_the_middle_of_an_import_ends_with_75_and_says_so_in_the_out
     assert outcome(experiment)["exit_code"] == 75
 
 
+@pytest.mark.parametrize(("name", "warned"), [("sleepy", True), ("train-lsd", False)])
+def test_replace_is_for_trainings_and_other_stages_say_so(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, warned: bool
+) -> None:
+    monkeypatch.setattr(app_module, "load_stage", lambda _: Sleepy())
+    CliRunner().invoke(stage_app(StageCommand(name, StrictModel)), ["run", "-e", str(experiment), "--replace"])
+    assert ("--replace does nothing here" in caplog.text) is warned
+
+
 def test_a_fault_of_ours_ends_with_70_and_no_traceback(experiment: Path) -> None:
     done = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment)])
     assert done.exit_code == 70

@@ -147,14 +147,15 @@ def worker_number() -> int:
     return int(daisy.Context.from_env().get("worker_id", 0))
 
 
-def _serve(task: BlockTask, done: Collection[int], process: Callable[..., None], *, workers: int) -> None:
+def daisy_task(
+    plan: BlockPlan, done: Collection[int], process: Callable[..., None], *, name: str, workers: int, timeout_s: float
+) -> daisy.Task:
+    """A pass as daisy knows it: ROIs in voxels of the target grid (z, y, x), without the blocks that are done."""
     import daisy
-    import daisy.logging
 
-    plan = task.plan
     write = Box((0, 0, 0), plan.write_shape_vox)
-    pass_ = daisy.Task(
-        task.stage,
+    return daisy.Task(
+        name,
         total_roi=_roi(plan.total.grow(plan.context_vox)),
         read_roi=_roi(write.grow(plan.context_vox)),
         write_roi=_roi(write),
@@ -164,9 +165,17 @@ def _serve(task: BlockTask, done: Collection[int], process: Callable[..., None],
         skip_mask=_mask(plan, done),
         max_workers=workers,
         max_retries=LOST_WORKER.attempts - 1,
-        timeout=task.experiment.compute.block_timeout_s,
+        timeout=timeout_s,
         max_worker_restarts=LOST_WORKER.attempts * (len(plan) + 1),
     )
+
+
+def _serve(task: BlockTask, done: Collection[int], process: Callable[..., None], *, workers: int) -> None:
+    import daisy
+    import daisy.logging
+
+    limit_s = task.experiment.compute.block_timeout_s
+    pass_ = daisy_task(task.plan, done, process, name=task.stage, workers=workers, timeout_s=limit_s)
     with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
         daisy.logging.set_log_basedir(logs)
         try:
