@@ -17,6 +17,7 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.testing import made
 from lsdflow_runtime import blockwise
+from lsdflow_runtime.accepted import accepted_failures
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import run_task, status_task
 from lsdflow_runtime.verify import verify_task
@@ -87,6 +88,27 @@ def test_a_failed_block_that_is_not_accepted_stops_the_stage_without_a_manifest(
         run_task(_task(experiment))
     assert caught.value.exit_code == 79
     assert not experiment.layout.manifest("toy").exists()
+
+
+@pytest.mark.parametrize(("exit_code", "accepted"), [(70, True), (74, False)])
+def test_a_block_that_failed_with_an_error_of_every_block_is_not_accepted(
+    make_experiment: Make, exit_code: int, accepted: bool
+) -> None:
+    task = _task(make_experiment("a", SERIAL, ACCEPT))
+    for number in range(len(task.plan)):
+        if number != FAILING:
+            task.marks.mark_done(number, {})
+    assert accepted_failures(task) == (), "nothing is known of the block"
+    task.marks.mark_failed(FAILING, {"what": "it failed", "exit_code": exit_code})
+    assert [failed.block for failed in accepted_failures(task)] == [FAILING] * accepted
+
+
+def test_which_blocks_are_missing_is_part_of_the_identity(make_experiment: Make) -> None:
+    """Also where all blocks are alike."""
+    task = _task(make_experiment("a"))
+    records = {number: {"checksums": {"doubled": "same"}} for number in range(len(task.plan))}
+    holes = [{n: record for n, record in records.items() if n != missing} for missing in (2, 3)]
+    assert len({task.identity(found) for found in (records, *holes)}) == 3
 
 
 def test_a_pass_that_must_be_whole_accepts_no_failed_block(make_experiment: Make) -> None:
