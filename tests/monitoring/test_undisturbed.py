@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from lsdflow_command.progress import Progress
 from lsdflow_command.watching.address import Address, address_of
+from lsdflow_command.watching.metrics import StageMetrics
 from lsdflow_command.watching.monitoring import FORGOTTEN_SECONDS, MONITOR, hand_over, monitored
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -84,6 +86,25 @@ def test_the_error_of_the_work_comes_out_and_its_code_is_the_last_word(tmp_path:
     lines = (experiment.layout.metrics / name).read_text().splitlines()
     assert [line.split()[-1] for line in lines if line.startswith("lsdflow_stage_exit_code{")] == ["65.0"]
     assert [line.split()[-1] for line in lines if line.startswith("lsdflow_stage_running{")] == ["0.0"]
+
+
+def test_a_write_that_is_slower_than_its_interval_is_followed_by_the_last_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = make_experiment(tmp_path / "a", every_s=0.02)
+    text, writing = StageMetrics.text, threading.Event()
+
+    def slow_text(self: StageMetrics) -> bytes:
+        writing.set()
+        time.sleep(0.3)
+        return text(self)
+
+    monkeypatch.setattr(StageMetrics, "text", slow_text)
+    with monitored("watched", experiment):
+        assert writing.wait(60)
+    (name,) = _files(experiment)
+    lines = (experiment.layout.metrics / name).read_text().splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("lsdflow_stage_exit_code{")] == ["0.0"]
 
 
 def test_a_run_removes_what_dead_processes_of_its_stage_left_and_nothing_else(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ LOG = logging.getLogger("lsdflow.metrics")
 FORGOTTEN_SECONDS = 3600.0
 # Workers of other jobs may be many, and all write into one folder.
 WORKERS_WRITE_SECONDS = 60.0
+# How long the end of a run waits for a file that is being written: storage that hangs must not keep a run from ending.
+LAST_WRITE_SECONDS = 10.0
 # A process that is forked in the middle of an import could wait for ever for what is imported; then forks wait instead.
 _IMPORTING = threading.Lock()
 
@@ -123,7 +125,7 @@ def _written(monitor: Monitor, every_s: float) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(timeout=every_s)  # storage that hangs must not keep a run from ending
+        thread.join(timeout=LAST_WRITE_SECONDS)
         if file.begun and not thread.is_alive():
             file.write()
 
