@@ -77,3 +77,19 @@ def test_a_fault_of_ours_is_json_where_json_is_asked_for(tmp_path: Path) -> None
     done, run = ended(tmp_path, FAULT, "--json")
     told = json.loads(done.stdout)
     assert (told["exit_code"], told["where"]) == (70, str(run / "log.txt"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "named"), [('OSError(5, "Input/output error")', ""), ('OSError(28, "No space left", "x/y")', "x/y")]
+)
+def test_an_error_of_the_disk_that_nothing_else_has_named_is_a_storage_failure(
+    tmp_path: Path, raised: str, named: str
+) -> None:
+    done, run = ended(tmp_path, raised)
+    assert done.returncode == 74
+    assert (named or str(tmp_path)) in done.stderr
+    assert json.loads((run / "outcome.json").read_text())["error"]["error"] == "StorageFailure"
+
+
+def test_a_missing_file_that_nothing_else_has_named_stays_an_internal_error(tmp_path: Path) -> None:
+    assert ended(tmp_path, 'FileNotFoundError(2, "No such file")')[0].returncode == 70

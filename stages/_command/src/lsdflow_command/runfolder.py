@@ -15,7 +15,7 @@ from lsdflow_command.console import JsonLines
 from lsdflow_command.watching.run_resources import resources_taken
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import storage_errors, write_json
+from lsdflow_contract.files import disk_errors, storage_errors, write_json
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer
 
 LOG_FILE = "log.txt"
@@ -35,7 +35,8 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
     outcome: dict[str, Any] = {"writer": writer, "started": started, "exit_code": 70, "error": None}
     outcome |= {"host": socket.gethostname(), "job": os.environ.get(JOB_VARIABLE, "")}
     try:
-        yield folder
+        with disk_errors(experiment.layout.root):
+            yield folder
         outcome["exit_code"] = 0
     except StageError as error:
         outcome.update(exit_code=error.exit_code, error=error.as_dict())

@@ -23,6 +23,7 @@ _STORAGE_HINTS = {
     **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT), _AWAY),
     errno.EROFS: _READ_ONLY,
 }
+_DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EROFS)
 
 
 @contextlib.contextmanager
@@ -37,6 +38,21 @@ def storage_errors(path: Path) -> Iterator[None]:
         hint = _STORAGE_HINTS.get(error.errno or 0, "")
         found = _space_left(path) if hint == _NO_SPACE else ""
         raise StorageFailure(f"writing failed: {error.strerror}", where=path, found=found, hint=hint) from error
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn an error of the disk that nothing else has named (EIO, ENOSPC, ...) into StorageFailure (74).
+
+    Such errors come from any call that touches a file; `folder` is named if the error itself names no file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        with storage_errors(Path(error.filename or folder)):
+            raise
 
 
 def _space_left(path: Path) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.lib.format as npy
 from numpy.typing import NDArray
 
-from lsdflow_contract.files import fsync_folder, write_atomically
+from lsdflow_contract.files import fsync_folder, storage_errors, write_atomically
 from lsdflow_contract.lut import LUT_KEY, write_side_car
 from lsdflow_segment.part_files import write_array
 
@@ -46,11 +46,12 @@ def write_lut_pieces(path: Path, pieces: Sequence[Piece], facts: Mapping[str, An
     fragments = sum(len(piece.fragments) for piece in pieces)
     written = path.with_name(f".{path.name}.new")
     write_atomically(written, lambda file: _write_npz(file, fragments, pieces))
-    if path.is_file() and filecmp.cmp(written, path, shallow=False):
-        written.unlink()
-    else:
-        written.replace(path)
-        fsync_folder(path.parent)
+    with storage_errors(path):
+        if path.is_file() and filecmp.cmp(written, path, shallow=False):
+            written.unlink()
+        else:
+            written.replace(path)
+            fsync_folder(path.parent)
     return write_side_car(path, fragments, facts)
 
 
