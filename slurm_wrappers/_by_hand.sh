@@ -11,7 +11,7 @@ Runs the whole stage $STAGE of an experiment in one job, in the image that EXPER
 
   EXPERIMENT  the folder of the experiment, or its experiment.toml; relative to the folder where sbatch is called
   VERB        run (default), verify or another verb of the stage
-  OPTIONS     of the stage, such as --set $STAGE.KEY=VALUE or --replace
+  OPTIONS     of the stage, such as --set $STAGE.KEY=VALUE
   RESOURCES   of sbatch, such as --partition=P --cpus-per-task=16 --mem=64G --time=1-00:00:00 --gres=gpu:1
               default: $(sed -n 's/^#SBATCH \(--cpus-per-task.*\)/\1/p' "$(dirname "${BASH_SOURCE[0]}")/$STAGE.sbatch")
 

@@ -254,7 +254,6 @@ stage_arguments() {
   local set
   COMMAND+=("${2:-$STAGE}" "$1" --experiment "$EXPERIMENT_FILE")
   for set in ${SETS[@]+"${SETS[@]}"}; do COMMAND+=(--set "$set"); done
-  if [[ $1 == run && -n $(setting REPLACE) ]]; then COMMAND+=(--replace); fi
 }
 
 # stage_command VERB: fills COMMAND with the whole line.

@@ -15,7 +15,6 @@ import pytest
 
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.slurm.table import cluster_of
-from lsdflow_launch.telling.state import Wanted
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 FAKE = """#!{python}
@@ -140,15 +139,16 @@ def test_an_interrupted_stage_gives_75_and_nothing_else_runs(stages: Path, exper
     assert _calls(stages)[-1] == "predict"
 
 
-def test_overrides_reach_every_stage_and_replace_the_trainings(stages: Path, experiment: Path) -> None:
-    _lsdflow("run", str(experiment), "--set", "compute.workers=5", "--replace", "--to", "predict")
+def test_overrides_reach_every_stage_and_replace_none(stages: Path, experiment: Path) -> None:
+    done = _lsdflow("run", str(experiment), "--set", "compute.workers=5", "--replace", "--to", "predict")
+    assert "--replace does nothing" in done.stderr
     calls = [json.loads(line) for line in (stages / "calls").read_text().splitlines()]
     ends = {call[0]: call[4:] for call in calls if call[1] == "run"}
     told = ["--set", "compute.workers=5"]
     assert ends == {
         "prepare": told,
-        "train-lsd": [*told, "--replace"],
-        "train-acrlsd": [*told, "--replace"],
+        "train-lsd": told,
+        "train-acrlsd": told,
         "predict": told,
     }
 
@@ -193,17 +193,19 @@ def test_validate_lists_the_problems_of_all_stages_with_the_first_code(stages: P
     assert "segment is unhappy" in done.stderr
 
 
-def test_results_of_other_settings_are_told_unless_they_are_to_be_replaced_or_left_alone(
+def test_a_run_checks_all_stages_before_the_first_one_and_runs_none_if_there_is_a_problem(
     stages: Path, experiment: Path
 ) -> None:
-    problem = {"error": "MadeOtherwise", "what": "made with other parameters", "exit_code": 73, "where": "there"}
-    (stages / "validate-watershed").write_text(json.dumps([problem]))
-    done = _lsdflow("validate", str(experiment))
-    assert (done.returncode, "watershed: made with other parameters" in done.stderr) == (73, True)
-    assert _lsdflow("validate", str(experiment), "--replace").returncode == 0
-    assert not Wanted(stages=("watershed", "segment")).gives_way(problem, "watershed")
-    assert Wanted(stages=("prepare", "predict")).gives_way(problem, "watershed")
-    assert not Wanted(replace=True).gives_way({**problem, "error": "NotOurs"}, "watershed")
+    for stage, code in (("predict", 76), ("segment", 78)):
+        (stages / f"validate-{stage}").write_text(json.dumps([{"what": f"{stage}!", "exit_code": code, "where": "x"}]))
+    done = _lsdflow("run", str(experiment), "--json")
+    assert (done.returncode, _calls(stages)) == (76, [])
+    assert "predict!" in done.stderr
+    assert "segment!" in done.stderr
+    told = json.loads(done.stdout)
+    assert (told["stage"], told["error"]["what"]) == ("predict", "predict!")
+    for part in (("--to", "train-acrlsd"), ("--from", "evaluate")):
+        assert _lsdflow("run", str(experiment), *part).returncode == 0, "the stages with problems do not run"
 
 
 def test_status_tells_what_never_started(stages: Path, experiment: Path) -> None:

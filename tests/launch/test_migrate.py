@@ -16,12 +16,13 @@ from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import MissingInput, NotOurs
+from lsdflow_contract.experiment import STAGES as EXPERIMENT_STAGES
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_launch.cli import app
-from lsdflow_launch.migrate import MOVED, migrate
+from lsdflow_launch.migrate import migrate
 from lsdflow_launch.results import results_of
 from lsdflow_prepare.stage import Prepare
 from lsdflow_runtime.volumes import OutputArray, open_volume
@@ -46,7 +47,8 @@ def _voxels(experiment: Experiment) -> np.ndarray:
 
 
 def _identities(experiment: Experiment) -> dict[str, tuple[str, str]]:
-    manifests = [read_manifest(experiment.layout, s) for s in MOVED if experiment.layout.manifest(s).exists()]
+    finished = [stage for stage in EXPERIMENT_STAGES if experiment.layout.manifest(stage).exists()]
+    manifests = [read_manifest(experiment.layout, stage) for stage in finished]
     return {manifest.writer.stage: (manifest.key, manifest.identity) for manifest in manifests}
 
 

@@ -59,9 +59,9 @@ def test_a_full_disk_is_looked_at_first(experiment: Path) -> None:
     assert is_typed_right(again)
 
 
-def last_run_of(experiment: Path, code: int, asked: Asked, stage: str) -> list[str]:
+def last_run_of(experiment: Path, code: int, asked: Asked) -> list[str]:
     """The words of the run that is offered, after the folder."""
-    steps = after_run(load_experiment(experiment, ["compute.workers=3"]), code, asked, stage)
+    steps = after_run(load_experiment(experiment, ["compute.workers=3"]), code, asked)
     assert is_typed_right(steps[-1])
     program, verb, folder, *rest = shlex.split(steps[-1], comments=True)
     assert (program, verb, folder) == ("lsdflow", "run", str(experiment))
@@ -72,27 +72,11 @@ def last_run_of(experiment: Path, code: int, asked: Asked, stage: str) -> list[s
 def test_the_options_of_the_run_are_repeated(experiment: Path, code: int) -> None:
     asked = Asked("container", "predict", "segment", containing=Containing("podman", Path("my sifs"), "none"))
     wanted = "--on container --from predict --to segment --engine podman --images 'my sifs' --network none"
-    assert last_run_of(experiment, code, asked, "watershed") == shlex.split(f"{wanted} --set compute.workers=3")
+    assert last_run_of(experiment, code, asked) == shlex.split(f"{wanted} --set compute.workers=3")
 
 
 def test_with_the_usual_options_none_is_repeated(experiment: Path) -> None:
-    assert last_run_of(experiment, 75, Asked(), "predict") == ["--set", "compute.workers=3"]
-
-
-@pytest.mark.parametrize("first", ["prepare", "predict"])
-def test_what_may_be_thrown_away_begins_with_the_stage_that_refused(experiment: Path, first: str) -> None:
-    rest = last_run_of(experiment, 73, Asked("slurm", first), "watershed")
-    assert rest == shlex.split("--on slurm --from watershed --set compute.workers=3 --replace")
-
-
-def test_where_nobody_knows_who_refused_the_stage_is_left_open(experiment: Path) -> None:
-    rest = last_run_of(experiment, 73, Asked(), "")
-    assert rest == shlex.split("--from STAGE --set compute.workers=3 --replace")
-
-
-def test_an_interrupted_run_with_replace_goes_on_as_it_was_typed(experiment: Path) -> None:
-    rest = last_run_of(experiment, 75, Asked(first="predict", replace=True), "watershed")
-    assert rest == shlex.split("--from predict --set compute.workers=3 --replace")
+    assert last_run_of(experiment, 75, Asked()) == ["--set", "compute.workers=3"]
 
 
 def test_settings_are_validated_as_they_were_run(experiment: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -13,10 +14,14 @@ from typer.testing import CliRunner
 
 from lsdflow_command.lease_file import Holder, LeaseFile
 from lsdflow_command.stage import RunOptions
+from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
 from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
+from lsdflow_contract.trainings import TRAININGS, make_current, training_outputs
 from lsdflow_launch.cli import app
 from lsdflow_launch.results import drop, results_of, use
 
@@ -136,3 +141,61 @@ def make_volume(path: Path) -> None:
     array = zarr.create_array(path / "volumes/raw", shape=(32, 32, 32), dtype="uint8", zarr_format=2)
     array[:] = membrane_raw(voronoi_labels((32, 32, 32), 4))
     array.attrs.update({"resolution": [8, 8, 8], "offset": [0, 0, 0]})
+
+
+def _trained(layout: ExperimentLayout, stage: str, key: str, weights: str, lsd: str = "") -> None:
+    """A finished training, which is the current one."""
+    make_current(layout, stage, key)
+    write_best(layout.best_checkpoint(stage), BestCheckpoint(iteration=1, weights_sha256=weights))
+    Manifest(
+        writer=Writer.of(stage),
+        key=key,
+        config={},
+        inputs={"lsd_weights": lsd} if lsd else {},
+        outputs=training_outputs(layout, stage, key),
+        identity=hash_of({"key": key, "weights": weights}),
+    ).write(layout)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Experiment:
+    """Two affinity networks, each with its own LSD network; the second of both is current."""
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "experiment.toml").write_text('[experiment]\nmode = "acrlsd"\n')
+    experiment = load_experiment(tmp_path / "exp")
+    for number in "12":
+        _trained(experiment.layout, "train-lsd", f"{number}aaaaaaaaaaa", f"lsd {number}")
+        _trained(experiment.layout, "train-acrlsd", f"{number}bbbbbbbbbbb", f"affs {number}", f"lsd {number}")
+    return experiment
+
+
+def test_an_earlier_network_is_made_current_together_with_its_lsd_network(trained: Experiment) -> None:
+    layout = trained.layout
+    use(layout, "train-acrlsd", "1")
+    assert read_best(layout.best_checkpoint("train-acrlsd")).weights_sha256 == "affs 1"
+    assert read_best(layout.best_checkpoint("train-lsd")).weights_sha256 == "lsd 1"
+    assert [read_manifest(layout, stage).key[0] for stage in TRAININGS] == ["1", "1"]
+    assert [r.key for r in results_of(layout) if r.current] == ["1aaaaaaa", "1bbbbbbb"]
+
+
+def test_clean_keeps_the_lsd_network_of_the_current_network_and_an_unfinished_training(trained: Experiment) -> None:
+    layout = trained.layout
+    use(layout, "train-lsd", "1")
+    assert [r.key for r in results_of(layout) if r.current] == ["1aaaaaaa", "2aaaaaaa", "2bbbbbbb"]
+    make_current(layout, "train-acrlsd", "3bbbbbbbbbbb")
+    assert not layout.manifest("train-acrlsd").exists()
+    assert CliRunner().invoke(app, ["clean", str(layout.root), "--yes"]).exit_code == 0
+    assert sorted(path.name for path in layout.results.glob("*/*")) == ["1aaaaaaa", "3bbbbbbb"]
+
+
+def test_a_training_that_writes_its_losses_now_is_not_dropped(trained: Experiment) -> None:
+    layout = trained.layout
+    losses = make_current(layout, "train-lsd", "3aaaaaaaaaaa") / "loss.csv"
+    losses.write_text("iteration\n")
+    use(layout, "train-lsd", "2")
+    (unfinished,) = [result for result in results_of(layout) if not result.finished]
+    with pytest.raises(NotOurs, match="may be at work"):
+        drop(trained, [unfinished])
+    os.utime(losses, (0, 0))
+    drop(trained, [unfinished])
+    assert not losses.exists()

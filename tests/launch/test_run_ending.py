@@ -22,8 +22,8 @@ from lsdflow_launch.telling.ending import Ending, ending_of, runs_of, scores_sta
 from lsdflow_launch.telling.state import status_of
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
-REFUSED = "this experiment was trained with other parameters or volumes"
-PART = ("--from", "train-lsd", "--to", "train-lsd")
+REFUSED = "train-lsd.backend"
+PART = ("--from", "train-lsd", "--to", "train-lsd", "--set", "train-lsd.backend=nothing")
 
 
 def _lsdflow(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def _unpacked(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment with scores, trained with other settings than it has now; refused for people and for programs."""
+    """An experiment with scores and a finished training; a wrong setting is refused for people and for programs."""
     folder = tmp_path_factory.mktemp("run") / "exp"
     make_demo(folder, (60, 70, 80), seed=3, mode="acrlsd")
     done = _lsdflow("run", str(folder), "--to", "prepare")
@@ -49,7 +49,10 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(_unpacked(tmp_path_factory.mktemp("finished") / "exp") / "report", folder / "report")
     people = _lsdflow("run", str(folder), *PART)
     programs = _lsdflow("run", str(folder), *PART, "--json")
-    assert (people.returncode, programs.returncode) == (73, 73), people.stderr
+    assert (people.returncode, programs.returncode) == (78, 78), people.stderr
+    assert not (folder / "runs" / "train-lsd").exists(), "a stage ran before all of them were checked"
+    assert REFUSED in people.stderr
+    (_ended(load_experiment(folder), "train-lsd", "20260101T000000-1", 73) / "log.txt").touch()
     (folder / "people").write_text(people.stdout)
     (folder / "programs").write_text(programs.stdout)
     return folder
@@ -60,12 +63,10 @@ def experiment(tmp_path: Path) -> Experiment:
     return load_experiment(_unpacked(tmp_path / "exp"))
 
 
-def test_after_a_refusal_replace_is_offered_from_the_stage_that_refused_as_far_as_was_asked(refused: Path) -> None:
+def test_after_a_refusal_the_same_run_is_offered(refused: Path) -> None:
     typed = shlex.join(["lsdflow", "run", str(refused), *PART])
-    assert f"{typed} --replace    # replaces the results of train-lsd" in (refused / "people").read_text()
-    assert any(
-        step.startswith(f"{typed} --replace ") for step in json.loads((refused / "programs").read_text())["next"]
-    )
+    assert f"{typed}    # resumes, once that is fixed" in (refused / "people").read_text()
+    assert any(step.startswith(f"{typed} ") for step in json.loads((refused / "programs").read_text())["next"])
 
 
 def test_after_a_refusal_no_score_of_before_is_told(refused: Path) -> None:
@@ -77,18 +78,19 @@ def test_after_a_refusal_no_score_of_before_is_told(refused: Path) -> None:
 
 def test_a_program_is_told_which_stage_ended_the_run_and_why(refused: Path) -> None:
     told = json.loads((refused / "programs").read_text())
-    assert (told["exit_code"], told["stage"]) == (73, "train-lsd")
-    assert (told["error"]["error"], told["error"]["what"]) == ("MadeOtherwise", REFUSED)
+    assert (told["exit_code"], told["stage"]) == (78, "train-lsd")
+    assert told["error"]["error"] == "ConfigError"
+    assert REFUSED in told["error"]["where"] + told["error"]["what"]
 
 
 def test_status_of_a_finished_stage_tells_that_its_last_run_was_refused(refused: Path) -> None:
     told = json.loads(_lsdflow("status", str(refused), "--json").stdout)
     assert told["train-lsd"]["state"] == "finished"
     last = told["train-lsd"]["last_run"]
-    assert (last["exit_code"], last["problem"]) == (73, REFUSED)
+    assert (last["exit_code"], last["problem"]) == (73, "ended")
     assert not any("last_run" in facts for stage, facts in told.items() if stage != "train-lsd")
     shown = _lsdflow("status", str(refused)).stdout
-    assert f"ended with exit code 73: {REFUSED}" in shown
+    assert "ended with exit code 73: ended" in shown
     assert "train-lsd log: " in shown
 
 

@@ -102,13 +102,12 @@ def test_a_signal_in_the_middle_of_an_import_ends_with_75_and_says_so_in_the_out
     assert outcome(experiment)["exit_code"] == 75
 
 
-@pytest.mark.parametrize(("name", "warned"), [("sleepy", True), ("train-lsd", False)])
-def test_replace_is_for_trainings_and_other_stages_say_so(
-    experiment: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, warned: bool
+@pytest.mark.parametrize("options", [[], ["--replace"]])
+def test_the_old_option_replace_is_a_warning(
+    experiment: Path, caplog: pytest.LogCaptureFixture, options: list[str]
 ) -> None:
-    monkeypatch.setattr(app_module, "load_stage", lambda _: Sleepy())
-    CliRunner().invoke(stage_app(StageCommand(name, StrictModel)), ["run", "-e", str(experiment), "--replace"])
-    assert ("--replace does nothing here" in caplog.text) is warned
+    CliRunner().invoke(APP, ["run", "-e", str(experiment), *options])
+    assert ("--replace does nothing" in caplog.text) is bool(options)
 
 
 def test_a_fault_of_ours_ends_with_70_and_no_traceback(experiment: Path) -> None:
@@ -129,7 +128,7 @@ def test_a_fault_of_ours_is_json_for_who_asked_for_json(experiment: Path) -> Non
 def test_a_stage_without_blocks_has_no_repair_and_says_what_to_do(experiment: Path) -> None:
     done = CliRunner().invoke(APP, ["repair", "-e", str(experiment)])
     assert done.exit_code == 2
-    assert "sleepy run --replace" in done.output
+    assert "sleepy run" in done.output
 
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])

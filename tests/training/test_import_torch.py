@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.checkpoint import bundle_folder, read_best, read_bundle
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.manifest import read_kept_manifest, read_manifest
 from lsdflow_network import shapes
 from lsdflow_network.inference import load_network, load_predictor
 from lsdflow_network.unet import crop_centre
@@ -191,17 +191,26 @@ def test_the_stage_is_finished_then_and_nothing_is_trained_over_it(tmp_path: Pat
     assert CliRunner().invoke(train_acrlsd, ["validate", "--experiment", str(toml)]).exit_code == 0
 
 
-def test_the_same_import_again_changes_nothing_and_another_one_is_refused_unless_replaced(tmp_path: Path) -> None:
+def test_the_same_import_again_changes_nothing_and_another_one_lies_beside_it(tmp_path: Path) -> None:
     toml = with_lsd_network(tmp_path)
     layout = ExperimentLayout(toml.parent)
     first = read_manifest(layout, "train-lsd")
     assert call(train_lsd, toml, tmp_path / "lsd" / "model_checkpoint_700").exit_code == 0
     assert read_manifest(layout, "train-lsd") == first
     other = saved(tmp_path / "other", Model("lsd", factors=ANISOTROPIC), "model_checkpoint_900")
-    assert call(train_lsd, toml, other).exit_code == 73
-    assert read_manifest(layout, "train-lsd") == first
-    assert call(train_lsd, toml, other, "--replace").exit_code == 0
+    assert call(train_lsd, toml, other).exit_code == 0
     assert [p.name for p in layout.checkpoints("train-lsd").iterdir()] == ["00000900"]
+    assert read_kept_manifest(layout, "train-lsd", first.key) == first
+
+
+def test_without_its_link_an_imported_network_is_not_used_and_stays_in_the_results(tmp_path: Path) -> None:
+    toml = with_lsd_network(tmp_path)
+    layout = ExperimentLayout(toml.parent)
+    layout.train_dir("train-lsd").unlink()
+    planned = CliRunner().invoke(train_lsd, ["plan", "--experiment", str(toml), "--json"])
+    assert planned.exit_code == 0, planned.output
+    assert "nothing_to_do" not in planned.output
+    assert read_kept_manifest(layout, "train-lsd", read_manifest(layout, "train-lsd").key)
 
 
 class Code:

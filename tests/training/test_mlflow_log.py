@@ -62,7 +62,7 @@ def test_a_training_and_its_resumption_are_one_run_with_the_points_of_the_curves
     plain, logged = prepared("mtlsd", **options), prepared("mtlsd", mlflow="local", **options)
     assert plain.key == logged.key
     assert "mlflow" not in plain.config.recorded()
-    folder = tmp_path / "train" / "t"
+    folder = tmp_path / "results" / "t" / "key"
     run(plain, tmp_path / "plain", max_iteration=5, validation_every=1)
     run(logged, folder, max_iteration=3, validation_every=1)
     shutil.rmtree(bundle_folder(folder / "checkpoints", 3))  # as if it had been killed: goes on from iteration 2
@@ -92,10 +92,10 @@ def test_a_training_and_its_resumption_are_one_run_with_the_points_of_the_curves
      (None, BadData("no"), "FAILED")],
 )  # fmt: skip
 def test_the_run_says_how_the_training_ended(tmp_path, reason, error, status) -> None:
-    log = MlflowLog("local", tmp_path / "train" / "t", RunFacts("key", "n", {}, {}), lambda: (reason, 7))
+    log = MlflowLog("local", tmp_path / "results" / "t" / "key", RunFacts("key", "n", {}, {}), lambda: (reason, 7))
     log.add(7, {"loss": 0.5})
     log.close(error)
-    found, _ = the_run(tmp_path / "train" / "t")
+    found, _ = the_run(tmp_path / "results" / "t" / "key")
     assert (found.info.status, found.data.metrics, found.data.tags["iteration"]) == (status, {"loss": 0.5}, "7")
 
 

@@ -65,14 +65,14 @@ def test_every_wrapper_says_how_it_is_called(cluster: Cluster, script: str) -> N
 def test_the_whole_stage_runs_in_the_pinned_image_on_the_cores_of_the_job(
     cluster: Cluster, spool: Path, experiment: Path
 ) -> None:
-    done = _run(cluster, spool, experiment, "--set", "watershed.block_shape=128 vox", "--replace")
+    done = _run(cluster, spool, experiment, "--set", "watershed.block_shape=128 vox", "--json")
     assert done.returncode == 0, done.stderr
     call = _executed(cluster)
     assert call[:2] == ["exec", "--nv"]
     assert call[call.index(str(experiment / "images" / SIF)) + 1 :] == [
         *("watershed", "run", "--experiment", f"{experiment}/experiment.toml"),
         *("--set", "compute.runner=daisy", "--set", "compute.workers=3"),
-        *("--set", "watershed.block_shape=128 vox", "--replace"),
+        *("--set", "watershed.block_shape=128 vox", "--json"),
     ]
     assert f"LSDFLOW_IMAGE_DIGEST={DIGEST}" in call
     assert cluster.calls("scontrol") == [["show", "job", "104"]]

@@ -172,13 +172,6 @@ def test_each_role_is_a_verb_of_the_stage(
     assert told == [*words[:2], "--experiment", f"{experiment}/experiment.toml", *words[2:]]
 
 
-def test_replace_goes_to_run_alone(cluster: Cluster, submission: Path) -> None:
-    _set(submission, "REPLACE='yes'")
-    for role in (["coordinate"], ["verify"], ["work", "101"]):
-        _run(cluster, submission, "watershed", *role)
-    assert ["--replace" in call for call in _executed(cluster)] == [True, False, False]
-
-
 def test_a_role_that_is_none_is_a_usage_error(cluster: Cluster, submission: Path) -> None:
     assert _run(cluster, submission, "watershed", "run").returncode == 2
     assert _executed(cluster) == []
@@ -244,7 +237,7 @@ def test_the_exit_code_of_the_stage_is_that_of_the_job(cluster: Cluster, submiss
 def test_a_stage_that_fails_leaves_a_report_and_its_own_exit_code(
     cluster: Cluster, submission: Path, experiment: Path, tmp_path: Path, stage: str, role: str
 ) -> None:
-    _set(submission, "SET='segment.threshold=0.4'", "REPLACE='yes'")
+    _set(submission, "SET='segment.threshold=0.4'")
     _exec_ends_with(cluster, 70)
     assert _run(cluster, submission, stage, role).returncode == 70
     _, report = _executed(cluster)

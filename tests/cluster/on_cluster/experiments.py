@@ -89,10 +89,10 @@ def run_locally(folder: Path, stages: Sequence[str]) -> None:
 
 def copy_finished(source: Path, folder: Path, until: str) -> None:
     """Copy an experiment with what its stages before `until` made; files of the store are keyed and stay behind."""
-    kept = ("input", "results/prepare", "train")
+    kept = ("input", "results/prepare", "results/train-lsd", "results/train-acrlsd", "train")
     for name in kept:
         if (source / name).exists():
-            shutil.copytree(source / name, folder / name)
+            shutil.copytree(source / name, folder / name, symlinks=True)
     (folder / "manifests").mkdir(parents=True)
     for stage in STAGES[: STAGES.index(until)]:
         shutil.copy(source / "manifests" / f"{stage}.json", folder / "manifests")
@@ -102,7 +102,8 @@ def copy_finished(source: Path, folder: Path, until: str) -> None:
 def copy_prepared(source: Path, folder: Path) -> None:
     """Copy an experiment with its volumes, prepared and not trained on."""
     copy_finished(source, folder, until="train-lsd")
-    shutil.rmtree(folder / "train", ignore_errors=True)
+    for name in ("train", "results/train-lsd", "results/train-acrlsd"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def identities(folder: Path, stages: Sequence[str] = BLOCK_STAGES[:-1]) -> dict[str, str]:

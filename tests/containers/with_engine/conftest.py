@@ -214,7 +214,7 @@ def reference(bench: Bench, workspace: Path) -> Path:
         done = bench.call(BIN / stage, "run", *bench.options(folder, "compute.runner=serial"))
         assert done.returncode == 0, f"{stage}: {done.stderr}"
         if stage == "train-acrlsd":
-            shutil.copytree(folder, workspace / "trained")
+            shutil.copytree(folder, workspace / "trained", symlinks=True)
     return folder
 
 
@@ -242,6 +242,6 @@ def fresh(reference: Path, workspace: Path, request: pytest.FixtureRequest) -> I
 def trained(reference: Path, workspace: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """The experiment with its two trained networks, open to any user, for one test."""
     folder = workspace / request.node.name.replace("[", "-").replace("]", "")
-    shutil.copytree(workspace / "trained", folder)
+    shutil.copytree(workspace / "trained", folder, symlinks=True)
     yield open_to_all(folder)
     shutil.rmtree(folder, ignore_errors=True)

@@ -171,7 +171,8 @@ def test_docker_stop_ends_a_run_as_interrupted_before_it_is_killed(
     folder = trained
     # A training that went on from the finished one would have nothing to do.
     if stage == "train-acrlsd":
-        bench.call("rm", "-r", folder / "train" / stage, folder / "manifests" / f"{stage}.json")
+        trained_files = [folder / "results" / stage, folder / "train" / stage, folder / "manifests" / f"{stage}.json"]
+        bench.call("rm", "-r", *trained_files)
     before = set((folder / "runs" / stage).glob("*/log.txt"))
     # The serial runner of the demo would finish these blocks before the signal comes.
     options = bench.options("/experiment", setting, "compute.runner=daisy")

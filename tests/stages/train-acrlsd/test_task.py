@@ -45,11 +45,10 @@ def test_further_affinities_are_learnt_recorded_and_another_training(tmp_path) -
     assert call("run", toml).exit_code == 0
     assert "neighborhood" not in read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").config
     far = "[[-1, 0, 0], [0, -1, 0], [0, 0, -1], [-3, 0, 0], [0, 0, -5]]"
-    for verb in ("run", "validate"):
-        assert call(verb, toml, "--set", f"train-acrlsd.neighborhood={far}").exit_code == 73
-    assert call("validate", toml).exit_code == 0
-    result = call("run", toml, "--replace", "--set", f"train-acrlsd.neighborhood={far}")
+    first = read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").key
+    result = call("run", toml, "--set", f"train-acrlsd.neighborhood={far}")
     assert result.exit_code == 0, result.output
+    assert read_manifest(ExperimentLayout(tmp_path), "train-acrlsd").key != first
     bundle = best_bundle(tmp_path)
     assert bundle.outputs == {"lsds": 10, "affs": 5}
     assert [list(offset) for offset in bundle.neighborhood] == json.loads(far)
@@ -103,5 +102,9 @@ def test_a_new_lsd_network_makes_the_old_affinity_training_another_one(tmp_path)
     toml = micro_experiment(tmp_path)
     assert call("run", toml, command=lsd_app).exit_code == 0
     assert call("run", toml).exit_code == 0
-    assert call("run", toml, "--set", "train-lsd.learning_rate=0.01", "--replace", command=lsd_app).exit_code == 0
-    assert call("run", toml).exit_code == 73
+    layout = ExperimentLayout(tmp_path)
+    first = layout.train_dir("train-acrlsd").resolve()
+    assert call("run", toml, "--set", "train-lsd.learning_rate=0.01", command=lsd_app).exit_code == 0
+    assert call("run", toml).exit_code == 0
+    assert layout.train_dir("train-acrlsd").resolve() != first
+    assert first.is_dir()

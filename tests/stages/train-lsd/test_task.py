@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,11 @@ pytest.importorskip("gunpowder", reason="the training environment has gunpowder"
 
 from typer.testing import CliRunner
 
-from lsdflow_contract.checkpoint import bundle_folder, read_best
+from lsdflow_contract.checkpoint import read_best
+from lsdflow_contract.errors import Interrupted
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.manifest import read_kept_manifest, read_manifest
 from lsdflow_train_lsd.cli import app
 from lsdflow_train_lsd.config import TrainLsdConfig
 from lsdflow_training.testing import micro_experiment
@@ -37,57 +40,113 @@ def test_run_leaves_bundle_best_and_manifest(tmp_path) -> None:
     assert status["iterations"] == [2, 3]
 
 
-def test_other_settings_after_training_are_refused_unless_replaced(tmp_path) -> None:
-    toml = micro_experiment(tmp_path)
+def _bits(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_other_settings_train_in_a_folder_of_their_own_and_the_first_training_stays_bit_for_bit(
+    tmp_path, caplog
+) -> None:
+    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
     assert call("run", toml).exit_code == 0
+    first, manifest = layout.train_dir("train-lsd").resolve(), read_manifest(layout, "train-lsd")
+    before = _bits(first)
     other = ("--set", "train-lsd.learning_rate=0.01")
-    for verb in ("run", "validate"):
-        refused = call(verb, toml, *other)
-        assert refused.exit_code == 73, refused.output
-        assert "learning_rate none -> 0.01" in refused.output
-    assert call("validate", toml, *other, "--replace").exit_code == 0
-    assert call("validate", toml, "--set", "train-lsd.max_iteration=4").exit_code == 0, "that is the same training"
-    assert call("run", toml, *other, "--replace").exit_code == 0
+    for verb in ("validate", "run"):
+        assert call(verb, toml, *other).exit_code == 0
+    assert "learning_rate none -> 0.01" in caplog.text
+    second = layout.train_dir("train-lsd").resolve()
+    assert {first, second} == set((layout.results / "train-lsd").iterdir())
+    assert read_manifest(layout, "train-lsd").key != manifest.key
+    assert _bits(first) == before
+    assert call("run", toml).exit_code == 0
+    assert layout.train_dir("train-lsd").resolve() == first
+    again = read_manifest(layout, "train-lsd")
+    assert (again.key, again.identity) == (manifest.key, manifest.identity)
+    assert {name: bits for name, bits in _bits(first).items() if "checkpoints" in name} == {
+        name: bits for name, bits in before.items() if "checkpoints" in name
+    }
 
 
-@pytest.mark.parametrize("job", ["", "7 restart 0", "7 restart 1"])
-def test_replace_keeps_a_training_of_the_same_settings_and_says_so(tmp_path, monkeypatch, caplog, job) -> None:
-    toml = micro_experiment(tmp_path)
-    folder = tmp_path / "train" / "train-lsd"
-    first = bundle_folder(folder / "checkpoints", 2)
-    assert call("run", toml, "--set", "train-lsd.max_iteration=2").exit_code == 0
-    (first / "of the first start").touch()
-    monkeypatch.setenv("LSDFLOW_JOB", job)
-    with caplog.at_level("INFO", logger="lsdflow.training"):
-        assert call("run", toml, "--replace").exit_code == 0
-    assert (first / "of the first start").exists()
-    assert "iteration 2 was trained with the same settings and inputs; it is kept" in caplog.text
-    assert f"delete {folder} first" in caplog.text
-    assert read_manifest(ExperimentLayout(tmp_path), "train-lsd").facts["iteration"] == 3
+def test_an_unfinished_training_is_the_current_one_and_the_earlier_one_keeps_its_manifest(
+    tmp_path, monkeypatch
+) -> None:
+    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
+    assert call("run", toml).exit_code == 0
+    first = read_manifest(layout, "train-lsd")
+    other = ("--set", "train-lsd.learning_rate=0.01")
+
+    def interrupted(*arguments: object) -> None:
+        raise Interrupted("training stopped by SIGTERM")
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr("lsdflow_training.trainer.train", interrupted)
+        assert call("run", toml, *other).exit_code == 75
+    assert not layout.manifest("train-lsd").exists()
+    assert not json.loads(call("status", toml, *other, "--json").stdout)["finished"]
+    assert read_kept_manifest(layout, "train-lsd", first.key) == first
+    assert call("run", toml).exit_code == 0
+    assert read_manifest(layout, "train-lsd").identity == first.identity
 
 
-def test_replace_trains_anew_where_all_checkpoints_are_damaged_as_the_refusal_says(tmp_path) -> None:
+def test_where_all_checkpoints_are_damaged_the_refusal_says_which_folder_to_delete(tmp_path) -> None:
     toml = micro_experiment(tmp_path)
     assert call("run", toml).exit_code == 0
-    checkpoints = tmp_path / "train" / "train-lsd" / "checkpoints"
-    for state in checkpoints.glob("*/resume.pt"):
+    folder = ExperimentLayout(tmp_path).train_dir("train-lsd").resolve()
+    for state in folder.glob("checkpoints/*/resume.pt"):
         state.write_bytes(b"damaged")
     refused = call("run", toml)
     assert refused.exit_code == 65
-    assert call("run", toml, "--replace").exit_code == 0
-    assert not any(state.read_bytes() == b"damaged" for state in checkpoints.glob("*/resume.pt"))
+    assert f"delete {folder}" in refused.output.replace("\n", "")
+    shutil.rmtree(folder)
+    assert call("run", toml).exit_code == 0
     assert read_manifest(ExperimentLayout(tmp_path), "train-lsd").facts["iteration"] == 3
 
 
-def test_a_requeued_job_replaces_the_training_of_others_that_its_first_start_did_not_reach(
-    tmp_path, monkeypatch
-) -> None:
-    toml = micro_experiment(tmp_path)
+def _as_contract_1(layout: ExperimentLayout) -> None:
+    """Give a finished training the paths that contract 1 gave it."""
+    manifest = read_manifest(layout, "train-lsd")
+    folder, link = layout.train_dir("train-lsd").resolve(), layout.train_dir("train-lsd")
+    link.unlink()
+    folder.rename(link)
+    (link / "manifest.json").unlink()
+    outputs = {"checkpoints": "train/train-lsd/checkpoints", "best": "train/train-lsd/best.json"}
+    manifest.model_copy(update={"outputs": outputs, "contract": "1.8.0"}).write(layout)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_training_of_contract_1_moves_to_the_results_and_is_not_repeated(tmp_path, monkeypatch, interrupted) -> None:
+    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
     assert call("run", toml).exit_code == 0
-    monkeypatch.setenv("LSDFLOW_JOB", "7 restart 1")
+    first = read_manifest(layout, "train-lsd")
+    weights = _bits(layout.checkpoints("train-lsd"))
+    _as_contract_1(layout)
+    for verb in ("validate", "verify", "status"):
+        assert call(verb, toml).exit_code == 0
+    assert layout.train_dir("train-lsd").is_dir()
+    assert not layout.train_dir("train-lsd").is_symlink()
+    if interrupted:  # after the folder was moved, before anything else
+        layout.train_dir("train-lsd").rename(layout.result("train-lsd", first.key))
     other = ("--set", "train-lsd.learning_rate=0.01")
-    assert call("run", toml, *other).exit_code == 73
-    assert call("run", toml, *other, "--replace").exit_code == 0
+    assert call("run", toml, *other).exit_code == 0
+    kept = read_kept_manifest(layout, "train-lsd", first.key)
+    assert (kept.identity, kept.outputs) == (first.identity, first.outputs)
+    assert call("run", toml).exit_code == 0
+    assert _bits(layout.checkpoints("train-lsd")) == weights
+    assert read_manifest(layout, "train-lsd").identity == first.identity
+
+
+def test_an_unfinished_training_of_contract_1_is_resumed(tmp_path) -> None:
+    toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
+    assert call("run", toml, "--set", "train-lsd.max_iteration=2").exit_code == 0
+    _as_contract_1(layout)
+    layout.manifest("train-lsd").unlink()
+    (layout.checkpoints("train-lsd") / "00000002" / "of the first run").touch()
+    assert json.loads(call("plan", toml, "--json").stdout)["done_iterations"] == 2
+    assert call("run", toml).exit_code == 0
+    assert layout.train_dir("train-lsd").is_symlink()
+    assert (layout.checkpoints("train-lsd") / "00000002" / "of the first run").exists()
+    assert read_manifest(layout, "train-lsd").facts["iteration"] == 3
 
 
 def test_more_iterations_go_on(tmp_path) -> None:

@@ -34,7 +34,7 @@ from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unw
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.stage import RunOptions, Stage, load_stage
 from lsdflow_command.watching.monitoring import monitored
-from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, MadeOtherwise, StageError, UsageError
+from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.model import StrictModel
@@ -54,13 +54,14 @@ ExperimentOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings)]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="also print tracebacks")]
-GivesWayOption = Annotated[
-    bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")
-]
-ReplaceOption = Annotated[
-    bool,
-    typer.Option("--replace", help="train anew, in place of a network that was trained with other settings or inputs"),
-]
+
+
+def _warn_of_replace(given: bool) -> None:
+    if given:
+        LOG.warning("--replace does nothing: each result has a folder of its own, and none is replaced")
+
+
+OldReplaceOption = Annotated[bool, typer.Option("--replace", hidden=True, callback=_warn_of_replace)]
 DescriptionsOption = Annotated[
     Path | None,
     typer.Option(hidden=True, help="plan from what earlier stages described in this folder, and describe the results"),
@@ -179,10 +180,11 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
     def run(
         experiment: ExperimentOption,
         override: SetOption = None,
-        replace: ReplaceOption = False,
+        replace: OldReplaceOption = False,
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
+        del replace
         with exit_codes(debug, as_json=json_), interrupt_on_signals():
             loaded = _begin(stage, experiment, override)
             config = loaded.table(stage.name, stage.config)
@@ -191,11 +193,7 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
             with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
                 made = stage.load()
                 end_if_asked()
-                if replace and not stage.name.startswith("train-"):
-                    LOG.warning(
-                        "--replace does nothing here: results of %s are written once, beside others", stage.name
-                    )
-                made.run(loaded, RunOptions(replace=replace))
+                made.run(loaded, RunOptions())
             if json_:
                 typer.echo(json.dumps(_made(loaded, stage.name)))
 
@@ -218,7 +216,7 @@ def _add_repair(app: typer.Typer, stage: StageCommand) -> None:
             config = loaded.table(stage.name, stage.config)
             made = stage.load()
             if not made.repairable:
-                raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run --replace")
+                raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run")
             folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
             with folder, monitored(stage.name, loaded), unwrapped_interrupts():
                 _show_facts(made.repair(loaded), json_)
@@ -233,7 +231,6 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
     def validate(
         experiment: ExperimentOption,
         override: SetOption = None,
-        replace: GivesWayOption = False,
         descriptions: DescriptionsOption = None,
         json_: JsonOption = False,
         debug: DebugOption = False,
@@ -247,10 +244,9 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
                 finally:
                     if descriptions is not None:
                         _describe(stage, loaded)
-            problems = [p for p in found if not (replace and isinstance(p, MadeOtherwise))]
-            for problem in problems:
+            for problem in found:
                 _name_file(problem, loaded)
-        _show_problems(stage.name, problems, json_)
+        _show_problems(stage.name, found, json_)
 
 
 def _describe(stage: StageCommand, loaded: Experiment) -> None:

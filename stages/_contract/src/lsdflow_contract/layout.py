@@ -62,7 +62,7 @@ class ExperimentLayout:
         return self.prepared_volume("target")
 
     def train_dir(self, stage: str) -> Path:
-        """Folder of a training stage: checkpoints/, snapshots/, log/, loss.csv, best.json."""
+        """The current training of a stage, which is a link to its folder in the results: trainings.py."""
         return self.root / "train" / stage
 
     def checkpoints(self, stage: str) -> Path:

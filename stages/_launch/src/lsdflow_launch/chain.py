@@ -24,7 +24,6 @@ class Chain:
 
     experiment: Experiment
     stages: tuple[str, ...]
-    replace: bool
     caller: Callable[[str, Sequence[str]], int] = run_stage
     verb: str = "run"
 
@@ -50,8 +49,6 @@ class Chain:
         arguments = [self.verb, "--experiment", str(self.experiment.path)]
         for override in self.experiment.overrides:
             arguments += ["--set", override]
-        if self.replace and stage.startswith("train-"):
-            arguments.append("--replace")
         return self.caller(stage, arguments)
 
     def _report(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lsdflow_command.app import exit_codes
+from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.cli import Verbs, version_line
 from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.console import start_logging
@@ -21,19 +22,18 @@ from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.export_cli import add_export_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
-from lsdflow_launch.init.schema import require_known_keys
 from lsdflow_launch.migrate import add_migrate_verb
 from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
 from lsdflow_launch.not_checked import NOT_CHECKED, not_checked
-from lsdflow_launch.options import Debug, Engine, First, Folder, GivesWay, Images, Json, Last, Network, Replace, Set
+from lsdflow_launch.options import Debug, Engine, First, Folder, Images, Json, Last, Network, Set
 from lsdflow_launch.place import PLACES, Containing, run_on
 from lsdflow_launch.planning.cli import add_plan_verb
 from lsdflow_launch.results import add_result_verbs
 from lsdflow_launch.slurm.cli import add_verbs, asker, whole_status
 from lsdflow_launch.sweep.cli import app as sweep_app
-from lsdflow_launch.telling.ending import ending_of, runs_of
+from lsdflow_launch.telling.ending import Ending, ending_of, runs_of
 from lsdflow_launch.telling.report_cli import add_report_verbs
-from lsdflow_launch.telling.state import Wanted, problems_of
+from lsdflow_launch.telling.state import WHOLE, Wanted, problems_of
 from lsdflow_launch.telling.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
 
@@ -69,12 +69,10 @@ def _front(
 
 
 @app.command()
-def validate(
-    folder: Folder, override: Set = None, replace: GivesWay = False, as_json: Json = False, debug: Debug = False
-) -> None:
+def validate(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """Report all configuration and input problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
-        _show_problems(load_experiment(folder, override or []), as_json, wanted=Wanted(replace, on_cluster=True))
+        _show_problems(load_experiment(folder, override or []), as_json, wanted=Wanted(on_cluster=True))
 
 
 @app.command()
@@ -86,7 +84,7 @@ def run(
     first: First = STAGES[0],
     last: Last = STAGES[-1],
     override: Set = None,
-    replace: Replace = False,
+    replace: OldReplaceOption = False,
     engine: Engine = None,
     images: Images = None,
     network: Network = None,
@@ -94,21 +92,21 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run all stages in order; finished ones are skipped, an interrupted one is resumed."""
+    del replace
     with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])
-        if on == "local":
-            require_known_keys(experiment)
         stages = stages_of(experiment, first, last)
+        containing = Containing(engine, images, network)
         with stdout_for_json(as_json):
-            if on == "slurm":  # nobody waits in a queue for a mistake
-                ask = asker(experiment)
-                wanted = Wanted(replace, stages, in_images=ask is ask_stage, on_cluster=True)
-                _show_problems(experiment, False, ask, wanted)
-            containing = Containing(engine, images, network)
-            before = None if on == "slurm" else runs_of(experiment, stages)
-            code = run_on(on, experiment, first, last, replace, containing)
-        ended, scored = ending_of(experiment, stages, code, before), code == 0 and LAST in stages
-        steps = after_run(experiment, code, Asked(on, first, last, replace, containing), ended.stage)
+            ended = _first_problem(experiment, stages, on)
+            if ended.error is not None:
+                code = int(ended.error["exit_code"])
+            else:
+                before = None if on == "slurm" else runs_of(experiment, stages)
+                code = run_on(on, experiment, first, last, containing)
+                ended = ending_of(experiment, stages, code, before)
+        scored = code == 0 and LAST in stages
+        steps = after_run(experiment, code, Asked(on, first, last, containing))
         if as_json:
             why = {"stage": ended.stage or None, "error": ended.error, "next": steps}
             typer.echo(json.dumps({**result_facts(experiment, code, scored=scored), **why}))
@@ -132,7 +130,7 @@ def repair(folder: Folder, override: Set = None, as_json: Json = False, debug: D
         experiment = load_experiment(folder, override or [])
         stages = finished_mendable_stages(experiment)
         with stdout_for_json(as_json):
-            code = Chain(experiment, stages, replace=False, verb="repair").run()
+            code = Chain(experiment, stages, verb="repair").run()
         tell({"exit_code": code, "stages": stages}, "", as_json)
     raise typer.Exit(code)
 
@@ -184,23 +182,34 @@ def _show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, 
     left = not_checked(experiment, found)
     if as_json:
         typer.echo(json.dumps({**found, NOT_CHECKED: left}))
-    for stage, problems in () if as_json else found.items():
-        for problem in problems:
-            typer.echo(f"{stage}: {problem['what']}", err=True)
-            parts = [
-                (n, problem.get(k))
-                for n, k in (("where", "where"), ("wanted", "wanted"), ("found", "found"), ("to do", "hint"))
-            ]
-            for name, text in parts:
-                if text:
-                    typer.echo(f"  {name:>8}: {text}", err=True)
     for stage, checks in () if as_json else left.items():
         typer.echo(f"not checked before {stage}: {'; '.join(checks)}")
+    if not as_json:
+        _print_problems(found)
     codes = [problem["exit_code"] for problems in found.values() for problem in problems]
     if codes:
         raise typer.Exit(codes[0])
     if not as_json:
         typer.echo("no problems found")
+
+
+def _first_problem(experiment: Experiment, stages: Sequence[str], on: str) -> Ending:
+    """Check all `stages` before the first one runs, and report every problem; the first problem, and whose it is."""
+    ask = asker(experiment) if on == "slurm" else ask_stage
+    wanted = Wanted(tuple(stages), in_images=on == "slurm" and ask is ask_stage, on_cluster=on == "slurm")
+    all_found = problems_of(experiment, ask, wanted) if on in ("local", "slurm") else {}
+    found = {stage: problems for stage, problems in all_found.items() if stage in (*stages, WHOLE)}
+    _print_problems(found)
+    return next((Ending(stage, problems[0]) for stage, problems in found.items() if problems), Ending())
+
+
+def _print_problems(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    for stage, problems in found.items():
+        for problem in problems:
+            typer.echo(f"{stage}: {problem['what']}", err=True)
+            for name, part in (("where", "where"), ("wanted", "wanted"), ("found", "found"), ("to do", "hint")):
+                if text := problem.get(part):
+                    typer.echo(f"  {name:>8}: {text}", err=True)
 
 
 def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:

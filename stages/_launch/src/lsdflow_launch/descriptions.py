@@ -28,13 +28,13 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import seal_array
+from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.planning.disk_use import made_by
 
 Ask = Callable[[str, Sequence[str]], Any]
 PREFIX = ".descriptions-"
-TRAININGS = ("train-lsd", "train-acrlsd")
 
 
 @contextmanager
@@ -109,6 +109,10 @@ def described_bytes(layout: ExperimentLayout, stage: str) -> float:
 def _link_results(experiment: Experiment, stage: str, layout: ExperimentLayout) -> None:
     layout.manifest(stage).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(experiment.layout.manifest(stage), layout.manifest(stage))
+    if stage in TRAININGS:
+        layout.train_dir(stage).parent.mkdir(exist_ok=True)
+        layout.train_dir(stage).symlink_to(experiment.layout.train_dir(stage).absolute())
+        return
     with suppress(StageError):  # the stage that reads a damaged manifest reports it
         for output in read_manifest(experiment.layout, stage).outputs.values():
             link = layout.root / output

@@ -3,11 +3,12 @@
     data/target.zarr, data/training/NAME.zarr          -> results/prepare/<key of the volume>/
     predictions/<setup>/<iteration>/predictions.zarr   -> results/predict/<key>/
     fragments.zarr, segmentation.zarr                  -> results/watershed/<key>/, results/segment/<key>/
+    train/train-lsd, train/train-acrlsd                -> results/<stage>/<key>/, and a link in the old place
 
 For each finished stage its containers are renamed, then its manifest is written again with the new paths. After an
 interruption between the two, the same command finds the container at its new place and only writes the manifest. Keys,
 identities, done marks and rows of the graph stay as they are, so that no block is computed again. What an unfinished
-stage has left stays where it is, and so do networks.
+stage with blocks has left stays where it is.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
 from lsdflow_launch.answer import tell
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.results import require_idle
-
-MOVED = tuple(stage for stage in STAGES if not stage.startswith("train-"))
 
 
 def migrate(layout: ExperimentLayout) -> dict[str, str]:
@@ -39,7 +39,12 @@ def migrate(layout: ExperimentLayout) -> dict[str, str]:
     for stage in STAGES:
         require_idle(layout, stage)
     moved: dict[str, str] = {}
-    for stage in MOVED:
+    for stage in TRAININGS:
+        before = current_training(layout, stage)
+        move_to_results(layout, stage)
+        if not before and (key := current_training(layout, stage)):
+            moved[f"train/{stage}"] = f"results/{stage}/{key}"
+    for stage in (s for s in STAGES if s not in TRAININGS):
         manifest = None
         with suppress(MissingInput):
             manifest = read_manifest(layout, stage)

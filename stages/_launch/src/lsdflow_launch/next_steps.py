@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsdflow_contract.errors import BlocksFailed, ConfigError, Interrupted, NotOurs, StorageFailure
+from lsdflow_contract.errors import BlocksFailed, ConfigError, Interrupted, StorageFailure
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_launch.place import Containing
 
@@ -27,15 +27,14 @@ class Asked:
     place: str = "local"
     first: str = STAGES[0]
     last: str = STAGES[-1]
-    replace: bool = False
     containing: Containing = HERE
 
-    def words(self, first: str = "") -> str:
-        """The options as they are typed, without --replace and those that have their default; first: another --from."""
+    def words(self) -> str:
+        """The options as they are typed, without those that have their default."""
         here = self.containing
         given = {
             "--on": self.place if self.place != "local" else None,
-            "--from": first or (self.first if self.first != STAGES[0] else None),
+            "--from": self.first if self.first != STAGES[0] else None,
             "--to": self.last if self.last != STAGES[-1] else None,
             "--engine": here.engine,
             "--images": here.sifs,
@@ -44,19 +43,14 @@ class Asked:
         return "".join(f" {option} {shlex.quote(str(v))}" for option, v in given.items() if v is not None)
 
 
-def after_run(experiment: Experiment, code: int, asked: Asked | None = None, stage: str = "") -> list[str]:
+def after_run(experiment: Experiment, code: int, asked: Asked | None = None) -> list[str]:
     """Commands that make sense after a run that ended with `code`, the most likely first, each with its reason.
 
-    asked: the options of the run, which are repeated. stage: the one that ended it, if that is known.
+    asked: the options of the run, which are repeated.
     """
     asked, folder = asked or Asked(), shlex.quote(_shown(experiment.path.parent))
     settings = "".join(f" --set {shlex.quote(o)}" for o in experiment.overrides)
-    # What has the right key already is kept, also by --replace: a training goes on.
-    again = f"lsdflow run {folder}{asked.words()}{settings}{' --replace' if asked.replace else ''}"
-    # Earlier stages hold trained networks, and --replace goes to every stage that is run.
-    anew = f"lsdflow run {folder}{asked.words(stage or 'STAGE')}{settings} --replace"
-    later = "" if stage == asked.last else " and the stages after it"
-    lost = f"replaces the results of {stage or 'STAGE, the one that refused,'}{later}"
+    again = f"lsdflow run {folder}{asked.words()}{settings}"
     look, again_after = (
         f"lsdflow status {folder}    # what failed, and why",
         f"{again}    # resumes, once that is fixed",
@@ -65,7 +59,6 @@ def after_run(experiment: Experiment, code: int, asked: Asked | None = None, sta
         0: [f"lsdflow view {folder}    # view the result", f"lsdflow status {folder}"],
         Interrupted.exit_code: [f"{again}    # resumes"],
         BlocksFailed.exit_code: [look, f"{again}    # retries only those blocks"],
-        NotOurs.exit_code: [look, f"{anew}    # {lost}"],
         StorageFailure.exit_code: [f"df -h {folder}    # free some space", again_after],
         ConfigError.exit_code: [f"lsdflow validate {folder}{settings}    # all problems at once", again_after],
     }

@@ -29,13 +29,6 @@ Folder = Annotated[Path, typer.Argument(help="folder of the experiment", autocom
 Set = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings_of_folder)]
 First = Annotated[str, typer.Option("--from", help="first stage to run", autocompletion=stages)]
 Last = Annotated[str, typer.Option("--to", help="last stage to run", autocompletion=stages)]
-Replace = Annotated[
-    bool,
-    typer.Option("--replace", help="train anew, in place of networks that were trained with other settings or inputs"),
-]
-GivesWay = Annotated[
-    bool, typer.Option("--replace", help="do not report results of other settings (as `run --replace` replaces them)")
-]
 Engine = Annotated[str | None, typer.Option(help="container: docker, podman, or singularity (also for apptainer)")]
 Images = Annotated[Path | None, typer.Option(help="container: folder with the SIF images, for singularity")]
 Network = Annotated[str | None, typer.Option(help="container: network in which MongoDB is reached (default: host)")]

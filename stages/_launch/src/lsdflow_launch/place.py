@@ -24,7 +24,7 @@ class Containing:
     network: str | None = None
 
 
-def run_on(place: str, experiment: Experiment, first: str, last: str, replace: bool, containing: Containing) -> int:
+def run_on(place: str, experiment: Experiment, first: str, last: str, containing: Containing) -> int:
     """Run the stages `first` to `last` at a place. Returns the exit code of the first that failed, else 0.
 
     Raises UsageError (2) for an unknown place or stage; what Containers.check raises before anything runs.
@@ -34,9 +34,9 @@ def run_on(place: str, experiment: Experiment, first: str, last: str, replace: b
     stages = stages_of(experiment, first, last)
     with kept_up_to_date(experiment):
         if place == "slurm":
-            return follow_on_slurm(experiment, first, last, replace)
+            return follow_on_slurm(experiment, first, last)
         if place == "local":
-            return Chain(experiment, stages, replace).run()
+            return Chain(experiment, stages).run()
         containers = Containers(experiment, containing.engine, containing.sifs, containing.network)
         containers.check(stages)
-        return Chain(experiment, stages, replace, caller=containers).run()
+        return Chain(experiment, stages, caller=containers).run()

@@ -3,6 +3,7 @@
     results/watershed/1c0f4a2b/        fragments.zarr, manifest.json (once it is finished)
     results/watershed/9e77d013/
     manifests/watershed.json           a copy of the manifest of the current one
+    train/train-lsd                    of a training, also a link to the current one
 
 A result is never overwritten. The one whose manifest is in manifests/ is what later stages, the report and the viewer
 read. To drop a result: its manifest, its done marks, its rows, its arrays, in this order, so that nothing is believed
@@ -27,13 +28,17 @@ from lsdflow_command.processes import one_at_a_time
 from lsdflow_contract.errors import MissingInput, NotOurs, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.files import storage_errors
+from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, current_key, differences, read_kept_manifest, read_manifest
+from lsdflow_contract.trainings import TRAININGS, current_training, make_current
 from lsdflow_launch.answer import tell
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.planning.disk_use import disk_use
 from lsdflow_launch.planning.wording import duration, size
 
+# A training without a new line in its losses for so long is not at work any more.
+TRAINING_SECONDS = 600.0
 Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: lsdflow results lists them")]
 
 
@@ -65,6 +70,8 @@ def results_of(layout: ExperimentLayout) -> list[Result]:
         folders = [folder for folder in (layout.results / stage).glob("*") if folder.is_dir()]
         kept = {folder.name: _kept(layout, stage, folder.name) for folder in folders}
         current = _named(layout, stage, _kept(layout, stage, current_key(layout, stage)))
+        if stage in TRAININGS:
+            current |= {current_training(layout, stage), (_lsd_training(layout) if stage == "train-lsd" else "")}
         whole = set[str]().union(*(_named(layout, stage, manifest) for manifest in kept.values()))
         made = [
             _result(
@@ -120,6 +127,8 @@ def _size(layout: ExperimentLayout, stage: str, key: str) -> int:
 def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
     """Make the finished result of `key` (or of its beginning) the current one of the stage.
 
+    With an affinity network, the LSD network that it was trained with becomes the current one too.
+
     Raises MissingInput (66) if there is none or it is not finished, UsageError (2) if several begin so.
     """
     found = [result for result in results_of(layout) if result.stage == stage and result.key.startswith(key)]
@@ -134,8 +143,24 @@ def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
             hint=f"lsdflow results {layout.root}",
         )
     manifest = read_kept_manifest(layout, stage, found[0].key)
-    manifest.write(layout, stage)
+    if stage in TRAININGS:
+        make_current(layout, stage, manifest.key)
+        if stage == "train-acrlsd" and (lsd := _lsd_training(layout)):
+            make_current(layout, "train-lsd", read_kept_manifest(layout, "train-lsd", lsd).key)
+    else:
+        manifest.write(layout, stage)
     return manifest
+
+
+def _lsd_training(layout: ExperimentLayout) -> str:
+    """The result of train-lsd that the current affinity network was trained with; empty if it is not there."""
+    affinities = _kept(layout, "train-acrlsd", current_key(layout, "train-acrlsd"))
+    weights = "" if affinities is None else affinities.inputs.get("lsd_weights", "")
+    for folder in (layout.results / "train-lsd").glob("*"):
+        manifest = _kept(layout, "train-lsd", folder.name)
+        if manifest is not None and manifest.identity == hash_of({"key": manifest.key, "weights": weights}):
+            return folder.name
+    return ""
 
 
 def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
@@ -143,6 +168,8 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
     layout = experiment.layout
     for stage in {result.stage for result in dropped}:
         require_idle(layout, stage)
+    for result in dropped:
+        _require_no_training(layout, result)
     for result in dropped:
         folder = layout.result(result.stage, result.key)
         with storage_errors(folder):
@@ -159,6 +186,20 @@ def require_idle(layout: ExperimentLayout, stage: str) -> None:
     if layout.stage_lock(stage).exists():
         with one_at_a_time(layout.stage_lock(stage), stage):
             return
+
+
+def _require_no_training(layout: ExperimentLayout, result: Result) -> None:
+    """NotOurs (73) if a training that has not finished has written its losses in the last minutes."""
+    losses = layout.result(result.stage, result.key) / "loss.csv"
+    with suppress(FileNotFoundError):
+        age_s = time.time() - losses.stat().st_mtime
+        if not result.finished and age_s < TRAINING_SECONDS:
+            raise NotOurs(
+                f"{result.stage} may be at work on this result",
+                where=losses,
+                found=f"written {duration(max(age_s, 0))} ago",
+                hint=f"wait until it ends, or for {duration(TRAINING_SECONDS)}",
+            )
 
 
 def add_result_verbs(app: typer.Typer) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lsdflow_contract.errors import UsageError
 from lsdflow_tensorflow.cluster import Cluster, find_cluster
 from lsdflow_tensorflow.limits import require_possible, shared_among
 from lsdflow_tensorflow.trainer import TensorflowTrainer, train
@@ -20,21 +19,14 @@ from lsdflow_training.recipe import Recipe
 __all__ = ["prepare", "train", "train_alone"]
 
 
-def prepare(prepared: Prepared, replacing: bool) -> tuple[Prepared, bool]:
+def prepare(prepared: Prepared) -> tuple[Prepared, bool]:
     """The training as the processes of TF_CONFIG or SLURM share it, and whether this one is to write.
 
-    Raises ConfigError (78) for options that are not there, UsageError (2) for --replace with several processes, some
-    of which would resume what another one is deleting.
+    Raises ConfigError (78) for options that are not there.
     """
     cluster = find_cluster(os.environ)
     recipe = shared_among(prepared.recipe, cluster)
     require_possible(recipe, cluster)
-    if replacing and cluster.size > 1:
-        raise UsageError(
-            "several processes of TensorFlow cannot replace a training",
-            where=prepared.folder,
-            hint="delete this folder, then run without --replace",
-        )
     return replace(prepared, recipe=recipe), cluster.is_chief
 
 

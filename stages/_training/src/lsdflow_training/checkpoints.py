@@ -88,7 +88,7 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
                 where=bundle_folder(checkpoints, iteration),
                 wanted=f"training key {training_key[:12]}",
                 found=f"training key {resumed.bundle.training_key[:12]}",
-                hint="run with --replace to train anew, or restore the earlier settings",
+                hint=f"move {checkpoints.parent} away: each training has a folder of its own",
             )
         return resumed
     if damaged:
@@ -96,7 +96,7 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
             "all checkpoints are damaged",
             where=checkpoints,
             found="; ".join(damaged),
-            hint="put a copy of one of them back, or run with --replace to train anew",
+            hint=f"put a copy of one of them back, or delete {checkpoints.parent} to train from the start",
         )
     return None
 

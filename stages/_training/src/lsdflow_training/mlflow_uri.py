@@ -47,8 +47,8 @@ def mlflow_problems(uri: str | None) -> list[NotInstalled]:
 
 
 def tracking_uri(uri: str, training_folder: Path) -> str:
-    """As MLflow takes it; "local" is a folder that the trainings of an experiment share."""
-    return (training_folder.parent / "mlruns").resolve().as_uri() if uri == LOCAL else uri
+    """As MLflow takes it; "local" is train/mlruns, which all trainings in results/ share."""
+    return (training_folder.parents[2] / "train" / "mlruns").resolve().as_uri() if uri == LOCAL else uri
 
 
 def _is_server(scheme: str, host: str | None) -> bool:

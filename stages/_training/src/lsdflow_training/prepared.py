@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import work_key
+from lsdflow_contract.trainings import training_folder
 from lsdflow_training.config import TrainingConfig
 from lsdflow_training.data.volumes import Source
 from lsdflow_training.recipe import Recipe
@@ -31,5 +32,5 @@ class Prepared:
 
     @property
     def folder(self) -> Path:
-        """train/<stage> of the experiment."""
-        return self.experiment.layout.train_dir(self.recipe.stage)
+        """Where the training writes: the folder of its key in the results."""
+        return training_folder(self.experiment.layout, self.recipe.stage, self.key)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from lsdflow_contract.checkpoint import (
     read_best,
     write_best,
 )
-from lsdflow_contract.errors import BadData, MadeOtherwise, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest
+from lsdflow_contract.trainings import make_current, training_outputs
 from lsdflow_network.costs import multiply_adds
 from lsdflow_training.backends import tensorflow_backend
 from lsdflow_training.bundle_facts import make_bundle
@@ -67,25 +68,18 @@ def prepare_training(
     return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
 
 
-def require_ours(prepared: Prepared) -> None:
-    """MadeOtherwise (73) if a training with other settings or volumes has finished in this experiment.
+def run_training(prepared: Prepared, lsd: Any = None) -> None:
+    """Train in the folder of the key and leave a manifest; the training is the current one as soon as it begins.
 
-    One of several processes is not told: how many there will be is not known before the job begins.
+    Raises what trainer.train raises.
     """
-    found = _trained_otherwise(prepared)
-    if found is not None and found.found and not _had_processes(prepared):
-        raise found
-
-
-def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
-    """Train and leave a manifest. Raises what trainer.train raises; NotOurs for results of another training."""
     recipe = prepared.recipe
     problems = [*mlflow_problems(prepared.config.mlflow), *recipe_problems(recipe)]
     problems += source_problems(prepared.sources, recipe)
     if problems:
         raise problems[0]
     if prepared.config.backend == "tensorflow":
-        _train_with_tensorflow(prepared, replace, lsd)
+        _train_with_tensorflow(prepared, lsd)
         return
     ranks, how = ranks_of_environment(os.environ), recipe.distribution
     if how.processes > 1:
@@ -93,28 +87,45 @@ def run_training(prepared: Prepared, replace: bool, lsd: Any = None) -> None:
 
         if ranks.rank == 0:  # the first of the processes to come counts; it runs on the first node
             hand_over()
-        run_local_processes(prepared.experiment, recipe.stage, how, ranks, replace)
+        run_local_processes(prepared.experiment, recipe.stage, how, ranks)
         return
     from lsdflow_training.processes.group import open_group
     from lsdflow_training.trainer import train
 
     with open_group(ranks, recipe.device, how.peer_timeout_s) as group:
         if group.writes:
-            _make_room(prepared, replace)
+            _report_other_settings(prepared)
+            make_current(prepared.experiment.layout, recipe.stage, prepared.key)
         group.wait_for_all()
         outcome = train(recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
         if outcome.best is not None:
             _leave_manifest(prepared, outcome, outcome.best)
 
 
-def _train_with_tensorflow(prepared: Prepared, replace: bool, lsd: Any) -> None:
+def _train_with_tensorflow(prepared: Prepared, lsd: Any) -> None:
     backend = tensorflow_backend()
-    shared, writes = backend.prepare(prepared, replace)
+    shared, writes = backend.prepare(prepared)
     if writes:
-        _make_room(shared, replace)
+        _report_other_settings(shared)
+        make_current(shared.experiment.layout, shared.recipe.stage, shared.key)
     outcome = backend.train(shared.recipe, shared.sources, shared.folder, shared.key, lsd)
     if outcome.best is not None:
         _leave_manifest(shared, outcome, outcome.best)
+
+
+def _report_other_settings(prepared: Prepared) -> None:
+    """Log how the training differs from the current one, which stays in the results."""
+    with suppress(StageError):
+        earlier = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
+        changed = differences(earlier, prepared.config.recorded(), prepared.inputs)
+        if earlier.key != prepared.key:
+            LOG.warning(
+                "%s: another training than the current one (%s): %s. It has a folder of its own in results/; "
+                "`lsdflow use` makes the earlier one current again",
+                prepared.recipe.stage,
+                earlier.key[:8],
+                changed or "another number of processes",
+            )
 
 
 def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) -> None:
@@ -139,7 +150,7 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
         key=prepared.key,
         config=prepared.config.recorded(),
         inputs=prepared.inputs,
-        outputs={"checkpoints": f"train/{stage}/checkpoints", "best": f"train/{stage}/best.json"},
+        outputs=training_outputs(prepared.experiment.layout, stage, prepared.key),
         facts=facts,
         identity=hash_of({"key": prepared.key, "weights": best.weights_sha256}),
     ).finish(prepared.experiment.layout)
@@ -246,56 +257,3 @@ def _volumes(
     experiment: Experiment, config: TrainingConfig, probabilities: Mapping[str, float]
 ) -> Sequence[TrainingVolume]:
     return chosen_volumes(experiment.layout, config, tuple(probabilities))
-
-
-def _make_room(prepared: Prepared, replace: bool) -> None:
-    """Delete an earlier training of another key if asked to; refuse to mix two. One of the same key is always kept."""
-    trained = _trained_to(prepared) if replace else None
-    manifest = prepared.experiment.layout.manifest(prepared.recipe.stage)
-    if replace and trained is None:
-        shutil.rmtree(prepared.folder, ignore_errors=True)
-        manifest.unlink(missing_ok=True)
-        return
-    found = _trained_otherwise(prepared)
-    if found is not None:
-        if not replace:
-            raise found
-        manifest.unlink()
-    if trained is not None:
-        LOG.info(
-            "--replace: iteration %d was trained with the same settings and inputs; it is kept, and gone on from. "
-            "To train anew all the same, delete %s first",
-            trained,
-            prepared.folder,
-        )
-
-
-def _trained_otherwise(prepared: Prepared) -> MadeOtherwise | None:
-    """What refuses a training where another one has finished; None if there is none, or it is this one."""
-    try:
-        earlier = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
-    except (MissingInput, BadData):
-        return None  # the checkpoints tell whether they are of this training
-    if earlier.key == prepared.key:
-        return None
-    return MadeOtherwise(
-        "this experiment was trained with other parameters or volumes",
-        where=prepared.folder,
-        found=differences(earlier, prepared.config.recorded(), prepared.inputs),
-        hint="run with --replace to train anew, or restore the earlier settings",
-    )
-
-
-def _had_processes(prepared: Prepared) -> bool:
-    return PATCHES_PER_STEP in read_manifest(prepared.experiment.layout, prepared.recipe.stage).facts
-
-
-def _trained_to(prepared: Prepared) -> int | None:
-    """Iteration of the checkpoint of this training to go on from; None if there is none, or all are damaged."""
-    from lsdflow_training.checkpoints import newest_valid
-
-    try:
-        resumed = newest_valid(prepared.folder / "checkpoints", prepared.key)
-    except (NotOurs, BadData):
-        return None
-    return None if resumed is None else resumed.bundle.iteration

@@ -19,7 +19,6 @@ from lsdflow_training.prepared import Prepared
 from lsdflow_training.stage import (
     describe_network,
     prepare_training,
-    require_ours,
     run_training,
     training_plan,
     training_status,
@@ -65,11 +64,12 @@ class TrainStage(Stage):
 
     def run(self, experiment: Experiment, options: RunOptions) -> None:
         """Train; where the network is not needed, or was imported, report that and do nothing."""
-        reason = self.not_needed(experiment) if options.replace else self._nothing_to_do(experiment)
+        del options
+        reason = self._nothing_to_do(experiment)
         if reason is not None:
             LOG.info("%s: nothing to do, %s", self.name, reason)
             return
-        run_training(self.prepare(experiment), options.replace, self.frozen_lsd(experiment))
+        run_training(self.prepare(experiment), self.frozen_lsd(experiment))
 
     def validate(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found before a training."""
@@ -81,7 +81,7 @@ class TrainStage(Stage):
         except StageError as error:
             return [*training_problems(experiment, table, self.name, WITHOUT_LSDS), error]
         problems = training_problems(experiment, table, self.name, kind, lsd)
-        return problems or problems_of([lambda: require_ours(self.prepare(experiment))])
+        return problems or problems_of([lambda: self.prepare(experiment)])
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """What a run would do."""

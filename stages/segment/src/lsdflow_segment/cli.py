@@ -12,7 +12,6 @@ from lsdflow_command.app import (
     DebugOption,
     ExperimentOption,
     JsonOption,
-    ReplaceOption,
     SetOption,
     StageCommand,
     exit_codes,
@@ -29,6 +28,7 @@ DatabaseOption = Annotated[str | None, typer.Option(help="MongoDB database (defa
 MergeFunctionOption = Annotated[
     list[str] | None, typer.Option(help="merge function whose edges are imported (repeat for more; default: all)")
 ]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="import in place of another graph")]
 CUT_OUT = "the fragments cover only a part of the graph: leave out nodes that have no voxels"
 CutOutOption = Annotated[bool, typer.Option("--cut-out", help=CUT_OUT)]
 

@@ -13,9 +13,9 @@ from lsdflow_command.cores import available_cores
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.descriptions import (
-    TRAININGS,
     Ask,
     ask_described,
     descriptions_of,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lsdflow_command.app import exit_codes
+from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
@@ -20,7 +20,7 @@ from lsdflow_launch.answer import following, stdout_for_json, tell
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage, stage_command
 from lsdflow_launch.images.container import Containers
-from lsdflow_launch.options import Debug, First, Folder, Json, Last, Replace, Set
+from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set
 from lsdflow_launch.slurm.follow import refuse_if_queued, run_on_slurm
 from lsdflow_launch.slurm.jobs import (
     cancel_submission,
@@ -61,7 +61,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
                 "--only-workers", help="submit no stages: add the workers of --workers to stages that are running"
             ),
         ] = False,
-        replace: Replace = False,
+        replace: OldReplaceOption = False,
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="show the sbatch commands; submit and write nothing")
         ] = False,
@@ -69,6 +69,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
         debug: Debug = False,
     ) -> None:
         """Submit all stages to SLURM as jobs that wait for each other; shows every command."""
+        del replace
         with exit_codes(debug, as_json), stdout_for_json(as_json):
             wanted = dict(_workers_of(text) for text in workers or ())
             more = [f"cluster.{stage}.workers={count}" for stage, count in wanted.items()]
@@ -83,9 +84,9 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
                     refuse_if_queued(experiment)
                 ask = asker(experiment)
                 stages = stages_of(experiment, first, last)
-                looked = Wanted(replace, stages, in_images=ask is ask_stage, on_cluster=not dry_run)
+                looked = Wanted(stages, in_images=ask is ask_stage, on_cluster=not dry_run)
                 show_problems(experiment, ask, looked)
-                code = submit_chain(experiment, first, last, dry_run=dry_run, replace=replace)
+                code = submit_chain(experiment, first, last, dry_run=dry_run)
         _tell_submission(experiment, code, dry_run, as_json)
         raise typer.Exit(code)
 
@@ -106,7 +107,7 @@ def _tell_submission(experiment: Experiment, code: int, dry_run: bool, as_json: 
     tell(facts, following(step) if submission else "", as_json)
 
 
-def follow_on_slurm(experiment: Experiment, first: str, last: str, replace: bool) -> int:
+def follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
     """Submit and follow, with the progress of the blocks as the stages tell it. Returns the exit code of the chain."""
     cluster_of(experiment)
     ask = asker(experiment)
@@ -117,7 +118,7 @@ def follow_on_slurm(experiment: Experiment, first: str, last: str, replace: bool
         except StageError as error:
             return error.what
 
-    return run_on_slurm(experiment, first, last, replace, progress)
+    return run_on_slurm(experiment, first, last, progress)
 
 
 def asker(experiment: Experiment) -> Ask:

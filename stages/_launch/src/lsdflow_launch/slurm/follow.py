@@ -32,7 +32,6 @@ def run_on_slurm(
     experiment: Experiment,
     first: str = STAGES[0],
     last: str = STAGES[-1],
-    replace: bool = False,
     progress: Progress | None = None,
 ) -> int:
     """Submit, then follow the jobs until the last has ended; jobs that are in the queue already are followed instead.
@@ -40,7 +39,7 @@ def run_on_slurm(
     Returns the exit code of the chain. Raises what submit raises, StoreUnreachable (69) if SLURM stays silent.
     """
     if not waiting_jobs(experiment):
-        code = submit(experiment, first, last, replace=replace)
+        code = submit(experiment, first, last)
         if code != 0:
             return code
     else:

@@ -43,7 +43,7 @@ def wrappers_folder() -> Path:
     )
 
 
-def settings_text(experiment: Experiment, replace: bool = False) -> str:
+def settings_text(experiment: Experiment) -> str:
     """Everything the wrappers need to know, one KEY='value' a line.
 
     Raises ConfigError (78) for a wrong [cluster] table or a value that cannot stand in such a line.
@@ -61,7 +61,6 @@ def settings_text(experiment: Experiment, replace: bool = False) -> str:
         *(("BIND_RO", str(m.target)) for m in mounts_of(experiment) if not m.writable and m.target != uri_file),
         *(("BIND", str(experiment.resolve(path))) for path in table.binds),
         *(("SET", override) for override in experiment.overrides if not override.strip().startswith("cluster.")),
-        *((("REPLACE", "yes"),) if replace else ()),
         ("ACCOUNT", table.account),
         ("QOS", table.qos),
         *(("SBATCH_OPTION", option) for option in table.options),
@@ -80,14 +79,14 @@ def settings_text(experiment: Experiment, replace: bool = False) -> str:
     return "".join(f"{key}='{value}'\n" for key, value in settings if value)
 
 
-def submit(experiment: Experiment, first: str, last: str, *, dry_run: bool = False, replace: bool = False) -> int:
+def submit(experiment: Experiment, first: str, last: str, *, dry_run: bool = False) -> int:
     """Submit the stages `first` to `last` as a chain of jobs. Returns the exit code of pipeline.sh.
 
     Raises UsageError (2) for a word that is no stage, MissingInput (66) without wrappers or sbatch, ConfigError (78).
     """
     stages_of(experiment, first, last)
     options = ["--settings", "-", "--from", first, "--to", last]
-    return _pipeline(experiment, options, settings_text(experiment, replace), dry_run)
+    return _pipeline(experiment, options, settings_text(experiment), dry_run)
 
 
 def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool = False) -> int:

@@ -153,5 +153,5 @@ def require_fresh_base(sweep: Sweep, ask: Ask) -> None:
             raise NotOurs(
                 f"{stage} of the base finished with other settings or inputs than it has now",
                 where=sweep.base.path,
-                hint=f"run it again: lsdflow run {sweep.base.path.parent} --to {stage} --replace",
+                hint=f"run it again: lsdflow run {sweep.base.path.parent} --to {stage}",
             )

@@ -10,6 +10,7 @@ from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
 
 WITH_ARRAYS = ("prepare", "predict", "watershed", "segment")
 
@@ -17,8 +18,6 @@ WITH_ARRAYS = ("prepare", "predict", "watershed", "segment")
 def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
     """Files and folders that a finished stage leaves for later ones, as far as they are there; its manifest last."""
     arrays: dict[str, list[Path]] = {
-        "train-lsd": [layout.train_dir("train-lsd")],
-        "train-acrlsd": [layout.train_dir("train-acrlsd")],
         "watershed": [layout.store / "nodes"],
         "agglomerate": sorted(layout.store.glob("edges_*")),
         "segment": [layout.luts],
@@ -31,6 +30,16 @@ def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
     ):
         if path.exists():
             yield path
+
+
+def _link_training(stage: str, layout: ExperimentLayout, target: ExperimentLayout) -> None:
+    """Link the result of a training, and make it the current one of the target."""
+    move_to_results(layout, stage)
+    if not current_training(layout, stage):
+        return
+    folder = layout.results / stage / current_training(layout, stage)
+    _link(folder, target.results / stage / folder.name)
+    _link(target.results / stage / folder.name, target.train_dir(stage))
 
 
 def _containers(stage: str, layout: ExperimentLayout) -> list[Path]:
@@ -49,6 +58,8 @@ def link_stages(stages: Iterable[str], source: Path, target: Path) -> None:
     layout = ExperimentLayout(source)
     for stage in stages:
         if layout.manifest(stage).exists():
+            if stage in TRAININGS:
+                _link_training(stage, layout, ExperimentLayout(target))
             for path in made_by(stage, layout):
                 _link(path, target / path.relative_to(source))
 

@@ -129,7 +129,6 @@ class SweepRunner:
         code = Chain(
             experiment,
             open_stages(experiment.common.mode, node, experiment.layout.root),
-            replace=False,
             caller=recorded,
         ).run()
         if code in STOPPED:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.cores import available_cores
-from lsdflow_contract.errors import MadeOtherwise, MissingInput, NotInstalled, StageError
+from lsdflow_contract.errors import MissingInput, NotInstalled, StageError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.failed_blocks import own_failed_blocks
 from lsdflow_contract.files import read_json
@@ -42,23 +42,19 @@ def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[st
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be run: these stages (none = all), and whether results of other settings give way.
+    """What is to be run: these stages (none = all).
 
     in_images: by images that are pinned, so that the packages of this machine do not matter.
     on_cluster: partitions and SIFs that the jobs need are checked too.
     """
 
-    replace: bool = False
     stages: tuple[str, ...] | None = None
     in_images: bool = False
     on_cluster: bool = False
 
-    def gives_way(self, problem: Mapping[str, Any], stage: str) -> bool:
-        """True for results of other settings that are replaced, or left alone, and for packages that images have."""
-        if self.in_images and problem.get("error") == NotInstalled.__name__:
-            return True
-        left_alone = self.stages is not None and stage not in self.stages
-        return problem.get("error") == MadeOtherwise.__name__ and (self.replace or left_alone)
+    def has(self, problem: Mapping[str, Any]) -> bool:
+        """True for a package that is missing here, but is in the images."""
+        return self.in_images and problem.get("error") == NotInstalled.__name__
 
 
 def problems_of(
@@ -81,7 +77,7 @@ def problems_of(
     for stage in stages:
         if any(_made_later(problem, stage, experiment) for problem in found[stage]):
             found[stage] = of_descriptions.get(stage, found[stage])
-        told[stage] = [p for p in found[stage] if not (_made_later(p, stage, experiment) or wanted.gives_way(p, stage))]
+        told[stage] = [p for p in found[stage] if not (_made_later(p, stage, experiment) or wanted.has(p))]
     of_cluster = [p.as_dict() for p in cluster_problems(experiment, stages)] if wanted.on_cluster else []
     return {**told, WHOLE: [*whole_problems(experiment, to_come, wanted.in_images), *of_cluster]}
 

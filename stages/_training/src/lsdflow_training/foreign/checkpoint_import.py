@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,17 @@ from lsdflow_contract.checkpoint import (
     Bundle,
     Kind,
     bundle_folder,
-    bundle_iterations,
     hash_of_description,
     read_best,
     read_bundle,
     write_best,
 )
-from lsdflow_contract.errors import ContractMismatch, MissingInput, NotOurs, UsageError
+from lsdflow_contract.errors import ContractMismatch, MissingInput, UsageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Lengths, Nm3, Vox3
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
+from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_contract.trainings import make_current, training_outputs
 from lsdflow_network import shapes
 from lsdflow_network.bundle import save_bundle
 from lsdflow_training.foreign.checkpoints import ForeignCheckpoint, read_foreign
@@ -54,14 +53,13 @@ class ImportOptions:
     neighborhood: tuple[Vox3, ...] = AFFINITY_NEIGHBORHOOD
     iteration: int | None = None
     lsd_checkpoint: str = "best"
-    replace: bool = False
 
 
 def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions) -> dict[str, Any]:
-    """Import a checkpoint as the result of `stage`; returns what was imported.
+    """Import a checkpoint as the current training of `stage`; returns what was imported. Other trainings stay.
 
     Raises MissingInput (66), BadData (65), UsageError (2: something has to be told), ContractMismatch (76: another kind
-    of network than the experiment needs), NotOurs (73: the stage has other results). Nothing is written then.
+    of network than the experiment needs). Nothing is written then.
     """
     wanted = _wanted_kind(experiment, stage, options)
     read = read_foreign(options.path, options.factors)
@@ -69,7 +67,6 @@ def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions
     told = read_net_json(read.path.parent, options.config, read.network.unet)
     lsd = _lsd_bundle(experiment, options.lsd_checkpoint, told) if wanted == "acrlsd" else None
     bundle = _bundle(experiment, stage, read, options, told, lsd)
-    _make_room(experiment, stage, bundle.training_key, options.replace)
     return _write(experiment, stage, bundle, read)
 
 
@@ -231,31 +228,9 @@ def _sigma(kind: Kind, options: ImportOptions, told: NetJson, lsd: Bundle | None
     return found
 
 
-def _make_room(experiment: Experiment, stage: str, key: str, replace: bool) -> None:
-    """Delete earlier results of the stage if asked to; refuse to mix them with other ones."""
-    layout = experiment.layout
-    if not replace:
-        if any(found != key for found in _keys_there(experiment, stage)):
-            raise NotOurs(
-                "the experiment has another network here",
-                where=layout.train_dir(stage),
-                hint="import with --replace to delete it, or use another experiment",
-            )
-        return
-    layout.manifest(stage).unlink(missing_ok=True)
-    shutil.rmtree(layout.train_dir(stage), ignore_errors=True)
-
-
-def _keys_there(experiment: Experiment, stage: str) -> list[str]:
-    """Keys of what made the results of a stage: of its manifest and of its checkpoints."""
-    layout = experiment.layout
-    keys = [read_manifest(layout, stage).key] if layout.manifest(stage).exists() else []
-    checkpoints = layout.checkpoints(stage)
-    return keys + [read_bundle(bundle_folder(checkpoints, i)).training_key for i in bundle_iterations(checkpoints)]
-
-
 def _write(experiment: Experiment, stage: str, bundle: Bundle, read: ForeignCheckpoint) -> dict[str, Any]:
     layout = experiment.layout
+    make_current(layout, stage, bundle.training_key)
     described = f"{hash_of_description(json.loads(bundle.model_dump_json()))}\n".encode()
     written = save_bundle(layout.checkpoints(stage), bundle, read.network.weights, {DESCRIPTION_HASH: described})
     write_best(
@@ -274,7 +249,7 @@ def _write(experiment: Experiment, stage: str, bundle: Bundle, read: ForeignChec
         key=written.training_key,
         config=_parameters(written),
         inputs=_inputs(written, read),
-        outputs={"checkpoints": f"train/{stage}/checkpoints", "best": f"train/{stage}/best.json"},
+        outputs=training_outputs(layout, stage, written.training_key),
         facts=facts,
         identity=identity,
     ).write(layout)

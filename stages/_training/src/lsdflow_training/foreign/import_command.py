@@ -46,9 +46,6 @@ def add_import(app: typer.Typer, stage: str) -> None:
         lsd_checkpoint: Annotated[
             str, typer.Option(help="acrlsd: LSD network that it was trained with: best, or an iteration")
         ] = "best",
-        replace: Annotated[
-            bool, typer.Option("--replace", help="delete the present network of this experiment")
-        ] = False,
         json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="also print tracebacks")] = False,
     ) -> None:
@@ -66,7 +63,6 @@ def add_import(app: typer.Typer, stage: str) -> None:
                 neighborhood=_triples(neighborhood, "--neighborhood") or AFFINITY_NEIGHBORHOOD,
                 iteration=iteration,
                 lsd_checkpoint=lsd_checkpoint,
-                replace=replace,
             )
             facts = take_over(load_experiment(experiment), stage, options)
             typer.echo(json.dumps(facts) if json_ else "\n".join(f"{k}: {v}" for k, v in facts.items()))

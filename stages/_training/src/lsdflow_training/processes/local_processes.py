@@ -31,9 +31,7 @@ GRACE_SECONDS = 30.0
 AGAIN = "run the same command again to resume from the last checkpoint"
 
 
-def run_local_processes(
-    experiment: Experiment, stage: str, how: Distribution, node: Ranks, replace_results: bool
-) -> None:
+def run_local_processes(experiment: Experiment, stage: str, how: Distribution, node: Ranks) -> None:
     """Run the stage in how.processes processes on this node and wait for them.
 
     node: which of the nodes this is (rank of world).  Raises the error of a process that failed; Interrupted (75) after
@@ -46,8 +44,6 @@ def run_local_processes(
         store = PrefixStore(node.attempt, served)
         node = replace(node, address=address, port=port)
     arguments = [stage, str(experiment.path), *experiment.overrides]
-    if replace_results:
-        arguments.insert(0, "--replace")
     ranks = [of_local_process(node, how.processes, number) for number in range(how.processes)]
     LOG.info("%d processes on this node, %d in all", how.processes, ranks[0].world)
     processes: list[subprocess.Popen[bytes]] = []

@@ -1,4 +1,4 @@
-"""One of the processes that local_processes starts: python -m lsdflow_training.processes.one_process [--replace] ...
+"""One of the processes that local_processes starts: python -m lsdflow_training.processes.one_process STAGE ...
 
 It runs the stage as its command does, but leaves its error with the process that started it, which tells it once.
 """
@@ -48,12 +48,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str], counts: bool) -> None:
     """Run the stage. counts: this is the process that counts iterations, so it tells the metrics."""
-    replace = arguments[0] == "--replace"
-    stage, path, *overrides = arguments[1:] if replace else arguments
+    stage, path, *overrides = arguments
     experiment = load_experiment(Path(path), overrides)
     form_log_lines(experiment.compute.log_format, stage)
     with monitored(stage, experiment, run_pid=os.getppid()) if counts else nullcontext():
-        load_stage(stage).run(experiment, RunOptions(replace=replace))
+        load_stage(stage).run(experiment, RunOptions())
 
 
 def _leave(error: StageError, ranks: Ranks) -> None:

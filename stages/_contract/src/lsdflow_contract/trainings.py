@@ -1,0 +1,107 @@
+"""The trainings of an experiment: a folder for each, and a link to the current one.
+
+    results/train-lsd/5b0e77aa/    checkpoints/, best.json, loss.csv, log/, snapshots/; manifest.json once finished
+    results/train-lsd/90c1d2f3/    an earlier training with other settings
+    train/train-lsd                -> ../results/train-lsd/5b0e77aa
+
+The link changes when a training begins, because later stages can use the checkpoints of an unfinished training. In an
+experiment of contract 1, train/<stage> is the folder itself; the next training moves it to the results.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle
+from lsdflow_contract.errors import MissingInput, NotOurs, StageError
+from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import current_key, read_kept_manifest, read_manifest
+
+TRAININGS = ("train-lsd", "train-acrlsd")
+
+
+def training_folder(layout: ExperimentLayout, stage: str, key: str) -> Path:
+    """The folder of the training that `key` names, which may not exist yet."""
+    return layout.train_dir(stage) if _is_of_contract_1(layout, stage) else layout.result(stage, key)
+
+
+def training_outputs(layout: ExperimentLayout, stage: str, key: str) -> dict[str, str]:
+    """What a manifest says of the outputs of a training."""
+    folder = layout.result(stage, key).relative_to(layout.root)
+    return {"checkpoints": f"{folder}/checkpoints", "best": f"{folder}/best.json"}
+
+
+def current_training(layout: ExperimentLayout, stage: str) -> str:
+    """The name of the folder in results/<stage>/ that the link leads to; empty without a link."""
+    link = layout.train_dir(stage)
+    return link.readlink().name if link.is_symlink() else ""
+
+
+def make_current(layout: ExperimentLayout, stage: str, key: str) -> Path:
+    """Make the training of `key` the current one; returns its folder, which is created if it does not exist.
+
+    Later stages then find its checkpoints, and its manifest if it has finished. No other training is changed. Raises
+    NotOurs (73) if a folder of contract 1 and a result of the same training both exist.
+    """
+    move_to_results(layout, stage, key)
+    folder = layout.result(stage, key)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if current_key(layout, stage) != key:
+            layout.manifest(stage).unlink(missing_ok=True)
+        _link(layout.train_dir(stage), folder)
+        with suppress(MissingInput):
+            read_kept_manifest(layout, stage, key).write(layout, stage)
+    return folder
+
+
+def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None:
+    """Move the training of an experiment of contract 1 to the results, and link it; there is none otherwise.
+
+    key: of a training without a finished checkpoint. After an interruption, the same call completes the move.
+    """
+    if _is_of_contract_1(layout, stage):
+        key = current_key(layout, stage) or _key_of_checkpoints(layout.checkpoints(stage)) or key
+        folder = layout.result(stage, key)
+        if folder.exists():
+            raise NotOurs(
+                "two folders hold the same training",
+                where=layout.train_dir(stage),
+                found=folder,
+                hint="move one of them away",
+            )
+        with storage_errors(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            layout.train_dir(stage).rename(folder)
+    with suppress(StageError):
+        manifest = read_manifest(layout, stage)
+        outputs = training_outputs(layout, stage, manifest.key)
+        if layout.result(stage, manifest.key).is_dir() and manifest.outputs != outputs:
+            manifest.model_copy(update={"outputs": outputs}).write(layout, stage)
+    if key and not layout.train_dir(stage).is_symlink():
+        with storage_errors(layout.train_dir(stage)):
+            _link(layout.train_dir(stage), layout.result(stage, key))
+
+
+def _is_of_contract_1(layout: ExperimentLayout, stage: str) -> bool:
+    return layout.train_dir(stage).is_dir() and not layout.train_dir(stage).is_symlink()
+
+
+def _key_of_checkpoints(checkpoints: Path) -> str:
+    """The key of the newest bundle that can be read; empty if there is none."""
+    for iteration in reversed(bundle_iterations(checkpoints)):
+        with suppress(StageError):
+            return read_bundle(bundle_folder(checkpoints, iteration)).training_key
+    return ""
+
+
+def _link(link: Path, folder: Path) -> None:
+    """Make `link` lead to `folder`, in one step."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    new = link.with_name(f".{link.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(os.path.relpath(folder, link.parent))
+    new.replace(link)
