@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,18 @@ def current_key(layout: ExperimentLayout, stage: str) -> str:
         return read_manifest(layout, stage).key
     except (MissingInput, BadData, ContractMismatch):
         return ""
+
+
+def finished_manifests(layout: ExperimentLayout, stage: str) -> dict[Path, Manifest]:
+    """The manifests of all finished results of a stage that can be read, by their files; the current one once."""
+    found: dict[Path, Manifest] = {}
+    kept = sorted((layout.results / stage).glob("*/manifest.json"))
+    for path in (*kept, layout.manifest(stage)):
+        with suppress(MissingInput, BadData, ContractMismatch):
+            manifest = _read(path, stage)
+            if all(manifest.key != other.key for other in found.values()):
+                found[path] = manifest
+    return found
 
 
 def remove_manifest(layout: ExperimentLayout, stage: str, keys: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import fact_of, failed_blocks_of_results
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_contract.manifest import Manifest, Writer, remove_manifest, work_key
 from lsdflow_contract.sealing import write_sealed
 from lsdflow_evaluate.artefacts import Segmented, open_segmented
 from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
@@ -26,7 +26,7 @@ from lsdflow_evaluate.scores.comparing import Compared, compare, require_countin
 from lsdflow_evaluate.scores.counting import SCORED_STAGES
 from lsdflow_evaluate.scores.later_works import drop_works
 from lsdflow_evaluate.scores.region_scores import advice_of, regions_and_worst, write_worst
-from lsdflow_evaluate.scores.scores_file import NO_TRUTH, scores_with_truth, scores_without
+from lsdflow_evaluate.scores.scores_file import NO_TRUTH, kept_scores, scores_with_truth, scores_without
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.gather import Gathered, report_data
 from lsdflow_evaluate.without_truth.disagreement import disagreement, write_lsd_error
@@ -52,7 +52,10 @@ def evaluate(experiment: Experiment) -> Manifest:
     scores |= {"advice": advice_of(gathered.segmented)} if gathered.segmented else {}
     disagree = collector.collect(STAGE, lambda: disagreement(experiment, config), None) if gathered.segmented else None
     scores |= {"lsd_error": disagree.told} if disagree else {}
-    data = report_data(experiment, config, gathered, scores, collector)
+    works = (*(gathered.compared.works if gathered.compared else ()), *(disagree.works if disagree else ()))
+    manifest = _manifest(experiment, config, scores, works)
+    result = None if collector.errors else manifest
+    data = report_data(experiment, config, replace(gathered, result=result), scores, collector)
     folder = experiment.layout.report
     write_sealed(folder / "scores.json", scores)
     write_worst(folder / "worst.csv", scores)
@@ -61,10 +64,12 @@ def evaluate(experiment: Experiment) -> Manifest:
     write_pages(experiment, data)
     if collector.errors:
         experiment.layout.manifest(STAGE).unlink(missing_ok=True)
+        remove_manifest(experiment.layout, STAGE, [manifest.key])
         raise collector.errors[0]
-    works = (*(gathered.compared.works if gathered.compared else ()), *(disagree.works if disagree else ()))
     drop_works(experiment, works)
-    return _write_manifest(experiment, config, scores, works, time.time() - started)
+    write_sealed(kept_scores(experiment.layout, manifest.key), scores)
+    facts = {**manifest.facts, "seconds": time.time() - started}
+    return manifest.model_copy(update={"facts": facts}).finish(experiment.layout)
 
 
 def _scored(
@@ -111,26 +116,22 @@ def _compare(experiment: Experiment, config: EvaluateConfig, segmented: Segmente
     return found
 
 
-def _write_manifest(
-    experiment: Experiment,
-    config: EvaluateConfig,
-    scores: dict[str, Any],
-    works: tuple[str, ...],
-    seconds: float,
+def _manifest(
+    experiment: Experiment, config: EvaluateConfig, scores: dict[str, Any], works: tuple[str, ...]
 ) -> Manifest:
+    """The manifest of these scores, which is not written yet."""
     inputs = {s: m.identity for s, m in history.manifests(experiment).items() if s in ("watershed", "segment")}
     table = config.model_dump(mode="json")
     key = work_key(STAGE, table, inputs)
     facts = {k: v for k, v in scores.items() if k not in ("thresholds", "worst", "regions", "lsd_error")}
     if "voi" in scores:
         facts["blocks"] = len(require_counting(experiment).plan)
-    facts["works"] = list(works)
     return Manifest(
         writer=Writer.of(STAGE),
         key=key,
         config=table,
         inputs=inputs,
         outputs=OUTPUTS,
-        facts={**facts, "seconds": seconds},
+        facts={**facts, "works": list(works)},
         identity=hash_of([key, scores]),
-    ).finish(experiment.layout)
+    )

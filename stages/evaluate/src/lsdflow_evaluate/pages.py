@@ -16,7 +16,7 @@ from lsdflow_contract.files import write_atomically, write_json
 from lsdflow_evaluate.artefacts import Segmented, open_segmented
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.report import ReportData, render_pages
-from lsdflow_evaluate.scores.scores_file import NO_TRUTH, present_scores, scores_without
+from lsdflow_evaluate.scores.scores_file import NO_TRUTH, present_result, scores_without
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.gather import Gathered, report_data
 from lsdflow_runtime.target import open_truth, target_grid
@@ -65,8 +65,8 @@ def _gathered(
     segmented: Segmented | None = None
     if layout.manifest("segment").exists() and layout.manifest("watershed").exists():
         segmented = collector.collect("segment", lambda: open_segmented(experiment, grid), None)
-    scores = present_scores(experiment, config)
+    result, scores = present_result(experiment, config)
     if not scores:
         reason = NO_TRUTH if truth is None else NOT_YET if segmented else "nothing is segmented yet"
         scores = scores_without(truth is not None, reason, config.voi_limit)
-    return Gathered(grid, segmented, truth), scores
+    return Gathered(grid, segmented, truth, result=result), scores

@@ -117,16 +117,18 @@ def _require_report(experiment: Experiment, manifest: Manifest) -> None:
     missing = [path for path in OUTPUTS.values() if not (experiment.layout.root / path).is_file()]
     if missing:
         raise MissingInput("parts of the report are missing", where=", ".join(missing), hint="run: evaluate run")
-    path = experiment.layout.root / OUTPUTS["scores"]
-    identity = hash_of([manifest.key, read_sealed(path, "run: evaluate run")])
-    if identity != manifest.identity:
-        raise BadData(
-            "the scores are not those of the manifest",
-            where=path,
-            wanted=manifest.identity[:12],
-            found=identity[:12],
-            hint="run: evaluate run",
-        )
+    kept = experiment.layout.result(STAGE, manifest.key) / "scores.json"
+    # Contracts before 2.1 kept no scores beside the manifest.
+    for path in (experiment.layout.root / OUTPUTS["scores"], *([kept] if kept.parent.exists() else [])):
+        identity = hash_of([manifest.key, read_sealed(path, "run: evaluate run")])
+        if identity != manifest.identity:
+            raise BadData(
+                "the scores are not those of the manifest",
+                where=path,
+                wanted=manifest.identity[:12],
+                found=identity[:12],
+                hint="run: evaluate run",
+            )
 
 
 def _verify_counted(experiment: Experiment, manifest: Manifest) -> int:

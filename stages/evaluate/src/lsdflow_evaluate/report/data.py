@@ -197,13 +197,31 @@ class WorstPlace:
 
 
 @dataclass(frozen=True, eq=False)
+class ComparedResult:
+    """A finished result of evaluate, to be compared with the others.
+
+    `settings`: how each stage before it differs from the current chain, with the keys to make that current;
+    `scores`: those of scores.json by name; `age_s`: since it was finished; `picture`: its segmentation in one section.
+    """
+
+    key: str
+    current: bool
+    settings: tuple[str, ...]
+    scores: Mapping[str, Any]
+    segments: int | None
+    age_s: float
+    picture: Picture | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class ReportData:
     """Everything the page shows. Only `experiment` and `created` are always there.
 
     `folder`: the name of the experiment's folder; `refresh_s`: the page is loaded again after so long (a run goes on);
     `no_scores`: why there are none; `crumbs`: what to do where fragments are far too small;
     `larger_error`: whether neurons are rather cut or merged, and what would help; `manifests`: of the stages that have
-    finished; `networks`: those of the prediction, in the order in which they are applied.
+    finished; `networks`: those of the prediction, in the order in which they are applied; `compared`: the finished
+    results of evaluate, the current one first.
     """
 
     experiment: str
@@ -235,6 +253,7 @@ class ReportData:
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     networks: tuple[Bundle, ...] = ()
     worst: tuple[WorstPlace, ...] = ()
+    compared: tuple[ComparedResult, ...] = ()
     folder: str = "DIR"
     refresh_s: int | None = None
     no_scores: str = ""

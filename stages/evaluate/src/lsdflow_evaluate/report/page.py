@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from lsdflow_evaluate.report import content, numbers, stage_content, wording
 from lsdflow_evaluate.report.block_pictures import MapPicture, map_pictures
+from lsdflow_evaluate.report.compared_view import COLUMNS, compared_view
 from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.report.methods import methods
 from lsdflow_evaluate.report.records import StageRecord
@@ -74,6 +75,8 @@ def _report(data: ReportData, looks: _Looks) -> str:
         planes=looks.planes,
         trained=list(looks.trained.values()),
         snapshot=looks.snapshot,
+        compared=compared_view(data.compared),
+        compared_columns=COLUMNS,
         charts={name: _safe(svgs) for name, svgs in looks.charts.items()},
         stages=numbers.stage_rows(data),
         timeline=timeline(data.stages, time.time()),

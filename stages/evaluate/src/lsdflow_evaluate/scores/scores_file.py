@@ -1,16 +1,22 @@
-"""report/scores.json: the numbers of the chosen threshold on top, the verdict, and every threshold below."""
+"""report/scores.json: the numbers of the chosen threshold on top, the verdict, and every threshold below.
+
+Each result keeps the same file beside its manifest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, finished_manifests, read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.report.data import Score, Verdict, WorstPlace
@@ -99,19 +105,38 @@ def lsd_error_text(scores: Mapping[str, Any]) -> str:
     return f"the LSDs of the segmentation differ by {told['mean']:.3f} (of 1) from those predicted{most_text}"
 
 
+def kept_scores(layout: ExperimentLayout, key: str) -> Path:
+    """The scores that the result of `key` keeps: a later result replaces report/scores.json."""
+    return layout.result(STAGE, key) / "scores.json"
+
+
 def present_scores(experiment: Experiment, config: EvaluateConfig) -> dict[str, Any]:
-    """What scores.json holds, if it is about the segmentation, the fragments and the settings of now; else nothing.
+    """The scores of the segmentation, the fragments and the settings of now; nothing if there are none."""
+    return present_result(experiment, config)[1]
+
+
+def present_result(experiment: Experiment, config: EvaluateConfig) -> tuple[Manifest | None, dict[str, Any]]:
+    """The same with their manifest, whether it is the current one or not.
 
     Settings that the version which scored did not know do not count, nor do those of pictures.
     """
-    try:
-        manifest = read_manifest(experiment.layout, STAGE)
-        inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in manifest.inputs}
-        scores = read_sealed(experiment.layout.report / "scores.json", "run: evaluate run")
-    except StageError:
-        return {}
-    settings = config.model_dump(mode="json")
-    counted = {name for name in manifest.config if name in settings} - SHOWING
-    same = inputs == manifest.inputs and all(settings[name] == manifest.config[name] for name in counted)
-    whole = isinstance(scores, dict) and hash_of([manifest.key, scores]) == manifest.identity
-    return dict(scores) if same and whole else {}
+    layout, settings = experiment.layout, config.model_dump(mode="json")
+    for manifest in finished_manifests(layout, STAGE).values():
+        counted = {name for name in manifest.config if name in settings} - SHOWING
+        if all(settings[name] == manifest.config[name] for name in counted):
+            with suppress(StageError):
+                inputs = {stage: read_manifest(layout, stage).identity for stage in manifest.inputs}
+                scores = _scores_of(layout, manifest)
+                if scores and inputs == manifest.inputs:
+                    return manifest, scores
+    return None, {}
+
+
+def _scores_of(layout: ExperimentLayout, manifest: Manifest) -> dict[str, Any]:
+    """The scores of a manifest; nothing if no file has them. BadData (65) for a damaged file."""
+    for path in (layout.report / "scores.json", kept_scores(layout, manifest.key)):
+        if path.exists():
+            scores = read_sealed(path, "run: evaluate run")
+            if isinstance(scores, dict) and hash_of([manifest.key, scores]) == manifest.identity:
+                return dict(scores)
+    return {}

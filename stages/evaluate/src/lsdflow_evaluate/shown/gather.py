@@ -23,6 +23,7 @@ from lsdflow_evaluate.scores.comparing import Compared
 from lsdflow_evaluate.scores.larger_error import larger_error
 from lsdflow_evaluate.scores.scores_file import lsd_error_text, score_rows, verdict, worst_places
 from lsdflow_evaluate.shown import history
+from lsdflow_evaluate.shown.compared import Section, compared_results, section_of
 from lsdflow_evaluate.shown.layers import layers, open_layers, pictures, places_in, shown_box
 from lsdflow_evaluate.shown.networks import networks_of
 from lsdflow_evaluate.shown.snapshot import snapshot_of
@@ -43,12 +44,16 @@ CRUMB_VOXELS = 50
 
 @dataclass(frozen=True)
 class Gathered:
-    """What could be opened: the target's grid, the segmentation, the truth; and how they compare."""
+    """What could be opened: the target's grid, the segmentation, the truth; and how they compare.
+
+    result: the manifest of the scores, which need not be on disk yet.
+    """
 
     grid: Geometry | None
     segmented: Segmented | None
     truth: Truth | None
     compared: Compared | None = None
+    result: Manifest | None = None
 
 
 def report_data(
@@ -77,6 +82,7 @@ def report_data(
         crumbs=_crumbs(segmented, finished.get("watershed")),
         seams=str(Seams.of_dict(scores["seams"])) if "seams" in scores else "",
         worst=worst_places(scores),
+        compared=compared_results(experiment, gathered.result, seen.section),
         lsd_error=lsd_error_text(scores),
         pictures=seen.pictures,
         snapshot=seen.snapshot,
@@ -120,11 +126,12 @@ def _trained(experiment: Experiment, edge_vox: int) -> tuple[TrainingSnapshot, .
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """Pictures, the snapshot and the viewer's state of the volumes that could be read."""
+    """Pictures, the snapshot and the viewer's state of the volumes that could be read; what draws other results."""
 
     pictures: tuple[Picture, ...] = ()
     snapshot: Snapshot | None = None
     state: dict[str, Any] | None = None
+    section: Section | None = None
 
 
 def _volumes(experiment: Experiment, config: EvaluateConfig, grid: Geometry, collector: history.Collector) -> _Seen:
@@ -147,7 +154,7 @@ def _volumes(experiment: Experiment, config: EvaluateConfig, grid: Geometry, col
     layers_shown = viewer_layers(places_in(experiment.layout.root, shown, opened))
     failed = failed_blocks_of_results(experiment.layout)
     state = neuroglancer_state(layers_shown, config.viewer_url, failed=failed)
-    return _Seen(tuple(made), snapshot, state)
+    return _Seen(tuple(made), snapshot, state, section_of(experiment, grid, box, config.picture_edge_vox))
 
 
 def _chosen(segmented: Segmented | None, scores: Mapping[str, Any]) -> tuple[str, float] | None:
