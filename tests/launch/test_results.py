@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zarr
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from lsdflow_command.lease_file import Holder, LeaseFile
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
-from lsdflow_contract.errors import MissingInput, NotOurs
+from lsdflow_contract.errors import MissingInput, NotOurs, StoreUnreachable
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
@@ -199,3 +200,52 @@ def test_a_training_that_writes_its_losses_now_is_not_dropped(trained: Experimen
     os.utime(losses, (0, 0))
     drop(trained, [unfinished])
     assert not losses.exists()
+
+
+@pytest.fixture
+def in_a_database(mongod: Any, tmp_path: Path) -> Experiment:
+    """The same two watersheds with their marks and rows in a MongoDB."""
+    from lsdflow_watershed.stage import Watershed
+
+    folder, database = tmp_path / "exp", tmp_path.name[:60]
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    uri_file = mongod.uri_file(database, tmp_path)
+    with (folder / "experiment.toml").open("a") as file:
+        file.write(f'\n[store]\nengine = "mongo"\ndatabase = "{database}"\nuri_file = "{uri_file}"\n')
+    for settings in (FIRST, SECOND):
+        Watershed().run(load_experiment(folder, [settings]), RunOptions())
+    return load_experiment(folder)
+
+
+def keys_in(mongod: Any, database: str) -> list[set[str]]:
+    """The first characters of the keys in the collections of watershed and in those that only lsdflow reads."""
+    with mongod.admin() as client:
+        names = ("nodes", "blocks_extracted", "lsdflow_rows", "lsdflow")
+        return [{key[:8] for key in client[database][name].distinct("key")} for name in names]
+
+
+def test_clean_drops_rows_in_a_database(mongod: Any, in_a_database: Experiment) -> None:
+    from lsdflow_watershed.stage import Watershed
+
+    layout, database = in_a_database.layout, in_a_database.store.database
+    first, second = results_of(layout)
+    assert keys_in(mongod, database) == [{first.key, second.key}] * 4
+    done = CliRunner().invoke(app, ["clean", str(layout.root), "--yes"])
+    assert done.exit_code == 0, done.output
+    assert keys_in(mongod, database) == [{second.key}] * 4
+    assert [result.key for result in results_of(layout)] == [second.key]
+    assert Watershed().verify(load_experiment(in_a_database.path, [SECOND]))["verified"]
+
+
+def test_a_database_that_does_not_answer_is_the_error_of_clean(mongod: Any, in_a_database: Experiment) -> None:
+    """The arrays of the result stay, so that the same command finds and drops it later."""
+    layout = in_a_database.layout
+    before = results_of(layout)
+    path = in_a_database.path
+    path.write_text(path.read_text() + "retry_s = 0.1\n")
+    in_a_database.resolve(in_a_database.store.uri_file or "").write_text("mongodb://a:b@127.0.0.1:9/?authSource=x\n")
+    done = CliRunner().invoke(app, ["clean", str(layout.root), "--yes"])
+    assert done.exit_code == StoreUnreachable.exit_code, done.output
+    after = {result.key: result.finished for result in results_of(layout)}
+    assert after == {before[0].key: False, before[1].key: True}

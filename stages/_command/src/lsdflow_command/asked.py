@@ -1,7 +1,8 @@
-"""Verbs of a stage that `lsdflow plan --measure` and `lsdflow doctor` ask: what a block takes, what is here.
+"""Verbs of a stage that `lsdflow plan --measure`, `lsdflow doctor` and `lsdflow clean` call.
 
 measure   do a block, or some steps of a training, into a throw-away folder and tell what it took
 doctor    what this command finds on this machine: devices of its network library, the store of the experiment
+drop-rows remove the done marks and the rows of results that are dropped from the store
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Maybe = Annotated[Path | None, typer.Option("--experiment", "-e", help="experime
 
 
 def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
-    """Register measure and doctor."""
+    """Register measure, doctor and drop-rows."""
 
     @app.command(help="Run one block, or some training steps, in a temporary folder and report time and memory.")
     def measure(
@@ -52,6 +53,19 @@ def add_asked_verbs(app: typer.Typer, stage: StageCommand) -> None:
         with exit_codes(debug, as_json=json_):
             loaded = load_experiment(experiment, override or []) if experiment is not None else None
             _show(stage.load().doctor(loaded), json_)
+
+    @app.command(name="drop-rows", hidden=True, help="Remove done marks and rows of results from the store.")
+    def drop_rows(
+        key: Annotated[list[str], typer.Argument(help="keys of results, or their beginnings")],
+        experiment: ExperimentOption,
+        override: SetOption = None,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        with exit_codes(debug, as_json=json_):
+            loaded = load_experiment(experiment, override or [])
+            with naming_file(loaded):
+                _show(stage.load().drop_rows(loaded, key), json_)
 
 
 def _show(facts: Mapping[str, Any], as_json: bool) -> None:

@@ -7,6 +7,7 @@ the group "lsdflow.stages" of its pyproject.toml.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -75,6 +76,11 @@ class Stage(ABC):
         """Time and memory of one block, or of some training steps, done in `folder`. UsageError (2) for others."""
         del experiment, folder
         raise UsageError(f"{self.name} does not work on blocks or in steps: there is none to measure")
+
+    def drop_rows(self, experiment: Experiment, keys: Sequence[str]) -> dict[str, Any]:
+        """Remove from the store what results of these keys, or of their beginnings, have there; facts of it."""
+        del experiment, keys
+        return {"dropped": []}
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
         """The devices and the store that this command finds on this machine."""

@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from lsdflow_command.interruption import heard
-from lsdflow_contract.errors import InternalError, MissingInput
+from lsdflow_contract.errors import InternalError, MissingInput, StageError
 from lsdflow_launch.shared_start import answer_of
 
 LOG = logging.getLogger("lsdflow.run")
@@ -58,6 +58,14 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
         raise InternalError(
             f"{stage} {arguments[0]} gave no answer", where=stage, found=(done.stderr or done.stdout)[-2000:]
         ) from error
+
+
+def error_of(answer: Mapping[str, Any]) -> StageError:
+    """The error that a stage reported as JSON, with its exit code."""
+    parts = {name: str(answer.get(name, "")) for name in ("where", "wanted", "found", "hint")}
+    error = StageError(str(answer.get("what") or json.dumps(answer)), **parts)
+    error.exit_code = int(answer["exit_code"])
+    return error
 
 
 def _since(started: float) -> float:

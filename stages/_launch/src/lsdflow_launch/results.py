@@ -33,9 +33,12 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, current_key, differences, read_kept_manifest, read_manifest
 from lsdflow_contract.trainings import TRAININGS, current_training, make_current
 from lsdflow_launch.answer import tell
+from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.commands import ask_stage, error_of
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.planning.disk_use import disk_use
 from lsdflow_launch.planning.wording import duration, size
+from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 # A training without a new line in its losses for so long is not at work any more.
 TRAINING_SECONDS = 600.0
@@ -114,7 +117,7 @@ def _kept(layout: ExperimentLayout, stage: str, key: str) -> Manifest | None:
 
 
 def _parts(layout: ExperimentLayout, stage: str, key: str) -> list[Path]:
-    """What a result consists of, in the order in which it is dropped; not its rows in a MongoDB."""
+    """What a result consists of in files, in the order in which it is dropped."""
     marks = list((layout.store / "blocks" / stage).glob(f"{key}*"))
     rows = [folder for name in ("nodes", "edges_*", "overlaps_*") for folder in layout.store.glob(f"{name}/{key}*")]
     return [*marks, *rows, layout.result(stage, key)]
@@ -166,7 +169,10 @@ def _lsd_training(layout: ExperimentLayout) -> str:
 def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
     """Remove results. NotOurs (73), before anything is removed, if a stage of one of them is at work."""
     layout = experiment.layout
-    for stage in {result.stage for result in dropped}:
+    keys: dict[str, list[str]] = {}
+    for result in dropped:
+        keys.setdefault(result.stage, []).append(result.key)
+    for stage in keys:
         require_idle(layout, stage)
     for result in dropped:
         _require_no_training(layout, result)
@@ -174,8 +180,20 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
         folder = layout.result(result.stage, result.key)
         with storage_errors(folder):
             (folder / "manifest.json").unlink(missing_ok=True)
+    if experiment.store.engine != "files":
+        for stage in filter(BLOCK_STAGES.__contains__, keys):
+            _drop_rows(experiment, stage, keys[stage])
+    for result in dropped:
+        with storage_errors(layout.result(result.stage, result.key)):
             for part in _parts(layout, result.stage, result.key):
                 shutil.rmtree(part)
+
+
+def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:
+    """Let the stage remove marks and rows from a database: this command has no client. Raises the stage's error."""
+    answer = ask_stage(stage, [*stage_arguments("drop-rows", experiment), *keys])
+    if "exit_code" in answer:
+        raise error_of(answer)
 
 
 def require_idle(layout: ExperimentLayout, stage: str) -> None:
@@ -241,7 +259,7 @@ def add_result_verbs(app: typer.Typer) -> None:
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Drop the results that are not current, after showing their sizes; rows in a MongoDB stay."""
+        """Drop the results that are not current, with their rows in the store, after showing their sizes."""
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, [])
             dropped = [result for result in results_of(experiment.layout) if not result.current]

@@ -13,6 +13,7 @@ A stage with something to do before, between or after its passes overrides `proc
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
 from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
-from lsdflow_runtime.stores import problems_of_store
+from lsdflow_runtime.stores import open_store, problems_of_store
 from lsdflow_runtime.verify import require_made, verify_blocks, verify_task
 
 
@@ -125,6 +126,14 @@ class BlockStage(Stage):
         for task in (tasks := self.passes(experiment)):
             describe_outputs(task)
         describe_manifest(tasks)
+
+    def drop_rows(self, experiment: Experiment, keys: Sequence[str]) -> dict[str, Any]:
+        """Remove the done marks and the rows of works whose keys begin with one of `keys`; the keys of these works."""
+        store = open_store(experiment)
+        dropped = [work for work in store.works(self.name) if work.startswith(tuple(keys))]
+        for work in dropped:
+            store.drop(self.name, work)
+        return {"dropped": dropped}
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of one block of the first pass, written into `folder`."""

@@ -71,10 +71,15 @@ class MongoStore:
         """Remove the graph rows of other works of the stage: tools that know no keys see one graph."""
         for other in self.works(stage):
             if other not in keys and self._has_graph_rows(other):
-                # The marks first: a mark without its rows would be believed.
-                self.blocks(stage, other).forget()
-                self.rag.drop(other)
-                self._forget_work(f"{stage}/{other}")
+                self.drop(stage, other)
+
+    def drop(self, stage: str, key: str) -> None:
+        """Remove the marks and the rows of a work. NotOurs (73) if the database is another experiment's."""
+        self.require_ours()
+        # The marks first: a mark without its rows would be believed.
+        self.blocks(stage, key).forget()
+        self.rag.drop(key)
+        self._forget_work(f"{stage}/{key}")
 
     def require_ours(self) -> None:
         """NotOurs (73) if the database was claimed by another experiment; writes nothing."""

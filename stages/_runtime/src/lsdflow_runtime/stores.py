@@ -40,6 +40,9 @@ class Store(Protocol):
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
         """Remove rows of other works of the stage where they lie beside those of `keys` (mongo)."""
 
+    def drop(self, stage: str, key: str) -> None:
+        """Remove the marks and the rows of a work, the marks first."""
+
 
 @dataclass(frozen=True)
 class FilesStore:
@@ -70,6 +73,11 @@ class FilesStore:
 
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
         """Nothing to do: works lie apart."""
+
+    def drop(self, stage: str, key: str) -> None:
+        """Remove the marks and the rows of a work, the marks first."""
+        self.blocks(stage, key).forget()
+        self.rag.drop(key)
 
 
 # An open store per process and experiment: a connection is neither shared with a forked process nor made twice.

@@ -10,15 +10,15 @@ z ->
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lsdflow_contract.errors import BadData, ConfigError, StageError
+from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.commands import error_of
 from lsdflow_launch.descriptions import Ask
 
 STAGE = "train-acrlsd"
@@ -55,7 +55,7 @@ def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Checked
     """
     told = ask(STAGE, stage_arguments("plan", experiment))
     if "exit_code" in told:
-        raise _error_of(told)
+        raise error_of(told)
     regions: Mapping[str, Any] = told["regions"]
     name = next(iter(regions)) if volume is None else volume
     if name not in regions:
@@ -78,11 +78,3 @@ def region_of(volume: str, facts: Mapping[str, Any]) -> CheckedRegion:
 def _three(values: Any) -> Vox3:
     z, y, x = (int(value) for value in values)
     return z, y, x
-
-
-def _error_of(told: Mapping[str, Any]) -> StageError:
-    """The error that a stage told as JSON, with its exit code."""
-    parts = {name: str(told.get(name, "")) for name in ("where", "wanted", "found", "hint")}
-    error = StageError(str(told.get("what") or json.dumps(told)), **parts)
-    error.exit_code = int(told["exit_code"])
-    return error
