@@ -138,6 +138,7 @@ def without_paths(text: str, root: Path) -> str:
         (r"\b(?=\d*[a-f])[0-9a-f]{12,64}\b", "HASH"),  # keys depend on when the volumes were written
         (r"\b[0-9a-f]{12,64}\b", lambda m: m.group()[:4] + "..."),
         (r"results/(\w+)/[0-9a-f]{8}\b", r"results/\1/KEY"),
+        (r"luts/[0-9a-f]{8}\b", r"luts/GRAPH"),
         (r"\d+\.\d GB", "N GB"),
         (r"\buid \d+", "uid N"),
         (r"\d{8}T\d{6}-\d+", "TIME"),

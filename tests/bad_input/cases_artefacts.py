@@ -16,7 +16,7 @@ from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, bundle_folder
 from lsdflow_contract.graph import RagNodes
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
-from lsdflow_contract.testing import made
+from lsdflow_contract.testing import made, tables_of
 from lsdflow_runtime.rag_store import FilesRagStore
 
 DATA, MISSING, MISMATCH, CONFIG, OTHERS = 65, 66, 76, 78, 73
@@ -123,7 +123,7 @@ def _changed_manifest(lab: Lab) -> None:
 
 
 def _truncated_lut(lab: Lab) -> None:
-    path = lab.layout.luts / "lut_hist_quant_75_0.5000.npz"
+    path = tables_of(lab.layout) / "lut_hist_quant_75_0.5000.npz"
     path.write_bytes(path.read_bytes()[:-30])
 
 

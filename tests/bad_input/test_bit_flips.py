@@ -105,6 +105,8 @@ def kind_of(path: str) -> tuple[str, str]:
         return ("journal" if suffix == ".jsonl" else "report of a volume"), "prepare"
     if parts[0] == "results" and name == "manifest.json":
         return "manifest of a result", parts[1]
+    if parts[:2] == ("results", "evaluate") and name == "scores.json":
+        return "scores of a result", "evaluate"
     if parts[0] in ("results", "lsd_error.zarr"):
         stage = parts[1] if parts[0] == "results" else "evaluate"
         return (f"array metadata {name}" if name in (".zarray", ".zattrs", "zarr.json") else "chunk"), stage
@@ -140,7 +142,7 @@ def results(experiment: Experiment, stages: tuple[str, ...]) -> dict[str, Any]:
     """What the stages made: identities, tables, scores."""
     found: dict[str, Any] = {s: read_manifest(experiment.layout, s).identity for s in stages if s != "evaluate"}
     if "segment" in stages:
-        found |= {path.name: hash_of_file(path) for path in experiment.layout.luts.glob("*.npz")}
+        found |= {path.name: hash_of_file(path) for path in experiment.layout.luts.rglob("*.npz")}
     if "evaluate" in stages:
         found["scores"] = (experiment.layout.root / "scores_of_the_test.json").read_text()
     return found

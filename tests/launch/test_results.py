@@ -21,9 +21,10 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-from lsdflow_contract.testing import membrane_raw, voronoi_labels
+from lsdflow_contract.testing import membrane_raw, tables_of, voronoi_labels
 from lsdflow_contract.trainings import TRAININGS, make_current, training_outputs
 from lsdflow_launch.cli import app
+from lsdflow_launch.planning.disk_use import disk_use
 from lsdflow_launch.results import drop, results_of, use
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
@@ -104,6 +105,28 @@ def test_clean_drops_what_is_not_current_and_leaves_nothing_that_is_believed(exp
     again = Watershed()
     again.run(load_experiment(experiment.path, [FIRST]), RunOptions())
     assert again.verify(load_experiment(experiment.path, [FIRST]))["verified"]
+
+
+def test_clean_drops_the_tables_of_a_graph_that_no_other_result_has(experiment: Experiment) -> None:
+    from lsdflow_agglomerate.stage import Agglomerate
+    from lsdflow_segment.stage import Segment
+
+    layout = experiment.layout
+    of_earlier_contracts = {path: path.read_bytes() for path in layout.luts.glob("*.npz")}
+    folders = []
+    for settings in (["segment.threshold=0.2"], ["segment.threshold=0.3"], ['agglomerate.merge_functions=["mean"]']):
+        changed = load_experiment(experiment.path, [SECOND, *settings])
+        Agglomerate().run(changed, RunOptions())
+        Segment().run(changed, RunOptions())
+        folders.append(tables_of(layout))
+    assert folders[0] == folders[1] != folders[2]
+    first, second, third = [result for result in results_of(layout) if result.stage == "segment"]
+    drop(experiment, [second])
+    assert folders[0].is_dir(), "the first result has the same tables"
+    drop(experiment, [first])
+    assert [folder.exists() for folder in folders] == [False, False, True]
+    assert {path: path.read_bytes() for path in layout.luts.glob("*.npz")} == of_earlier_contracts != {}
+    assert third.size_bytes > disk_use([folders[2]]).size_bytes > 0
 
 
 def test_a_stage_at_work_loses_nothing(experiment: Experiment) -> None:

@@ -67,13 +67,13 @@ def test_a_later_stage_goes_on_from_the_graph_of_an_earlier_contract_with_the_sa
     layout = archived.layout
     wanted = open_volume(made(layout, "segment"), "volumes/segmentation")
     voxels, identity = wanted.read(wanted.box), read_manifest(layout, "segment").identity
-    tables = {path.name: path.read_bytes() for path in layout.luts.glob("*.npz")}
+    tables = {path.name: path.read_bytes() for path in layout.luts.rglob("*.npz")}
     for folder in (made(layout, "segment"), layout.luts, layout.store / "blocks" / "segment"):
         shutil.rmtree(folder)
     layout.manifest("segment").unlink()
     segment.run(archived, RunOptions())
     assert read_manifest(layout, "segment").identity == identity
-    assert {path.name: path.read_bytes() for path in layout.luts.glob("*.npz")} == tables
+    assert {path.name: path.read_bytes() for path in layout.luts.rglob("*.npz")} == tables
     found = open_volume(made(layout, "segment"), "volumes/segmentation")
     assert np.array_equal(found.read(found.box), voxels)
 

@@ -18,7 +18,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.graph import FACES, RagEdges
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
-from lsdflow_contract.testing import made, voronoi_labels
+from lsdflow_contract.testing import made, tables_of, voronoi_labels
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.stage import Segment
@@ -102,10 +102,10 @@ def assert_same_answer(found: Experiment, wanted: Experiment) -> None:
         assert a.u.tolist() == b.u.tolist()
         assert a.v.tolist() == b.v.tolist()
         assert np.array_equal(a.merge_score, b.merge_score, equal_nan=True)
-    tables = sorted(p.name for p in wanted.layout.luts.glob("*.npz"))
+    tables = sorted(p.name for p in tables_of(wanted.layout).glob("*.npz"))
     assert len(tables) > 10
     for name in tables:
-        assert (found.layout.luts / name).read_bytes() == (wanted.layout.luts / name).read_bytes(), name
+        assert (tables_of(found.layout) / name).read_bytes() == (tables_of(wanted.layout) / name).read_bytes(), name
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import made, micro_network
+from lsdflow_contract.testing import made, micro_network, tables_of
 from lsdflow_runtime.volumes import open_volume
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ def test_the_segmentation_is_the_fragments_through_the_chosen_lut(reference: Pat
         open_volume(p, f"volumes/{n}")
         for p, n in ((made(layout, "watershed"), "fragments"), (made(layout, "segment"), "segmentation"))
     )
-    lut = read_lut(layout.luts / f"lut_{facts['merge_function']}_{facts['threshold']:.4f}.npz")
+    lut = read_lut(tables_of(layout) / f"lut_{facts['merge_function']}_{facts['threshold']:.4f}.npz")
     table = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True))
     ids = fragments.read(fragments.box)
     expected = np.array([table.get(i, 0) for i in ids.ravel().tolist()], np.uint64).reshape(ids.shape)
@@ -189,11 +189,12 @@ def _assert_same_files(folder: Path, reference: Path) -> None:
     for stage, name in (("watershed", "fragments"), ("segment", "segmentation")):
         a, b = (open_volume(made(ExperimentLayout(r), stage), f"volumes/{name}") for r in (folder, reference))
         assert np.array_equal(a.read(a.box), b.read(b.box)), stage
-    names = sorted(p.name for p in (reference / "luts").glob("lut_*.npz"))
+    tables, wanted = (tables_of(ExperimentLayout(root)) for root in (folder, reference))
+    names = sorted(p.name for p in wanted.glob("lut_*.npz"))
     assert names
-    assert names == sorted(p.name for p in (folder / "luts").glob("lut_*.npz"))
+    assert names == sorted(p.name for p in tables.glob("lut_*.npz"))
     for name in names:
-        a_lut, b_lut = read_lut(folder / "luts" / name), read_lut(reference / "luts" / name)
+        a_lut, b_lut = read_lut(tables / name), read_lut(wanted / name)
         assert np.array_equal(a_lut.segments, b_lut.segments), name
 
 

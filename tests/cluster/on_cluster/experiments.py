@@ -17,7 +17,7 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import made, micro_network
+from lsdflow_contract.testing import made, micro_network, tables_of
 from lsdflow_launch.init.demo import write_volume
 from lsdflow_launch.init.template import toml_value
 from lsdflow_launch.synthetic.volume import synthetic_em
@@ -116,11 +116,12 @@ def assert_same_bits(folder: Path, reference: Path) -> None:
     for stage, name in (("watershed", "fragments"), ("segment", "segmentation")):
         ours, theirs = (open_volume(made(ExperimentLayout(r), stage), f"volumes/{name}") for r in (folder, reference))
         assert np.array_equal(ours.read(ours.box), theirs.read(theirs.box)), name
-    tables_there = sorted(path.name for path in (reference / "luts").glob("lut_*.npz"))
+    made_here, made_there = (tables_of(ExperimentLayout(root)) for root in (folder, reference))
+    tables_there = sorted(path.name for path in made_there.glob("lut_*.npz"))
     assert tables_there
-    assert sorted(path.name for path in (folder / "luts").glob("lut_*.npz")) == tables_there
+    assert sorted(path.name for path in made_here.glob("lut_*.npz")) == tables_there
     for name in tables_there:
-        lut, wanted = read_lut(folder / "luts" / name), read_lut(reference / "luts" / name)
+        lut, wanted = read_lut(made_here / name), read_lut(made_there / name)
         assert np.array_equal(lut.fragments, wanted.fragments), name
         assert np.array_equal(lut.segments, wanted.segments), name
     assert identities(folder) == identities(reference)

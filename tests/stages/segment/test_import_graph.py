@@ -24,7 +24,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import made
+from lsdflow_contract.testing import made, tables_of
 from lsdflow_runtime.stores import open_store
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.cli import app
@@ -116,11 +116,11 @@ def take(experiment: Experiment, *sources: Path, **more: Any) -> None:
 
 
 def assert_same_segmentation(found: Experiment, wanted: Experiment) -> None:
-    tables = sorted(path.name for path in wanted.layout.luts.glob("lut_*.npz"))
+    tables = sorted(path.name for path in tables_of(wanted.layout).glob("lut_*.npz"))
     assert len(tables) == 42
-    assert tables == sorted(path.name for path in found.layout.luts.glob("lut_*.npz"))
+    assert tables == sorted(path.name for path in tables_of(found.layout).glob("lut_*.npz"))
     for name in tables:
-        ours, theirs = (read_lut(e.layout.luts / name) for e in (found, wanted))
+        ours, theirs = (read_lut(tables_of(e.layout) / name) for e in (found, wanted))
         assert np.array_equal(ours.fragments, theirs.fragments), name
         assert np.array_equal(ours.segments, theirs.segments), name
     volumes = [open_volume(made(e.layout, "segment"), SEGMENTATION.dataset) for e in (found, wanted)]
@@ -200,8 +200,8 @@ def test_single_files_of_one_merge_function(
     other = make_bare("other")
     take(other, dump, merge_functions=("mean",))
     Segment().run(other, RunOptions())
-    ours = read_lut(other.layout.luts / "lut_mean_0.1500.npz")
-    assert np.array_equal(ours.segments, read_lut(native.layout.luts / "lut_mean_0.1500.npz").segments)
+    ours = read_lut(tables_of(other.layout) / "lut_mean_0.1500.npz")
+    assert np.array_equal(ours.segments, read_lut(tables_of(native.layout) / "lut_mean_0.1500.npz").segments)
 
 
 def test_ids_above_2_to_the_63_come_back_from_their_signed_form(
@@ -270,7 +270,7 @@ def test_a_cut_out_of_the_fragments_takes_the_part_of_the_graph_that_lies_in_it(
     rows = list(open_store(experiment).rag.iter_edges(key, "mean"))
     found = sorted((u, v) for part in rows for u, v in zip(part.u.tolist(), part.v.tolist(), strict=True))
     assert found == sorted((row["u"], row["v"]) for row in edges)
-    lut = read_lut(experiment.layout.luts / "lut_mean_0.0000.npz")
+    lut = read_lut(tables_of(experiment.layout) / "lut_mean_0.0000.npz")
     assert lut.fragments.tolist() == sorted(inside)
 
 

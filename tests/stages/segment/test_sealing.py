@@ -14,6 +14,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed, write_sealed
+from lsdflow_contract.testing import tables_of
 from lsdflow_segment.stage import Segment
 
 Make = Callable[..., Experiment]
@@ -44,7 +45,7 @@ def test_a_changed_count_of_blocks_is_bad_data_not_another_segmentation(make_exp
 def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(make_experiment: Make) -> None:
     experiment = finished(make_experiment)
     for name in (lut_name("hist_quant_75", 0.2), "seg_edges_hist_quant_75_20.npz"):
-        path = experiment.layout.luts / name
+        path = tables_of(experiment.layout) / name
         content = path.read_bytes()
         for damaged in (content[:-30], content[:60] + bytes([content[60] ^ 4]) + content[61:]):
             path.write_bytes(damaged)
@@ -57,7 +58,7 @@ def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(
 
 def test_tables_of_another_run_with_a_seal_of_their_own_are_not_those_of_the_manifest(make_experiment: Make) -> None:
     experiment = finished(make_experiment)
-    path = experiment.layout.luts / "thresholds_mean.json"
+    path = tables_of(experiment.layout) / "thresholds_mean.json"
     summary = read_sealed(path, "")
     summary["thresholds"][0]["segments"] += 1
     write_sealed(path, summary)
@@ -71,13 +72,13 @@ def test_tables_of_another_run_with_a_seal_of_their_own_are_not_those_of_the_man
 @pytest.mark.parametrize("name", ["thresholds_hist_quant_75.json", "thresholds_mean.json", "lut_mean_0.2000.json"])
 def test_repair_writes_damaged_tables_again_as_they_were(make_experiment: Make, name: str) -> None:
     experiment = finished(make_experiment)
-    files = {path.name: path.read_bytes() for path in experiment.layout.luts.iterdir()}
-    replace_in(experiment.layout.luts / name, '"threshold": 0.2', '"threshold": 0.3')
-    (experiment.layout.luts / lut_name("hist_quant_75", 0.1)).write_bytes(b"")
+    files = {path.name: path.read_bytes() for path in tables_of(experiment.layout).iterdir()}
+    replace_in(tables_of(experiment.layout) / name, '"threshold": 0.2', '"threshold": 0.3')
+    (tables_of(experiment.layout) / lut_name("hist_quant_75", 0.1)).write_bytes(b"")
     with pytest.raises(BadData):
         Segment().verify(experiment)
     Segment().repair(experiment)
-    assert {path.name: path.read_bytes() for path in experiment.layout.luts.iterdir()} == files
+    assert {path.name: path.read_bytes() for path in tables_of(experiment.layout).iterdir()} == files
     assert Segment().verify(experiment)["verified"]
 
 

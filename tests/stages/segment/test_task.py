@@ -15,9 +15,9 @@ from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import RagEdges
-from lsdflow_contract.lut import read_lut
+from lsdflow_contract.lut import find_luts, lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_contract.testing import made, same_partition
+from lsdflow_contract.testing import made, same_partition, tables_of
 from lsdflow_runtime.rag_store import FilesRagStore
 from lsdflow_runtime.volumes import OutputArray, open_volume
 from lsdflow_segment.cli import app
@@ -59,17 +59,17 @@ def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment
 def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.thresholds_step=0.01")
     Segment().run(experiment, RUN)
-    names = {path.name for path in experiment.layout.luts.glob("lut_hist_quant_75_*.npz")}
+    names = {path.name for path in tables_of(experiment.layout).glob("lut_hist_quant_75_*.npz")}
     assert len(names) == 101
-    table = np.load(experiment.layout.luts / "lut_hist_quant_75_0.2900.npz")["fragment_segment_lut"]
+    table = np.load(tables_of(experiment.layout) / "lut_hist_quant_75_0.2900.npz")["fragment_segment_lut"]
     assert (table.shape[0], table.dtype) == (2, np.uint64)
-    side_car = json.loads((experiment.layout.luts / "lut_hist_quant_75_0.2900.json").read_text())
+    side_car = json.loads((tables_of(experiment.layout) / "lut_hist_quant_75_0.2900.json").read_text())
     assert (side_car["threshold"], side_car["merge_function"]) == (0.29, "hist_quant_75")
     assert side_car["score_convention"] == "one_minus_affinity, low=merge"
     assert side_car["fingerprint"] == "agglomerate-key-identity"
-    for row in json.loads((experiment.layout.luts / "thresholds_hist_quant_75.json").read_text())["thresholds"]:
+    for row in json.loads((tables_of(experiment.layout) / "thresholds_hist_quant_75.json").read_text())["thresholds"]:
         if row["legacy_lut"]:
-            ours, legacy = (read_lut(experiment.layout.luts / row[name]) for name in ("lut", "legacy_lut"))
+            ours, legacy = (read_lut(tables_of(experiment.layout) / row[name]) for name in ("lut", "legacy_lut"))
             assert np.array_equal(ours.segments, legacy.segments)
 
 
@@ -79,7 +79,7 @@ def test_with_truth_the_threshold_with_the_smallest_voi_is_taken(make_experiment
     facts = read_manifest(experiment.layout, "segment").facts
     assert facts["advice"]["method"] == "voi"
     assert 0.3 <= facts["threshold"] < 0.7
-    rows = json.loads((experiment.layout.luts / "thresholds_hist_quant_75.json").read_text())["thresholds"]
+    rows = json.loads((tables_of(experiment.layout) / "thresholds_hist_quant_75.json").read_text())["thresholds"]
     assert min(rows, key=lambda r: r["voi_split"] + r["voi_merge"])["threshold"] == facts["threshold"]
 
 
@@ -109,7 +109,7 @@ def test_a_set_threshold_and_extra_thresholds_are_written(make_experiment: Make)
     Segment().run(experiment, RUN)
     fragments = array(experiment, experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     for name, threshold in (("", "0.2000"), ("_0.5500", "0.5500"), ("_0.9999", "0.9999")):
-        lut = read_lut(experiment.layout.luts / f"lut_hist_quant_75_{threshold}.npz")
+        lut = read_lut(tables_of(experiment.layout) / f"lut_hist_quant_75_{threshold}.npz")
         entries = dict(zip(lut.fragments.tolist(), lut.segments.tolist(), strict=True)) | {0: 0}
         wanted = np.vectorize(entries.__getitem__, otypes=[np.uint64])(fragments)
         assert np.array_equal(segmentation(experiment, SEGMENTATION.dataset + name), wanted)
@@ -175,6 +175,64 @@ def test_the_segmentations_of_two_thresholds_lie_side_by_side(make_experiment: M
     Segment().run(first, RUN)
     assert read_manifest(first.layout, "segment") == manifest
     assert np.array_equal(segmentation(first), voxels)
+
+
+def other_graph(experiment: Experiment) -> None:
+    """Another result of agglomerate, of the same fragments: no edge is below a threshold."""
+    store = FilesRagStore(experiment.layout.store)
+    for name in ("hist_quant_75", "mean"):
+        for block in (0, 1):
+            rows = store.read_edges("agglomerate-key", name, block)
+            store.write_edges("2nd-agglomerate", name, block, RagEdges(rows.u, rows.v, np.ones_like(rows.merge_score)))
+    found = read_manifest(experiment.layout, "agglomerate")
+    changed = {"key": "2nd-agglomerate", "identity": "2nd-agglomerate-identity"}
+    found.model_copy(update=changed).write(experiment.layout)
+
+
+def test_the_tables_of_two_graphs_lie_side_by_side(make_experiment: Make) -> None:
+    experiment = make_experiment("a", "segment.threshold=0.3")
+    Segment().run(experiment, RUN)
+    agglomerate, manifest = (read_manifest(experiment.layout, stage) for stage in ("agglomerate", "segment"))
+    folder = tables_of(experiment.layout)
+    assert folder == experiment.layout.root / manifest.facts["luts"]
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    other_graph(experiment)
+    Segment().run(experiment, RUN)
+    name = lut_name("hist_quant_75", 0.3)
+    assert tables_of(experiment.layout) != folder
+    assert read_lut(tables_of(experiment.layout) / name).segment_count > read_lut(folder / name).segment_count
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    for earlier in (agglomerate, manifest):
+        earlier.write(experiment.layout)
+    assert tables_of(experiment.layout) == folder
+    assert Segment().verify(experiment)["verified"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_tables_that_an_earlier_contract_left_without_a_graph_stay_in_their_place(
+    make_experiment: Make, damaged: bool
+) -> None:
+    experiment = make_experiment("a", "segment.threshold=0.3")
+    Segment().run(experiment, RUN)
+    layout, manifest = experiment.layout, read_manifest(experiment.layout, "segment")
+    tables_of(layout).rename(layout.root / "earlier")
+    layout.luts.rmdir()
+    (layout.root / "earlier").rename(layout.luts)
+    facts = {name: fact for name, fact in manifest.facts.items() if name != "luts"}
+    manifest.model_copy(update={"facts": facts}).write(layout)
+    names = sorted(path.name for path in layout.luts.iterdir())
+    if damaged:
+        (layout.luts / "thresholds_hist_quant_75.json").write_text("{")
+        Segment().repair(experiment)
+    Segment().run(experiment, RUN)
+    assert Segment().verify(experiment)["verified"]
+    assert sorted(path.name for path in layout.luts.iterdir()) == names
+    assert read_manifest(layout, "segment").identity == manifest.identity
+    other_graph(experiment)
+    Segment().run(experiment, RUN)
+    assert tables_of(layout).parent == layout.luts
+    luts = find_luts(layout.luts, "watershed-key-identity", "agglomerate-key-identity")
+    assert {lut.path.parent for lut in luts} == {layout.luts}
 
 
 def test_a_fragment_that_the_graph_lacks_stops_the_run_by_name(make_experiment: Make) -> None:
@@ -270,8 +328,8 @@ def test_plan_and_status_before_during_and_after(make_experiment: Make) -> None:
 def test_every_merge_function_has_its_tables_and_one_makes_the_segmentation(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.merge_function=mean")
     Segment().run(experiment, RUN)
-    assert len(list(experiment.layout.luts.glob("lut_hist_quant_75_*.npz"))) == 21
-    assert len(list(experiment.layout.luts.glob("lut_mean_*.npz"))) == 21
+    assert len(list(tables_of(experiment.layout).glob("lut_hist_quant_75_*.npz"))) == 21
+    assert len(list(tables_of(experiment.layout).glob("lut_mean_*.npz"))) == 21
     facts = read_manifest(experiment.layout, "segment").facts
     assert facts["merge_function"] == "mean"
     assert 0.15 <= facts["threshold"] < 0.35
@@ -292,7 +350,8 @@ def test_truth_under_an_ignore_mask_does_not_decide(make_experiment: Make) -> No
 def test_run_type_puts_the_tables_into_a_folder(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.run_type=trial", "segment.thresholds_minmax=[0.4, 0.5]")
     Segment().run(experiment, RUN)
-    assert (experiment.layout.luts / "trial" / "lut_hist_quant_75_0.4000.npz").exists()
+    assert (tables_of(experiment.layout) / "lut_hist_quant_75_0.4000.npz").exists()
+    assert tables_of(experiment.layout).parent == experiment.layout.luts / "trial"
     assert list(experiment.layout.luts.glob("*.npz")) == []
 
 

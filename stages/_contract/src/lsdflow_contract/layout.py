@@ -93,7 +93,7 @@ class ExperimentLayout:
 
     @property
     def luts(self) -> Path:
-        """Fragment -> segment tables."""
+        """Fragment -> segment tables, a folder for each graph."""
         return self.root / "luts"
 
     @property

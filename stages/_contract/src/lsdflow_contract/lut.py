@@ -24,10 +24,14 @@ from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import write_if_changed
 from lsdflow_contract.graph import SCORE_CONVENTION, edges_collection
 from lsdflow_contract.hashing import hash_of_file
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
 
 LUT_KEY = "fragment_segment_lut"
 NPZ_SHA256 = "npz_sha256"
+# In the facts of the manifest of segment: the folder of its tables, relative to the experiment.
+LUTS_FACT = "luts"
 _REPAIR = "write the tables again: segment repair"
 # What numpy, zipfile and zlib raise for a damaged npz.
 _DAMAGE = (ValueError, LookupError, OSError, EOFError, RuntimeError, MemoryError, TypeError, SyntaxError)
@@ -120,15 +124,26 @@ def read_lut(path: Path) -> Lut:
     return Lut(table[0].astype(np.uint64), table[1].astype(np.uint64))
 
 
-def find_luts(folder: Path, fragments_fingerprint: str) -> tuple[KnownLut, ...]:
+def luts_of(layout: ExperimentLayout, segment: Manifest | None) -> Path:
+    """The folder with the tables of a result of segment; without a result that of all tables.
+
+    Contracts before 2.1 had one folder for all graphs, and named it in no manifest.
+    """
+    return layout.root / segment.facts.get(LUTS_FACT, layout.luts.name) if segment else layout.luts
+
+
+def find_luts(folder: Path, fragments_fingerprint: str, graph_fingerprint: str = "") -> tuple[KnownLut, ...]:
     """Tables whose side-car names these fragments, by merge function and threshold; each pair once (the first path).
 
+    graph_fingerprint: identity of the scored edges; tables whose side-car names others are left out.
     BadData (65) for a damaged side-car: it must not drop its table silently.
     """
     found: dict[tuple[str, float], KnownLut] = {}
     for path in sorted(folder.rglob("lut_*.json")) if folder.is_dir() else ():
         facts = read_side_car(path)
         if facts.get("fragments_fingerprint") != fragments_fingerprint:
+            continue
+        if graph_fingerprint and facts.get("fingerprint", graph_fingerprint) != graph_fingerprint:
             continue
         known = KnownLut(path.with_suffix(".npz"), facts)
         found.setdefault((known.merge_function, known.threshold), known)

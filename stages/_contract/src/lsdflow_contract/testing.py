@@ -12,6 +12,7 @@ import numpy.typing as npt
 from lsdflow_contract.arrays import quantise_u8
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.lut import luts_of
 from lsdflow_contract.manifest import read_manifest
 
 
@@ -22,6 +23,15 @@ def made(layout: ExperimentLayout, stage: str) -> Path:
         return manifest.output_array(layout, min(manifest.outputs))[0]
     (container,) = (layout.results / stage).glob("*/*.zarr")
     return container
+
+
+def tables_of(layout: ExperimentLayout) -> Path:
+    """The folder of the tables of the current result of segment, else of the only graph that has some."""
+    if layout.manifest("segment").exists():
+        return luts_of(layout, read_manifest(layout, "segment"))
+    (summary, *more) = layout.luts.rglob("thresholds_*.json")
+    assert all(other.parent == summary.parent for other in more)
+    return summary.parent
 
 
 def same_partition(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,15 @@ from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest, current_key, differences, read_kept_manifest, read_manifest
+from lsdflow_contract.lut import LUTS_FACT, luts_of
+from lsdflow_contract.manifest import (
+    Manifest,
+    current_key,
+    differences,
+    finished_manifests,
+    read_kept_manifest,
+    read_manifest,
+)
 from lsdflow_contract.trainings import TRAININGS, current_training, make_current
 from lsdflow_launch.answer import tell
 from lsdflow_launch.chain import stage_arguments
@@ -123,8 +131,18 @@ def _parts(layout: ExperimentLayout, stage: str, key: str) -> list[Path]:
     return [*marks, *rows, layout.result(stage, key)]
 
 
+def _tables(layout: ExperimentLayout, stage: str, keys: Collection[str]) -> list[Path]:
+    """The folders of lookup tables that no result of segment but those of `keys` has."""
+    if stage != "segment":
+        return []
+    named = {m.key[:8]: luts_of(layout, m) for m in finished_manifests(layout, stage).values() if LUTS_FACT in m.facts}
+    others = {folder for key, folder in named.items() if key not in keys}
+    own = {folder for key, folder in named.items() if key in keys} - others
+    return sorted(folder for folder in own if folder.is_dir() and layout.luts in folder.parents)
+
+
 def _size(layout: ExperimentLayout, stage: str, key: str) -> int:
-    return disk_use(_parts(layout, stage, key)).size_bytes
+    return disk_use([*_parts(layout, stage, key), *_tables(layout, stage, {key})]).size_bytes
 
 
 def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
@@ -174,6 +192,7 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
         keys.setdefault(result.stage, []).append(result.key)
     for stage in keys:
         require_idle(layout, stage)
+    tables = [folder for stage in keys for folder in _tables(layout, stage, keys[stage])]
     for result in dropped:
         _require_no_training(layout, result)
     for result in dropped:
@@ -187,6 +206,9 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
         with storage_errors(layout.result(result.stage, result.key)):
             for part in _parts(layout, result.stage, result.key):
                 shutil.rmtree(part)
+    for folder in tables:
+        with storage_errors(folder):
+            shutil.rmtree(folder)
 
 
 def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:

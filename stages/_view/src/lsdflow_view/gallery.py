@@ -13,7 +13,7 @@ from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FailedBlock, failed_blocks_of_results
 from lsdflow_contract.geometry import Nm3
-from lsdflow_contract.lut import KnownLut, find_luts
+from lsdflow_contract.lut import KnownLut, find_luts, luts_of
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes, viewer_layers
 from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
@@ -100,7 +100,11 @@ def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[s
     if watershed is None or "fragments" not in volumes:
         return {}
     tables: dict[str, list[KnownLut]] = {}
-    for lut in find_luts(experiment.layout.luts, watershed.identity):
+    segment = _manifest(experiment, "segment")
+    if segment is not None and segment.inputs.get("watershed") != watershed.identity:
+        segment = None
+    graph = segment.inputs.get("agglomerate", "") if segment else ""
+    for lut in find_luts(luts_of(experiment.layout, segment), watershed.identity, graph):
         tables.setdefault(lut.merge_function, []).append(lut)
     shelf = LutShelf()
     return {name: RelabelledVolume(volumes["fragments"], tuple(luts), shelf) for name, luts in tables.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lsdflow_contract.errors import ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry
-from lsdflow_contract.lut import KnownLut, find_luts
+from lsdflow_contract.lut import KnownLut, find_luts, luts_of
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_runtime.volumes import Volume, open_volume
 
@@ -44,7 +44,8 @@ def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:
             hint="run agglomerate and segment again",
         )
     fragments = open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
-    luts = find_luts(experiment.layout.luts, watershed.identity)
+    folder = luts_of(experiment.layout, manifest)
+    luts = find_luts(folder, watershed.identity, manifest.inputs.get("agglomerate", ""))
     if not luts:
-        raise MissingInput("no lookup table of these fragments", where=experiment.layout.luts, hint="run segment again")
+        raise MissingInput("no lookup table of these fragments", where=folder, hint="run segment again")
     return Segmented(manifest, fragments, luts)

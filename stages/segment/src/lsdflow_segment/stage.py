@@ -3,7 +3,7 @@
 graph --sweep--> facts of all thresholds --advice--> threshold
                       |                                 |
                       v                                 v
-                 luts/*.npz            fragments --relabel--> volumes/segmentation
+                 luts/<graph>/*.npz    fragments --relabel--> volumes/segmentation
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import region_box
 from lsdflow_contract.hashing import hash_of, hash_of_file
+from lsdflow_contract.lut import LUTS_FACT
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.sealing import require_sha256
 from lsdflow_runtime.block_stage import BlockStage
@@ -50,6 +51,7 @@ from lsdflow_segment.parted_graph import PartedGraph
 from lsdflow_segment.sizes import SegmentSizes
 from lsdflow_segment.tables import (
     ThresholdTable,
+    graph_folder,
     is_complete,
     luts_folder,
     mapped_lut_path,
@@ -85,13 +87,18 @@ class _Opened:
 
     @property
     def tables(self) -> Path:
-        """The folder of the tables."""
-        return luts_folder(self.experiment.layout.luts, self.config.run_type)
+        """The folder of the tables of this graph."""
+        return graph_folder(self.experiment.layout.luts, self.config.run_type, self.source.agglomerate.identity)
 
     @property
     def parts(self) -> Path:
         """The folder of what is needed only until the run has finished."""
-        return parts_folder(self.tables, self.source.agglomerate.identity)
+        return parts_folder(self.all_tables, self.source.agglomerate.identity)
+
+    @property
+    def all_tables(self) -> Path:
+        """The folder of the tables of all graphs."""
+        return luts_folder(self.experiment.layout.luts, self.config.run_type)
 
 
 class Segment(BlockStage):
@@ -177,6 +184,8 @@ def _run(experiment: Experiment) -> Manifest:
     if "segments" not in manifest.facts or TABLES_SHA256 in manifest.facts:  # not a manifest of contracts before 1.8
         names = work.source.merge_functions
         known[TABLES_SHA256] = {name: hash_of_file(summary_path(work.tables, name)) for name in names}
+    if work.tables != work.all_tables:  # not tables of contracts before 2.1
+        known[LUTS_FACT] = str(work.tables.relative_to(experiment.layout.root))
     if known != manifest.facts:
         manifest = manifest.model_copy(update={"facts": known})
         manifest.write(experiment.layout)
@@ -230,7 +239,7 @@ def _write_mapped(work: _Opened, graph: PartedGraph, table: ThresholdTable) -> N
     """The tables of the segmentations, so that a worker need not hold all of one."""
     written = {table.chosen, *work.config.extra_thresholds}
     for threshold, pieces in zip(table.thresholds, graph.tables(), strict=True):
-        path = mapped_lut_path(work.tables, work.source.agglomerate.identity, table.merge_function, threshold)
+        path = mapped_lut_path(work.all_tables, work.source.agglomerate.identity, table.merge_function, threshold)
         if threshold in written and not path.exists():
             write_mapped_lut(path, pieces)
 
@@ -268,7 +277,7 @@ def _relabelling(experiment: Experiment) -> BlockTask:
     config = experiment.table(STAGE, SegmentConfig)
     source = graph_source(experiment)
     merge_function = source.chosen(config.merge_function)
-    folder = luts_folder(experiment.layout.luts, config.run_type)
+    folder = graph_folder(experiment.layout.luts, config.run_type, source.agglomerate.identity)
     summary = read_summary(folder, merge_function)
     if summary["key"] != tables_key(config, source, merge_function) or not is_complete(folder, summary):
         raise MissingInput("the thresholds of this graph are not computed", where=folder, hint="run: segment run")

@@ -1,8 +1,9 @@
-"""The tables that segment leaves in luts/: one lookup table per threshold, and a summary of all of them.
+"""The tables that segment leaves for a graph: one lookup table per threshold, and a summary of all of them.
 
-    luts/[run_type/]lut_<merge_function>_0.2800.npz (+ .json)   the name of record: four decimals, never two in one
-    luts/[run_type/]seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100), for older readers
-    luts/[run_type/]thresholds_<merge_function>.json            counts, change between thresholds, VOI, advice
+    luts/[run_type/]<graph>/    first 8 characters of the identity of agglomerate (contract 2.1)
+        lut_<merge_function>_0.2800.npz (+ .json)   the name of record: four decimals, never two in one
+        seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100), for older readers
+        thresholds_<merge_function>.json            counts, change between thresholds, VOI, advice
 
 Side-cars and summaries are sealed, and name the sha256 of their npz.
 
@@ -51,6 +52,22 @@ class ThresholdTable:
 def luts_folder(luts: Path, run_type: str) -> Path:
     """The folder of the tables; `run_type` names a sub-folder, empty means none."""
     return luts / run_type if run_type else luts
+
+
+def graph_folder(luts: Path, run_type: str, graph: str) -> Path:
+    """The folder of the tables of a graph, which is named by the identity of its scored edges.
+
+    Tables that a contract before 2.1 left of the same graph stay where they are, and so do those that are damaged.
+    """
+    folder = luts_folder(luts, run_type)
+    own = folder / graph[:8]
+    for path in () if own.is_dir() else sorted(folder.glob("thresholds_*.json")):
+        try:
+            if read_sealed(path, _REPAIR).get("fingerprint") == graph:
+                return folder
+        except BadData:
+            return folder
+    return own
 
 
 def parts_folder(folder: Path, fingerprint: str) -> Path:

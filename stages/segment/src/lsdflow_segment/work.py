@@ -22,7 +22,7 @@ from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource
 from lsdflow_segment.part_files import mapped
 from lsdflow_segment.relabel import relabel
-from lsdflow_segment.tables import luts_folder, mapped_lut_path
+from lsdflow_segment.tables import graph_folder, luts_folder, mapped_lut_path
 
 STAGE = "segment"
 
@@ -64,9 +64,10 @@ def _lut_paths(
     experiment: Experiment, config: SegmentConfig, source: GraphSource, merge_function: str, arrays: dict[str, float]
 ) -> dict[str, tuple[Path, Path]]:
     """Of each array the lookup table, and the same to be mapped: where that is, nobody needs all of it."""
-    folder, edges = luts_folder(experiment.layout.luts, config.run_type), source.agglomerate.identity
+    luts, edges = experiment.layout.luts, source.agglomerate.identity
+    folder, parts = graph_folder(luts, config.run_type, edges), luts_folder(luts, config.run_type)
     return {
-        name: (folder / lut_name(merge_function, t), mapped_lut_path(folder, edges, merge_function, t))
+        name: (folder / lut_name(merge_function, t), mapped_lut_path(parts, edges, merge_function, t))
         for name, t in arrays.items()
     }
 

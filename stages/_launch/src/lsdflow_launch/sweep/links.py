@@ -9,6 +9,7 @@ from pathlib import Path
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.lut import luts_of
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
 
@@ -20,8 +21,9 @@ def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
     arrays: dict[str, list[Path]] = {
         "watershed": [layout.store / "nodes"],
         "agglomerate": sorted(layout.store.glob("edges_*")),
-        "segment": [layout.luts],
     }
+    if stage == "segment" and layout.manifest(stage).exists():
+        arrays[stage] = [luts_of(layout, read_manifest(layout, stage))]
     for path in (
         *arrays.get(stage, []),
         *_containers(stage, layout),

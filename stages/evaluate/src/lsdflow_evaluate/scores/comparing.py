@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.lut import read_lut
+from lsdflow_contract.lut import luts_of, read_lut
 from lsdflow_evaluate.artefacts import Segmented
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.faults import places as fault_places
@@ -56,7 +56,7 @@ def compare(experiment: Experiment, config: EvaluateConfig, segmented: Segmented
     if found.chosen_score is None:
         raise MissingInput(
             "no table of the chosen threshold",
-            where=experiment.layout.luts,
+            where=luts_of(experiment.layout, segmented.manifest),
             wanted=f"{found.chosen[0]} at {found.chosen[1]:.4f}",
             hint="run segment again",
         )
