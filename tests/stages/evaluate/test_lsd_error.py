@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,12 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.graph import Overlaps
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.shown_volumes import shown_volumes
 from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_descriptors import stored_lsds
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.pages import write_report
 from lsdflow_evaluate.scores.comparing import work_of
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_evaluate.without_truth.disagreement import disagreement, most_likely_wrong
@@ -107,7 +110,7 @@ def merged_cells(experiment: Experiment) -> tuple[np.ndarray, tuple[int, int]]:
 
 
 def map_of(experiment: Experiment) -> np.ndarray:
-    volume = open_volume(experiment.layout.lsd_error, LSD_ERROR.dataset)
+    volume = open_volume(lsd_error_task(experiment).outputs["lsd_error"].path, LSD_ERROR.dataset)
     assert (volume.geometry.voxel_size_nm, volume.geometry.offset_nm) == (SIZE, (400.0, 0.0, 21.0))
     return volume.read(volume.box)
 
@@ -157,10 +160,13 @@ def test_another_segmentation_gets_a_map_of_its_own_and_the_first_comes_back_who
     merged_cells(experiment)
     make_map()
     first, found = map_of(experiment), read_manifest(experiment.layout, "segment")
+    path = lsd_error_task(experiment).outputs["lsd_error"].path
     overwrite(made(experiment.layout, "segment"), SEGMENTATION, np.ones(SHAPE, np.uint64), experiment)
     found.model_copy(update={"identity": "another segmentation"}).write(experiment.layout)
     make_map()
     assert not np.array_equal(map_of(experiment), first)
+    kept = open_volume(path, LSD_ERROR.dataset)
+    assert np.array_equal(kept.read(kept.box), first)
     merged_cells(experiment)
     found.write(experiment.layout)
     make_map()
@@ -173,7 +179,7 @@ def test_without_stored_lsds_there_is_no_map_and_one_reason_and_asked_for_it_is_
     told = json.loads((finished.layout.report / "scores.json").read_text())["lsd_error"]
     assert told["made"] is False
     assert "store_lsds = true" in told["reason"]
-    assert not finished.layout.lsd_error.exists()
+    assert "lsd_error" not in read_manifest(finished.layout, "evaluate").outputs
     with pytest.raises(MissingInput, match="LSDs are not stored"):
         Evaluate().run(copy_of(finished, "a", "evaluate.lsd_error=on"), RunOptions())
 
@@ -215,3 +221,49 @@ def test_the_error_is_the_mean_of_the_differences_of_ten_channels() -> None:
     predicted[4] = np.where(predicted[4] < 128, predicted[4] + 100, predicted[4] - 100)
     found = error_of(labels, box, predicted, SIGMA, SIZE)
     assert (found.min(), found.max()) in {(10, 10), (9, 10), (10, 11), (9, 11)}
+
+
+def layer_names(experiment: Experiment) -> list[str]:
+    state = json.loads((experiment.layout.report / "neuroglancer.json").read_text())
+    return [layer["name"] for layer in state["layers"]]
+
+
+def test_the_manifest_names_the_map_and_the_report_and_the_viewer_show_that_of_the_segmentation_of_now(
+    make_experiment: Make,
+) -> None:
+    experiment = make_experiment("a", *SET)
+    layout = experiment.layout
+    merged_cells(experiment)
+    Evaluate().run(experiment, RunOptions())
+    manifest = read_manifest(layout, "evaluate")
+    container, dataset = manifest.output_array(layout, "lsd_error")
+    assert (container, dataset) == (lsd_error_task(experiment).outputs["lsd_error"].path, LSD_ERROR.dataset)
+    assert container.is_relative_to(layout.results / "evaluate")
+    assert not layout.lsd_error.exists()
+    assert layer_names(experiment)[-2:] == ["lsd_error", "truth"]
+    other = replace(experiment, tables={**experiment.tables, "evaluate": {"voi_limit": 9.0, "lsd_sigma": "40 nm"}})
+    Evaluate().run(other, RunOptions())
+    assert [v.container for v in shown_volumes(layout, others=True) if v.name.startswith("lsd_error")] == [container]
+    segment = read_manifest(layout, "segment")
+    segment.model_copy(update={"identity": "another segmentation"}).write(layout)
+    assert "lsd_error" not in [volume.name for volume in shown_volumes(layout)]
+    write_report(experiment)
+    assert "lsd_error" not in layer_names(experiment)
+    segment.write(layout)
+    write_report(experiment)
+    assert layer_names(experiment)[-2:] == ["lsd_error", "truth"]
+
+
+def test_a_map_of_an_earlier_contract_is_used_where_it_is(make_experiment: Make) -> None:
+    experiment = make_experiment("a", *SET)
+    merged_cells(experiment)
+    Evaluate().run(experiment, RunOptions())
+    before, container = map_of(experiment), lsd_error_task(experiment).outputs["lsd_error"].path
+    container.rename(experiment.layout.lsd_error)
+    container.parent.rmdir()
+    Evaluate().run(experiment, RunOptions())
+    assert not container.exists()
+    assert lsd_error_task(experiment).outputs["lsd_error"].path == experiment.layout.lsd_error
+    assert np.array_equal(map_of(experiment), before)
+    assert read_manifest(experiment.layout, "evaluate").outputs["lsd_error"] == "lsd_error.zarr/volumes/lsd_error"
+    assert Evaluate().verify(experiment)["verified"]

@@ -88,7 +88,7 @@ class ExperimentLayout:
 
     @property
     def lsd_error(self) -> Path:
-        """Container of volumes/lsd_error: where the segmentation's own LSDs are not those predicted."""
+        """Where contracts before 2.1 kept volumes/lsd_error."""
         return self.root / "lsd_error.zarr"
 
     @property

@@ -21,6 +21,7 @@ OUTPUTS = (
     ("predict", "affs", "affinities"),
     ("watershed", "fragments", "fragments"),
     ("segment", "segmentation", "segmentation"),
+    ("evaluate", "lsd_error", "lsd_error"),
 )
 VISIBLE_AT_FIRST = ("raw", "segmentation")
 
@@ -51,12 +52,14 @@ def shown_volumes(
 
     others: also the results that are not current, as `segmentation_1c0f4a2b`, to compare them.
     """
+    made = [volume for output in OUTPUTS for volume in _output(layout, *output)]
+    if all(volume.name != "lsd_error" for volume in made):
+        made.append(ShownVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset))
     known = [
         ShownVolume("raw", layout.target_volume, RAW.dataset),
-        *(volume for output in OUTPUTS for volume in _output(layout, *output)),
-        ShownVolume("lsd_error", layout.lsd_error, LSD_ERROR.dataset),
+        *made,
         ShownVolume("truth", layout.target_volume, truth_dataset),
-        *(_other_results(layout) if others else []),
+        *(_other_results(layout, {volume.folder for volume in made}) if others else []),
     ]
     return tuple(volume for volume in known if volume.exists)
 
@@ -88,15 +91,20 @@ def viewer_layers(places: Mapping[str, Placed]) -> tuple[ViewerLayer, ...]:
 
 
 def _output(layout: ExperimentLayout, stage: str, output: str, name: str) -> list[ShownVolume]:
-    """An output of a stage, if the manifest of the stage names it."""
+    """An output of a stage, if its manifest names it; of evaluate only if it is about the current segmentation."""
     with suppress(StageError):
-        return [ShownVolume(name, *read_manifest(layout, stage).output_array(layout, output))]
+        manifest = read_manifest(layout, stage)
+        if stage != "evaluate" or manifest.inputs.get("segment") == read_manifest(layout, "segment").identity:
+            return [ShownVolume(name, *manifest.output_array(layout, output))]
     return []
 
 
-def _other_results(layout: ExperimentLayout) -> list[ShownVolume]:
-    """The arrays of finished results that are not current, with the first letters of their keys in their names."""
-    found = []
+def _other_results(layout: ExperimentLayout, known: set[Path]) -> list[ShownVolume]:
+    """The arrays of finished results that are not current, with the first letters of their keys in their names.
+
+    An array that several results name has one layer; those that are `known` have one already.
+    """
+    found: list[ShownVolume] = []
     for stage, output, name in OUTPUTS:
         current = current_key(layout, stage)[:8]
         for folder in sorted((layout.results / stage).glob("*/manifest.json")):
@@ -104,5 +112,7 @@ def _other_results(layout: ExperimentLayout) -> list[ShownVolume]:
             if key != current:
                 with suppress(StageError):
                     array = read_kept_manifest(layout, stage, key).output_array(layout, output)
-                    found.append(ShownVolume(f"{name}_{key}", *array))
+                    volume = ShownVolume(f"{name}_{key}", *array)
+                    if volume.folder not in {*known, *(other.folder for other in found)}:
+                        found.append(volume)
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,7 @@ def evaluate(experiment: Experiment) -> Manifest:
     disagree = collector.collect(STAGE, lambda: disagreement(experiment, config), None) if gathered.segmented else None
     scores |= {"lsd_error": disagree.told} if disagree else {}
     works = (*(gathered.compared.works if gathered.compared else ()), *(disagree.works if disagree else ()))
-    manifest = _manifest(experiment, config, scores, works)
+    manifest = _manifest(experiment, config, scores, works, disagree.outputs if disagree else {})
     result = None if collector.errors else manifest
     data = report_data(experiment, config, replace(gathered, result=result), scores, collector)
     folder = experiment.layout.report
@@ -117,7 +118,11 @@ def _compare(experiment: Experiment, config: EvaluateConfig, segmented: Segmente
 
 
 def _manifest(
-    experiment: Experiment, config: EvaluateConfig, scores: dict[str, Any], works: tuple[str, ...]
+    experiment: Experiment,
+    config: EvaluateConfig,
+    scores: dict[str, Any],
+    works: tuple[str, ...],
+    arrays: Mapping[str, str],
 ) -> Manifest:
     """The manifest of these scores, which is not written yet."""
     inputs = {s: m.identity for s, m in history.manifests(experiment).items() if s in ("watershed", "segment")}
@@ -131,7 +136,7 @@ def _manifest(
         key=key,
         config=table,
         inputs=inputs,
-        outputs=OUTPUTS,
+        outputs={**OUTPUTS, **arrays},
         facts={**facts, "works": list(works)},
         identity=hash_of([key, scores]),
     )

@@ -32,7 +32,7 @@ def made_by(layout: ExperimentLayout, stage: str) -> list[Path]:
         "watershed": [results, layout.store / "nodes", blocks],
         "agglomerate": [results, *layout.store.glob("edges_*"), blocks],
         "segment": [results, layout.luts, blocks],
-        "evaluate": [layout.report, *layout.store.glob("overlaps_*"), blocks],
+        "evaluate": [results, layout.report, *layout.store.glob("overlaps_*"), blocks],
     }
     return folders.get(stage, [layout.train_dir(stage)])
 

@@ -65,7 +65,7 @@ def report_data(
 ) -> ReportData:
     """The data of the pages; `scores`: what scores.json holds, or will."""
     segmented, grid = gathered.segmented, gathered.grid
-    seen = _volumes(experiment, config, grid, collector) if grid else _Seen()
+    seen = _volumes(experiment, config, grid, gathered.result, collector) if grid else _Seen()
     facts = tuple(lut.facts for lut in segmented.luts) if segmented else ()
     finished = history.manifests(experiment)
     return ReportData(
@@ -134,9 +134,15 @@ class _Seen:
     section: Section | None = None
 
 
-def _volumes(experiment: Experiment, config: EvaluateConfig, grid: Geometry, collector: history.Collector) -> _Seen:
+def _volumes(
+    experiment: Experiment,
+    config: EvaluateConfig,
+    grid: Geometry,
+    result: Manifest | None,
+    collector: history.Collector,
+) -> _Seen:
     """What the volumes that exist look like; one that cannot be read is left out."""
-    shown = layers(experiment, config)
+    shown = layers(experiment, config, result)
     opened: dict[str, Volume] = {}
     nothing: dict[str, Volume] = {}
     for layer in shown:

@@ -7,16 +7,30 @@ from pathlib import Path
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.report.data import Picture
 from lsdflow_evaluate.shown.pictures import central_planes, picture_of
 from lsdflow_runtime.volumes import Volume, open_volume
 
+MAP = "lsd_error"
 
-def layers(experiment: Experiment, config: EvaluateConfig) -> tuple[ShownVolume, ...]:
-    """All volumes that exist, in the order in which they are made."""
-    return shown_volumes(experiment.layout, config.truth_dataset)
+
+def layers(experiment: Experiment, config: EvaluateConfig, result: Manifest | None = None) -> tuple[ShownVolume, ...]:
+    """All volumes that exist, in the order in which they are made.
+
+    result: the manifest of the scores that are shown, which need not be the current one; its map of LSD errors is.
+    """
+    shown = shown_volumes(experiment.layout, config.truth_dataset)
+    if result is None:
+        return shown
+    found = {volume.name: volume for volume in shown if volume.name != MAP}
+    if MAP in result.outputs:
+        truth = found.pop("truth", None)
+        found[MAP] = ShownVolume(MAP, *result.output_array(experiment.layout, MAP))
+        found |= {"truth": truth} if truth else {}
+    return tuple(volume for volume in found.values() if volume.exists)
 
 
 def open_layers(shown: tuple[ShownVolume, ...], grid: Geometry) -> dict[str, Volume]:

@@ -22,6 +22,7 @@ from lsdflow_contract.graph import Overlaps
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.scores.later_works import leave_work
 from lsdflow_evaluate.without_truth.lsd_error import PART, lsd_error_task, mean_errors
+from lsdflow_runtime.block_task import outputs_of
 from lsdflow_runtime.blockwise import run_blocks
 
 LOG = logging.getLogger("lsdflow.evaluate")
@@ -31,11 +32,14 @@ FEWEST_TAKEN, MOST_IN_CSV, MOST_IN_SCORES = 64, 10_000, 20
 
 @dataclass(frozen=True)
 class Disagreement:
-    """What scores.json tells, the rows of the CSV (segment, mean error in [0, 1], voxels taken), the works' keys."""
+    """What scores.json tells, the rows of the CSV (segment, mean error in [0, 1], voxels taken), the works' keys, and
+    the output for the manifest.
+    """
 
     told: dict[str, Any]
     rows: list[tuple[int, float, int]] = field(default_factory=list)
     works: tuple[str, ...] = ()
+    outputs: dict[str, str] = field(default_factory=dict)
 
 
 def disagreement(experiment: Experiment, config: EvaluateConfig) -> Disagreement:
@@ -49,20 +53,19 @@ def disagreement(experiment: Experiment, config: EvaluateConfig) -> Disagreement
             raise
         return _not_made(f"{error.what}: {error.hint}" if error.hint else error.what)
     leave_work(experiment, task.key, task.config, {})
-    # A map of another segmentation gives way; its marks must not be believed when that one comes back.
-    made = [output.create(task.provenance(), replace=True) for output in task.outputs.values()]
-    if any(made):
-        task.marks.forget()
     run_blocks(task)
     found = mean_errors(task)
     rows = most_likely_wrong(found)
-    where = str(task.outputs[PART].folder.relative_to(experiment.layout.root))
+    output = task.outputs[PART]
+    # Not the whole path: it names the key, and scores do not depend on the blocks.
+    where = f"{output.path.name}/{output.spec.dataset}"
     total = int(found.truth.sum()) / max(int(found.size_vox.sum()), 1) / 255
     listed = [{"segment": s, "mean": mean, "voxels_taken": voxels} for s, mean, voxels in rows[:MOST_IN_SCORES]]
     facts = {name: task.config[name] for name in ("sigma_nm", "step")}
     told = {"made": True, "volume": where, "mean": total, "segments": len(found), **facts, "worst": listed}
-    LOG.info("LSDs of the segmentation differ by %.3f from those predicted; map in %s", total, where)
-    return Disagreement(told, rows, (task.key,))
+    made = outputs_of([task])
+    LOG.info("LSDs of the segmentation differ by %.3f from those predicted; map in %s", total, made[PART])
+    return Disagreement(told, rows, (task.key,), made)
 
 
 def most_likely_wrong(found: Overlaps) -> list[tuple[int, float, int]]:

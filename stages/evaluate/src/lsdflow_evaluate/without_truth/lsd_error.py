@@ -14,18 +14,21 @@ it took, for every segment: rows of the collection overlaps_lsd_error (segment, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import LSD_ERROR, dequantise_u8
+from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_contract.graph import Overlaps
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
@@ -85,16 +88,25 @@ def lsd_error_task(experiment: Experiment) -> BlockTask:
     decided = {"sigma_nm": list(lattice.sigma_nm), "step": lattice.step, "block_shape_vox": list(shape)}
     parameters = {"part": PART, **decided}
     inputs = {"predict": predict.identity, "segment": segment.identity}
+    key = work_key(STAGE, parameters, inputs)
     return BlockTask(
         stage=STAGE,
         experiment=experiment,
-        key=work_key(STAGE, parameters, inputs),
+        key=key,
         config=parameters,
         inputs=inputs,
         plan=BlockPlan(box, shape, lattice.context_vox),
-        outputs={PART: OutputArray(experiment.layout.lsd_error, LSD_ERROR, grid, box, shape)},
+        outputs={PART: OutputArray(_container(experiment.layout, key), LSD_ERROR, grid, box, shape)},
         open=partial(_opened, segmentation, lsds, lattice),
     )
+
+
+def _container(layout: ExperimentLayout, key: str) -> Path:
+    """In the folder of the work, or where contracts before 2.1 have made the map of this very work."""
+    with suppress(StageError):
+        if open_volume(layout.lsd_error, LSD_ERROR.dataset).provenance.get("key") == key:
+            return layout.lsd_error
+    return layout.result(STAGE, key) / "lsd_error.zarr"
 
 
 def error_of(
