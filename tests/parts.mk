@@ -139,7 +139,7 @@ TESTS_OF_runtime := \
   tests/runtime/test_interruption.py \
   tests/runtime/test_run_folder_errors.py \
   tests/runtime/test_volumes.py \
-  tests/runtime/test_lease.py \
+  tests/runtime/test_stage_lock.py \
   tests/runtime/test_gate.py \
   tests/runtime/test_memory.py \
   tests/runtime/test_cores.py

@@ -13,7 +13,7 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
-from lsdflow_command.lease_file import Holder, LeaseFile
+from lsdflow_command.lock_file import Holder, LockFile
 from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
 from lsdflow_contract.errors import MissingInput, NotOurs, StoreUnreachable
@@ -131,8 +131,8 @@ def test_clean_drops_the_tables_of_a_graph_that_no_other_result_has(experiment: 
 
 def test_a_stage_at_work_loses_nothing(experiment: Experiment) -> None:
     first, _ = results_of(experiment.layout)
-    lease = LeaseFile(experiment.layout.stage_runs("watershed") / "lease")
-    lease.path.write_text(json.dumps(Holder("token", "elsewhere", 1).__dict__))
+    lock = LockFile(experiment.layout.stage_runs("watershed") / "lock")
+    lock.path.write_text(json.dumps(Holder("id", "elsewhere", 1).__dict__))
     with pytest.raises(NotOurs, match="at work"):
         drop(experiment, [first])
     assert len(results_of(experiment.layout)) == 2

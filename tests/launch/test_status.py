@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lsdflow_command.lease_file import Holder
+from lsdflow_command.lock_file import Holder
 from lsdflow_command.processes import pid_namespace
 from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -46,10 +46,10 @@ def begin(
     return folder
 
 
-def take_lease(experiment: Experiment, stage: str, pid: int, age_s: float = 0) -> None:
-    path = experiment.layout.stage_runs(stage) / "lease"
-    holder = Holder("token", socket.gethostname(), pid, namespace=pid_namespace())
-    path.write_text(json.dumps({"token": holder.token, "host": holder.host, "pid": pid, "job": ""}))
+def take_lock(experiment: Experiment, stage: str, pid: int, age_s: float = 0) -> None:
+    path = experiment.layout.stage_runs(stage) / "lock"
+    holder = Holder("id", socket.gethostname(), pid, namespace=pid_namespace())
+    path.write_text(json.dumps({"id": holder.id, "host": holder.host, "pid": pid, "job": ""}))
     os.utime(path, (time.time() - age_s,) * 2)
 
 
@@ -57,10 +57,10 @@ def test_a_run_with_a_living_coordinator_is_running_and_one_whose_process_is_gon
     experiment: Experiment,
 ) -> None:
     begin(experiment, "watershed", "20260101T000000-1")
-    take_lease(experiment, "watershed", os.getpid())
+    take_lock(experiment, "watershed", os.getpid())
     living = with_activity(experiment, "watershed", BEGUN)
     assert (living["alive"], cells(living, time.time())[0]) == (True, "running")
-    take_lease(experiment, "watershed", os.getpid(), age_s=3600)
+    take_lock(experiment, "watershed", os.getpid(), age_s=3600)
     dead = with_activity(experiment, "watershed", BEGUN)
     assert (dead["alive"], cells(dead, time.time())[0]) == (False, "killed")
     assert dead["state"] == "running or killed", "what --json told before stays"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lsdflow_command.lease_file import Holder
+from lsdflow_command.lock_file import Holder
 from lsdflow_contract.errors import Interrupted, UsageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.sweep.claim import AtWorkElsewhere, claim_of, claimed
@@ -167,10 +167,10 @@ def test_the_claim_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> No
         gone.wait()
     here = Holder.this_process()
     _claim(tmp_path, Holder("t", here.host, gone.pid, namespace=here.namespace))
-    assert claim_of(tmp_path).living_holder() is None
+    assert claim_of(tmp_path).live_holder() is None
     with claimed(tmp_path):
-        assert claim_of(tmp_path).living_holder() is not None
-    assert claim_of(tmp_path).living_holder() is None
+        assert claim_of(tmp_path).live_holder() is not None
+    assert claim_of(tmp_path).live_holder() is None
 
 
 def test_the_claim_of_another_machine_holds_until_it_is_not_renewed_for_a_minute(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def _write_late(folder: Path) -> None:
 
 
 def _crew(write: Callable[..., None], folder: Path, *more: int) -> Crew:
-    """Two workers, no lease."""
+    """Two workers, no lock."""
     return Crew(2, [partial(write, folder, *more)])
 
 

@@ -3,7 +3,7 @@
 {"before mark": 7}      SIGKILL when this place of a commit is reached for the 7th time (POINTS: eight of them)
 {"slow": 30}            every block takes 30 ms longer
 {"disk full": 5}        no space left from the 5th rename on;   {"disk flaky": 1}: one in a hundred fails, seed 1
-{"lease": 1.5}          leases expire after 1.5 s
+{"lock": 1.5}           locks expire after 1.5 s
 {"clock": -3600}        time.time() is an hour late;   {"clock back": 40}: steps back an hour at the 40th reading
 {"poison": [3, "crash"]}   block 3 raises, crashes, hangs, or is killed as if memory had run out, each time
 {"deaths": [11, FILE]}  each commit kills its process with a chance of 15 %, seed 11; a byte in FILE for each
@@ -31,7 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command import lease_file
+from lsdflow_command import lock_file
 from lsdflow_contract import manifest
 from lsdflow_runtime import block_task, blockwise
 from lsdflow_runtime.block_task import BlockTask
@@ -112,8 +112,8 @@ def _disk_flaky(seed: int) -> None:
     _wrap(Path, "replace", fail, before=True)
 
 
-def _lease(seconds: float) -> None:
-    lease_file.EXPIRY_SECONDS, lease_file.RENEWAL_SECONDS = seconds, seconds / 10
+def _lock(seconds: float) -> None:
+    lock_file.EXPIRY_SECONDS, lock_file.RENEWAL_SECONDS = seconds, seconds / 10
 
 
 def _clock(ahead_s: float) -> None:
@@ -271,7 +271,7 @@ _HARMS: dict[str, Callable[[Any], None]] = {
     "slow": _slow,
     "disk full": _disk_full,
     "disk flaky": _disk_flaky,
-    "lease": _lease,
+    "lock": _lock,
     "clock": _clock,
     "clock back": _clock_back,
     "poison": _poison,

@@ -22,7 +22,7 @@ from lsdflow_contract.manifest import current_key
 
 # evaluate does the same with its blocks, and takes longer to make its report.
 BLOCKWISE = STAGES[:3]
-LEASE_S = 1.0
+LOCK_S = 1.0
 
 
 def is_stopped(pid: int) -> bool:
@@ -78,7 +78,7 @@ def test_f6_a_worker_that_comes_back_after_its_block_was_done_by_another_writes_
 
 
 @pytest.mark.parametrize("runner", ["serial", "daisy"])
-def test_f15_a_coordinator_that_slept_longer_than_its_lease_gives_way_to_its_successor(
+def test_f15_a_coordinator_that_slept_longer_than_its_lock_gives_way_to_its_successor(
     world: World, runner: str
 ) -> None:
     """The whole machine sleeps: coordinator and workers."""
@@ -86,13 +86,13 @@ def test_f15_a_coordinator_that_slept_longer_than_its_lease_gives_way_to_its_suc
         chance, stage = random.Random(seed), BLOCKWISE[number % len(BLOCKWISE)]
         folder, settings = world.before(stage, f"f15-{runner}-{number}", store_of(number)), DAISY
         settings = DAISY if runner == "daisy" else (SERIAL,)
-        harm = {"lease": LEASE_S, "slow": 25}
+        harm = {"lock": LOCK_S, "slow": 25}
         first = world.server.start(stage, folder, *settings, harm=harm)
         least = chance.randrange(1, BLOCKS // 2)
         wait_for("blocks", lambda f=folder, s=stage, n=least: world.count_done(f, s) >= n)
         os.killpg(first, signal.SIGSTOP)
-        held = folder / "runs" / stage / "lease"
-        wait_for("the lease to expire", lambda h=held: age_s(h) > 1.1 * LEASE_S)
+        held = folder / "runs" / stage / "lock"
+        wait_for("the lock to expire", lambda h=held: age_s(h) > 1.1 * LOCK_S)
         before = world.marks(folder, stage)
         second = world.server.start(stage, folder, *settings, harm=harm)
         ends = chance.random() < 0.5
@@ -126,7 +126,7 @@ CLOCKS = (
 )
 
 
-def test_f17_wrong_clocks_change_neither_leases_nor_results(world: World) -> None:
+def test_f17_wrong_clocks_change_neither_locks_nor_results(world: World) -> None:
     """A second coordinator is refused, and takes over once the first is dead, whatever their clocks say."""
     for number in range(count(3, 20)):
         stage, (one, other) = BLOCKWISE[number % len(BLOCKWISE)], CLOCKS[number % len(CLOCKS)]
@@ -165,7 +165,7 @@ def test_f26_a_late_worker_of_other_parameters_changes_no_voxel_of_the_result_th
         wait_for("the process to stop", lambda p=late: is_stopped(p))
         os.kill(cluster.coordinator, signal.SIGKILL)
         world.server.wait(cluster.coordinator)
-        code = world.server.run("watershed", folder, SERIAL, harm={"lease": LEASE_S})
+        code = world.server.run("watershed", folder, SERIAL, harm={"lock": LOCK_S})
         whole, before = world.is_whole("watershed", folder), voxels(folder)
         os.kill(late, signal.SIGCONT)
         wait_for("its block to be written", lambda f=folder, b=before: len(voxels(f, every=True)) > len(b))

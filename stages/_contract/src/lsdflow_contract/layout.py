@@ -82,8 +82,8 @@ class ExperimentLayout:
         """The folder of the work that is named by `key`: its arrays, and its manifest when it has finished."""
         return self.results / stage / key[:8]
 
-    def stage_lock(self, stage: str) -> Path:
-        """Locked by a stage without blocks that writes into its results."""
+    def results_lock(self, stage: str) -> Path:
+        """The file that a stage without blocks locks while it writes results."""
         return self.results / stage / f".{stage}.lock"
 
     @property

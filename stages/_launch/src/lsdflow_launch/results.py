@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from lsdflow_command.app import exit_codes
-from lsdflow_command.lease_file import LeaseFile
+from lsdflow_command.lock_file import LockFile
 from lsdflow_command.processes import one_at_a_time
 from lsdflow_contract.errors import MissingInput, NotOurs, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
@@ -50,6 +50,8 @@ from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 # A training without a new line in its losses for so long is not at work any more.
 TRAINING_SECONDS = 600.0
+# A program of contract 1 that is still running holds a lock of this name.
+NAME_OF_OLD_LOCKS = "lease"
 Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: lsdflow results lists them")]
 
 
@@ -219,12 +221,13 @@ def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:
 
 
 def require_idle(layout: ExperimentLayout, stage: str) -> None:
-    """NotOurs (73) if a stage is at work: one with blocks holds a lease, another one the lock of its results."""
-    holder = LeaseFile(layout.stage_runs(stage) / "lease").living_holder()
+    """NotOurs (73) if a stage is at work: a stage with blocks holds a lock file, another one a lock of its results."""
+    runs = layout.stage_runs(stage)
+    holder = LockFile(runs / "lock").live_holder() or LockFile(runs / NAME_OF_OLD_LOCKS).live_holder()
     if holder is not None:
         raise NotOurs(f"{stage} is at work", where=layout.results / stage, found=holder.host, hint="wait for its end")
-    if layout.stage_lock(stage).exists():
-        with one_at_a_time(layout.stage_lock(stage), stage):
+    if layout.results_lock(stage).exists():
+        with one_at_a_time(layout.results_lock(stage), stage):
             return
 
 

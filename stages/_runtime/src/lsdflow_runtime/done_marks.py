@@ -54,12 +54,12 @@ class BlockStore(Protocol):
         """Remove all marks: what they stand for is no longer there."""
 
     def take_back(self, *numbers: int) -> None:
-        """Remove marks of blocks: what they stand for is broken. Only for the holder of the lease."""
+        """Remove marks of blocks: what they stand for is broken. Only for the holder of the stage lock."""
 
     def take_back_damaged(self, blocks: int) -> set[int]:
         """Remove marks that cannot be told apart any more; blocks (of `blocks` in all) that lost theirs so.
 
-        Only for the holder of the lease.
+        Only for the holder of the stage lock.
         """
 
     def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
@@ -121,7 +121,7 @@ class DoneMarks:
                 shutil.rmtree(self.folder)
 
     def take_back(self, *numbers: int) -> None:
-        """Remove marks of blocks: what they stand for is broken. Only for the holder of the lease."""
+        """Remove marks of blocks: what they stand for is broken. Only for the holder of the stage lock."""
         self._packs.take_out(numbers)
         self._remove(numbers)
 

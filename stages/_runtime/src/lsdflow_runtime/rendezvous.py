@@ -28,7 +28,7 @@ from lsdflow_contract.errors import BadData, ConfigError, Interrupted, StageErro
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.manifest import JOB_VARIABLE
-from lsdflow_runtime.lease import lease
+from lsdflow_runtime.stage_lock import stage_lock
 
 State = Literal["starting", "open", "paused", "finished"]
 HOST_VARIABLE = "LSDFLOW_HOST"
@@ -111,7 +111,7 @@ def coordinating(stage: str, experiment: Experiment) -> Iterator[None]:
     Raises NotOurs (73) if another coordinator is at work on the stage.
     """
     board = NoticeBoard.of(stage, experiment)
-    with lease(board.folder):
+    with stage_lock(board.folder):
         if experiment.compute.runner == "cluster":
             with _told(board):
                 yield

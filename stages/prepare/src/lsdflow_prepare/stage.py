@@ -287,7 +287,7 @@ def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans
 
 
 def _alone(layout: ExperimentLayout) -> AbstractContextManager[None]:
-    return one_at_a_time(layout.stage_lock(STAGE), STAGE)
+    return one_at_a_time(layout.results_lock(STAGE), STAGE)
 
 
 def _state(found: list[Path]) -> str:

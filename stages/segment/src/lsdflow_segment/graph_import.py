@@ -22,9 +22,9 @@ from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_runtime.blocks import pieces
-from lsdflow_runtime.lease import lease
 from lsdflow_runtime.mongo_foreign import ForeignGraph, ForeignRows, edge_columns, node_columns, open_foreign, works_in
 from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.stage_lock import stage_lock
 from lsdflow_runtime.stores import Store, open_store
 from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
@@ -79,9 +79,9 @@ def import_graph(experiment: Experiment, options: ImportOptions) -> None:
     graph = open_foreign(options.sources, options.database, experiment.store.retry_s)
     edges, store = _wanted(graph, options.merge_functions), open_store(experiment)
     work = _Import(experiment, graph, edges, fragments, store, options.cut_out)
-    with ExitStack() as leases:
+    with ExitStack() as locks:
         for stage in (*work.keys, STAGE):
-            leases.enter_context(lease(experiment.layout.stage_runs(stage)))
+            locks.enter_context(stage_lock(experiment.layout.stage_runs(stage)))
         if _is_there(work) and not options.replace:
             LOG.info("this graph is imported already; --replace reads it again")
             return

@@ -18,7 +18,7 @@ FREE_BYTES, FREE_FILES = 5 * GIB, 100_000
 # Below this a run waits for the disk most of the time.
 SLOW_MB_PER_S = 20.0
 MOUNT_S = 120.0
-# Leases are renewed every 5 s and end after 60 s, by the clock of the file server alone; stamps in reports use ours.
+# Locks are renewed every 5 s and expire after 60 s, by the clock of the file server; times in reports are ours.
 CLOCK_S = 5.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p", "afs", "pvfs2")
 MEMORY = ("tmpfs", "ramfs")

@@ -51,12 +51,12 @@ def _rename(probe: Path) -> dict[str, Any]:
 
 
 def _exclusive(probe: Path) -> dict[str, Any]:
-    """Of two that make a name, one is refused: by O_EXCL and by a hard link, as the lease of a coordinator."""
+    """Of two that make a name, one is refused: by O_EXCL and by a hard link, as the lock of a coordinator."""
     (probe / "mine").write_text("mine")
-    os.link(probe / "mine", probe / "lease")
+    os.link(probe / "mine", probe / "lock")
     refused = 0
     try:
-        os.link(probe / "mine", probe / "lease")
+        os.link(probe / "mine", probe / "lock")
     except FileExistsError:
         refused += 1
     os.close(os.open(probe / "once", os.O_CREAT | os.O_EXCL | os.O_WRONLY))

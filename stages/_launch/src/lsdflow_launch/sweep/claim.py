@@ -1,7 +1,7 @@
 """One process at a time makes a run of a sweep, on whatever machine: a claim file on shared storage.
 
-The stages have leases of their own: two that both believe to hold a claim leave the same bits. What the claim saves is
-the work of the second one, also where a stage has no lease.
+Two processes that both believe to hold a claim leave the same bits, because results are written once. The claim saves
+the work of the second one, also for a stage that has no lock of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lsdflow_command.lease_file import EXPIRY_SECONDS, Holder, LeaseFile, Renewal
+from lsdflow_command.lock_file import EXPIRY_SECONDS, Holder, LockFile
 from lsdflow_contract.errors import NotOurs
 
 LOG = logging.getLogger("lsdflow.sweep")
@@ -25,23 +25,19 @@ class AtWorkElsewhere(NotOurs):
 def claimed(folder: Path) -> Iterator[None]:
     """Hold the claim of an experiment folder for the time of the block. AtWorkElsewhere (73) if it is held."""
     claim = claim_of(folder)
-    holder = claim.take(lambda found, age_s: _refusal(claim, found, age_s))
-    renewal = Renewal(claim, holder, lambda: LOG.warning("another process took over: %s", claim.path))
-    renewal.start()
-    try:
+    with claim.held(
+        lambda found, age_s: _refusal(claim, found, age_s),
+        lost=lambda: LOG.warning("another process took over: %s", claim.path),
+    ):
         yield
-    finally:
-        renewal.stop()
-        renewal.join()
-        claim.release(holder)
 
 
-def claim_of(folder: Path) -> LeaseFile:
+def claim_of(folder: Path) -> LockFile:
     """The claim file of an experiment folder."""
-    return LeaseFile(folder / "runs" / "sweep" / "claim")
+    return LockFile(folder / "runs" / "sweep" / "claim")
 
 
-def _refusal(claim: LeaseFile, found: Holder, age_s: float) -> NotOurs:
+def _refusal(claim: LockFile, found: Holder, age_s: float) -> NotOurs:
     return AtWorkElsewhere(
         "another process works on this run",
         where=claim.path,

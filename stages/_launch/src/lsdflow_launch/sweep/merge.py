@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lsdflow_command.lease_file import Holder
+from lsdflow_command.lock_file import Holder
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_launch.sweep.claim import claim_of
 from lsdflow_launch.sweep.folder import SweepFolder, SweepPlan
@@ -132,7 +132,7 @@ def merged(folders: Sequence[SweepFolder]) -> Merged:
         found = [(folder, folder.plan.runs[number]) for folder in folders]
         results = [result for folder, r in found if (result := read_result(folder.result_path(r))) is not None]
         workers = [
-            worker for folder, r in found if (worker := claim_of(folder.run_folder(r)).living_holder()) is not None
+            worker for folder, r in found if (worker := claim_of(folder.run_folder(r)).live_holder()) is not None
         ]
         rows.append(Row(run, _best_of(results), next(iter(workers), None)))
     return Merged(first.plan, tuple(rows))

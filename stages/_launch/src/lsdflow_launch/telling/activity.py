@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.lease_file import LeaseFile
+from lsdflow_command.lock_file import LockFile
 from lsdflow_command.watching.attempts import DONE, FOLDER, AttemptReader
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
@@ -42,13 +42,13 @@ def begun_last(experiment: Experiment, stage: str) -> Path | None:
 
 def _times(experiment: Experiment, stage: str) -> dict[str, Any]:
     runs = experiment.layout.stage_runs(stage)
-    lease = LeaseFile(runs / "lease")
+    lock = LockFile(runs / "lock")
     newest = begun_last(experiment, stage)
     logs = [*slurm_logs(experiment, stage)[:1], *([newest / "log.txt"] if newest else [])]
     stamps = [stamp for path in (*logs, *_signs(experiment, stage)) if (stamp := _stamp(path)) is not None]
     present = sorted((path for path in logs if path.is_file()), key=lambda path: path.stat().st_mtime)
     return {
-        **({"alive": lease.living_holder() is not None} if lease.path.exists() else {}),
+        **({"alive": lock.live_holder() is not None} if lock.path.exists() else {}),
         **({"last_activity": max(stamps)} if stamps else {}),
         **({"log": str(present[-1])} if present else {}),
     }

@@ -1,6 +1,6 @@
 """The folder of an export: whose it is, what of it is finished, and what remains to be done after an interruption.
 
-OUT/.export/        while it is made: the lease of the one process that writes, keys of the layers, done marks, the
+OUT/.export/        while it is made: the lock of the one process that writes, keys of the layers, done marks, the
                     segments that get meshes and skeletons (segment_works)
 What is finished is recorded by the format, in the metadata that it writes last; then .export is removed.
 """
@@ -18,8 +18,8 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
 from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.lease import lease
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
+from lsdflow_runtime.stage_lock import stage_lock
 from lsdflow_view.export.crew import Crew
 
 UNDER_WAY = ".export"
@@ -61,7 +61,7 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
                 hint="name another folder",
             )
         under_way.mkdir(parents=True, exist_ok=True)
-    with interrupt_on_signals(), lease(under_way, "another process exports to this folder"):
+    with interrupt_on_signals(), stage_lock(under_way, "another process exports to this folder"):
         # What another process has claimed meanwhile.
         _require_same(under_way, finished or {}, keys)
         yield under_way

@@ -1,4 +1,4 @@
-"""One coordinator at a time: of many that try, one holds the lease; the dead are found out; times are the server's."""
+"""One coordinator at a time: of many that try, one holds the lock; the dead are found out; times are the server's."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command import lease_file
-from lsdflow_command.lease_file import Holder, LeaseFile
+from lsdflow_command import lock_file
+from lsdflow_command.lock_file import Holder, LockFile
 from lsdflow_contract.errors import Interrupted, NotOurs
-from lsdflow_runtime.lease import lease
+from lsdflow_runtime.stage_lock import stage_lock
 
-ELSEWHERE = {"token": "x", "host": "elsewhere", "pid": 1, "job": ""}
+ELSEWHERE = {"id": "x", "host": "elsewhere", "pid": 1, "job": ""}
 
 
 def _leave_dead(folder: Path) -> None:
-    """A lease that nobody has renewed for longer than it lives."""
-    (folder / "lease").write_text(json.dumps(ELSEWHERE))
-    old = time.time() - lease_file.EXPIRY_SECONDS - 5
-    os.utime(folder / "lease", (old, old))
+    """A lock that nobody has renewed for longer than it lives."""
+    (folder / "lock").write_text(json.dumps(ELSEWHERE))
+    old = time.time() - lock_file.EXPIRY_SECONDS - 5
+    os.utime(folder / "lock", (old, old))
 
 
 def _hold(folder: str, go: float, answers: multiprocessing.Queue, done: threading.Event) -> None:
     time.sleep(max(0.0, go - time.time()))
     try:
-        with lease(Path(folder)):
+        with stage_lock(Path(folder)):
             answers.put("held")
             done.wait(60)
     except NotOurs:
@@ -41,7 +41,7 @@ def _hold(folder: str, go: float, answers: multiprocessing.Queue, done: threadin
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_of_eight_that_try_at_once_one_holds_the_lease(tmp_path: Path, dead: bool) -> None:
+def test_of_eight_that_try_at_once_one_holds_the_lock(tmp_path: Path, dead: bool) -> None:
     if dead:
         _leave_dead(tmp_path)
     context = multiprocessing.get_context("fork")
@@ -58,52 +58,52 @@ def test_of_eight_that_try_at_once_one_holds_the_lease(tmp_path: Path, dead: boo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lease_of_a_live_coordinator_elsewhere_is_respected_and_named(tmp_path: Path) -> None:
-    (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
-    with pytest.raises(NotOurs, match="elsewhere") as caught, lease(tmp_path):
+def test_a_lock_of_a_live_coordinator_elsewhere_is_respected_and_named(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(json.dumps(ELSEWHERE))
+    with pytest.raises(NotOurs, match="elsewhere") as caught, stage_lock(tmp_path):
         pass
     assert caught.value.exit_code == 73
-    assert json.loads((tmp_path / "lease").read_text()) == ELSEWHERE
+    assert json.loads((tmp_path / "lock").read_text()) == ELSEWHERE
 
 
-def test_a_lease_that_nobody_renewed_is_taken_over(tmp_path: Path) -> None:
+def test_a_lock_that_nobody_renewed_is_taken_over(tmp_path: Path) -> None:
     _leave_dead(tmp_path)
-    with lease(tmp_path):
-        assert json.loads((tmp_path / "lease").read_text())["pid"] == os.getpid()
+    with stage_lock(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lease_that_was_taken_between_look_and_claim_stays(tmp_path: Path) -> None:
+def test_a_lock_that_was_taken_between_look_and_takeover_stays(tmp_path: Path) -> None:
     dead, own = Holder(**ELSEWHERE), tmp_path / "own"
-    living = {**ELSEWHERE, "token": "y"}
-    (tmp_path / "lease").write_text(json.dumps(living))
+    living = {**ELSEWHERE, "id": "y"}
+    (tmp_path / "lock").write_text(json.dumps(living))
     own.touch()
-    LeaseFile(tmp_path / "lease").take_away(dead, own)
-    assert json.loads((tmp_path / "lease").read_text()) == living
-    assert {path.name for path in tmp_path.iterdir()} == {"lease", "own"}
+    LockFile(tmp_path / "lock").remove_stale(dead, own)
+    assert json.loads((tmp_path / "lock").read_text()) == living
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "own"}
 
 
-def test_a_claim_is_waited_for_and_expires_with_its_process(tmp_path: Path) -> None:
+def test_a_takeover_is_waited_for_and_expires_with_its_process(tmp_path: Path) -> None:
     _leave_dead(tmp_path)
-    file, own, other = LeaseFile(tmp_path / "lease"), tmp_path / "own", tmp_path / "other"
+    file, own, other = LockFile(tmp_path / "lock"), tmp_path / "own", tmp_path / "other"
     dead = file.holder()
     for path in (own, other):
         path.touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_args, **_kwargs: None)  # killed before it takes anything away
-        file.take_away(dead, other)
-    (claim,) = tmp_path.glob(".*.claim")
-    file.take_away(dead, own)
-    assert (file.holder(), claim.exists()) == (dead, True), "another process is about to"
-    old = time.time() - lease_file.EXPIRY_SECONDS - 5
+        file.remove_stale(dead, other)
+    (takeover,) = tmp_path.glob(".*.takeover")
+    file.remove_stale(dead, own)
+    assert (file.holder(), takeover.exists()) == (dead, True), "another process is about to"
+    old = time.time() - lock_file.EXPIRY_SECONDS - 5
     os.utime(other, (old, old))
-    file.take_away(dead, own)
-    assert not claim.exists()
-    file.take_away(dead, own)
+    file.remove_stale(dead, own)
+    assert not takeover.exists()
+    file.remove_stale(dead, own)
     assert file.holder() is None
 
 
-def test_of_eight_that_find_a_dead_one_at_the_same_moment_one_holds_the_lease(tmp_path: Path) -> None:
+def test_of_eight_that_find_a_dead_one_at_the_same_moment_one_holds_the_lock(tmp_path: Path) -> None:
     """Twenty times, each waiting for the moment without giving its core away: eight in a hundred went wrong once."""
     for turn in range(20):
         folder = tmp_path / str(turn)
@@ -124,11 +124,11 @@ def test_of_eight_that_find_a_dead_one_at_the_same_moment_one_holds_the_lease(tm
 
 
 def _try(folder: Path, go: float, answers: multiprocessing.Queue, done: threading.Event) -> None:
-    file = LeaseFile(folder / "lease")
+    file = LockFile(folder / "lock")
     while time.monotonic() < go:
         pass
     try:
-        holder = file.take(lambda found, _age_s: NotOurs(found.host))
+        holder = file.acquire(lambda found, _age_s: NotOurs(found.host))
     except NotOurs:
         answers.put("refused")
         return
@@ -139,25 +139,25 @@ def _try(folder: Path, go: float, answers: multiprocessing.Queue, done: threadin
 
 def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from lsdflow_runtime.lease import lease\n"
-        "with lease(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from lsdflow_runtime.stage_lock import stage_lock\n"
+        "with stage_lock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(NotOurs), lease(tmp_path):
+    with pytest.raises(NotOurs), stage_lock(tmp_path):
         pass
     child.send_signal(signal.SIGKILL)
     child.wait()
-    with lease(tmp_path):
+    with stage_lock(tmp_path):
         pass
 
 
-def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_lease(tmp_path: Path) -> None:
+def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_lock(tmp_path: Path) -> None:
     """As two containers with `docker --network host`: its process number means nothing here."""
     program = (
-        "import sys; from pathlib import Path; from lsdflow_runtime.lease import lease\n"
-        "with lease(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from lsdflow_runtime.stage_lock import stage_lock\n"
+        "with stage_lock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     command = [*words, sys.executable, "-c", program, str(tmp_path)]
@@ -165,52 +165,52 @@ def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_le
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        held = json.loads((tmp_path / "lease").read_text())
+        held = json.loads((tmp_path / "lock").read_text())
         held["pid"] = 2**22 + 1  # more than Linux gives: no process here has it
-        (tmp_path / "lease").write_text(json.dumps(held))
-        with pytest.raises(NotOurs, match=socket.gethostname()), lease(tmp_path):
+        (tmp_path / "lock").write_text(json.dumps(held))
+        with pytest.raises(NotOurs, match=socket.gethostname()), stage_lock(tmp_path):
             pass
-        assert LeaseFile(tmp_path / "lease").living_holder() == Holder(**held)
+        assert LockFile(tmp_path / "lock").live_holder() == Holder(**held)
         child.stdin.close()
 
 
 def test_an_earlier_start_of_the_same_job_does_not_make_the_requeued_one_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "lease").write_text(json.dumps({**ELSEWHERE, "job": "17 restart 0"}))
+    (tmp_path / "lock").write_text(json.dumps({**ELSEWHERE, "job": "17 restart 0"}))
     monkeypatch.setenv("LSDFLOW_JOB", "18 restart 0")
-    with pytest.raises(NotOurs), lease(tmp_path):
+    with pytest.raises(NotOurs), stage_lock(tmp_path):
         pass
     monkeypatch.setenv("LSDFLOW_JOB", "17 restart 1")
-    with lease(tmp_path):
+    with stage_lock(tmp_path):
         pass
 
 
-def test_a_coordinator_that_lost_its_lease_is_stopped_with_73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_that_lost_its_lock_is_stopped_with_73(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lsdflow_command.interruption import interrupt_on_signals
 
-    monkeypatch.setattr(lease_file, "RENEWAL_SECONDS", 0.2)
+    monkeypatch.setattr(lock_file, "RENEWAL_SECONDS", 0.2)
 
     def hold() -> None:
-        with interrupt_on_signals(), lease(tmp_path):
-            (tmp_path / "lease").write_text(json.dumps(ELSEWHERE))
+        with interrupt_on_signals(), stage_lock(tmp_path):
+            (tmp_path / "lock").write_text(json.dumps(ELSEWHERE))
             time.sleep(10)
 
     started = time.monotonic()
     with pytest.raises(NotOurs, match="elsewhere"):
         hold()
     assert time.monotonic() - started < 5
-    assert json.loads((tmp_path / "lease").read_text()) == ELSEWHERE
+    assert json.loads((tmp_path / "lock").read_text()) == ELSEWHERE
 
 
-def test_a_signal_while_the_lease_is_held_stays_an_interruption(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="stopped"), lease(tmp_path):
+def test_a_signal_while_the_lock_is_held_stays_an_interruption(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="stopped"), stage_lock(tmp_path):
         raise Interrupted("stopped")
 
 
-def test_the_lease_is_renewed_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_file, "RENEWAL_SECONDS", 0.1)
-    with lease(tmp_path):
-        os.utime(tmp_path / "lease", (1, 1))
+def test_the_lock_is_renewed_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_file, "RENEWAL_SECONDS", 0.1)
+    with stage_lock(tmp_path):
+        os.utime(tmp_path / "lock", (1, 1))
         time.sleep(1)
-        assert (tmp_path / "lease").stat().st_mtime > 1
+        assert (tmp_path / "lock").stat().st_mtime > 1

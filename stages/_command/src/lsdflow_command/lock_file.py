@@ -1,0 +1,199 @@
+"""A lock file that one process at a time holds, on storage that several machines share: safe on NFS without flock.
+
+1. A process writes a file of its own and links it to the name of the lock. Of several processes one succeeds, because a
+   link is atomic.
+2. A thread renews the lock by its time stamp. All times are those of the file server, so the clocks of the machines do
+   not matter.
+3. A lock that was not renewed for EXPIRY_SECONDS is stale. Whoever wants it links a takeover file (of several processes
+   one succeeds), reads the lock once more, and removes it; then step 1. Without the takeover file, a process that read
+   the stale lock long ago could remove the lock of its successor.
+
+A lock is stale at once if its process ran in our PID namespace and has ended, or if an earlier start of our job holds
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lsdflow_command.processes import has_ended, pid_namespace
+from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.files import storage_errors
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import JOB_VARIABLE
+
+LOG = logging.getLogger("lsdflow.lock")
+EXPIRY_SECONDS = 60.0
+RENEWAL_SECONDS = 5.0
+TAKEOVER_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock. job: "17 restart 2", of the scheduler. namespace: in which `pid` is a number."""
+
+    id: str
+    host: str
+    pid: int
+    job: str = ""
+    namespace: str = ""
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        """A new holder: this process."""
+        return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _own_job(), pid_namespace())
+
+    def has_ended(self) -> bool:
+        """True if the process certainly does not run any more."""
+        (job, start), (own_job, own_start) = _job_and_start(self.job), _job_and_start(_own_job())
+        if job and job == own_job and start < own_start:
+            return True
+        return has_ended(self.host, self.pid, self.namespace)
+
+
+Refusal = Callable[[Holder, float], NotOurs]
+
+
+@dataclass(frozen=True)
+class LockFile:
+    """The lock at `path`."""
+
+    path: Path
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock, None for nobody. A file that cannot be read is held by an unknown process."""
+        try:
+            return _parsed(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def live_holder(self) -> Holder | None:
+        """Who holds the lock and still runs, by the clock of this machine. Writes nothing."""
+        with contextlib.suppress(OSError):
+            if time.time() - self.path.stat().st_mtime < EXPIRY_SECONDS:
+                found = self.holder()
+                return None if found is None or found.has_ended() else found
+        return None
+
+    @contextlib.contextmanager
+    def held(self, refusal: Refusal, lost: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock within the block, and renew it from a thread.
+
+        That thread calls `lost`, once, if another process takes the lock over. Raises as `acquire`.
+        """
+        holder, ended, ending = self.acquire(refusal), threading.Event(), threading.Lock()
+
+        def renew() -> None:
+            while not ended.wait(RENEWAL_SECONDS):
+                try:
+                    if self.holder() != holder:
+                        with ending:
+                            if not ended.is_set():
+                                lost()
+                        return
+                    os.utime(self.path)
+                except OSError as error:
+                    LOG.warning("the lock %s could not be renewed: %s", self.path, error)
+
+        renewing = threading.Thread(target=renew, daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            # After this `lost` is not called: what it does would hide the error that ended the block.
+            with ending:
+                ended.set()
+            renewing.join()
+            self.release(holder)
+
+    def acquire(self, refusal: Refusal) -> Holder:
+        """Take the lock. Raises `refusal(holder, seconds since the last renewal)` if another process holds it."""
+        with storage_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            holder = Holder.this_process()
+            own = self.path.with_name(f".{self.path.name}.{holder.id}")
+            own.write_text(json.dumps(asdict(holder)))
+            try:
+                while not _linked(own, self.path):
+                    found = self.holder()
+                    if found is None:
+                        continue
+                    age_s = _age_s(own, self.path)
+                    if not (found.has_ended() or age_s > EXPIRY_SECONDS):
+                        raise refusal(found, max(age_s, 0.0))
+                    self.remove_stale(found, own)
+                return holder
+            finally:
+                own.unlink(missing_ok=True)
+
+    def release(self, holder: Holder) -> None:
+        """Remove the lock, unless another process has taken it over."""
+        with contextlib.suppress(OSError):
+            if self.holder() == holder:
+                self.path.unlink()
+
+    def remove_stale(self, found: Holder, own: Path) -> None:
+        """Remove a stale lock, unless another process is about to do so, or did. own: our file, to link.
+
+        The takeover file of a process that was killed expires as a lock does.
+        """
+        takeover = self.path.with_name(f".{self.path.name}.{hash_of(asdict(found))[:16]}.takeover")
+        if not _linked(own, takeover):
+            time.sleep(TAKEOVER_POLL_SECONDS)
+            if _age_s(own, takeover) > EXPIRY_SECONDS:
+                takeover.unlink(missing_ok=True)
+            return
+        try:
+            if self.holder() == found:
+                LOG.warning("the lock of a process that has ended is taken over: %s, process %d", found.host, found.pid)
+                self.path.unlink(missing_ok=True)
+        finally:
+            takeover.unlink(missing_ok=True)
+
+
+def _age_s(own: Path, other: Path) -> float:
+    """Seconds since a file was renewed, by the file server's clock: `own` is touched to read the time there."""
+    own.touch()
+    try:
+        return own.stat().st_mtime - other.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _linked(own: Path, name: Path) -> bool:
+    try:
+        os.link(own, name)
+    except FileExistsError:
+        return False
+    return True
+
+
+@functools.lru_cache(16)
+def _parsed(content: bytes) -> Holder:
+    try:
+        return Holder(**json.loads(content))
+    except (ValueError, TypeError):
+        return Holder("", "unknown", 0, "")
+
+
+def _own_job() -> str:
+    """The job of this process: as a wrapper names it inside a container, else as Slurm does."""
+    number, start = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+    return os.environ.get(JOB_VARIABLE) or (f"{number} restart {start}" if number else "")
+
+
+def _job_and_start(job: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(\S+) restart (\d+)", job)
+    return (found[1], int(found[2])) if found else (job, 0)
