@@ -140,7 +140,7 @@ TESTS_OF_runtime := \
   tests/runtime/test_run_folder_errors.py \
   tests/runtime/test_volumes.py \
   tests/runtime/test_stage_lock.py \
-  tests/runtime/test_gate.py \
+  tests/runtime/test_authenticated_proxy.py \
   tests/runtime/test_memory.py \
   tests/runtime/test_cores.py
 TESTS_OF_network := tests/network tests/stages/predict/test_refusals.py

@@ -38,7 +38,7 @@ APPS = {
     "evaluate": evaluate.app,
 }
 TRAINING = ("train-lsd", "train-acrlsd")
-# A run may leave its log folder, the lock of the stage and the notice of its coordinator; never a result.
+# A run may leave its log folder, the lock of the stage and the file of its coordinator; never a result.
 NO_RESULT = ("exp/runs", "exp/store")
 Snapshot = dict[str, tuple[int, int]]
 

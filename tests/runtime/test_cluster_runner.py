@@ -1,4 +1,4 @@
-"""Coordinator and workers as separate commands that find one another by a notice: any loss leaves the same bits."""
+"""Coordinator and workers as separate commands that find one another by a file: any loss leaves the same bits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
 from lsdflow_runtime.blockwise import run_task
-from lsdflow_runtime.joining import _take_part
+from lsdflow_runtime.cluster import Coordinator, CoordinatorFile, _process_session, own_address, sole_coordinator
 from lsdflow_runtime.rag_store import checksum_of_nodes
-from lsdflow_runtime.rendezvous import Notice, NoticeBoard, coordinating, own_address
 from lsdflow_runtime.verify import verify_task
 from lsdflow_runtime.volumes import open_volume
 
@@ -104,18 +103,18 @@ def test_workers_that_come_before_and_after_the_coordinator_share_the_blocks(
 
 
 @pytest.mark.parametrize("ends", [Interrupted("stopped"), BadData("broken"), None])
-def test_a_coordinator_that_was_replaced_leaves_the_notice_of_its_successor(
+def test_a_coordinator_that_was_replaced_leaves_the_file_of_its_successor(
     make_experiment: Make, ends: StageError | None
 ) -> None:
     experiment = make_experiment("a", "compute.runner=cluster")
-    board = NoticeBoard.of("toy", experiment)
-    successor = Notice("open", round="r2", coordinator="successor")
-    with suppress(StageError), coordinating("toy", experiment):
-        assert board.read().state == "starting"
-        board.post(successor)
+    file = CoordinatorFile.of("toy", experiment)
+    successor = Coordinator("serving", session="s2", id="successor")
+    with suppress(StageError), sole_coordinator("toy", experiment):
+        assert file.read().state == "starting"
+        file.write(successor)
         if ends is not None:
             raise ends
-    assert board.read() == successor
+    assert file.read() == successor
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
@@ -142,9 +141,9 @@ def test_a_signal_ends_a_coordinator_in_the_middle_and_the_next_goes_on(
     assert _identity(experiment) == reference
 
 
-def test_workers_find_the_second_round_of_a_coordinator(make_experiment: Make, start: Start, reference: str) -> None:
+def test_workers_find_the_second_pass_of_a_coordinator(make_experiment: Make, start: Start, reference: str) -> None:
     experiment = make_experiment("a")
-    (experiment.layout.root / "two-rounds").touch()
+    (experiment.layout.root / "two-passes").touch()
     jobs = [start("run", experiment), start("worker", experiment), start("worker", experiment)]
     assert [_end(p)[0] for p in jobs] == [0, 0, 0]
     assert _identity(experiment) == reference
@@ -170,7 +169,7 @@ def test_a_second_coordinator_is_refused_and_disturbs_nothing(
     assert read_manifest(experiment.layout, "toy").facts["blocks_executed"] == 12
 
 
-def test_workers_leave_when_the_coordinator_ends_with_an_error_before_its_first_round(
+def test_workers_leave_when_the_coordinator_ends_with_an_error_before_its_first_pass(
     make_experiment: Make, start: Start
 ) -> None:
     experiment = make_experiment("a")
@@ -230,9 +229,9 @@ def test_a_worker_told_to_stop_ends_with_75_at_once(
     _slow(experiment, 90)
     start("run", experiment)
     worker = start("worker", experiment)
-    board = NoticeBoard.of("toy", experiment)
+    file = CoordinatorFile.of("toy", experiment)
     deadline = time.monotonic() + 600
-    while (notice := board.read()) is None or notice.state != "open" or not notice.port:
+    while (found := file.read()) is None or found.state != "serving" or not found.port:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(1)
@@ -254,13 +253,13 @@ def test_a_worker_that_comes_after_the_end_leaves_at_once(make_experiment: Make,
     assert _end(late)[0] == 0
 
 
-def test_a_round_that_is_over_is_no_failure_of_the_worker_that_comes_late(make_experiment: Make) -> None:
+def test_a_session_that_has_ended_is_no_failure_of_the_worker_that_comes_late(make_experiment: Make) -> None:
     experiment = make_experiment("a")
-    board = NoticeBoard.of("toy", experiment)
-    folder = board.open_round()
-    assert not (folder / "key").exists()
-    arguments = ("toy", str(experiment.path), Notice("open", round=folder.name), str(board.folder))
-    child = multiprocessing.get_context("spawn").Process(target=_take_part, args=arguments)
+    file = CoordinatorFile.of("toy", experiment)
+    session = file.new_session("key of the pass")
+    assert not (session.folder / "secret").exists()
+    arguments = ("toy", experiment.path, Coordinator("serving", session=session.id), session)
+    child = multiprocessing.get_context("spawn").Process(target=_process_session, args=arguments)
     child.start()
     child.join(60)
     assert child.exitcode == 0
@@ -314,7 +313,7 @@ def test_the_loopback_address_is_refused_unless_asked_for(monkeypatch: pytest.Mo
     monkeypatch.setenv("LSDFLOW_HOST", "127.0.0.1")
     assert own_address() == "127.0.0.1"
     monkeypatch.delenv("LSDFLOW_HOST")
-    monkeypatch.setattr("lsdflow_runtime.rendezvous.FAR_AWAY", ("127.0.0.1", 9))
+    monkeypatch.setattr("lsdflow_runtime.cluster.FAR_AWAY", ("127.0.0.1", 9))
     with pytest.raises(ConfigError, match="loopback"):
         own_address()
 

@@ -25,7 +25,7 @@ from lsdflow_runtime.volumes import OutputArray
 
 # A token of the fixture `mongod` has 16 characters; what comes after them is written differently in a URI.
 TOKEN_CHARACTERS = 16
-LOOPBACK, GATE = "0100007F", "0200007F"
+LOOPBACK, PROXY = "0100007F", "0200007F"
 WRONG = "Wr0ngButSecretTo0"
 
 
@@ -158,12 +158,12 @@ def test_a_coordinator_and_its_worker_leave_no_password_on_shared_storage(
     worker = watched_run.followed(workers[0], tmp_path / "worker")
     watched_run.keep_files(experiment, seen)
     assert (seen.code, worker.code) == (0, 0), worker.all_of("output")
-    assert any(where.endswith("join.json") for where in kept.texts)
+    assert any(where.endswith("coordinator.json") for where in kept.texts)
     for shown in (seen, kept, worker):
         assert shown.holding(token) == []
-    assert seen.listened == {LOOPBACK, GATE}
-    assert [where for where in kept.texts if where.endswith("/key")] != []
-    assert list(experiment.rglob("key")) == [], "the key goes with its round"
+    assert seen.listened == {LOOPBACK, PROXY}
+    assert [where for where in kept.texts if where.endswith("/secret")] != []
+    assert list(experiment.rglob("secret")) == [], "the secret is removed with its session"
 
 
 @pytest.mark.parametrize("key", ["uri_file", "uri", "database"])

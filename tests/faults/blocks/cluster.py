@@ -28,16 +28,16 @@ class Cluster:
         self.workers.append(self._start("worker", *self.settings, harm=harm))
         return self.workers[-1]
 
-    def notice(self) -> dict[str, Any]:
-        """What the coordinator tells its workers, once it listens."""
-        path = self.folder / "runs" / self.stage / "join.json"
-        wait_for("a notice", lambda: path.exists() and bool(json.loads(path.read_text())["port"]))
+    def coordinator_file(self) -> dict[str, Any]:
+        """What the coordinator file says, once the coordinator listens."""
+        path = self.folder / "runs" / self.stage / "coordinator.json"
+        wait_for("a coordinator", lambda: path.exists() and bool(json.loads(path.read_text())["port"]))
         return dict(json.loads(path.read_text()))
 
     def tell_workers(self, **changed: Any) -> None:
-        """Change the notice that workers read."""
-        path = self.folder / "runs" / self.stage / "join.json"
-        changed_text = json.dumps({**self.notice(), **changed})
+        """Change the coordinator file that workers read."""
+        path = self.folder / "runs" / self.stage / "coordinator.json"
+        changed_text = json.dumps({**self.coordinator_file(), **changed})
         path.with_suffix(".changed").write_text(changed_text)
         path.with_suffix(".changed").replace(path)
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import daisy._subprocess_worker
 import daisy._worker_processes
 
-from lsdflow_runtime import joining
+from lsdflow_runtime import cluster
 
 MESSAGE_BYTES = 1 << 18
 
@@ -50,7 +50,7 @@ def fork_joined_workers() -> None:
     by_fork = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda _method=None: by_fork  # type: ignore[assignment]
     os.register_at_fork(after_in_child=_let_go_of_sockets)
-    joining.POLL_SECONDS, joining.REJOIN_SECONDS = 0.1, 0.5
+    cluster.POLL_SECONDS, cluster.REJOIN_SECONDS = 0.1, 0.5
 
 
 def _let_go_of_sockets() -> None:

@@ -128,7 +128,7 @@ def test_f9_a_network_cut_between_workers_and_coordinator_leaves_the_same_bits(w
         chance, stage = random.Random(seed), STAGES[number % len(STAGES)]
         folder = world.before(stage, f"f9-{kind}-{number}", store_of(number))
         cluster = Cluster(world, stage, folder)
-        proxy = Proxy(int(cluster.notice()["port"]))
+        proxy = Proxy(int(cluster.coordinator_file()["port"]))
         cluster.tell_workers(port=proxy.port)
         for _ in range(2):
             cluster.join({"slow": 25})

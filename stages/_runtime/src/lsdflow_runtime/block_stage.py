@@ -23,11 +23,10 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, current_key
 from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
-from lsdflow_runtime.daisy_runner import current_work
+from lsdflow_runtime.cluster import join_coordinator, sole_coordinator
+from lsdflow_runtime.daisy_runner import Session
 from lsdflow_runtime.descriptions import describe_manifest, describe_outputs
-from lsdflow_runtime.joining import join_coordinator
 from lsdflow_runtime.measured_block import measure_block
-from lsdflow_runtime.rendezvous import coordinating
 from lsdflow_runtime.repair import take_back_broken
 from lsdflow_runtime.stores import open_store, problems_of_store
 from lsdflow_runtime.verify import require_made, verify_blocks, verify_task
@@ -71,7 +70,7 @@ class BlockStage(Stage):
         Results of other settings stay where they are. Raises NotOurs (73) if another coordinator works on the stage.
         """
         del options
-        with coordinating(self.name, experiment):
+        with sole_coordinator(self.name, experiment):
             self.process(experiment)
 
     def join(self, experiment: Experiment) -> None:
@@ -79,8 +78,8 @@ class BlockStage(Stage):
         join_coordinator(self.name, experiment)
 
     def worker(self, experiment: Experiment) -> None:
-        """Process blocks for the coordinator that the environment names. ContractMismatch (76) if it has other work."""
-        worker_task(self.pass_of(experiment, current_work()))
+        """Process blocks for the coordinator that the environment names. ContractMismatch (76) if the keys differ."""
+        worker_task(self.pass_of(experiment, Session.current().pass_key))
 
     def pass_of(self, experiment: Experiment, key: str) -> BlockTask:
         """The pass of a key. ContractMismatch (76) if there is none."""
@@ -88,7 +87,7 @@ class BlockStage(Stage):
             if task.key == key:
                 return task
         raise ContractMismatch(
-            "this worker does not know the work of its coordinator",
+            "the coordinator processes a pass that this worker does not have",
             where=experiment.path,
             found=f"key {key[:12]}",
             hint="let both run the same image and settings",
@@ -102,7 +101,7 @@ class BlockStage(Stage):
 
     def repair(self, experiment: Experiment) -> dict[str, Any]:
         """Recompute the blocks that are missing or damaged; facts of what was found."""
-        with coordinating(self.name, experiment):
+        with sole_coordinator(self.name, experiment):
             facts = self.invalidate_damaged(experiment)
             return {**facts, "identity": self.process(experiment).identity}
 

@@ -1,9 +1,9 @@
 """Running a BlockTask: resume, workers, failures, and the manifest when every block is done.
 
 The serial runner is the reference: blocks in ascending order in one process. The daisy runner starts worker processes
-that open the task once and take blocks from the coordinator; the cluster runner hands them to workers of other jobs
-(rendezvous, joining). All commit through `commit_block`, and a block function
-is pure, so any number of workers, any order and any interruption leave the same bits.
+that open the task once and get blocks from the coordinator; with the cluster runner, workers of other jobs join it
+(`cluster`). All commit through `commit_block`, and a block function is pure, so any number of workers, any order and
+any interruption leave the same bits.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from lsdflow_runtime.block_grid import note_grid
 from lsdflow_runtime.block_records import taken_by_blocks
 from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block, outputs_of
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.daisy_runner import current_round, lead_with_daisy, run_with_daisy, take_blocks
+from lsdflow_runtime.cluster import serve_workers_of_other_jobs
+from lsdflow_runtime.daisy_runner import Session, process_blocks, run_with_daisy
 from lsdflow_runtime.packed_marks import PACK_BLOCKS
-from lsdflow_runtime.slow_blocks import UnderWay, block_watched, slow_blocks
+from lsdflow_runtime.slow_blocks import InProgress, blocks_watched, slow_blocks
 from lsdflow_runtime.transient_errors import BLOCK, try_block
 from lsdflow_runtime.volumes import Volume
 
@@ -90,13 +91,13 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
 
 
 def worker_task(task: BlockTask) -> None:
-    """Body of a worker process: take blocks from the coordinator named by the environment until there are none."""
-    marks, runs, round_ = task.marks, task.experiment.layout.stage_runs(task.stage), current_round()
-    log = AttemptLog(runs, task.key)
-    watched = block_watched(marks, log.path, task.experiment.compute.block_timeout_s)
-    with block_runner(task, log) as do_block, watched as under_way:
+    """Body of a worker process: process blocks for the coordinator that the environment names, until none is left."""
+    marks, runs = task.marks, task.experiment.layout.stage_runs(task.stage)
+    log, session = AttemptLog(runs, task.key), Session.current().id
+    watched = blocks_watched(marks, log.path, task.experiment.compute.block_timeout_s)
+    with block_runner(task, log) as do_block, watched as in_progress:
         slow = slow_blocks(marks, runs, log.path, task.key)
-        take_blocks(task.plan, lambda number: _attempt_in_turn(task, do_block, number, round_, under_way), slow)
+        process_blocks(task.plan, lambda number: _attempt_once(task, do_block, number, session, in_progress), slow)
 
 
 def plan_task(task: BlockTask) -> dict[str, Any]:
@@ -146,9 +147,9 @@ def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
                         task.marks.pack(total)
         else:
             end_if_asked()
-            serve = lead_with_daisy if task.experiment.compute.runner == "cluster" else run_with_daisy
+            on_cluster = task.experiment.compute.runner == "cluster"
             with _watched(task, progress, len(done)):
-                serve(task, done)
+                (serve_workers_of_other_jobs if on_cluster else run_with_daisy)(task, done)
 
 
 @contextmanager
@@ -171,12 +172,12 @@ def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunctio
     commit_block(task, opened, block, output, time.monotonic() - started)
 
 
-def _attempt_in_turn(
-    task: BlockTask, do_block: Callable[[int], None], number: int, round_: str, under_way: list[UnderWay]
+def _attempt_once(
+    task: BlockTask, do_block: Callable[[int], None], number: int, session: str, in_progress: list[InProgress]
 ) -> bool:
-    """Do a block once, unless another worker has. It goes back undone after as many failures as BLOCK allows.
+    """Process a block once, unless another worker has. After as many failures as BLOCK allows it is not tried again.
 
-    The coordinator hands a block out more often than that, since a lost worker is no fault of the block.
+    The coordinator offers a block more often than that, because the block is not to blame for a lost worker.
     """
     if task.marks.is_done(number):
         return True
@@ -184,15 +185,15 @@ def _attempt_in_turn(
         failure = task.marks.failure(number)
     except MissingInput:
         failure = {}
-    spent = int(failure.get("attempts", 0)) if failure.get("round") == round_ else 0
-    if spent >= BLOCK.attempts:
+    failures = int(failure.get("attempts", 0)) if failure.get("session") == session else 0
+    if failures >= BLOCK.attempts:
         return False
-    known = {"round": round_, "attempts": spent + 1}
-    under_way.append(UnderWay(number, known))
+    known = {"session": session, "attempts": failures + 1}
+    in_progress.append(InProgress(number, known))
     try:
         return _attempt(task, do_block, number, attempts=1, known=known)
     finally:
-        under_way.clear()
+        in_progress.clear()
 
 
 def _attempt(

@@ -1,20 +1,49 @@
-"""How numeric loops of the block stages are compiled: no interpreter lock, and once per machine instead of per process.
-
-Compiling takes a worker seconds. numba is a dependency of the stages that have such loops.
-"""
+"""Compiled code in block functions: numeric loops (numba), and libraries that print (waterz)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import TypeVar, cast
 
 from lsdflow_command.code_cache import has_code_cache
 
 F = TypeVar("F", bound=Callable[..., object])
+STDOUT = 1
+_one_at_a_time = threading.RLock()
 
 
 def compiled(function: F) -> F:
-    """Decorator: compile `function` at its first call, or take what an earlier process compiled."""
+    """Decorator: compile `function` at its first call, or take what an earlier process compiled.
+
+    It runs without the interpreter lock. Compiling takes seconds, once per machine instead of once per process. numba
+    is a dependency of the stages that have such loops.
+    """
     from numba import njit
 
     return cast(F, njit(nogil=True, cache=has_code_cache())(function))
+
+
+@contextlib.contextmanager
+def silent_stdout() -> Iterator[None]:
+    """Drop everything that is written to standard output within the block.
+
+    The file descriptor is replaced, because C++ writes to it, and `sys.stdout` for the Python part of such a library.
+    The descriptor belongs to the whole process, so keep the block short. Threads take turns.
+    """
+    with _one_at_a_time:
+        sys.stdout.flush()
+        stdout = os.dup(STDOUT)
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, STDOUT)
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield
+        finally:
+            os.dup2(stdout, STDOUT)
+            os.close(stdout)
+            os.close(null)

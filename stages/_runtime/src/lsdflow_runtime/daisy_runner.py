@@ -1,44 +1,32 @@
-"""daisy 2 behind three functions: a coordinator with workers of its own, one that others join, and the worker's loop.
+"""A pass on daisy 2: the coordinator with workers of its own, and the loop of every worker process.
 
-Each pass is a daisy.Task on the grid of voxels: the total ROI, the read and the write ROI of a block, and a mask of the
-blocks that are done. Blocks do not conflict, because each writes only whole chunks of its own. Our own done marks say
-what is done; those of daisy are not used.
+A pass is a daisy.Task on the grid of voxels: the total ROI, the read and the write ROI of a block, and a mask of the
+blocks that are done. Blocks do not conflict, because each writes whole chunks of its own. Our done marks say which
+blocks are done; those of daisy are not used. Workers of other jobs are in `cluster`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from lsdflow_command.console import start_logging
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import Interrupted, StageError, rebuilt
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_contract.files import read_json
+from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box
+from lsdflow_runtime.authenticated_proxy import LOOPBACK
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.gate import LOOPBACK, keep_gate, make_key, read_key, remove_key
-from lsdflow_runtime.quiet import daisy_warnings_logged
-from lsdflow_runtime.rendezvous import (
-    Notice,
-    NoticeBoard,
-    has_fatal,
-    leave_fatal,
-    leave_work,
-    own_address,
-    read_work,
-)
-from lsdflow_runtime.stopping import stopped_by_signals
+from lsdflow_runtime.daisy_server import daisy_warnings_logged, stopped_by_signals
 from lsdflow_runtime.transient_errors import LOST_WORKER
 
 if TYPE_CHECKING:
@@ -47,104 +35,136 @@ if TYPE_CHECKING:
     from lsdflow_runtime.block_task import BlockTask
 
 LOG = logging.getLogger("lsdflow.daisy")
-ROUND_VARIABLE = "LSDFLOW_ROUND"
+SESSION_VARIABLE = "LSDFLOW_SESSION"
 CONTEXT_VARIABLE = "DAISY_CONTEXT"
-# Numbers of workers that daisy did not start itself begin here: outside its own range.
+# Worker numbers of workers that daisy did not start begin here: above its own numbers.
 FIRST_JOINED_WORKER = 100_000
 
 
-def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
-    """Run the blocks that are not done in worker processes of this machine. Blocks that fail get no done mark.
+@dataclass(frozen=True)
+class Session:
+    """One pass, served by one coordinator; all its workers see `folder`.
 
-    Raises the StageError that a worker found to concern every block.
+    pass_key      the key of the pass: a worker processes blocks only if its own settings give the same key
+    fatal.json    the error of a worker that concerns every block
+    secret        of the coordinator's proxy, if workers of other jobs may join (authenticated_proxy)
     """
-    with tempfile.TemporaryDirectory(prefix="lsdflow-") as scratch:
-        folder = Path(scratch)
-        leave_work(folder, task.key)
-        os.environ[ROUND_VARIABLE] = scratch
-        starter = _worker_starter(task.stage, task.experiment.path, task.experiment.overrides)
+
+    folder: Path
+
+    @classmethod
+    def begin(cls, folder: Path, pass_key: str) -> Session:
+        """A new session in a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "pass_key").write_text(pass_key)
+        return cls(folder)
+
+    @classmethod
+    def current(cls) -> Session:
+        """The session that this worker process belongs to."""
+        return cls(Path(os.environ[SESSION_VARIABLE]))
+
+    @property
+    def id(self) -> str:
+        """A name that no other session has."""
+        return self.folder.name
+
+    @property
+    def pass_key(self) -> str:
+        """The key of the pass."""
+        return (self.folder / "pass_key").read_text()
+
+    @property
+    def has_failed(self) -> bool:
+        """True after a worker found an error that concerns every block."""
+        return (self.folder / "fatal.json").exists()
+
+    def fail(self, error: StageError) -> None:
+        """Record an error that concerns every block."""
+        write_json(self.folder / "fatal.json", error.as_dict())
+
+    def raise_failure(self) -> None:
+        """Raise the recorded error, if there is one."""
+        if self.has_failed:
+            raise rebuilt(read_json(self.folder / "fatal.json"))
+
+
+def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
+    """Process the blocks that are not done in worker processes of this machine. Blocks that fail get no done mark.
+
+    Raises the StageError of a worker that concerns every block.
+    """
+    stage, path, overrides = task.stage, task.experiment.path, task.experiment.overrides
+
+    def work() -> None:
+        leave_terminal_to_coordinator()
+        try:
+            load_stage(stage).worker(load_experiment(path, overrides))
+        except RuntimeError as error:
+            # daisy lost its connection: the coordinator has ended or was stopped, and reports that itself.
+            if "os error" not in str(error):
+                raise
+
+    with tempfile.TemporaryDirectory(prefix="lsdflow-") as folder:
+        os.environ[SESSION_VARIABLE] = folder
         workers = min(task.experiment.compute.workers, len(task.plan) - len(done))
         try:
-            _serve(task, done, starter, workers=workers)
+            serve(task, done, Session.begin(Path(folder), task.key), work, workers=workers)
         finally:
-            del os.environ[ROUND_VARIABLE]
-        _raise_fatal(folder)
+            del os.environ[SESSION_VARIABLE]
 
 
-def lead_with_daisy(task: BlockTask, done: Collection[int]) -> None:
-    """Hand out the blocks that are not done to workers of other jobs, which find this coordinator by its notice.
+def serve(
+    task: BlockTask, done: Collection[int], session: Session, process: Callable[..., None], *, workers: int
+) -> None:
+    """Run daisy's server until every block is done or has failed for good. `process` runs in each of its workers.
 
-    daisy starts one process of ours; it does no block, but puts up the notice and keeps the gate while daisy listens.
-    Raises the StageError that a worker found to concern every block.
+    Raises the StageError of a worker that concerns every block.
     """
-    board = NoticeBoard.of(task.stage, task.experiment)
-    folder = board.open_round()
-    leave_work(folder, task.key)
-    make_key(folder)
-    before, host = board.read() or Notice("starting"), own_address()
-    notice = replace(before, state="open", round=folder.name, overrides=task.experiment.overrides, host=host)
-    LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(task.plan) - len(done), host)
-    try:
-        _serve(task, done, _announcer(board, notice), workers=1)
-    finally:
-        remove_key(folder)
-    _raise_fatal(folder)
+    import daisy
+    import daisy.logging
+
+    limit_s = task.experiment.compute.block_timeout_s
+    pass_ = daisy_task(task.plan, done, process, name=task.stage, workers=workers, timeout_s=limit_s)
+    with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
+        daisy.logging.set_log_basedir(logs)
+        try:
+            with daisy_warnings_logged(), stopped_by_signals():
+                daisy.run_blockwise(pass_, progress=False, summary=False, host=LOOPBACK, return_states=True)
+        except RuntimeError as error:
+            LOG.warning("daisy gave up: %s", error)
+    session.raise_failure()
 
 
-def take_blocks(plan: BlockPlan, do_block: Callable[[int], bool], slow: Iterable[int]) -> None:
-    """Take block numbers from the coordinator until it has none left, then from `slow`.
+def process_blocks(plan: BlockPlan, process: Callable[[int], bool], slow: Iterable[int]) -> None:
+    """Process blocks from the coordinator until it has none left, then those of `slow`.
 
-    Blocks that fail go back to the coordinator for another attempt.
+    process: takes the number of a block; False if it failed. The coordinator then gives it to a worker again.
     """
     import daisy
 
-    folder = Path(os.environ[ROUND_VARIABLE])
-    client = daisy.Client()
+    session, client = Session.current(), daisy.Client()
+
+    def is_processed(number: int) -> bool:
+        try:
+            return process(number)
+        except Interrupted:
+            raise
+        except StageError as error:
+            session.fail(error)
+            return False
+
     while True:
         with client.acquire_block() as block:
             if block is None:
                 break
-            # After a fatal error the rest is handed back undone: a worker that left would be replaced, again and again.
-            if has_fatal(folder) or not _do_or_note(do_block, plan.number_at(block.write_roi.begin), folder):
+            # After a fatal error the other blocks are returned at once: a worker that ended would be replaced.
+            if session.has_failed or not is_processed(plan.number_at(block.write_roi.begin)):
                 block.status = daisy.BlockStatus.FAILED
     for number in slow:
-        if has_fatal(folder):
+        if session.has_failed:
             return
-        _do_or_note(do_block, number, folder)
-
-
-def current_round() -> str:
-    """Name of the round that this worker process takes part in."""
-    return Path(os.environ[ROUND_VARIABLE]).name
-
-
-def current_work() -> str:
-    """Key of the work that this worker process takes blocks of."""
-    return read_work(Path(os.environ[ROUND_VARIABLE]))
-
-
-def joined_context(context: str, worker: int, port: int) -> str:
-    """The coordinator's context for a worker that it did not start.
-
-    `port` on loopback is its way in; it has a number of its own, and no log folder of another machine.
-    """
-    import daisy
-
-    os.environ[CONTEXT_VARIABLE] = context
-    ours = daisy.Context.from_env()
-    ours["worker_id"] = FIRST_JOINED_WORKER + worker
-    ours["hostname"], ours["port"] = LOOPBACK, port
-    ours["logdir"] = ""
-    return str(ours.to_env())
-
-
-def worker_number() -> int:
-    """Number of this worker process among those of its coordinator; 0 outside a worker."""
-    import daisy
-
-    if CONTEXT_VARIABLE not in os.environ:
-        return 0
-    return int(daisy.Context.from_env().get("worker_id", 0))
+        is_processed(number)
 
 
 def daisy_task(
@@ -170,19 +190,28 @@ def daisy_task(
     )
 
 
-def _serve(task: BlockTask, done: Collection[int], process: Callable[..., None], *, workers: int) -> None:
-    import daisy
-    import daisy.logging
+def join_context(context: str, worker: int, port: int) -> None:
+    """Make a coordinator's context that of this process, which daisy did not start.
 
-    limit_s = task.experiment.compute.block_timeout_s
-    pass_ = daisy_task(task.plan, done, process, name=task.stage, workers=workers, timeout_s=limit_s)
-    with tempfile.TemporaryDirectory(prefix="lsdflow-daisy-") as logs:
-        daisy.logging.set_log_basedir(logs)
-        try:
-            with daisy_warnings_logged(), stopped_by_signals():
-                daisy.run_blockwise(pass_, progress=False, summary=False, host=LOOPBACK, return_states=True)
-        except RuntimeError as error:
-            LOG.warning("daisy gave up: %s", error)
+    The worker connects to `port` on loopback, has a number of its own, and no log folder of another machine.
+    """
+    import daisy
+
+    os.environ[CONTEXT_VARIABLE] = context
+    own = daisy.Context.from_env()
+    own["worker_id"] = FIRST_JOINED_WORKER + worker
+    own["hostname"], own["port"] = LOOPBACK, port
+    own["logdir"] = ""
+    os.environ[CONTEXT_VARIABLE] = str(own.to_env())
+
+
+def worker_number() -> int:
+    """Number of this worker process among those of its coordinator; 0 outside a worker."""
+    import daisy
+
+    if CONTEXT_VARIABLE not in os.environ:
+        return 0
+    return int(daisy.Context.from_env().get("worker_id", 0))
 
 
 def _roi(box: Box) -> daisy.Roi:
@@ -196,45 +225,3 @@ def _mask(plan: BlockPlan, done: Collection[int]) -> npt.NDArray[np.bool_]:
     mask = np.zeros(len(plan), bool)
     mask[list(done)] = True
     return mask.reshape(plan.grid_shape)
-
-
-def _worker_starter(stage: str, experiment: Path, overrides: tuple[str, ...]) -> Callable[[], None]:
-    def start_worker() -> None:
-        leave_terminal_to_coordinator()
-        try:
-            load_stage(stage).worker(load_experiment(experiment, overrides))
-        except RuntimeError as error:
-            # daisy's word for a connection that is gone. The coordinator has ended or been stopped, and tells of it.
-            if "os error" not in str(error):
-                raise
-
-    return start_worker
-
-
-def _announcer(board: NoticeBoard, notice: Notice) -> Callable[..., None]:
-    def announce(*, context: Any) -> None:
-        def post(port: int) -> None:
-            board.post(replace(notice, context=context.to_env(), port=port))
-
-        leave_terminal_to_coordinator()
-        start_logging()
-        key = read_key(board.round_folder(notice.round))
-        asyncio.run(keep_gate(notice.host, int(context["port"]), key, post))
-
-    return announce
-
-
-def _do_or_note(do_block: Callable[[int], bool], number: int, folder: Path) -> bool:
-    try:
-        return do_block(number)
-    except Interrupted:
-        raise
-    except StageError as error:
-        leave_fatal(folder, error)
-        return False
-
-
-def _raise_fatal(folder: Path) -> None:
-    if not has_fatal(folder):
-        return
-    raise rebuilt(read_json(folder / "fatal.json"))

@@ -2,9 +2,10 @@
 
 A busy worker
     1. touches its file of attempts every few seconds, so that others see that its process is alive
-    2. ends its process if another worker has finished the block; daisy hands the block out again, and it is done
+    2. ends its process if another worker has finished the block; daisy then gives the block to a worker again, which
+       finds it done
 An idle worker, for which daisy has no block left
-    1. reads the attempts of all workers, and leaves if no block is in progress elsewhere
+    1. reads the attempts of all workers, and ends if no block is in progress elsewhere
     2. computes a block that has taken over 3 times the median, unless somebody computes it a second time already
 
 A block function is pure and a block is committed whole, so it makes no difference which attempt ends first. The age of
@@ -32,20 +33,20 @@ from lsdflow_contract.errors import StageError
 from lsdflow_runtime.done_marks import BlockStore
 
 LOG = logging.getLogger("lsdflow.blocks")
-# A block is slow after so many times the median of the finished ones, and after no less than LEAST_S.
+# A block is slow after this many times the median of the finished ones, and not before LEAST_S.
 SLOWER = 3.0
 LEAST_S = 30.0
-LOOK_S = 5.0
-# A process at work that has not touched its file for so long has been lost.
-LOST_AFTER_S = 3 * LOOK_S
+POLL_S = 5.0
+# A process that has not touched its file of attempts for so long is lost.
+LOST_AFTER_S = 3 * POLL_S
 SAMPLED_RECORDS = 200
-# The part of its time-out after which a block that is still at work is recorded as failed: daisy then ends its worker.
+# The part of its time-out after which a block in progress is recorded as failed: daisy then ends its worker.
 RECORDED_BEFORE_TIMEOUT = 0.9
 
 
 @dataclass
-class UnderWay:
-    """The block that a worker is at, what is known of earlier attempts, and when it began."""
+class InProgress:
+    """The block that a worker processes, what is known of earlier attempts, and when this one began."""
 
     number: int
     known: Mapping[str, Any]
@@ -53,26 +54,27 @@ class UnderWay:
 
 
 @contextmanager
-def block_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterator[list[UnderWay]]:
+def blocks_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterator[list[InProgress]]:
     """Watch the block in the list that is yielded, from one thread for all blocks of a worker.
 
     attempts: the worker's own file of attempts. limit_s: the time-out of a block.
     """
-    under_way: list[UnderWay] = []
+    in_progress: list[InProgress] = []
     stop = threading.Event()
 
     def watch() -> None:
         recorded = finished = None
-        while not stop.wait(min(LOOK_S, limit_s * (1 - RECORDED_BEFORE_TIMEOUT) / 2)):
-            for block in under_way[:1]:
+        while not stop.wait(min(POLL_S, limit_s * (1 - RECORDED_BEFORE_TIMEOUT) / 2)):
+            for block in in_progress[:1]:
                 age_s = time.monotonic() - block.began
-                with suppress(OSError):  # no worker needs that file
+                with suppress(OSError):  # a worker can do without that file
                     os.utime(attempts)
                 with suppress(StageError, OSError):
                     if age_s >= LEAST_S and marks.is_done(block.number):
-                        # Seen once, it may be this attempt that has just set the mark.
+                        # The first time, this attempt itself may just have set the mark.
                         if block is finished:
-                            _leave_to_the_other(block.number)
+                            LOG.info("block %d was finished by another worker; this attempt ends", block.number)
+                            os._exit(0)  # the block may be in a call that no exception ends
                         finished = block
                     if block is not recorded and age_s >= RECORDED_BEFORE_TIMEOUT * limit_s:
                         what = f"took longer than {limit_s:g} s (compute.block_timeout_s)"
@@ -82,15 +84,9 @@ def block_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterator
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        yield under_way
+        yield in_progress
     finally:
         stop.set()
-
-
-def _leave_to_the_other(number: int) -> None:
-    """End this process: the block may be in a call that no exception ends."""
-    LOG.info("block %d was finished by another worker; this attempt ends", number)
-    os._exit(0)
 
 
 def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iterator[int]:
@@ -102,8 +98,8 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
     limit_s, parent = 0.0, os.getppid()
     while os.getppid() == parent:
         end_if_asked()
-        alive = _alive(runs, attempts, key)
-        waiting = {n: ages_s for n, ages_s in alive.items() if n not in tried and not marks.is_done(n)}
+        in_progress = _in_progress_elsewhere(runs, attempts, key)
+        waiting = {n: ages_s for n, ages_s in in_progress.items() if n not in tried and not marks.is_done(n)}
         if not waiting:
             return
         limit_s = limit_s or _limit_s(marks)
@@ -114,17 +110,17 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
             LOG.warning("block %d has been in progress for %.0f s; it is computed a second time", number, late[number])
             yield number
         else:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def _limit_s(marks: BlockStore) -> float:
-    """Seconds after which a block is slow; 0 if none is done yet, to compare with."""
+    """Seconds after which a block is slow; 0 as long as no block is done to compare with."""
     done = sorted(marks.done())
     seconds = [marks.record(number)["seconds"] for number in done[:: max(1, len(done) // SAMPLED_RECORDS)]]
     return max(LEAST_S, SLOWER * float(np.median(seconds))) if seconds else 0.0
 
 
-def _alive(runs: Path, attempts: Path, key: str) -> dict[int, list[float]]:
+def _in_progress_elsewhere(runs: Path, attempts: Path, key: str) -> dict[int, list[float]]:
     """By block, the age (s) of each attempt that is in progress in another process that is alive."""
     attempts.parent.mkdir(parents=True, exist_ok=True)
     attempts.touch()

@@ -21,7 +21,7 @@ from lsdflow_agglomerate.merge_functions import QUEUE_BINS, WATERZ_NAMES
 from lsdflow_agglomerate.merge_tree import MergeHistory, merge_scores
 from lsdflow_contract.arrays import dequantise_u8
 from lsdflow_contract.graph import RagEdges
-from lsdflow_runtime.quiet import silent_stdout
+from lsdflow_runtime.compiled import silent_stdout
 
 _HIGHEST_SCORE = 1.0
 

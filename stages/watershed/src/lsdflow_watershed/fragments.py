@@ -19,7 +19,7 @@ import waterz
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import dequantise_u8
-from lsdflow_runtime.quiet import silent_stdout
+from lsdflow_runtime.compiled import silent_stdout
 from lsdflow_watershed.distance import FULL_SCALE, inside_mask, squared_distance
 from lsdflow_watershed.flood import flood
 from lsdflow_watershed.seeds import label_seeds

@@ -59,7 +59,7 @@ class Toy(BlockStage):
         return [block_task(experiment)]
 
     def process(self, experiment: Experiment) -> Manifest:
-        if (experiment.layout.root / "two-rounds").exists():
+        if (experiment.layout.root / "two-passes").exists():
             first = load_experiment(experiment.path, [*experiment.overrides, "experiment.name=first"])
             run_blocks(block_task(first))
         return super().process(experiment)
@@ -73,7 +73,7 @@ def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
     root = experiment.layout.root
     raw = open_volume(experiment.layout.target_volume, RAW.dataset)
     if (root / "impatient").exists():
-        slow_blocks.LEAST_S, slow_blocks.LOOK_S = 1.0, 0.2
+        slow_blocks.LEAST_S, slow_blocks.POLL_S = 1.0, 0.2
 
     def double(block: Block) -> BlockOutput:
         if (root / "slow").exists():

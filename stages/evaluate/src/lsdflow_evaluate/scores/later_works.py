@@ -84,7 +84,7 @@ def find_work(experiment: Experiment, key: str) -> LaterWork:
     folder = experiment.layout.store / FOLDER / key
     if not (folder / WORK).exists():
         raise ContractMismatch(
-            "this worker does not know the work of its coordinator",
+            "the coordinator processes a pass that this worker does not have",
             where=folder,
             found=f"key {key[:12]}",
             hint="let both run the same image and settings",

@@ -1,4 +1,4 @@
-"""The gate before daisy's port: who knows the key of the round comes through, nobody else; and nobody is led astray."""
+"""The proxy before daisy's port: whoever knows the secret of the session is forwarded, and nobody else."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_runtime.gate import GREETING, LOOPBACK, keep_gate, make_key, read_key, remove_key, way_in
+from lsdflow_runtime.authenticated_proxy import (
+    GREETING,
+    LOOPBACK,
+    coordinator_proxy,
+    read_secret,
+    remove_secret,
+    worker_proxy,
+    write_secret,
+)
 
-KEY, OTHER_KEY = b"k" * 64, b"o" * 64
+SECRET, OTHER_SECRET = b"k" * 64, b"o" * 64
 ELSEWHERE = "127.0.0.2"
 
 
@@ -56,18 +64,18 @@ def inner() -> Iterator[Inner]:
 
 
 @pytest.fixture
-def gate(inner: Inner) -> Iterator[int]:
-    """Port of a gate before `inner`; it ends with it."""
+def proxy(inner: Inner) -> Iterator[int]:
+    """Port of a proxy before `inner`; it ends with it."""
     opened: list[int] = []
     thread = threading.Thread(
-        target=lambda: asyncio.run(keep_gate(ELSEWHERE, inner.port, KEY, opened.append)), daemon=True
+        target=lambda: asyncio.run(coordinator_proxy(ELSEWHERE, inner.port, SECRET, opened.append)), daemon=True
     )
     thread.start()
     _wait(lambda: bool(opened))
     yield opened[0]
     inner.close()
     thread.join(20)
-    assert not thread.is_alive(), "the gate outlives what it stands before"
+    assert not thread.is_alive(), "the proxy outlives its server"
 
 
 def _wait(true: Callable[[], bool]) -> None:
@@ -86,8 +94,8 @@ def _all_of(connection: socket.socket) -> bytes:
     return got
 
 
-def test_who_knows_the_key_is_passed_through_in_both_directions_until_one_side_ends(inner: Inner, gate: int) -> None:
-    with way_in(ELSEWHERE, gate, KEY) as port:
+def test_who_knows_the_secret_is_forwarded_in_both_directions_until_one_side_ends(inner: Inner, proxy: int) -> None:
+    with worker_proxy(ELSEWHERE, proxy, SECRET) as port:
         first, second = (socket.create_connection((LOOPBACK, port)) for _ in range(2))
         with first, second:
             for connection, text in ((first, b"abc"), (second, b"123"), (first, b"d")):
@@ -99,7 +107,7 @@ def test_who_knows_the_key_is_passed_through_in_both_directions_until_one_side_e
             assert second.recv(1000) == b"5"
 
 
-def test_a_gate_at_a_name_has_one_port_at_an_address_of_it(inner: Inner) -> None:
+def test_a_proxy_at_a_name_has_one_port_at_an_address_of_it(inner: Inner) -> None:
     opened: list[int] = []
 
     def open_it(port: int) -> None:
@@ -107,13 +115,13 @@ def test_a_gate_at_a_name_has_one_port_at_an_address_of_it(inner: Inner) -> None
         socket.create_connection(("localhost", port)).close()
         inner.close()
 
-    asyncio.run(keep_gate("localhost", inner.port, KEY, open_it))
+    asyncio.run(coordinator_proxy("localhost", inner.port, SECRET, open_it))
     assert len(opened) == 1
 
 
-def test_many_bytes_arrive_in_order(inner: Inner, gate: int) -> None:
+def test_many_bytes_arrive_in_order(inner: Inner, proxy: int) -> None:
     text = bytes(range(200)) * 5000
-    with way_in(ELSEWHERE, gate, KEY) as port, socket.create_connection((LOOPBACK, port)) as connection:
+    with worker_proxy(ELSEWHERE, proxy, SECRET) as port, socket.create_connection((LOOPBACK, port)) as connection:
         threading.Thread(target=connection.sendall, args=(text,), daemon=True).start()
         got = b""
         while len(got) < len(text):
@@ -121,20 +129,20 @@ def test_many_bytes_arrive_in_order(inner: Inner, gate: int) -> None:
     assert got == bytes(b + 1 for b in text)
 
 
-def test_another_key_leads_nowhere_and_is_told(inner: Inner, gate: int, caplog: pytest.LogCaptureFixture) -> None:
-    with way_in(ELSEWHERE, gate, OTHER_KEY) as port, socket.create_connection((LOOPBACK, port)) as connection:
+def test_another_secret_leads_nowhere_and_is_told(inner: Inner, proxy: int, caplog: pytest.LogCaptureFixture) -> None:
+    with worker_proxy(ELSEWHERE, proxy, OTHER_SECRET) as port, socket.create_connection((LOOPBACK, port)) as connection:
         connection.sendall(b"abc")
         assert _all_of(connection) == b""
     assert inner.came == b""
-    assert "does not know the key" in caplog.text
+    assert "does not know the secret" in caplog.text
 
 
 @pytest.mark.parametrize("text", [b"x" * 64, b"x" * 64 + b"abc", b"\x00\x01" * 500, b"short"])
 def test_a_stranger_learns_a_greeting_and_reaches_nothing(
-    inner: Inner, gate: int, text: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    inner: Inner, proxy: int, text: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lsdflow_runtime.gate.HANDSHAKE_SECONDS", 0.5)
-    with socket.create_connection((ELSEWHERE, gate)) as connection:
+    monkeypatch.setattr("lsdflow_runtime.authenticated_proxy.HANDSHAKE_SECONDS", 0.5)
+    with socket.create_connection((ELSEWHERE, proxy)) as connection:
         connection.sendall(text)
         got = _all_of(connection)
     assert got.startswith(GREETING)
@@ -143,13 +151,13 @@ def test_a_stranger_learns_a_greeting_and_reaches_nothing(
     _wait(lambda: "refused: a connection" in caplog.text)
 
 
-def test_what_was_said_once_opens_the_gate_no_second_time(inner: Inner, gate: int) -> None:
-    """A proof holds for the number that the gate chose for this connection."""
+def test_what_was_said_once_opens_the_proxy_no_second_time(inner: Inner, proxy: int) -> None:
+    """A proof holds for the number that the proxy chose for this connection."""
     heard: list[bytes] = []
     listener = socket.create_server((ELSEWHERE, 0))
 
     def overhear() -> None:
-        near, far = listener.accept()[0], socket.create_connection((ELSEWHERE, gate))
+        near, far = listener.accept()[0], socket.create_connection((ELSEWHERE, proxy))
         with near, far:
             near.sendall(far.recv(1000))
             heard.append(near.recv(1000))
@@ -158,17 +166,17 @@ def test_what_was_said_once_opens_the_gate_no_second_time(inner: Inner, gate: in
             heard.append(near.recv(1000))
 
     threading.Thread(target=overhear, daemon=True).start()
-    with listener, way_in(ELSEWHERE, listener.getsockname()[1], KEY) as port:
+    with listener, worker_proxy(ELSEWHERE, listener.getsockname()[1], SECRET) as port:
         with socket.create_connection((LOOPBACK, port)) as connection:
             connection.sendall(b"abc")
             _wait(lambda: len(heard) == 2)
-        with socket.create_connection((ELSEWHERE, gate)) as again:
+        with socket.create_connection((ELSEWHERE, proxy)) as again:
             again.sendall(heard[0] + heard[1])
             assert len(_all_of(again)) == len(GREETING) + 32
     assert inner.came == b""
 
 
-def test_a_worker_speaks_to_nobody_who_does_not_know_the_key(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_speaks_to_nobody_who_does_not_know_the_secret(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[bytes] = []
     false = socket.create_server((ELSEWHERE, 0))
 
@@ -181,17 +189,17 @@ def test_a_worker_speaks_to_nobody_who_does_not_know_the_key(caplog: pytest.LogC
             heard.append(_all_of(connection))
 
     threading.Thread(target=pretend, daemon=True).start()
-    with false, way_in(ELSEWHERE, false.getsockname()[1], KEY) as port:
+    with false, worker_proxy(ELSEWHERE, false.getsockname()[1], SECRET) as port:
         with socket.create_connection((LOOPBACK, port)) as connection:
             connection.sendall(b"abc")
             assert _all_of(connection) == b""
         _wait(lambda: bool(heard))
     assert heard == [b""]
-    assert "does not know the key of this round" in caplog.text
+    assert "does not know the secret of this session" in caplog.text
 
 
-def test_another_user_of_the_worker_machine_does_not_come_in_by_its_way(
-    inner: Inner, gate: int, caplog: pytest.LogCaptureFixture
+def test_another_user_of_the_worker_machine_is_refused_by_its_proxy(
+    inner: Inner, proxy: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = (
         "import encodings.idna, os, socket, sys\n"
@@ -201,7 +209,7 @@ def test_another_user_of_the_worker_machine_does_not_come_in_by_its_way(
         "try: print(s.recv(10))\n"
         "except ConnectionResetError: print(b'')"
     )
-    with way_in(ELSEWHERE, gate, KEY) as port:
+    with worker_proxy(ELSEWHERE, proxy, SECRET) as port:
         done = subprocess.run(
             [sys.executable, "-c", program, str(port)], capture_output=True, text=True, check=False, timeout=600
         )
@@ -213,27 +221,27 @@ def test_another_user_of_the_worker_machine_does_not_come_in_by_its_way(
 
 
 def test_looking_whether_somebody_listens_is_not_told(
-    inner: Inner, gate: int, caplog: pytest.LogCaptureFixture
+    inner: Inner, proxy: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(3):
-        socket.create_connection((ELSEWHERE, gate)).close()
-    with way_in(ELSEWHERE, gate, KEY) as port, socket.create_connection((LOOPBACK, port)) as connection:
+        socket.create_connection((ELSEWHERE, proxy)).close()
+    with worker_proxy(ELSEWHERE, proxy, SECRET) as port, socket.create_connection((LOOPBACK, port)) as connection:
         connection.sendall(b"a")
         assert connection.recv(10) == b"b"
     assert caplog.text == ""
 
 
-def test_a_key_is_for_this_user_alone_and_never_the_same(tmp_path: Path) -> None:
-    keys = set()
+def test_a_secret_is_for_this_user_alone_and_never_the_same(tmp_path: Path) -> None:
+    found = set()
     for name in "ab":
         (tmp_path / name).mkdir()
-        make_key(tmp_path / name)
-        assert (tmp_path / name / "key").stat().st_mode & 0o777 == 0o600
-        keys.add(read_key(tmp_path / name))
+        write_secret(tmp_path / name)
+        assert (tmp_path / name / "secret").stat().st_mode & 0o777 == 0o600
+        found.add(read_secret(tmp_path / name))
         with pytest.raises(FileExistsError):
-            make_key(tmp_path / name)
-        remove_key(tmp_path / name)
-        assert not (tmp_path / name / "key").exists()
-    assert {len(key) for key in keys} == {64}
-    assert len(keys) == 2
+            write_secret(tmp_path / name)
+        remove_secret(tmp_path / name)
+        assert not (tmp_path / name / "secret").exists()
+    assert {len(secret) for secret in found} == {64}
+    assert len(found) == 2

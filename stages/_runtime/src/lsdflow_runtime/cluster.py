@@ -1,0 +1,338 @@
+"""A stage in several jobs: how workers find the coordinator of a stage on shared storage, and process blocks for it.
+
+    runs/<stage>/coordinator.json         state and address of the coordinator
+    runs/<stage>/sessions/<session>/      what the workers of one pass share (daisy_runner.Session)
+
+    starting --> serving (first pass) --> serving (second pass) --> finished     also after an error: nothing is left
+                    |
+                    +--> paused: the coordinator was stopped, and is expected again; workers wait
+
+A coordinator that is killed leaves "serving" behind, with an address where nobody listens; the next one begins a new
+session. A coordinator that was replaced while it slept leaves the file of its successor alone.
+
+    a worker:   wait --> process blocks in a child process --> no block is left, or the coordinator was lost: wait again
+
+It ends when the coordinator has finished, or with exit code 75 when none was there for compute.join_wait_s. The child
+can be ended at once when the coordinator is replaced. A crash, or a block that exceeds its time-out, costs only the
+child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import shutil
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lsdflow_command.console import form_log_lines, start_logging
+from lsdflow_command.interruption import leave_terminal_to_coordinator
+from lsdflow_command.processes import end_with_parent
+from lsdflow_command.stage import load_stage
+from lsdflow_contract.errors import BadData, ConfigError, InternalError, Interrupted, StageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.files import read_json, write_json
+from lsdflow_runtime.authenticated_proxy import (
+    coordinator_proxy,
+    is_listening,
+    read_secret,
+    remove_secret,
+    worker_proxy,
+    write_secret,
+)
+from lsdflow_runtime.daisy_runner import SESSION_VARIABLE, Session, join_context, serve
+from lsdflow_runtime.stage_lock import stage_lock
+
+if TYPE_CHECKING:
+    from lsdflow_runtime.block_task import BlockTask
+
+LOG = logging.getLogger("lsdflow.cluster")
+HOST_VARIABLE = "LSDFLOW_HOST"
+SUBMISSION_VARIABLE = "LSDFLOW_SUBMISSION"
+# An address outside this machine. No packet is sent: the system only says from which address it would send one.
+FAR_AWAY = ("192.0.2.1", 9)
+POLL_SECONDS = 1.0
+# "finished" that was there before the worker may be of an earlier run, whose successor is just starting.
+OUTDATED_SECONDS = 60.0
+# A worker for which no block is left tries again: the block of a worker that is lost becomes available late.
+REJOIN_SECONDS = 30.0
+# More than one crashing block can cause (LOST_WORKER), so the fault is in this machine.
+FAILURES_IN_A_ROW = 20
+
+State = Literal["starting", "serving", "paused", "finished"]
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """What workers know of a coordinator: its state, and where it listens while it serves a session."""
+
+    state: State
+    id: str = ""
+    submission: str = ""
+    session: str = ""
+    context: str = ""
+    host: str = ""
+    port: int = 0
+    overrides: tuple[str, ...] = ()
+
+    def is_reachable(self) -> bool:
+        """True if a server accepts connections at its address."""
+        return is_listening(self.host, self.port, timeout_s=2.0)
+
+
+@dataclass(frozen=True)
+class CoordinatorFile:
+    """The file of a stage that says where its coordinator is; `folder` holds the sessions as well."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, stage: str, experiment: Experiment) -> CoordinatorFile:
+        """The file of a stage."""
+        return cls(experiment.layout.stage_runs(stage))
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return self.folder / "coordinator.json"
+
+    def read(self) -> Coordinator | None:
+        """What the file says, None if there is none. BadData (65) if it cannot be read."""
+        if not self.path.exists():
+            return None
+        try:
+            found: dict[str, Any] = read_json(self.path)
+            return Coordinator(**{**found, "overrides": tuple(found["overrides"])})
+        except (KeyError, TypeError) as error:
+            raise BadData("not the file of a coordinator", where=self.path, found=error, hint="delete it") from error
+
+    def write(self, coordinator: Coordinator) -> None:
+        """Replace the file."""
+        write_json(self.path, asdict(coordinator))
+
+    def write_if_own(self, coordinator: Coordinator) -> None:
+        """Replace the file, unless it is of another coordinator: the workers of that one would leave."""
+        found = self.read()
+        if found is None or found.id == coordinator.id:
+            self.write(coordinator)
+
+    def session(self, id_: str) -> Session:
+        """The session of that name."""
+        return Session(self.folder / "sessions" / id_)
+
+    def new_session(self, pass_key: str) -> Session:
+        """A new session; the folders of earlier ones are removed."""
+        shutil.rmtree(self.folder / "sessions", ignore_errors=True)
+        return Session.begin(self.folder / "sessions" / uuid.uuid4().hex[:12], pass_key)
+
+
+@contextmanager
+def sole_coordinator(stage: str, experiment: Experiment) -> Iterator[None]:
+    """Coordinate a stage within the block; with runner = "cluster", the coordinator file follows the state.
+
+    Raises NotOurs (73) if another coordinator works on the stage.
+    """
+    file = CoordinatorFile.of(stage, experiment)
+    with stage_lock(file.folder):
+        if experiment.compute.runner != "cluster":
+            yield
+            return
+        submission = os.environ.get(SUBMISSION_VARIABLE, "")
+        coordinator = Coordinator("starting", id=uuid.uuid4().hex, submission=submission)
+        file.write(coordinator)
+        state: State = "finished"
+        try:
+            yield
+        except (Interrupted, KeyboardInterrupt):
+            state = "paused"
+            raise
+        finally:
+            file.write_if_own(replace(coordinator, state=state))
+
+
+def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
+    """Let workers of other jobs process the blocks that are not done.
+
+    daisy starts one process of ours. It processes no block, but writes the coordinator file and runs the proxy for as
+    long as daisy listens. Raises the StageError of a worker that concerns every block.
+    """
+    file = CoordinatorFile.of(task.stage, task.experiment)
+    session = file.new_session(task.key)
+    write_secret(session.folder)
+    host = own_address()
+    serving = replace(
+        file.read() or Coordinator("starting"),
+        state="serving",
+        session=session.id,
+        host=host,
+        overrides=task.experiment.overrides,
+    )
+
+    def run_proxy(*, context: Any) -> None:
+        def opened(port: int) -> None:
+            file.write(replace(serving, context=context.to_env(), port=port))
+
+        leave_terminal_to_coordinator()
+        start_logging()
+        asyncio.run(coordinator_proxy(host, int(context["port"]), read_secret(session.folder), opened))
+
+    LOG.info("%s: %d blocks; waiting for workers at %s", task.stage, len(task.plan) - len(done), host)
+    try:
+        serve(task, done, session, run_proxy, workers=1)
+    finally:
+        remove_secret(session.folder)
+
+
+def own_address() -> str:
+    """The address that workers on other machines can reach: $LSDFLOW_HOST, or the one of the default route.
+
+    Raises ConfigError (78) if only the loopback address is known: workers elsewhere could never connect.
+    """
+    if host := os.environ.get(HOST_VARIABLE):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(FAR_AWAY)
+            address = str(probe.getsockname()[0])
+        except OSError:
+            address = _address_of_host_name()
+    if address.startswith("127."):
+        raise ConfigError(
+            "this machine knows only its loopback address",
+            found=address,
+            hint=f"set {HOST_VARIABLE} to the address that the workers can reach",
+        )
+    return address
+
+
+def _address_of_host_name() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def join_coordinator(stage: str, experiment: Experiment) -> None:
+    """Process blocks of a stage for its coordinators until the stage has finished.
+
+    Raises Interrupted (75) if no coordinator was there for compute.join_wait_s, InternalError (70) if the child process
+    dies again and again.
+    """
+    _Worker(stage, experiment, CoordinatorFile.of(stage, experiment)).run()
+
+
+@dataclass
+class _Worker:
+    stage: str
+    experiment: Experiment
+    file: CoordinatorFile
+    submission: str = field(default_factory=lambda: os.environ.get(SUBMISSION_VARIABLE, ""))
+    started: float = field(default_factory=time.monotonic)
+    last_contact: float = field(default_factory=time.monotonic)
+    # The session in which no block was left, and when that was.
+    exhausted: tuple[str, float] = ("", 0.0)
+    failures: int = 0
+
+    def run(self) -> None:
+        """Wait for a coordinator, work for it, and wait again, until it has finished. Raises as join_coordinator."""
+        at_start = self._coordinator()
+        while True:
+            found = self._coordinator()
+            if found is not None and found.state == "finished" and not (found == at_start and self._may_be_outdated()):
+                LOG.info("%s: the coordinator has finished", self.stage)
+                return
+            if found is not None and found.state == "serving" and found.is_reachable():
+                self.last_contact = time.monotonic()
+                session, since = self.exhausted
+                if found.session != session or time.monotonic() - since >= REJOIN_SECONDS:
+                    self._work_for(found)
+                    continue
+            self._wait()
+
+    def _coordinator(self) -> Coordinator | None:
+        """The coordinator, unless it belongs to another submission than this worker."""
+        found = self.file.read()
+        return None if found is not None and self.submission not in ("", found.submission) else found
+
+    def _may_be_outdated(self) -> bool:
+        return not self.submission and time.monotonic() - self.started < OUTDATED_SECONDS
+
+    def _wait(self) -> None:
+        limit_s = self.experiment.compute.join_wait_s
+        if time.monotonic() - self.last_contact > limit_s:
+            raise Interrupted(
+                f"no coordinator of {self.stage} answered for {limit_s:.0f} s",
+                where=self.file.path,
+                hint=f"start it: {self.stage} run --set compute.runner=cluster",
+            )
+        time.sleep(POLL_SECONDS)
+
+    def _work_for(self, coordinator: Coordinator) -> None:
+        """Let a child process work until it ends, or the coordinator serves this session no longer."""
+        LOG.info("%s: joining the coordinator at %s:%d", self.stage, coordinator.host, coordinator.port)
+        session = self.file.session(coordinator.session)
+        arguments = (self.stage, self.experiment.path, coordinator, session)
+        child = multiprocessing.get_context("spawn").Process(target=_process_session, args=arguments, daemon=True)
+        child.start()
+        try:
+            while child.is_alive() and self._is_served(session):
+                child.join(POLL_SECONDS)
+            child.join(2 * POLL_SECONDS)
+        finally:
+            child.kill()
+            child.join()
+        self.last_contact = time.monotonic()
+        if child.exitcode == 0:
+            self.exhausted = (session.id, time.monotonic())
+        if child.exitcode == 0 or not coordinator.is_reachable():
+            self.failures = 0
+            return
+        self.failures += 1
+        LOG.warning("%s: the worker process ended with code %s", self.stage, child.exitcode)
+        if self.failures >= FAILURES_IN_A_ROW:
+            raise InternalError(
+                f"the worker process died {self.failures} times in a row",
+                where=os.uname().nodename,
+                found=f"exit code {child.exitcode}",
+                hint="the lines above say why; other workers process the blocks",
+            )
+        time.sleep(POLL_SECONDS)
+
+    def _is_served(self, session: Session) -> bool:
+        found = self._coordinator()
+        return found is not None and (found.state, found.session) == ("serving", session.id)
+
+
+def _process_session(stage: str, experiment: Path, coordinator: Coordinator, session: Session) -> None:
+    """Body of the child process: process the blocks of one session."""
+    end_with_parent()
+    leave_terminal_to_coordinator()
+    start_logging()
+    os.environ[SESSION_VARIABLE] = str(session.folder)
+    try:
+        secret = read_secret(session.folder)
+    except FileNotFoundError:
+        # No failure of this machine: no block is left, and the coordinator has not written yet what comes next.
+        LOG.info("%s: this session has ended", stage)
+        return
+    try:
+        with worker_proxy(coordinator.host, coordinator.port, secret) as port:
+            join_context(coordinator.context, os.getpid(), port)
+            loaded = load_experiment(experiment, coordinator.overrides)
+            form_log_lines(loaded.compute.log_format, stage)
+            load_stage(stage).worker(loaded)
+    except StageError as error:
+        LOG.error("error: %s", error.message())
+        sys.exit(error.exit_code)
+    except (RuntimeError, ConnectionError) as error:
+        LOG.warning("the connection to the coordinator was lost: %s", error)
+        sys.exit(Interrupted.exit_code)
