@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -103,17 +104,20 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     return Queue(folder, experiment.resolve())
 
 
-def _begin(queue: Queue, stage: str, pending: int, seconds_ago: float) -> None:
-    """A coordinator that opened a round."""
-    runs = queue.experiment / "runs" / stage
-    for path in (runs / "1" / "config.resolved.json", runs / "rounds" / "r1" / "pending.json"):
+def _begin(queue: Queue, stage: str, done: int, seconds_ago: float) -> None:
+    """A run that began so many seconds ago, and its blocks that are done."""
+    runs, began = queue.experiment / "runs" / stage, time.time() - seconds_ago
+    config, attempts = runs / "1" / "config.resolved.json", runs / "attempts" / "20260101T000000-1-n1.tsv"
+    for path in (config, attempts):
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(list(range(pending))))
-    os.utime(runs / "rounds" / "r1" / "pending.json", (time.time() - seconds_ago,) * 2)
+    config.write_text("{}")
+    os.utime(config, (began,) * 2)
+    lines = (f"{block}\t{began + 1}\tkey\t\tdone\t1.0\t1.0\t1\t1\t1\t1\t\t0\t\n" for block in range(done))
+    attempts.write_text("".join(lines))
 
 
 def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Queue) -> None:
-    _begin(queue, "predict", pending=30, seconds_ago=300)
+    _begin(queue, "predict", done=10, seconds_ago=300)
     queue.rows(
         ("11", "RUNNING", "None", "n1", 1, 0),
         ("12_0", "RUNNING", "None", "n1", 0, 0),
@@ -133,7 +137,7 @@ def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Que
     told = "12: 2 RUNNING on n1 n2, 1 PENDING (Resources), 1 FAILED on n2 exit code 74"
     assert predict["workers"] == told
     assert predict["verify"] == "13 PENDING (Dependency)"
-    # Of 40 blocks 10 were done before this round began, 10 were done in its 5 minutes.
+    # Of 40 blocks 10 were done before this run began, and 10 in its 5 minutes.
     assert (predict["blocks_done"], predict["blocks"], predict["failed"]) == (20, 40, 2)
     assert predict["blocks_per_minute"] == pytest.approx(2, rel=0.05)
     assert predict["minutes_left"] == pytest.approx(10, rel=0.05)
@@ -148,7 +152,7 @@ def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Que
 
 
 def test_status_asks_the_stages_with_what_the_submission_was_made_with(queue: Queue) -> None:
-    _begin(queue, "watershed", pending=4, seconds_ago=1)
+    _begin(queue, "watershed", done=0, seconds_ago=1)
     queue.answer("status-watershed", json.dumps({"blocks": 4, "done": 0, "failed": 0, "failures": {}}))
     watershed = queue.status()["watershed"]
     assert watershed["blocks_done"] == 0
@@ -166,7 +170,7 @@ def test_jobs_that_squeue_has_forgotten_come_from_the_accounting(queue: Queue) -
 
 
 def test_without_an_answer_of_slurm_status_still_tells_what_is_done(queue: Queue) -> None:
-    _begin(queue, "predict", pending=30, seconds_ago=300)
+    _begin(queue, "predict", done=10, seconds_ago=300)
     queue.answer("status-predict", json.dumps({"blocks": 40, "done": 20, "failed": 0, "failures": {}}))
     queue.answer("squeue", "", code=1)
     done = queue.lsdflow("status", queue.experiment, "--json")
@@ -198,7 +202,10 @@ def test_cancel_ends_the_last_jobs_first_and_nobody_elses(queue: Queue) -> None:
 
 def test_run_on_slurm_follows_what_is_in_the_queue_and_ends_with_the_code_of_the_failed_stage(queue: Queue) -> None:
     queue.rows(("11", "RUNNING", "None", "n1", 0, 0))
-    command = [sys.executable, "-c", "from lsdflow_launch.cli import main; main()"]
+    _begin(queue, "predict", done=10, seconds_ago=300)
+    queue.answer("status-predict", json.dumps({"blocks": 40, "done": 20, "failed": 0, "failures": {}}))
+    often = "from lsdflow_launch.slurm import follow; follow.PROGRESS_EVERY_S = 0"
+    command = [sys.executable, "-c", f"{often}; from lsdflow_launch.cli import main; main()"]
     child = subprocess.Popen(
         [*command, "run", str(queue.experiment), "--on", "slurm"], stderr=subprocess.PIPE, text=True
     )
@@ -209,6 +216,7 @@ def test_run_on_slurm_follows_what_is_in_the_queue_and_ends_with_the_code_of_the
     told = child.communicate(timeout=600)[1]
     assert child.returncode == 79, told
     assert "predict coordinator: job 11 RUNNING" in told
+    assert re.search(r"predict: 20 of 40 blocks done, [12]\.\d+ a minute, 1\d\.\d minutes left", told), told
     assert "predict ended with exit code 79" in told
     assert queue.calls("sbatch") == []
 

@@ -114,7 +114,8 @@ def follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
 
     def progress(stage: str) -> str:
         try:
-            return progress_text(with_blocks(experiment, stage, ask(stage, stage_arguments("status", experiment))))
+            facts = {"state": "running", **ask(stage, stage_arguments("status", experiment))}
+            return progress_text(with_activity(experiment, stage, with_blocks(experiment, stage, facts)))
         except StageError as error:
             return error.what
 

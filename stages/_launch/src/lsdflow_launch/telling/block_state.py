@@ -1,18 +1,16 @@
-"""What `lsdflow status` tells of the blocks of a stage: how many are done, how fast, which failed and why.
+"""What `lsdflow status` reports of the blocks of a stage: how many are done, which failed and why.
 
-The stage itself has counted them (`<stage> status`), whatever its store; rounds and logs of jobs lie in runs/<stage>/.
+The stage itself has counted them (`<stage> status`), whatever its store; the logs of its jobs are in runs/<stage>/.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import read_json
 
 LISTED = 10
 LOG_TAIL_BYTES = 2**20
@@ -20,13 +18,12 @@ SEARCHED_LOGS = 50
 
 
 def with_blocks(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stage told of itself, with the speed of the round that is running and the logs of failed blocks."""
+    """What a stage reported of itself, with the logs of failed blocks."""
     facts = dict(told)
     if "done" not in facts or "blocks" not in facts:
         return facts
-    done, total = int(facts.pop("done")), int(facts["blocks"])
+    facts["blocks_done"] = int(facts.pop("done"))
     failures = facts.pop("failures", {})
-    facts |= {"blocks_done": done, **_speed(experiment, stage, done, total)}
     if failures:
         listed = sorted(failures.items(), key=lambda item: int(item[0]))[:LISTED]
         facts["failures"] = {n: what + _log_of_block(experiment, stage, int(n)) for n, what in listed}
@@ -49,20 +46,6 @@ def slurm_logs(experiment: Experiment, stage: str) -> list[Path]:
     """Logs of a stage's jobs, the newest first."""
     logs = (experiment.layout.stage_runs(stage) / "slurm").glob("*.log")
     return sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True)
-
-
-def _speed(experiment: Experiment, stage: str, done: int, total: int) -> dict[str, float]:
-    """Blocks a minute since the coordinator's newest round began, and the minutes that are left at that speed."""
-    rounds = experiment.layout.stage_runs(stage).glob("rounds/*/pending.json")
-    newest = max(rounds, key=lambda p: p.stat().st_mtime, default=None)
-    if newest is None or done >= total:
-        return {}
-    done_in_round = done - (total - len(read_json(newest)))
-    minutes = max(time.time() - newest.stat().st_mtime, 1e-3) / 60
-    if done_in_round <= 0:
-        return {}
-    rate = done_in_round / minutes
-    return {"blocks_per_minute": round(rate, 2), "minutes_left": round((total - done) / rate, 1)}
 
 
 def _log_of_block(experiment: Experiment, stage: str, block: int) -> str:
