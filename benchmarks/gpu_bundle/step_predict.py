@@ -28,7 +28,6 @@ from gpu_machine import Busy, describe, print_head, print_row, require_device, s
 from scipy.ndimage import gaussian_filter
 from torch.utils.flop_counter import FlopCounterMode
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import RAW
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_contract.errors import ConfigError, InternalError, StageError
@@ -142,7 +141,7 @@ def row(made: Path, point: Point, sizes: Sizes, device: str, rates: Rates) -> li
     experiment = load_experiment(made, settings)
     forget(experiment.layout)
     with Busy(device) as busy:
-        Predict().run(experiment, RunOptions(replace=True))
+        Predict().run(experiment)
     task = affinity_task(gather(experiment))
     records = list(task.marks.records().values())
     span_s = max(r["finished"] for r in records) - min(r["finished"] - r["seconds"] for r in records)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from block_clock import tick
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
@@ -51,7 +50,7 @@ class Ticks(BlockStage):
 
 def run(experiment: Experiment) -> None:
     """Do all blocks."""
-    Ticks().run(experiment, RunOptions())
+    Ticks().run(experiment)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import zarr
 from numpy.typing import NDArray
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, write_best
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
@@ -193,7 +192,7 @@ def train(lab: Lab) -> None:
 
 
 def _run(stage: Any) -> Callable[[Lab], None]:
-    return lambda lab: stage.run(lab.experiment(), RunOptions())
+    return lambda lab: stage.run(lab.experiment())
 
 
 # What is done, in order; a case names the last one.

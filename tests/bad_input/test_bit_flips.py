@@ -23,7 +23,6 @@ import pytest
 from bad_input.lab import Lab, Laboratory
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BUNDLE_JSON, DESCRIPTION_HASH, hash_of_description
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
@@ -135,7 +134,7 @@ def finish(experiment: Experiment, stage: str) -> None:
         path = experiment.layout.root / "scores_of_the_test.json"
         path.write_text(json.dumps(scores, sort_keys=True))
     else:
-        STAGES[stage].run(experiment, RunOptions())
+        STAGES[stage].run(experiment)
 
 
 def results(experiment: Experiment, stages: tuple[str, ...]) -> dict[str, Any]:
@@ -173,9 +172,9 @@ class Chain:
         self._keep("train", lab)
         self.after["prepare"] = self.after["train"]
         for stage in ("predict", "watershed", "agglomerate", "segment"):
-            STAGES[stage].run(lab.experiment(), RunOptions())
+            STAGES[stage].run(lab.experiment())
             self._keep(stage, lab)
-        evaluate.run(lab.experiment(), RunOptions())
+        evaluate.run(lab.experiment())
         self._keep("evaluate", lab)
         for stage, readers in READERS.items():
             copied = self.copy(stage)

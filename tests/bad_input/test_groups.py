@@ -10,7 +10,6 @@ import zarr
 from bad_input.lab import Laboratory
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_predict.stage import Predict
 from lsdflow_runtime.volumes import open_volume
 from lsdflow_segment.stage import Segment
@@ -39,7 +38,7 @@ def test_every_array_of_a_chain_is_found_from_the_root_of_its_container(
         lab.set(table, zarr_format=zarr_format)
     lab.set("predict", store_lsds=True)
     for stage in (predict, watershed, agglomerate, segment):
-        stage.run(lab.experiment(), RunOptions())
+        stage.run(lab.experiment())
     names = set()
     for folder in arrays_below(lab.layout.root):
         container = next(parent for parent in folder.parents if parent.suffix == ".zarr")

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
@@ -30,8 +29,8 @@ def main(folder: Path) -> None:
     finished = load_experiment(folder / "finished")
     _note_runs(finished)
     # Another result, so that the page compares two.
-    Evaluate().run(load_experiment(folder / "finished", ["evaluate.zeros=ignore"]), RunOptions())
-    Evaluate().run(finished, RunOptions())
+    Evaluate().run(load_experiment(folder / "finished", ["evaluate.zeros=ignore"]))
+    Evaluate().run(finished)
     write_report(finished)
     builder.build(folder / "failing")
     failing = load_experiment(folder / "failing")

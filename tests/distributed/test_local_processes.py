@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import InternalError, Interrupted
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import read_manifest
@@ -22,7 +21,7 @@ def test_two_processes_are_started_and_leave_one_training(training) -> None:
     experiment = load_experiment(
         training("two", max_iteration=1, peer_timeout_s=240.0).toml, ["train-acrlsd.processes=2"]
     )
-    TrainAcrlsd().run(experiment, RunOptions())
+    TrainAcrlsd().run(experiment)
     made = read_manifest(experiment.layout, "train-acrlsd")
     assert made.facts["iteration"] == 1
     assert made.config["processes"] == 2

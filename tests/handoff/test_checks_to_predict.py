@@ -13,7 +13,7 @@ import pytest
 import torch
 import zarr
 
-from lsdflow_command.stage import RunOptions, load_stage
+from lsdflow_command.stage import load_stage
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, read_best, write_best
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
@@ -93,7 +93,7 @@ def leave_checkpoint(experiment: Experiment, iteration: int, loss: float, *, see
 
 def run_here(stage: str, arguments: Sequence[str]) -> int:
     """The stage in this process: no time for imports."""
-    load_stage(stage).run(load_experiment(Path(arguments[-1])), RunOptions())
+    load_stage(stage).run(load_experiment(Path(arguments[-1])))
     return 0
 
 

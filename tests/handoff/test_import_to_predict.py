@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import zarr
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import read_best
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import read_manifest
@@ -59,7 +58,7 @@ def test_predict_runs_an_imported_network(tmp_path: Path) -> None:
         zarr.create_array(tmp_path / "input.zarr/volumes" / name, data=values, zarr_format=2, attributes=attributes)
     (tmp_path / "experiment.toml").write_text(TABLES)
     (tmp_path / "config.json").write_text('{"input_shape": [36, 36, 36], "output_shape": [20, 20, 20]}')
-    prepare.run(load_experiment(tmp_path), RunOptions())
+    prepare.run(load_experiment(tmp_path))
     torch.save({"model_state_dict": lineage_state()}, tmp_path / "model_checkpoint_5000")
     command = [str(BIN / "train-acrlsd"), "import-checkpoint", str(tmp_path), "--voxel-size", "8 nm"]
     command += ["--from", str(tmp_path / "model_checkpoint_5000")]
@@ -67,7 +66,7 @@ def test_predict_runs_an_imported_network(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     experiment = load_experiment(tmp_path)
     assert predict.validate(experiment) == []
-    predict.run(experiment, RunOptions())
+    predict.run(experiment)
     best = read_best(experiment.layout.best_checkpoint("train-acrlsd"))
     assert read_manifest(experiment.layout, "predict").inputs["network"] == best.weights_sha256
     affs = zarr.open_array(made(experiment.layout, "predict") / "volumes/affs", mode="r")[:]

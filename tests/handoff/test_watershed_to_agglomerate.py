@@ -16,7 +16,6 @@ from scipy.sparse.csgraph import connected_components
 from lsdflow_agglomerate.adjacency import touching_pairs
 from lsdflow_agglomerate.distinct_ids import dense_labels
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
@@ -78,8 +77,8 @@ def predicted(root: Path, affs: NDArray[np.uint8], tables: str) -> Experiment:
 
 def run_both(experiment: Experiment) -> tuple[NDArray[np.uint64], RagNodes, RagEdges]:
     """Fragments, nodes and edges after both stages."""
-    watershed.run(experiment, RunOptions())
-    agglomerate.run(experiment, RunOptions())
+    watershed.run(experiment)
+    agglomerate.run(experiment)
     store = FilesRagStore(experiment.layout.store)
     keys = {stage: read_manifest(experiment.layout, stage).key for stage in ("watershed", "agglomerate")}
     fragments = open_volume(made(experiment.layout, "watershed"), FRAGMENTS.dataset)

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import STAGES as EXPERIMENT_STAGES
@@ -62,7 +61,7 @@ def _assert_whole(experiment: Experiment, before: tuple[dict[str, tuple[str, str
     for name, stage in STAGES.items():
         kept = layout.manifest(name).read_bytes()
         assert stage.verify(experiment)["verified"]
-        stage.run(experiment, RunOptions())
+        stage.run(experiment)
         assert layout.manifest(name).read_bytes() == kept, "a block was computed again"
     assert {result.stage for result in results_of(layout) if result.current} >= set(STAGES)
 
@@ -134,7 +133,7 @@ def test_prepared_volumes_are_moved_and_not_prepared_again(tmp_path: Path) -> No
     )
     experiment = load_experiment(tmp_path, [])
     layout, prepare = experiment.layout, Prepare()
-    prepare.run(experiment, RunOptions())
+    prepare.run(experiment)
     manifest = read_manifest(layout, "prepare")
     outputs = {"target": "data/target.zarr", "training/a": "data/training/a.zarr"}
     for label, place in outputs.items():
@@ -148,5 +147,5 @@ def test_prepared_volumes_are_moved_and_not_prepared_again(tmp_path: Path) -> No
     assert read_manifest(layout, "prepare").outputs == manifest.outputs
     assert not layout.data.exists()
     assert prepare.verify(experiment)["verified"]
-    prepare.run(experiment, RunOptions())
+    prepare.run(experiment)
     assert layout.manifest("prepare").read_bytes() == kept

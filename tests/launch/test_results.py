@@ -14,7 +14,6 @@ import zarr
 from typer.testing import CliRunner
 
 from lsdflow_command.lock_file import Holder, LockFile
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
 from lsdflow_contract.errors import MissingInput, NotOurs, StoreUnreachable
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -40,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
     for settings in (FIRST, SECOND):
-        Watershed().run(load_experiment(folder, [settings]), RunOptions())
+        Watershed().run(load_experiment(folder, [settings]))
     return folder
 
 
@@ -103,7 +102,7 @@ def test_clean_drops_what_is_not_current_and_leaves_nothing_that_is_believed(exp
     assert list((experiment.layout.store / "nodes").glob(f"{first.key}*")) == []
     assert Watershed().verify(load_experiment(experiment.path, [SECOND]))["verified"]
     again = Watershed()
-    again.run(load_experiment(experiment.path, [FIRST]), RunOptions())
+    again.run(load_experiment(experiment.path, [FIRST]))
     assert again.verify(load_experiment(experiment.path, [FIRST]))["verified"]
 
 
@@ -116,8 +115,8 @@ def test_clean_drops_the_tables_of_a_graph_that_no_other_result_has(experiment: 
     folders = []
     for settings in (["segment.threshold=0.2"], ["segment.threshold=0.3"], ['agglomerate.merge_functions=["mean"]']):
         changed = load_experiment(experiment.path, [SECOND, *settings])
-        Agglomerate().run(changed, RunOptions())
-        Segment().run(changed, RunOptions())
+        Agglomerate().run(changed)
+        Segment().run(changed)
         folders.append(tables_of(layout))
     assert folders[0] == folders[1] != folders[2]
     first, second, third = [result for result in results_of(layout) if result.stage == "segment"]
@@ -146,14 +145,14 @@ def test_an_earlier_volume_is_made_current_again_and_dropped_when_it_is_not(tmp_
     (tmp_path / "exp" / "experiment.toml").write_text('[prepare.target]\nraw = "../raw.zarr"\n')
     found = []
     for settings in ([], ["prepare.target.raw_range=[0, 100]"]):
-        Prepare().run(load_experiment(tmp_path / "exp", settings), RunOptions())
+        Prepare().run(load_experiment(tmp_path / "exp", settings))
         found.append(read_manifest(load_experiment(tmp_path / "exp").layout, "prepare"))
     first, second = found
     experiment = load_experiment(tmp_path / "exp")
     assert sum(result.current for result in results_of(experiment.layout)) == 2, "the volume, and its manifest"
     use(experiment.layout, "prepare", first.key[:8])
     assert experiment.layout.target_volume == experiment.layout.root / first.outputs["target"]
-    Prepare().run(experiment, RunOptions())
+    Prepare().run(experiment)
     assert read_manifest(experiment.layout, "prepare") == first
     drop(experiment, [result for result in results_of(experiment.layout) if not result.current])
     assert not (experiment.layout.root / second.outputs["target"]).exists()
@@ -237,7 +236,7 @@ def in_a_database(mongod: Any, tmp_path: Path) -> Experiment:
     with (folder / "experiment.toml").open("a") as file:
         file.write(f'\n[store]\nengine = "mongo"\ndatabase = "{database}"\nuri_file = "{uri_file}"\n')
     for settings in (FIRST, SECOND):
-        Watershed().run(load_experiment(folder, [settings]), RunOptions())
+        Watershed().run(load_experiment(folder, [settings]))
     return load_experiment(folder)
 
 

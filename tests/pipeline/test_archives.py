@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
@@ -59,7 +58,7 @@ def test_what_an_earlier_contract_left_is_verified_and_not_done_again(archived: 
     path = archived.layout.manifest(stage)
     before = path.read_bytes()
     assert STAGES[stage].verify(archived)["verified"]
-    STAGES[stage].run(archived, RunOptions())
+    STAGES[stage].run(archived)
     assert path.read_bytes() == before
 
 
@@ -71,7 +70,7 @@ def test_a_later_stage_goes_on_from_the_graph_of_an_earlier_contract_with_the_sa
     for folder in (made(layout, "segment"), layout.luts, layout.store / "blocks" / "segment"):
         shutil.rmtree(folder)
     layout.manifest("segment").unlink()
-    segment.run(archived, RunOptions())
+    segment.run(archived)
     assert read_manifest(layout, "segment").identity == identity
     assert {path.name: path.read_bytes() for path in layout.luts.rglob("*.npz")} == tables
     found = open_volume(made(layout, "segment"), "volumes/segmentation")
@@ -88,6 +87,6 @@ def test_scores_of_an_earlier_contract_are_verified_and_scored_anew_the_same(arc
     scores.unlink()
     for folder in (*layout.store.glob("overlaps_*"), layout.store / "evaluate", layout.store / "blocks" / "evaluate"):
         shutil.rmtree(folder)
-    evaluate.run(archived, RunOptions())
+    evaluate.run(archived)
     found = json.loads(scores.read_text())
     assert {name: found[name] for name in told} == told

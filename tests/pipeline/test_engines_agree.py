@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
@@ -79,7 +78,7 @@ def predicted(root: Path, compute: str, store: str) -> Experiment:
 def run_all(experiment: Experiment) -> None:
     for stage in STAGES.values():
         assert stage.validate(experiment) == []
-        stage.run(experiment, RunOptions())
+        stage.run(experiment)
 
 
 def mongo_table(server: Any, database: str, folder: Path) -> str:
@@ -155,7 +154,7 @@ def test_the_same_bits_although_the_server_is_killed_twice_while_workers_write(
 def run_all_patiently(experiment: Experiment) -> None:
     """Without validate, which says at once when the server is away."""
     for stage in STAGES.values():
-        stage.run(experiment, RunOptions())
+        stage.run(experiment)
 
 
 def test_graphs_of_other_parameters_lie_side_by_side_in_the_database(
@@ -166,7 +165,7 @@ def test_graphs_of_other_parameters_lie_side_by_side_in_the_database(
     other = load_experiment(experiment.path, ["watershed.min_seed_distance_vox=6"])
     for which in (other, experiment):
         for stage in STAGES.values():
-            stage.run(which, RunOptions())
+            stage.run(which)
     assert_same_results(experiment, reference)
     keys = {stage: read_manifest(experiment.layout, stage).key for stage in STAGES}
     with mongod.admin() as client:

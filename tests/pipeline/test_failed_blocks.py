@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from lsdflow_agglomerate import seamless_task
 from lsdflow_agglomerate import stage as agglomerate_stage
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, LABELS, MASK, RAW, ArraySpec, MaskState
 from lsdflow_contract.errors import BlocksFailed
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -123,7 +122,7 @@ def experiment_in(
 
 def run(experiment: Experiment, stages: Sequence[BlockStage] = CHAIN) -> None:
     for stage in stages:
-        stage.run(experiment, RunOptions())
+        stage.run(experiment)
 
 
 def array_of(experiment: Experiment, stage: str, dataset: str) -> NDArray[Any]:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, LSDS, RAW, quantise_u8
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -68,14 +67,14 @@ def predicted(root: Path, runner: str = "serial", lsds: bool = True, **settings:
     outputs = {name: str((container / spec.dataset).relative_to(root)) for name, spec in specs.items()}
     facts: dict[str, Any] = {"key": "affs", "config": {}, "inputs": {}, "identity": "affs"}
     Manifest(writer=Writer.of("predict"), outputs=outputs, **facts).write(experiment.layout)
-    watershed.run(experiment, RunOptions())
+    watershed.run(experiment)
     return experiment
 
 
 def run(experiment: Experiment) -> None:
     for stage in (agglomerate, segment):
         assert stage.validate(experiment) == []
-        stage.run(experiment, RunOptions())
+        stage.run(experiment)
 
 
 def edges_of(experiment: Experiment) -> RagEdges:
@@ -122,7 +121,7 @@ def test_any_runner_and_any_blocks_give_the_same_edges(
     reference: Experiment, tmp_path: Path, runner: str, settings: dict[str, str]
 ) -> None:
     other = predicted(tmp_path / "other", runner, **settings)
-    agglomerate.run(other, RunOptions())
+    agglomerate.run(other)
     wanted, found = edges_of(reference), edges_of(other)
     assert len(wanted) > 100
     for column in ("u", "v", "merge_score"):

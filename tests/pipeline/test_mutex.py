@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, AFFS, LABELS, RAW, affinities_to
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry, Vox3
@@ -74,7 +73,7 @@ def predicted(root: Path, tables: str, neighborhood: tuple[Vox3, ...], runner: s
 def run_all(experiment: Experiment, *stages: str) -> Experiment:
     for stage in stages or tuple(STAGES):
         assert STAGES[stage].validate(experiment) == []
-        STAGES[stage].run(experiment, RunOptions())
+        STAGES[stage].run(experiment)
     return experiment
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, RAW
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -77,7 +76,7 @@ def predicted(root: Path, *, compute: str = 'runner = "serial"', store: str = ""
 def run_all(experiment: Experiment) -> None:
     for stage in STAGES.values():
         assert stage.validate(experiment) == []
-        stage.run(experiment, RunOptions())
+        stage.run(experiment)
 
 
 def edges_of(experiment: Experiment, merge_function: str) -> RagEdges:
@@ -189,10 +188,10 @@ def test_super_blocks_give_the_answer_of_the_whole_graph_and_every_pass_is_verif
 
 def test_status_tells_of_the_pass_that_is_at_work(tmp_path: Path) -> None:
     experiment = predicted(tmp_path / "begun", **SUPER_BLOCKS)
-    watershed.run(experiment, RunOptions())
+    watershed.run(experiment)
     before = agglomerate.status(experiment)
     assert (before["pass"], before["done"], before["blocks"], before["finished"]) == ("faces", 0, 18, False)
-    agglomerate.run(experiment, RunOptions())
+    agglomerate.run(experiment)
     agglomerate.passes(experiment)[2].marks.take_back(1)
     again = agglomerate.status(experiment)
     assert (again["pass"], again["done"], again["blocks"]) == ("left_2", 3, 4)
@@ -219,7 +218,7 @@ def test_mongo_gives_the_same_answer_and_identities_as_files(
     for name, stage in STAGES.items():
         assert read_manifest(experiment.layout, name).identity == read_manifest(in_super_blocks.layout, name).identity
         assert stage.verify(experiment)["verified"], name
-    agglomerate.run(experiment, RunOptions())
+    agglomerate.run(experiment)
     assert agglomerate.verify(experiment)["verified"], "the second pass leaves the rows of the first"
 
 
@@ -250,7 +249,7 @@ def test_another_merge_function_needs_no_second_counting(tmp_path: Path) -> None
     assert len(faces) == 18
     before = [p.stat().st_mtime_ns for p in faces]
     more = load_experiment(experiment.path, [*experiment.overrides, 'agglomerate.merge_functions=["hist_quant_50"]'])
-    agglomerate.run(more, RunOptions())
+    agglomerate.run(more)
     assert [p.stat().st_mtime_ns for p in faces] == before
     assert sorted((experiment.layout.store / f"edges_{FACES}").glob("*/*.parquet")) == faces
     assert len(edges_of(more, "hist_quant_50")) > 0
@@ -271,5 +270,5 @@ def test_settings_that_have_no_meaning_in_seamless_mode_are_refused(
     experiment = load_experiment(reference.path, [*reference.overrides, setting])
     stage = STAGES[setting.split(".", maxsplit=1)[0]]
     with pytest.raises(ConfigError) as caught:
-        stage.run(experiment, RunOptions())
+        stage.run(experiment)
     assert word in caught.value.message()

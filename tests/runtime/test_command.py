@@ -26,7 +26,7 @@ from lsdflow_contract.model import StrictModel
 
 
 class Empty(Stage):
-    def run(self, experiment: Experiment, options: object) -> None:
+    def run(self, experiment: Experiment) -> None:
         raise NotImplementedError
 
     def validate(self, experiment: Experiment) -> list[StageError]:
@@ -45,8 +45,8 @@ class Empty(Stage):
 class Sleepy(Empty):
     """A stage that is told to stop while a class is made, as in the middle of an import."""
 
-    def run(self, experiment: Experiment, options: object) -> None:
-        del experiment, options
+    def run(self, experiment: Experiment) -> None:
+        del experiment
 
         class Noticed:
             def __set_name__(self, owner: type, name: str) -> None:
@@ -58,8 +58,8 @@ class Sleepy(Empty):
 class Unhelpful(Empty):
     """A stage that is told to stop under a library that makes an error of its own of whatever it meets."""
 
-    def run(self, experiment: Experiment, options: object) -> None:
-        del experiment, options
+    def run(self, experiment: Experiment) -> None:
+        del experiment
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)

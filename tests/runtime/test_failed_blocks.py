@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, BlocksFailed, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FailedBlock, fact_of, failed_blocks_of, own_failed_blocks
@@ -234,5 +233,5 @@ def test_the_command_ends_with_0_and_leaves_the_manifest(make_experiment: Make) 
 
     experiment = make_experiment("a", SERIAL, ACCEPT)
     (experiment.layout.root / "poison").touch()
-    run(experiment, RunOptions())
+    run(experiment)
     assert Path(experiment.layout.manifest("toy")).exists()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
@@ -70,7 +69,7 @@ def test_a_plan_tells_what_finished_blocks_took(make_experiment: Make) -> None:
 
     experiment = make_experiment("a", "compute.runner=serial")
     assert plan_task(block_task(experiment))["taken"] == {}
-    run(experiment, RunOptions())
+    run(experiment)
     task = block_task(experiment)
     seconds = [record["seconds"] for record in task.marks.records().values()]
     taken = plan_task(task)["taken"]

@@ -16,7 +16,6 @@ from urllib.parse import unquote_plus
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import (
     BadData,
     ConfigError,
@@ -340,7 +339,7 @@ def test_no_secret_is_in_any_file_log_line_or_repr_of_a_run(
     store = [f"store.{n}={v!r}" for n, v in settings.store.model_dump().items() if v is not None]
     experiment = make_experiment("target", *store, "compute.runner=serial")
     with caplog.at_level(logging.DEBUG):
-        run(experiment, RunOptions())
+        run(experiment)
     quoted, plain = password_of(experiment)
     opened = open_store(experiment)
     shown = [caplog.text, repr(block_task(experiment)), repr(opened), repr(mongo_address(experiment)), str(opened.rag)]

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
@@ -245,7 +244,7 @@ def test_old_folders_of_single_marks_are_read_as_they_are_and_packed_by_the_next
     from lsdflow_toy.stage import block_task, run, status, verify
 
     experiment = make_experiment("a", "compute.runner=serial")
-    run(experiment, RunOptions())
+    run(experiment)
     marks = block_task(experiment).marks
     assert isinstance(marks, DoneMarks)
     records = marks.records()
@@ -255,10 +254,10 @@ def test_old_folders_of_single_marks_are_read_as_they_are_and_packed_by_the_next
     assert marks.records() == records
     assert verify(experiment)["verified"]
     assert status(experiment)["finished"]
-    run(experiment, RunOptions())
+    run(experiment)
     assert len(single(marks)) == 12, "a run without work touches nothing"
     marks.take_back(5)
-    run(experiment, RunOptions())
+    run(experiment)
     assert single(marks) == set()
     assert {n: r for n, r in marks.records().items() if n != 5} == {n: r for n, r in records.items() if n != 5}
 
@@ -270,7 +269,7 @@ def test_marks_are_packed_also_when_blocks_have_failed(make_experiment: Make) ->
     experiment = make_experiment("a", "compute.runner=serial")
     (experiment.layout.root / "poison").touch()
     with pytest.raises(BlocksFailed):
-        run(experiment, RunOptions())
+        run(experiment)
     marks = block_task(experiment).marks
     assert isinstance(marks, DoneMarks)
     assert (single(marks), marks.done()) == (set(), set(range(12)) - {2})

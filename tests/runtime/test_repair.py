@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
@@ -30,7 +29,7 @@ def finished(make_experiment: Make) -> Experiment:
     from lsdflow_toy.stage import run
 
     experiment = make_experiment("a", "compute.runner=serial")
-    run(experiment, RunOptions())
+    run(experiment)
     return experiment
 
 
@@ -143,7 +142,7 @@ def test_a_damaged_pack_of_marks_is_named_and_its_blocks_are_made_again_with_the
 
     before, single = state(finished), mark_of(finished)
     damage(pack_of(finished))
-    for look in (lambda: run(finished, RunOptions()), lambda: verify(finished), lambda: status(finished)):
+    for look in (lambda: run(finished), lambda: verify(finished), lambda: status(finished)):
         with pytest.raises(BadData, match="damaged pack of done marks") as caught:
             look()
         assert caught.value.exit_code == 65
@@ -208,7 +207,7 @@ def test_a_late_worker_of_other_settings_writes_into_the_result_of_its_own_key_a
     with task.open() as function:
         output = function(block)
     other = make_experiment("a", "compute.runner=serial", "experiment.seed=3")
-    run(other, RunOptions())
+    run(other)
     before = state(other)
     commit_block(task, opened, block, output, 1.0)
     assert state(other) == before

@@ -27,7 +27,7 @@ from lsdflow_watershed.stage import Watershed
 class Config(StrictModel):
     pass
 
-def run(stage, experiment, options):
+def run(stage, experiment):
     raise {raised}
 
 if __name__ == "__main__":

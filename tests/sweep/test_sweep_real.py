@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_command.stage import RunOptions, load_stage
+from lsdflow_command.stage import load_stage
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.layout import ExperimentLayout
@@ -24,7 +24,7 @@ from .conftest import ask_here, bring_affinities
 
 def make_here(experiment: Experiment, *stages: str) -> None:
     for stage in stages:
-        load_stage(stage).run(experiment, RunOptions())
+        load_stage(stage).run(experiment)
 
 
 def sweep(code: int, *arguments: str | Path) -> str:

@@ -23,7 +23,7 @@ def test_this_environment_has_no_tensorflow_and_says_so(prepared, tmp_path) -> N
         tensorflow_backend()
     training = prepared("affinities", backend="tensorflow")
     with pytest.raises(ConfigError, match="no tensorflow"):
-        run_training(training, replace=True)
+        run_training(training)
     assert not training.folder.exists()
 
 

@@ -12,7 +12,6 @@ from lsdflow_agglomerate.adjacency import touching_pairs
 from lsdflow_agglomerate.distinct_ids import dense_labels
 from lsdflow_agglomerate.scoring import score_edges
 from lsdflow_agglomerate.stage import Agglomerate
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
@@ -28,7 +27,7 @@ MakeExperiment = Callable[..., Experiment]
 
 
 def run(experiment: Experiment) -> None:
-    Agglomerate().run(experiment, RunOptions())
+    Agglomerate().run(experiment)
 
 
 def edges_by_block(experiment: Experiment, merge_function: str = "hist_quant_75") -> list[RagEdges]:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, LABELS, LSDS, RAW, SEGMENTATION, ArraySpec
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
@@ -163,7 +162,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """The experiment after a run of evaluate. Only to be read: many tests share it."""
     root = tmp_path_factory.mktemp("finished") / "a"
     build(root)
-    Evaluate().run(load_experiment(root), RunOptions())
+    Evaluate().run(load_experiment(root))
     return load_experiment(root)
 
 
@@ -173,7 +172,7 @@ def finished_without_truth(tmp_path_factory: pytest.TempPathFactory) -> Experime
     root = tmp_path_factory.mktemp("without_truth") / "a"
     build(root)
     shutil.rmtree(load_experiment(root).layout.target_volume / LABELS.dataset)
-    Evaluate().run(load_experiment(root), RunOptions())
+    Evaluate().run(load_experiment(root))
     return load_experiment(root)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -53,7 +52,7 @@ def made_twice(finished: Experiment, tmp_path_factory: pytest.TempPathFactory) -
     shutil.copytree(finished.layout.root, root)
     experiment = load_experiment(root)
     segment_again(experiment)
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     return load_experiment(root)
 
 
@@ -112,14 +111,14 @@ def test_what_was_dropped_or_damaged_of_another_result_is_no_error(made_twice: E
     segment = read_kept_manifest(experiment.layout, "segment", "segment-key")
     shutil.rmtree(segment.output_array(experiment.layout, "segmentation")[0])
     assert compared(experiment)[1].picture is None
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     shutil.rmtree(experiment.layout.result("segment", "segment-key"))
     assert compared(experiment)[1].settings == ("segment: the result was dropped",)
 
 
 def test_results_of_the_same_segmentation_share_a_picture(finished: Experiment, copy_of: Make) -> None:
     experiment = copy_of(finished, "a", "evaluate.zeros=ignore")
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     again = load_experiment(experiment.layout.root)
     current, other = compared(again)
     assert (current.picture is None, other.picture is None) == (False, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LSD_ERROR, LSDS, SEGMENTATION, quantise_u8
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
@@ -89,7 +89,8 @@ def test_a_part_has_the_bits_of_the_whole_if_its_context_is_there() -> None:
 def overwrite(container: Path, spec: Any, values: np.ndarray, experiment: Experiment) -> None:
     grid = open_volume(experiment.layout.target_volume, "volumes/raw").geometry
     output = OutputArray(container, spec, grid, grid.box, (8, 8, 16))
-    output.create({"key": f"another {spec.dataset}"}, replace=True)
+    shutil.rmtree(output.folder, ignore_errors=True)
+    output.create({"key": f"another {spec.dataset}"})
     output.open().write(grid.box, values)
 
 
@@ -124,7 +125,7 @@ def test_a_merger_stands_first_and_the_map_does_not_depend_on_the_blocks(make_ex
         segments, (first, _) = merged_cells(experiment)
         told.append(disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told)
         maps.append(map_of(experiment))
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     assert np.array_equal(maps[0], maps[1])
     assert told[0] == told[1] == json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"]
     taken = (slice(None, None, step),) * 3
@@ -181,7 +182,7 @@ def test_without_stored_lsds_there_is_no_map_and_one_reason_and_asked_for_it_is_
     assert "store_lsds = true" in told["reason"]
     assert "lsd_error" not in read_manifest(finished.layout, "evaluate").outputs
     with pytest.raises(MissingInput, match="LSDs are not stored"):
-        Evaluate().run(copy_of(finished, "a", "evaluate.lsd_error=on"), RunOptions())
+        Evaluate().run(copy_of(finished, "a", "evaluate.lsd_error=on"))
 
 
 def test_where_there_is_no_segment_the_map_is_dark_whatever_was_predicted() -> None:
@@ -234,7 +235,7 @@ def test_the_manifest_names_the_map_and_the_report_and_the_viewer_show_that_of_t
     experiment = make_experiment("a", *SET)
     layout = experiment.layout
     merged_cells(experiment)
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     manifest = read_manifest(layout, "evaluate")
     container, dataset = manifest.output_array(layout, "lsd_error")
     assert (container, dataset) == (lsd_error_task(experiment).outputs["lsd_error"].path, LSD_ERROR.dataset)
@@ -242,7 +243,7 @@ def test_the_manifest_names_the_map_and_the_report_and_the_viewer_show_that_of_t
     assert not layout.lsd_error.exists()
     assert layer_names(experiment)[-2:] == ["lsd_error", "truth"]
     other = replace(experiment, tables={**experiment.tables, "evaluate": {"voi_limit": 9.0, "lsd_sigma": "40 nm"}})
-    Evaluate().run(other, RunOptions())
+    Evaluate().run(other)
     assert [v.container for v in shown_volumes(layout, others=True) if v.name.startswith("lsd_error")] == [container]
     segment = read_manifest(layout, "segment")
     segment.model_copy(update={"identity": "another segmentation"}).write(layout)
@@ -257,11 +258,11 @@ def test_the_manifest_names_the_map_and_the_report_and_the_viewer_show_that_of_t
 def test_a_map_of_an_earlier_contract_is_used_where_it_is(make_experiment: Make) -> None:
     experiment = make_experiment("a", *SET)
     merged_cells(experiment)
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     before, container = map_of(experiment), lsd_error_task(experiment).outputs["lsd_error"].path
     container.rename(experiment.layout.lsd_error)
     container.parent.rmdir()
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     assert not container.exists()
     assert lsd_error_task(experiment).outputs["lsd_error"].path == experiment.layout.lsd_error
     assert np.array_equal(map_of(experiment), before)

@@ -12,7 +12,6 @@ import numpy as np
 import pymongo
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, ArraySpec
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
@@ -40,7 +39,7 @@ TRACED = "evaluate.skeletons=traced.csv"
 
 
 def scores_of(experiment: Experiment) -> dict[str, Any]:
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     return read_sealed(experiment.layout.report / "scores.json", "")
 
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, RAW, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -35,7 +34,6 @@ from lsdflow_runtime.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
 Scores = Callable[[Experiment], dict[str, Any]]
-RUN = RunOptions()
 # For tests of what else is scored.
 BARE = ('evaluate.skeletons="none"', "evaluate.worst=0")
 NUMBERS = ("voi_split", "voi_merge", "voi", "rand", "rand_split", "rand_merge", "adapted_rand_error", "nvi_split")
@@ -125,7 +123,7 @@ def two_regions(finished: Experiment, tmp_path_factory: pytest.TempPathFactory) 
     """An experiment after a run with REGIONS. Only to be read."""
     root = tmp_path_factory.mktemp("two_regions") / "a"
     shutil.copytree(finished.layout.root, root)
-    Evaluate().run(load_experiment(root, list(REGIONS)), RUN)
+    Evaluate().run(load_experiment(root, list(REGIONS)))
     return load_experiment(root, list(REGIONS))
 
 
@@ -146,7 +144,7 @@ def test_scores_do_not_depend_on_how_the_volume_is_cut(
 
 def test_worker_processes_count_the_same_as_one(make_experiment: Make, two_regions: Experiment) -> None:
     experiment = make_experiment("b", *REGIONS, "compute.runner=daisy", "compute.workers=2")
-    Evaluate().run(experiment, RUN)
+    Evaluate().run(experiment)
     assert scores_of(experiment) == scores_of(two_regions)
     identities = [read_manifest(e.layout, "evaluate").identity for e in (experiment, two_regions)]
     assert identities[0] == identities[1]
@@ -162,7 +160,7 @@ def test_what_was_counted_is_not_counted_again_but_other_fragments_are(finished:
 
     first = counted()
     assert len(first) == 18
-    Evaluate().run(experiment, RUN)
+    Evaluate().run(experiment)
     assert counted() == first
     spoil_watershed(experiment)
     assert counted() == {}
@@ -341,7 +339,7 @@ def test_a_report_is_made_also_when_something_is_missing_and_the_command_fails(
     spoil(experiment)
     shutil.rmtree(experiment.layout.report)
     with pytest.raises(kind) as error:
-        Evaluate().run(experiment, RUN)
+        Evaluate().run(experiment)
     assert error.value.what in page_of(experiment)
     assert scores_of(experiment)["thresholds"] == []
     assert not experiment.layout.manifest("evaluate").exists()
@@ -354,7 +352,7 @@ def test_errors_of_earlier_stages_and_failed_blocks_come_first_on_the_page(finis
     DoneMarks.of(experiment.layout.store, "watershed", "watershed-key").mark_failed(3, failure)
     outcome = {"exit_code": 79, "error": MissingInput("agglomerate stopped early").as_dict()}
     write_json(experiment.layout.stage_runs("agglomerate") / "20260101T000000-1" / "outcome.json", outcome)
-    Evaluate().run(experiment, RUN)
+    Evaluate().run(experiment)
     page = page_of(experiment)
     assert "agglomerate stopped early" in page
     assert "block 3: the affinities are spoilt" in page
@@ -372,7 +370,7 @@ def test_the_page_of_a_network_that_has_hardly_learnt_says_so(
     experiment = make_experiment("a")
     found = read_manifest(experiment.layout, "watershed")
     found.model_copy(update={"facts": {"totals": {"fragments": float(fragments)}}}).write(experiment.layout)
-    Evaluate().run(experiment, RUN)
+    Evaluate().run(experiment)
     text = "1,000 fragments of 11 voxels on average. A network that knows membranes"
     assert (text in page_of(experiment)) == ("train longer" in page_of(experiment)) == told
 
@@ -380,7 +378,7 @@ def test_the_page_of_a_network_that_has_hardly_learnt_says_so(
 def test_truth_without_a_label_in_the_region_is_said_not_scored_as_perfect(make_experiment: Make) -> None:
     experiment = make_experiment("a", 'evaluate.roi={begin="0 vox", shape="18, 3, 26 vox"}')
     with pytest.raises(BadData, match="nothing to compare"):
-        Evaluate().run(experiment, RUN)
+        Evaluate().run(experiment)
     assert "nothing to compare" in page_of(experiment)
 
 

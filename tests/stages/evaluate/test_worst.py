@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
@@ -113,7 +112,7 @@ def test_shares_are_bits_of_the_voi_and_the_worst_comes_first(make_experiment: M
 def test_as_many_are_listed_as_asked_for_in_json_and_csv(make_experiment: Make) -> None:
     experiment = make_experiment("a", "evaluate.worst=2")
     take_threshold(experiment, 0.1)
-    Evaluate().run(experiment, RunOptions())
+    Evaluate().run(experiment)
     worst = json.loads((experiment.layout.report / "scores.json").read_text())["worst"]
     assert [told["kind"] for told in worst].count("split") == 2
     with (experiment.layout.report / "worst.csv").open() as file:

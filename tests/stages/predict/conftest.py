@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import MASK, RAW, ArraySpec
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, UNetSpec, write_best
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -86,7 +85,7 @@ class Predicted:
 
     def run(self, *overrides: str) -> Manifest:
         """Predict with settings; returns the manifest."""
-        Predict().run(self.experiment(*overrides), RunOptions())
+        Predict().run(self.experiment(*overrides))
         return read_manifest(self.layout, "predict")
 
     def volume(self, name: str = "affs") -> Volume:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
@@ -20,7 +19,6 @@ from lsdflow_prepare.stage import Prepare
 Make = Callable[..., Experiment]
 Put = Callable[..., Path]
 Damage = Callable[[Path], object]
-RUN = RunOptions()
 
 
 def content(loaded: Experiment) -> dict[str, bytes]:
@@ -37,7 +35,7 @@ def finished(container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch)
     """One volume of eight bricks, each one chunk."""
     monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     return loaded
 
 
@@ -78,7 +76,7 @@ def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
     put("volumes/raw", raw)
     put("volumes/labels/neuron_ids", np.zeros(raw.shape, np.uint64))
     loaded = experiment(sparse=True)
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     lost = loaded.layout.training_volume("a") / LABELS.dataset / "1.1.1"
     lost.unlink()
     with pytest.raises(BadData, match="1 bricks of training/a are lost or damaged"):

@@ -16,7 +16,6 @@ import tensorstore
 import tifffile
 import zarr
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
@@ -28,7 +27,6 @@ from lsdflow_prepare.stage import Prepare
 SHAPE = (20, 18, 16)
 RAW_VALUES = np.random.default_rng(0).integers(1, 255, SHAPE, np.uint8)
 IDS = np.random.default_rng(1).integers(1, 9, SHAPE, np.uint64)
-RUN = RunOptions()
 Make = Callable[..., Experiment]
 Write = Callable[[Path, str, np.ndarray], dict[str, Any]]
 
@@ -159,7 +157,7 @@ def prepared(write: Write, folder: Path, experiment: Make) -> Experiment:
     for path in (p for key in ("raw", "labels") for p in files_of(Path(tables[key]))):
         at = path.stat()
         os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns - 5 * 10**9))
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     return loaded
 
 
@@ -180,13 +178,13 @@ def test_a_changed_voxel_makes_another_volume_and_the_earlier_one_counts_again_w
     first = read_manifest(loaded.layout, "prepare")
     form(tmp_path, "labels", one_voxel_changed(IDS))
     assert Prepare().validate(loaded) == []
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), one_voxel_changed(IDS))
     assert read_manifest(loaded.layout, "prepare").identity != first.identity
     (told,) = (record.message for record in caplog.records if "this is another volume" in record.message)
     assert "/labels" in told
     form(tmp_path, "labels", IDS)
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)
     assert read_manifest(loaded.layout, "prepare") == first
     assert Prepare().verify(loaded)["identity"] == first.identity
@@ -204,21 +202,21 @@ def test_a_copy_of_the_same_bytes_is_the_same_source(
         (tmp_path / "copy").rename(path)
     assert Prepare().validate(loaded) == []
     assert Prepare().verify(loaded)["verified"]
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     assert loaded.layout.manifest("prepare").read_bytes() == before
     monkeypatch.setattr(writing, "make_brick", lambda *_: pytest.fail("the sources were read again"))
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
 
 
 def test_what_an_earlier_contract_prepared_is_recognised_by_its_voxels(tmp_path: Path, experiment: Make) -> None:
     loaded = prepared(zarr_of(2), tmp_path, experiment)
     before = loaded.layout.manifest("prepare").read_bytes()
     as_of_contract_1_6(loaded)
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     assert Prepare().verify(loaded)["verified"]
     assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] == json.loads(before)["key"]
     zarr_of(2)(tmp_path, "labels", one_voxel_changed(IDS))
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     assert json.loads(loaded.layout.manifest("prepare").read_text())["key"] != json.loads(before)["key"]
 
 
@@ -251,9 +249,9 @@ def test_after_an_interrupted_run_a_copy_of_its_sources_gives_the_same_volume(
     with monkeypatch.context() as patch:
         patch.setattr(writing, "make_brick", until_the_second_labels)
         with pytest.raises(BadData, match="stopped"):
-            Prepare().run(loaded, RUN)
+            Prepare().run(loaded)
     for path in (*files_of(tmp_path / "raw.zarr"), *files_of(tmp_path / "labels.zarr")):
         path.touch()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), RAW_VALUES)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), IDS)

@@ -17,7 +17,6 @@ import pytest
 import tifffile
 import zarr
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.errors import BadData, Interrupted, NotOurs, StageError
 from lsdflow_contract.experiment import Experiment
@@ -30,7 +29,6 @@ from lsdflow_runtime.volumes import open_volume
 
 Make = Callable[..., Experiment]
 Put = Callable[..., Path]
-RUN = RunOptions()
 
 
 def made(experiment: Experiment, dataset: str, name: str = "a") -> np.ndarray:
@@ -46,7 +44,7 @@ def test_zarr_to_zarr_is_bit_identical_with_both_attribute_styles(
     container: Path, experiment: Make, raw: np.ndarray, ids: np.ndarray
 ) -> None:
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
     assert (made(loaded, MASK.dataset) == 1).all()
@@ -64,7 +62,7 @@ def test_zarr_to_zarr_is_bit_identical_with_both_attribute_styles(
 
 def test_manifest_names_outputs_counts_and_probability(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     manifest = read_manifest(loaded.layout, "prepare")
     assert manifest.outputs == {"training/a": f"results/prepare/{manifest.inputs['training/a'][:8]}/a.zarr"}
     facts = manifest.facts["volumes"]["training/a"]
@@ -78,7 +76,7 @@ def test_target_with_truth_in_another_container(put: Put, experiment: Make, raw:
     put("seg", ids.astype(np.int64), name="t.zarr")
     table = {"target": {"raw": "../a.zarr", "truth": "../t.zarr", "truth_dataset": "seg"}}
     loaded = experiment(table)
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     target = loaded.layout.target_volume
     np.testing.assert_array_equal(zarr.open_array(target / RAW.dataset, mode="r")[:], raw)
     np.testing.assert_array_equal(zarr.open_array(target / LABELS.dataset, mode="r")[:], ids)
@@ -86,7 +84,7 @@ def test_target_with_truth_in_another_container(put: Put, experiment: Make, raw:
 
 def test_target_without_truth_has_raw_only(container: Path, experiment: Make) -> None:
     loaded = experiment({"target": {"raw": "../a.zarr"}})
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     assert not (loaded.layout.target_volume / LABELS.dataset).exists()
 
 
@@ -101,9 +99,9 @@ def test_hdf5_labels_smaller_than_raw_are_padded_with_ignore_only_when_asked(
             file[name].attrs["resolution"] = (40.0, 4.0, 4.0)
         file["volumes/labels/neuron_ids"].attrs["offset"] = (400.0, 80.0, 20.0)
     with pytest.raises(BadData, match="same region"):
-        Prepare().run(experiment(raw="../a.hdf"), RUN)
+        Prepare().run(experiment(raw="../a.hdf"))
     loaded = experiment(raw="../a.hdf", pad_labels=True)
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     inside = np.zeros(raw.shape, bool)
     inside[10:60, 20:50, 5:65] = True
     np.testing.assert_array_equal(made(loaded, MASK.dataset), inside)
@@ -115,7 +113,7 @@ def test_roi_and_ignore_regions_are_cut_where_they_say(
 ) -> None:
     ignored = {"offset": "12, 0, 0 vox", "shape": "3, 66, 68 vox"}
     loaded = experiment(roi={"offset": "160, 40, 0 nm", "shape": "50, 40, 60 vox"}, ignore_regions=[ignored])
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw[10:60, 5:45, :60])
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids[10:60, 5:45, :60])
     mask = made(loaded, MASK.dataset)
@@ -129,7 +127,7 @@ def test_json_roi_container_and_expansion_factor(container: Path, experiment: Ma
     content = {"container": "a.zarr", "offset": [160, 40, 0], "size": [400, 320, 480]}
     (container.parent / "a.json").write_text(json.dumps(content))
     loaded = experiment({"target": {"raw": "../a.json", "expansion_factor": 4.0}})
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     array = zarr.open_array(loaded.layout.target_volume / RAW.dataset, mode="r")
     np.testing.assert_array_equal(array[:], raw[10:60, 5:45, :60])
     assert array.attrs["voxel_size"] == [2, 2, 2]
@@ -138,7 +136,7 @@ def test_json_roi_container_and_expansion_factor(container: Path, experiment: Ma
 
 def test_non_integer_voxel_size_is_kept(container: Path, experiment: Make) -> None:
     loaded = experiment(voxel_size="33.5, 8.25, 8.25 nm")
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     attributes = zarr.open_array(loaded.layout.training_volume("a") / RAW.dataset, mode="r").attrs
     assert attributes["resolution"] == [33.5, 8.25, 8.25]
     assert attributes["offset"] == [335, 0, 0]
@@ -150,9 +148,9 @@ def test_default_mask_of_the_container_is_used_and_none_turns_it_off(
     states = (np.arange(ids.size).reshape(ids.shape) % 3).astype(np.uint8)
     put("volumes/labels/mask", states)
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, MASK.dataset), states)
-    Prepare().run(experiment(mask="none"), RunOptions(replace=True))
+    Prepare().run(experiment(mask="none"))
     assert (made(loaded, MASK.dataset) == 1).all()
 
 
@@ -162,7 +160,7 @@ def test_tiff_of_16_bits_with_typed_size_and_range(tmp_path: Path, put: Put, exp
     put("ids", ids, name="t.zarr", offset=None)
     table = {"raw": "../a.tif", "labels": "../t.zarr", "labels_dataset": "ids", "voxel_size": "8 nm"}
     loaded = experiment(**table, raw_range=[100, 4000])
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     wanted = np.rint((raw16.astype(float) - 100) / 3900 * 255)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
 
@@ -170,7 +168,7 @@ def test_tiff_of_16_bits_with_typed_size_and_range(tmp_path: Path, put: Put, exp
 def test_chosen_channel_of_several(put: Put, experiment: Make, raw: np.ndarray) -> None:
     zarr.create_array(put("x", raw) / "two", data=np.stack([raw, 255 - raw]), attributes={"resolution": [8, 8, 8]})
     loaded = experiment({"target": {"raw": "../a.zarr", "raw_dataset": "two", "raw_channel": 1}})
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(zarr.open_array(loaded.layout.target_volume / RAW.dataset, mode="r")[:], 255 - raw)
 
 
@@ -253,7 +251,7 @@ def test_bad_input_is_refused_with_its_code_and_nothing_is_written(
     assert [problem.exit_code for problem in problems][:1] == [code], problems
     assert text in problems[0].message()
     with pytest.raises(StageError) as caught:
-        Prepare().run(loaded, RUN)
+        Prepare().run(loaded)
     assert caught.value.exit_code == code
     assert snapshot(container.parent) == before
 
@@ -291,7 +289,7 @@ def test_validate_lists_all_problems_at_once(
 def test_sparse_source_may_lack_chunks(container: Path, experiment: Make, raw: np.ndarray) -> None:
     (container / "volumes/raw/1.1.1").unlink()
     loaded = experiment(sparse=True)
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     wanted = raw.copy()
     wanted[32:64, 32:64, 32:64] = 0
     np.testing.assert_array_equal(made(loaded, RAW.dataset), wanted)
@@ -299,10 +297,10 @@ def test_sparse_source_may_lack_chunks(container: Path, experiment: Make, raw: n
 
 def test_second_run_does_nothing_and_changes_nothing_of_the_arrays(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     identity = read_manifest(loaded.layout, "prepare").identity
     before = snapshot(loaded.layout.training_volume("a"))
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     assert snapshot(loaded.layout.training_volume("a")) == before
     assert read_manifest(loaded.layout, "prepare").identity == identity
 
@@ -312,7 +310,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     writes: int, container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     wanted = {d.dataset: made(loaded, d.dataset) for d in (RAW, LABELS, MASK)}
     facts = read_manifest(loaded.layout, "prepare").facts["volumes"]
     (tmp_path / "exp").rename(tmp_path / "first")
@@ -328,12 +326,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 
     monkeypatch.setattr(PreparedArrays, "write", stop)
     with pytest.raises(Interrupted):
-        Prepare().run(loaded, RUN)
+        Prepare().run(loaded)
     assert not loaded.layout.manifest("prepare").exists()
     assert not list(loaded.layout.results.glob(f"prepare/*/a.zarr/{LABELS.dataset}"))
     again: list[int] = []
     monkeypatch.setattr(PreparedArrays, "write", lambda *given: (again.append(given[1]), write(*given)))
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     assert len(again) == 4 - writes
     for dataset, values in wanted.items():
         np.testing.assert_array_equal(made(loaded, dataset), values)
@@ -347,35 +345,35 @@ def test_a_noted_brick_that_did_not_reach_the_disk_is_made_again(
     with monkeypatch.context() as patch:
         patch.setattr(PreparedArrays, "finish", lambda _self: (_ for _ in ()).throw(Interrupted("power cut")))
         with pytest.raises(Interrupted):
-            Prepare().run(loaded, RUN)
+            Prepare().run(loaded)
     (partial,) = loaded.layout.results.glob("prepare/*/a.zarr/volumes/.raw.partial")
     (partial / "0.0.0").write_bytes(b"")
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
 
 
 def test_other_parameters_make_another_volume_beside_the_first(
     container: Path, experiment: Make, raw: np.ndarray
 ) -> None:
-    Prepare().run(experiment(), RUN)
+    Prepare().run(experiment())
     first, changed = experiment().layout.training_volume("a"), experiment(raw_range=[0, 100])
     before = snapshot(first)
     assert Prepare().validate(changed) == []
-    Prepare().run(changed, RUN)
+    Prepare().run(changed)
     np.testing.assert_array_equal(made(changed, RAW.dataset), np.rint(np.clip(raw / 100, 0, 1) * 255))
     assert snapshot(first) == before
-    Prepare().run(experiment(), RUN)
+    Prepare().run(experiment())
     assert experiment().layout.training_volume("a") == first
 
 
 def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment: Make, raw: np.ndarray) -> None:
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     folder = loaded.layout.training_volume("a")
     shutil.rmtree(folder)
     zarr.create_array(folder / RAW.dataset, data=raw, zarr_format=2)
     with pytest.raises(NotOurs, match="not ours"):
-        Prepare().run(loaded, RUN)
+        Prepare().run(loaded)
 
 
 def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment: Make) -> None:
@@ -385,7 +383,7 @@ def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(NotOurs, match="another prepare"):
-            Prepare().run(loaded, RUN)
+            Prepare().run(loaded)
 
 
 def test_volumes_cut_in_bricks_are_the_same(
@@ -393,7 +391,7 @@ def test_volumes_cut_in_bricks_are_the_same(
 ) -> None:
     monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
     assert "components" not in read_manifest(loaded.layout, "prepare").facts["volumes"]["training/a"]
@@ -403,7 +401,7 @@ def test_plan_and_status_tell_shape_and_progress(container: Path, experiment: Ma
     loaded = experiment()
     assert Prepare().plan(loaded)["training/a"]["shape_vox"] == [70, 66, 68]
     assert Prepare().status(loaded) == {"finished": False, "training a": "not begun"}
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     assert Prepare().plan(loaded)["training/a"]["done"] is True
     assert Prepare().status(loaded) == {"finished": True, "training a": "made"}
 
@@ -417,7 +415,7 @@ def test_zarr_2_and_gunpowder_read_what_was_written(
     if not python.exists():
         pytest.skip("the training environment is not installed (LSDFLOW_TRAINING_PYTHON)")
     loaded = experiment()
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     result = container.parent / "read.npz"
     script = """
 import sys, numpy, gunpowder as gp, zarr
@@ -443,7 +441,7 @@ def test_real_training_volume(shared_data: Path, experiment: Make) -> None:
     source = shared_data / "gala_mini" / "train.zarr"
     loaded = experiment({"training": [{"name": "a", "raw": str(source)}]})
     assert Prepare().validate(loaded) == []
-    Prepare().run(loaded, RUN)
+    Prepare().run(loaded)
     for spec in (RAW, LABELS):
         stored = zarr.open_array(source / spec.dataset, mode="r")[:]
         np.testing.assert_array_equal(made(loaded, spec.dataset), stored)

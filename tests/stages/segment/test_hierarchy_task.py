@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
@@ -20,7 +19,6 @@ from lsdflow_segment.stage import Segment
 from lsdflow_segment.work import STAGE
 
 Make = Callable[..., Experiment]
-RUN = RunOptions()
 COARSE = "segment.thresholds_step=0.25"
 PARTS = (COARSE, "segment.find=hierarchical", "segment.nodes_in_memory=60")
 
@@ -45,8 +43,8 @@ def test_both_forms_leave_the_same_files_facts_and_identity(make_experiment: Mak
     extra = "segment.extra_thresholds=[0.2]"
     whole = make_experiment("whole", COARSE, extra, truth=truth)
     parts = make_experiment("parts", *PARTS, extra, truth=truth)
-    Segment().run(whole, RUN)
-    Segment().run(parts, RUN)
+    Segment().run(whole)
+    Segment().run(parts)
     assert_same(parts, whole)
     assert Segment().verify(parts)["verified"]
     assert Segment().status(parts)["finished"]
@@ -63,14 +61,14 @@ def test_a_run_killed_in_any_step_goes_on_to_the_same_result(
         raise KilledError
 
     whole, parts = make_experiment("whole", COARSE), make_experiment("parts", *PARTS)
-    Segment().run(whole, RUN)
+    Segment().run(whole)
     places = {"_deal_edges": "lsdflow_segment.dealing", "go_down": "lsdflow_segment.parted_graph.PartedGraph"}
     with monkeypatch.context() as patch:
         patch.setattr(f"{places.get(step, 'lsdflow_segment.stage')}.{step}", killed)
         with pytest.raises(KilledError):
-            Segment().run(parts, RUN)
+            Segment().run(parts)
     assert (parts.layout.luts / ".parts").is_dir()
-    Segment().run(parts, RUN)
+    Segment().run(parts)
     assert_same(parts, whole)
 
 
@@ -79,9 +77,9 @@ def test_workers_of_other_processes_map_the_table(make_experiment: Make, monkeyp
         make_experiment("whole", COARSE),
         make_experiment("parts", *PARTS, "compute.runner=daisy", "compute.workers=1"),
     )
-    Segment().run(whole, RUN)
+    Segment().run(whole)
     monkeypatch.setattr("lsdflow_segment.work.read_lut", None)
-    Segment().run(parts, RUN)
+    Segment().run(parts)
     assert_same(parts, whole)
 
 
@@ -115,5 +113,5 @@ def test_what_a_killed_run_left_is_forgotten_by_the_next_that_finishes(make_expe
     experiment = make_experiment("a", COARSE)
     left: Path = experiment.layout.luts / ".parts" / "another graph" / "part-0"
     left.mkdir(parents=True)
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert not (experiment.layout.luts / ".parts").exists()

@@ -17,7 +17,6 @@ import pytest
 from pymongo import ASCENDING
 from typer.testing import CliRunner
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -86,7 +85,7 @@ def write_dump(folder: Path, collections: Collections, *, zipped: bool = False) 
 def native(make_experiment: Make) -> Experiment:
     """An experiment whose graph was made and segmented by our own stages."""
     experiment = make_experiment("native")
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     return experiment
 
 
@@ -152,7 +151,7 @@ def test_a_database_of_the_scripts_gives_the_tables_and_voxels_of_a_native_run(
     file = mongod.uri_file(database, tmp_path, role="read")
     experiment = make_bare("bare", *store_table)
     take(experiment, file, database=database)
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     assert_same_segmentation(experiment, native)
     assert Segment().verify(experiment)["verified"]
     assert read_manifest(experiment.layout, "watershed").facts["imported"] == {
@@ -180,7 +179,7 @@ def test_a_dump_gives_the_tables_and_voxels_of_a_native_run_and_its_checksums_ar
     dump = write_dump(tmp_path / "dump", collections, zipped=zipped)
     experiment = make_bare("bare", *store_table)
     take(experiment, dump)
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     assert_same_segmentation(experiment, native)
     facts = read_manifest(experiment.layout, "agglomerate").facts["imported"]
     assert sorted(facts) == ["edges_hist_quant_75", "edges_mean"]
@@ -199,7 +198,7 @@ def test_single_files_of_one_merge_function(
     assert read_manifest(experiment.layout, "agglomerate").config["merge_functions"] == ["mean"]
     other = make_bare("other")
     take(other, dump, merge_functions=("mean",))
-    Segment().run(other, RunOptions())
+    Segment().run(other)
     ours = read_lut(tables_of(other.layout) / "lut_mean_0.1500.npz")
     assert np.array_equal(ours.segments, read_lut(tables_of(native.layout) / "lut_mean_0.1500.npz").segments)
 
@@ -216,7 +215,7 @@ def test_ids_above_2_to_the_63_come_back_from_their_signed_form(
         for row in rows:
             row.update({name: row[name] - 2**63 for name in ("id", "u", "v") if name in row})
     take(experiment, write_dump(tmp_path / "dump", collections))
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     (nodes,) = open_store(experiment).rag.iter_nodes(read_manifest(experiment.layout, "watershed").key)
     assert sorted(nodes.id.tolist()) == sorted(2**64 + row["id"] for row in collections["nodes"])
     segmentation = open_volume(made(experiment.layout, "segment"), SEGMENTATION.dataset)
@@ -233,7 +232,7 @@ def test_a_dump_of_our_own_database_moves_a_graph_to_another_engine(
         row |= {"size": sizes[row["id"]], "key": "k", "block": 0}
     experiment = make_bare()
     take(experiment, write_dump(tmp_path / "dump", collections))
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     assert_same_segmentation(experiment, native)
     collections["nodes"][3]["key"] = "another work"
     with pytest.raises(BadData, match="several works"):
@@ -260,7 +259,7 @@ def test_a_cut_out_of_the_fragments_takes_the_part_of_the_graph_that_lies_in_it(
         with pytest.raises(BadData, match=r"nodes without a voxel in the fragments[\s\S]*--cut-out"):
             take(experiment, dump)
     take(experiment, dump, cut_out=True)
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     inside = set(np.unique(values).tolist()) - {0}
     edges = [row for row in collections["edges_mean"] if row["u"] in inside and row["v"] in inside]
     imported = {s: read_manifest(experiment.layout, s).facts["imported"] for s in ("watershed", "agglomerate")}

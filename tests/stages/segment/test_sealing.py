@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name
@@ -23,7 +22,7 @@ SETTINGS = ("segment.thresholds_minmax=[0.1, 0.4]", "segment.thresholds_step=0.1
 
 def finished(make_experiment: Make) -> Experiment:
     experiment = make_experiment("a", *SETTINGS)
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     return experiment
 
 
@@ -36,7 +35,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 def test_a_changed_count_of_blocks_is_bad_data_not_another_segmentation(make_experiment: Make) -> None:
     experiment = finished(make_experiment)
     replace_in(experiment.layout.manifest("agglomerate"), '"blocks": 2', '"blocks": 0')
-    for verb in (Segment().verify, lambda e: Segment().run(e, RunOptions())):
+    for verb in (Segment().verify, lambda e: Segment().run(e)):
         with pytest.raises(BadData, match=r"agglomerate\.json") as caught:
             verb(experiment)
         assert "agglomerate run" in caught.value.hint
@@ -89,7 +88,7 @@ def test_a_run_writes_its_own_damaged_manifest_again_with_the_same_identity(make
     replace_in(path, '"segments"', '"segmentz"')
     with pytest.raises(BadData):
         Segment().verify(experiment)
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     found = read_manifest(experiment.layout, "segment")
     assert (found.identity, found.facts["segments"]) == (before.identity, before.facts["segments"])
     assert json.loads(path.read_text())["facts"]["seal"]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import FRAGMENTS, LABELS, MASK, SEGMENTATION
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
@@ -24,7 +23,6 @@ from lsdflow_segment.cli import app
 from lsdflow_segment.stage import Segment
 
 Make = Callable[..., Experiment]
-RUN = RunOptions()
 
 
 def array(experiment: Experiment, path: Path, dataset: str) -> np.ndarray:
@@ -46,7 +44,7 @@ def cells_without_background(experiment: Experiment) -> tuple[np.ndarray, np.nda
 
 def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment(make_experiment: Make) -> None:
     experiment = make_experiment()
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     truth, found = cells_without_background(experiment)
     assert same_partition(truth, found)
     fragments = array(experiment, experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
@@ -58,7 +56,7 @@ def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment
 
 def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.thresholds_step=0.01")
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     names = {path.name for path in tables_of(experiment.layout).glob("lut_hist_quant_75_*.npz")}
     assert len(names) == 101
     table = np.load(tables_of(experiment.layout) / "lut_hist_quant_75_0.2900.npz")["fragment_segment_lut"]
@@ -75,7 +73,7 @@ def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment
 
 def test_with_truth_the_threshold_with_the_smallest_voi_is_taken(make_experiment: Make) -> None:
     experiment = make_experiment()
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     facts = read_manifest(experiment.layout, "segment").facts
     assert facts["advice"]["method"] == "voi"
     assert 0.3 <= facts["threshold"] < 0.7
@@ -85,7 +83,7 @@ def test_with_truth_the_threshold_with_the_smallest_voi_is_taken(make_experiment
 
 def test_without_truth_the_plateau_is_taken(make_experiment: Make) -> None:
     experiment = make_experiment("a", truth=False)
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     facts = read_manifest(experiment.layout, "segment").facts
     assert facts["advice"]["method"] == "stability"
     assert 0.4 <= facts["threshold"] <= 0.6
@@ -94,19 +92,19 @@ def test_without_truth_the_plateau_is_taken(make_experiment: Make) -> None:
 def test_truth_outside_the_advice_region_is_not_looked_at(make_experiment: Make) -> None:
     overrides = ('segment.truth_roi={begin="0 vox", shape="8, 8, 10 vox"}', "segment.advice=truth")
     experiment = make_experiment("a", *overrides)
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     inside = read_manifest(experiment.layout, "segment").facts["threshold"]
     truth = open_volume(experiment.layout.target_volume, LABELS.dataset)
     spoilt = truth.read(truth.box)
     spoilt[8:] = np.random.default_rng(0).permutation(spoilt[8:].ravel()).reshape(spoilt[8:].shape)
     truth.write(truth.box, spoilt)
-    Segment().run(experiment, RunOptions())
+    Segment().run(experiment)
     assert read_manifest(experiment.layout, "segment").facts["threshold"] == inside
 
 
 def test_a_set_threshold_and_extra_thresholds_are_written(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.threshold=0.2", "segment.extra_thresholds=[0.55, 0.9999]")
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     fragments = array(experiment, experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     for name, threshold in (("", "0.2000"), ("_0.5500", "0.5500"), ("_0.9999", "0.9999")):
         lut = read_lut(tables_of(experiment.layout) / f"lut_hist_quant_75_{threshold}.npz")
@@ -119,7 +117,7 @@ def test_a_set_threshold_and_extra_thresholds_are_written(make_experiment: Make)
 def test_a_threshold_that_is_not_computed_is_refused_before_anything_is_written(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.threshold=0.25", "segment.thresholds_step=0.1")
     with pytest.raises(MissingInput, match=r"0\.2000, 0\.3000"):
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
     assert not experiment.layout.luts.exists()
     assert not experiment.layout.results.exists()
     assert [p.exit_code for p in Segment().validate(experiment)] == [66]
@@ -130,8 +128,8 @@ def test_a_region_writes_the_same_voxels_as_the_whole(make_experiment: Make) -> 
         make_experiment("a"),
         make_experiment("b", 'segment.roi={begin="3, 4, 5 vox", shape="10, 11, 12 vox"}'),
     )
-    Segment().run(whole, RUN)
-    Segment().run(part, RUN)
+    Segment().run(whole)
+    Segment().run(part)
     volume = open_volume(made(part.layout, "segment"), SEGMENTATION.dataset)
     assert np.array_equal(volume.read(volume.box), segmentation(whole)[3:13, 4:15, 5:17])
     assert volume.geometry.offset_nm == (400 + 3 * 40.0, 4 * 8.5, 17 + 5 * 8.5)
@@ -140,14 +138,14 @@ def test_a_region_writes_the_same_voxels_as_the_whole(make_experiment: Make) -> 
 @pytest.mark.parametrize("overrides", [("compute.runner=daisy",), ('segment.block_shape="5, 7, 9 vox"',)])
 def test_workers_and_block_shape_change_no_voxel(make_experiment: Make, overrides: tuple[str, ...]) -> None:
     one, other = make_experiment("a"), make_experiment("b", *overrides)
-    Segment().run(one, RUN)
-    Segment().run(other, RUN)
+    Segment().run(one)
+    Segment().run(other)
     assert np.array_equal(segmentation(one), segmentation(other))
 
 
 def test_the_manifest_counts_what_is_in_the_volume(make_experiment: Make) -> None:
     experiment = make_experiment()
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     facts, found = read_manifest(experiment.layout, "segment").facts, segmentation(experiment)
     ids, voxels = np.unique(found[found != 0], return_counts=True)
     assert facts["segments"] == len(ids)
@@ -158,21 +156,21 @@ def test_the_manifest_counts_what_is_in_the_volume(make_experiment: Make) -> Non
 
 def test_a_second_run_does_no_block_again(make_experiment: Make) -> None:
     experiment = make_experiment()
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     first = read_manifest(experiment.layout, "segment")
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert read_manifest(experiment.layout, "segment") == first
 
 
 def test_the_segmentations_of_two_thresholds_lie_side_by_side(make_experiment: Make) -> None:
     first = make_experiment("a", "segment.threshold=0.2")
-    Segment().run(first, RUN)
+    Segment().run(first)
     manifest, voxels = read_manifest(first.layout, "segment"), segmentation(first)
     other = make_experiment("a", "segment.threshold=0.9")
-    Segment().run(other, RUN)
+    Segment().run(other)
     assert read_manifest(other.layout, "segment").facts["threshold"] == 0.9
     assert not np.array_equal(segmentation(other), voxels)
-    Segment().run(first, RUN)
+    Segment().run(first)
     assert read_manifest(first.layout, "segment") == manifest
     assert np.array_equal(segmentation(first), voxels)
 
@@ -191,13 +189,13 @@ def other_graph(experiment: Experiment) -> None:
 
 def test_the_tables_of_two_graphs_lie_side_by_side(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.threshold=0.3")
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     agglomerate, manifest = (read_manifest(experiment.layout, stage) for stage in ("agglomerate", "segment"))
     folder = tables_of(experiment.layout)
     assert folder == experiment.layout.root / manifest.facts["luts"]
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     other_graph(experiment)
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     name = lut_name("hist_quant_75", 0.3)
     assert tables_of(experiment.layout) != folder
     assert read_lut(tables_of(experiment.layout) / name).segment_count > read_lut(folder / name).segment_count
@@ -213,7 +211,7 @@ def test_tables_that_an_earlier_contract_left_without_a_graph_stay_in_their_plac
     make_experiment: Make, damaged: bool
 ) -> None:
     experiment = make_experiment("a", "segment.threshold=0.3")
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     layout, manifest = experiment.layout, read_manifest(experiment.layout, "segment")
     tables_of(layout).rename(layout.root / "earlier")
     layout.luts.rmdir()
@@ -224,12 +222,12 @@ def test_tables_that_an_earlier_contract_left_without_a_graph_stay_in_their_plac
     if damaged:
         (layout.luts / "thresholds_hist_quant_75.json").write_text("{")
         Segment().repair(experiment)
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert Segment().verify(experiment)["verified"]
     assert sorted(path.name for path in layout.luts.iterdir()) == names
     assert read_manifest(layout, "segment").identity == manifest.identity
     other_graph(experiment)
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert tables_of(layout).parent == layout.luts
     luts = find_luts(layout.luts, "watershed-key-identity", "agglomerate-key-identity")
     assert {lut.path.parent for lut in luts} == {layout.luts}
@@ -242,7 +240,7 @@ def test_a_fragment_that_the_graph_lacks_stops_the_run_by_name(make_experiment: 
     values[10, 10, 10] = 123
     volume.write(volume.box, values)
     with pytest.raises(BadData, match="fragment 123 "):
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
 
 
 def test_voxels_that_differ_from_the_graph_take_the_manifest_away(make_experiment: Make) -> None:
@@ -252,7 +250,7 @@ def test_voxels_that_differ_from_the_graph_take_the_manifest_away(make_experimen
     values[10, 10, 10] = 0
     volume.write(volume.box, values)
     with pytest.raises(BadData, match="voxels that the graph says"):
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
     assert not experiment.layout.manifest("segment").exists()
 
 
@@ -261,7 +259,7 @@ def test_edges_of_other_fragments_are_refused(make_experiment: Make) -> None:
     found = read_manifest(experiment.layout, "watershed")
     found.model_copy(update={"identity": "made anew"}).write(experiment.layout)
     with pytest.raises(ContractMismatch, match="different runs"):
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
 
 
 def test_scores_outside_zero_to_one_are_refused(make_experiment: Make) -> None:
@@ -270,7 +268,7 @@ def test_scores_outside_zero_to_one_are_refused(make_experiment: Make) -> None:
     rows = RagEdges(ids[:1], ids[1:2], np.array([1.5], np.float32))
     FilesRagStore(experiment.layout.store).write_edges("agglomerate-key", "hist_quant_75", 1, rows)
     with pytest.raises(BadData, match=r"outside \[0, 1\]"):
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +286,7 @@ def test_a_block_without_its_rows_is_refused_naming_it_and_who_repairs_it(
     experiment = make_experiment()
     (experiment.layout.store / collection / key / f"{block}.parquet").unlink()
     with pytest.raises(BadData, match=f"the rows of block {block}") as caught:
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
     assert (caught.value.exit_code, caught.value.hint) == (65, f"make it again: {stage} repair")
     assert not experiment.layout.manifest("segment").exists()
 
@@ -296,14 +294,14 @@ def test_a_block_without_its_rows_is_refused_naming_it_and_who_repairs_it(
 def test_an_unknown_merge_function_is_refused_with_those_there(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.merge_function=hist_quant_57")
     with pytest.raises(MissingInput, match="edges_hist_quant_75"):
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
 
 
 def test_nothing_agglomerated_yet_is_a_missing_input_and_no_problem_of_validate(make_experiment: Make) -> None:
     experiment = make_experiment()
     experiment.layout.manifest("agglomerate").unlink()
     with pytest.raises(MissingInput, match="agglomerate has not finished"):
-        Segment().run(experiment, RUN)
+        Segment().run(experiment)
     assert Segment().validate(experiment) == []
 
 
@@ -321,13 +319,13 @@ def test_plan_and_status_before_during_and_after(make_experiment: Make) -> None:
     assert Segment().plan(experiment)["blocks"] == 18
     assert Segment().plan(experiment)["tables"] == 21
     assert Segment().status(experiment)["finished"] is False
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert (Segment().status(experiment)["done"], Segment().status(experiment)["finished"]) == (18, True)
 
 
 def test_every_merge_function_has_its_tables_and_one_makes_the_segmentation(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.merge_function=mean")
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert len(list(tables_of(experiment.layout).glob("lut_hist_quant_75_*.npz"))) == 21
     assert len(list(tables_of(experiment.layout).glob("lut_mean_*.npz"))) == 21
     facts = read_manifest(experiment.layout, "segment").facts
@@ -343,13 +341,13 @@ def test_truth_under_an_ignore_mask_does_not_decide(make_experiment: Make) -> No
     output = OutputArray(experiment.layout.target_volume, MASK, truth.geometry, truth.box, (8, 8, 16))
     output.create({"key": "made by the test"})
     output.open().write(truth.box, np.zeros(truth.geometry.shape_vox, np.uint8))
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert read_manifest(experiment.layout, "segment").facts["advice"]["method"] == "stability"
 
 
 def test_run_type_puts_the_tables_into_a_folder(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.run_type=trial", "segment.thresholds_minmax=[0.4, 0.5]")
-    Segment().run(experiment, RUN)
+    Segment().run(experiment)
     assert (tables_of(experiment.layout) / "lut_hist_quant_75_0.4000.npz").exists()
     assert tables_of(experiment.layout).parent == experiment.layout.luts / "trial"
     assert list(experiment.layout.luts.glob("*.npz")) == []

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFS, FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -30,7 +29,7 @@ PUBLISHED = BLOCKS + '\nid_mode = "blocks"'
 
 
 def run(experiment: Experiment) -> None:
-    Watershed().run(experiment, RunOptions())
+    Watershed().run(experiment)
 
 
 def fragments_of(experiment: Experiment) -> NDArray[np.uint64]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -37,7 +36,7 @@ def far_affs() -> NDArray[np.uint8]:
 
 
 def run(experiment: Experiment) -> None:
-    Watershed().run(experiment, RunOptions())
+    Watershed().run(experiment)
 
 
 def fragments_of(experiment: Experiment) -> NDArray[np.uint64]:

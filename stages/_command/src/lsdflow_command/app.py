@@ -32,7 +32,7 @@ from lsdflow_command.completion import experiment_folders, settings
 from lsdflow_command.console import error_text, form_log_lines, start_logging
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unwrapped_interrupts
 from lsdflow_command.runfolder import run_folder
-from lsdflow_command.stage import RunOptions, Stage, load_stage
+from lsdflow_command.stage import Stage, load_stage
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -193,7 +193,7 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
             with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
                 made = stage.load()
                 end_if_asked()
-                made.run(loaded, RunOptions())
+                made.run(loaded)
             if json_:
                 typer.echo(json.dumps(_made(loaded, stage.name)))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,13 +18,6 @@ from lsdflow_contract.experiment import Experiment
 ENTRY_POINTS = "lsdflow.stages"
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How `run` was called."""
-
-    replace: bool = False
-
-
 class Stage(ABC):
     """What a stage can do with an experiment. It holds no state, so any process can make its own."""
 
@@ -33,7 +25,7 @@ class Stage(ABC):
     repairable: ClassVar[bool] = False
 
     @abstractmethod
-    def run(self, experiment: Experiment, options: RunOptions) -> None:
+    def run(self, experiment: Experiment) -> None:
         """Do what is not done yet, and leave a manifest. Raises the StageError that stopped it."""
 
     @abstractmethod

@@ -79,10 +79,6 @@ class NotOurs(StageError):
     exit_code = 73
 
 
-class MadeOtherwise(NotOurs):
-    """The output exists and was made by lsdflow with other settings or inputs: it gives way to --replace."""
-
-
 class StorageFailure(StageError):
     """Reading or writing failed in the file system (disk full, I/O error)."""
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lsdflow_command.stage import RunOptions, Stage
+from lsdflow_command.stage import Stage
 from lsdflow_contract.errors import ContractMismatch, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, current_key
@@ -64,12 +64,11 @@ class BlockStage(Stage):
         """The pass that leaves the manifest."""
         return self.passes(experiment)[-1]
 
-    def run(self, experiment: Experiment, options: RunOptions) -> None:
+    def run(self, experiment: Experiment) -> None:
         """Process all blocks that are not done, and leave the manifest.
 
         Results of other settings stay where they are. Raises NotOurs (73) if another coordinator works on the stage.
         """
-        del options
         with sole_coordinator(self.name, experiment):
             self.process(experiment)
 

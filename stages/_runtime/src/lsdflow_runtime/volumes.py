@@ -8,7 +8,6 @@ the manifest of the result lists (failed blocks that were accepted): they read a
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +25,6 @@ from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.errors import (
     BadData,
     ConfigError,
-    MadeOtherwise,
     MissingInput,
     NotOurs,
     StorageFailure,
@@ -271,15 +269,14 @@ class OutputArray:
         """Open it for block writes."""
         return open_volume(self.path, self.spec.dataset, self.grid)
 
-    def create(self, provenance: Mapping[str, Any], replace: bool = False) -> bool:
+    def create(self, provenance: Mapping[str, Any]) -> bool:
         """Make the array; nothing to do (False) if it is there with the same key.
 
-        Raises NotOurs (73) if something else is there, unless it is ours and `replace` is set.
+        Raises NotOurs (73) if something else is there.
         """
         if self.folder.exists():
-            if self._same_work(provenance, replace):
-                return False
-            shutil.rmtree(self.folder)
+            self._require_same_work(provenance)
+            return False
         make_array(self.folder, lambda folder: self._create(folder, provenance))
         return True
 
@@ -296,23 +293,20 @@ class OutputArray:
         except (MissingInput, BadData):
             write_metadata_again(self.folder, self.zarr_format, lambda folder: self._create(folder, provenance))
 
-    def _same_work(self, provenance: Mapping[str, Any], replace: bool) -> bool:
+    def _require_same_work(self, provenance: Mapping[str, Any]) -> None:
         require_sealed_array(self.folder)
         try:
             found = open_volume(self.path, self.spec.dataset).provenance
         except (MissingInput, BadData):
             found = {}
-        if found.get("key") == provenance["key"]:
-            return True
-        if not (replace and found):
-            raise (MadeOtherwise if found else NotOurs)(
-                "the output was made with other parameters or inputs" if found else "the output exists and is not ours",
+        if found.get("key") != provenance["key"]:
+            raise NotOurs(
+                "another array is in the place of the output",
                 where=self.folder,
                 wanted=f"key {str(provenance['key'])[:12]}",
                 found=f"key {str(found.get('key', 'none'))[:12]}",
                 hint="move it away, or use another experiment folder",
             )
-        return False
 
     def _create(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         geometry = Geometry(self.grid.voxel_size_nm, self.grid.position_nm(self.box.begin_vox), self.box.shape_vox)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lsdflow_command.stage import RunOptions, Stage
+from lsdflow_command.stage import Stage
 from lsdflow_contract.checkpoint import Bundle, Kind
 from lsdflow_contract.errors import StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
@@ -62,9 +62,8 @@ class TrainStage(Stage):
         table = experiment.table(self.name, self.config)
         return prepare_training(experiment, table, self.name, self.kind(experiment), self.lsd_bundle(experiment))
 
-    def run(self, experiment: Experiment, options: RunOptions) -> None:
+    def run(self, experiment: Experiment) -> None:
         """Train; where the network is not needed, or was imported, report that and do nothing."""
-        del options
         reason = self._nothing_to_do(experiment)
         if reason is not None:
             LOG.info("%s: nothing to do, %s", self.name, reason)

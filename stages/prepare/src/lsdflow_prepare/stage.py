@@ -12,7 +12,7 @@ from typing import Any
 
 from lsdflow_command.processes import one_at_a_time
 from lsdflow_command.progress import Progress
-from lsdflow_command.stage import RunOptions, Stage
+from lsdflow_command.stage import Stage
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.arrays import RAW
 from lsdflow_contract.errors import BadData, MissingInput, StageError, StorageFailure
@@ -49,14 +49,13 @@ class Prepare(Stage):
     name = STAGE
     repairable = True
 
-    def run(self, experiment: Experiment, options: RunOptions) -> None:
+    def run(self, experiment: Experiment) -> None:
         """Make every volume that is not made yet, and the manifest.
 
         Raises:
             BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
             NotOurs: arrays of another program where these would be; another prepare at work here.
         """
-        del options
         started, findings = time.time(), Findings()
         with _opened(experiment, findings) as volumes:
             plans = [_plans(experiment, inputs) for inputs in volumes]
@@ -128,7 +127,7 @@ class Prepare(Stage):
             manifest = read_manifest(experiment.layout, STAGE)
         except BadData:
             # The reports beside the volumes say the same: a run writes the manifest again and reads no volume.
-            self.run(experiment, RunOptions())
+            self.run(experiment)
             manifest = read_manifest(experiment.layout, STAGE)
         table = experiment.table(STAGE, PrepareConfig)
         findings = Findings()

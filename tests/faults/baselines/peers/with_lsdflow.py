@@ -9,7 +9,6 @@ from work import root, tell
 
 from lsdflow_command.app import exit_codes
 from lsdflow_command.interruption import interrupt_on_signals
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_row.stage import Row
 
@@ -21,7 +20,7 @@ if __name__ == "__main__":
         path.write_text(TABLES)
     try:
         with exit_codes(debug=False), interrupt_on_signals():
-            Row().run(load_experiment(root()), RunOptions())
+            Row().run(load_experiment(root()))
     except typer.Exit as end:
         sys.exit(end.exit_code)
     tell(True)

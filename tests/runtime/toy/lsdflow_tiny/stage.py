@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lsdflow_command.stage import RunOptions
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, read_manifest, work_key
@@ -36,7 +35,7 @@ class Tiny(BlockStage):
 
 
 def run(experiment: Experiment) -> Manifest:
-    Tiny().run(experiment, RunOptions())
+    Tiny().run(experiment)
     return read_manifest(experiment.layout, "tiny")
 
 

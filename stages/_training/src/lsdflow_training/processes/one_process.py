@@ -17,7 +17,7 @@ from pathlib import Path
 from lsdflow_command.console import form_log_lines, start_logging
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.processes import end_with_parent
-from lsdflow_command.stage import RunOptions, load_stage
+from lsdflow_command.stage import load_stage
 from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
@@ -52,7 +52,7 @@ def _run(arguments: Sequence[str], counts: bool) -> None:
     experiment = load_experiment(Path(path), overrides)
     form_log_lines(experiment.compute.log_format, stage)
     with monitored(stage, experiment, run_pid=os.getppid()) if counts else nullcontext():
-        load_stage(stage).run(experiment, RunOptions())
+        load_stage(stage).run(experiment)
 
 
 def _leave(error: StageError, ranks: Ranks) -> None:
