@@ -40,6 +40,7 @@ SHOTS = (
     Shot("report_dark", "index.html", (1280, 1120), "dark"),
     Shot("report_phone", "index.html", (390, 844)),
     Shot("report_neurites", "index.html", part=".snapshot"),
+    Shot("report_compared", "index.html", part="#compared"),
     Shot("report_numbers", "index.html", part="#numbers .charts"),
     Shot("report_stages", "index.html", part="#stages"),
     Shot("report_worst", "index.html", part="#worst"),

@@ -29,9 +29,8 @@ def tables_of(layout: ExperimentLayout) -> Path:
     """The folder of the tables of the current result of segment, else of the only graph that has some."""
     if layout.manifest("segment").exists():
         return luts_of(layout, read_manifest(layout, "segment"))
-    (summary, *more) = layout.luts.rglob("thresholds_*.json")
-    assert all(other.parent == summary.parent for other in more)
-    return summary.parent
+    (folder,) = {summary.parent for summary in layout.luts.rglob("thresholds_*.json")}
+    return folder
 
 
 def same_partition(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> bool:
