@@ -47,7 +47,7 @@ def test_without_a_gpu_partition_nothing_asks_for_gpus(tmp_path: Path) -> None:
 def test_the_coordinator_of_evaluate_gets_what_a_whole_stage_gets_and_its_workers_what_workers_get(
     tmp_path: Path,
 ) -> None:
-    """It thins the truth and draws the report; the coordinators of other stages only hand out blocks."""
+    """It thins the truth and draws the report; the coordinators of other stages compute no block."""
     settings = _settings(_experiment(tmp_path, 'profile = "standard"\n'))
     names = ("CPUS", "MEM", "TIME", "WORKERS", "WORKER_CPUS", "WORKER_MEM")
     of = {stage: [settings.get(f"{stage}_{name}") for name in names] for stage in ("EVALUATE", "SEGMENT", "PREPARE")}

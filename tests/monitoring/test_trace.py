@@ -175,7 +175,7 @@ def _statuses(experiment: Experiment) -> list[str]:
 
 def test_an_attempt_of_a_lost_machine_does_not_run_for_ever(experiment: Experiment) -> None:
     _begun_elsewhere(experiment, "lost", "next")
-    assert _statuses(experiment) == ["ABORTED", "RUNNING"], "the block was handed out again"
+    assert _statuses(experiment) == ["ABORTED", "RUNNING"], "another worker got the block"
     run = _runs(experiment) / "20260101T000000-5"
     run.mkdir()
     (run / "config.resolved.json").write_text("{}")

@@ -23,12 +23,12 @@ def test_the_number_of_a_block_is_found_from_its_first_voxel() -> None:
 
 
 @pytest.mark.parametrize("done", [(), (0, 7, 29), range(29), range(30)])
-def test_daisy_hands_out_each_block_that_is_not_done_with_its_rois(tmp_path: Path, done: Any) -> None:
+def test_daisy_distributes_each_block_that_is_not_done_with_its_rois(tmp_path: Path, done: Any) -> None:
     seen = {}
 
     def process(block: Any) -> None:
         boxes = [Box(tuple(roi.begin), tuple(roi.shape)) for roi in (block.read_roi, block.write_roi)]
-        assert seen.setdefault(PLAN.number_at(block.write_roi.begin), boxes) is boxes, "handed out twice"
+        assert seen.setdefault(PLAN.number_at(block.write_roi.begin), boxes) is boxes, "a worker got it twice"
 
     daisy.logging.set_log_basedir(tmp_path)
     task = daisy_task(PLAN, done, process, name="pass", workers=1, timeout_s=60)

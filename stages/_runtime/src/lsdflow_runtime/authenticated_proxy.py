@@ -116,31 +116,24 @@ async def _served(connection: Coroutine[Any, Any, None], writer: asyncio.StreamW
 
 async def _accept(worker: Connection, daisy_port: int, secret: bytes) -> None:
     """The coordinator's side of a connection."""
+    reader, writer = worker
+    nonce, answer = secrets.token_bytes(NONCE_BYTES), b""
+    writer.write(GREETING + nonce)
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
-            known = await _authenticate_worker(*worker, secret)
+            answer = await reader.readexactly(NONCE_BYTES + PROOF_BYTES)
     except asyncio.IncompleteReadError as error:
         if not error.partial:
             return  # A worker looked whether the port is open.
-        known = False
     except TimeoutError:
-        known = False
-    if known:
-        await _forward(worker, await asyncio.open_connection(LOOPBACK, daisy_port))
-    else:
-        peer = worker[1].get_extra_info("peername")
-        LOG.warning("refused: a connection from %s that does not know the secret of this session", peer)
-
-
-async def _authenticate_worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    writer.write(GREETING + nonce)
-    worker_nonce = await reader.readexactly(NONCE_BYTES)
-    proof = await reader.readexactly(PROOF_BYTES)
+        pass
+    worker_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"worker", nonce, worker_nonce)):
-        return False
+        peer = writer.get_extra_info("peername")
+        LOG.warning("refused: a connection from %s that does not know the secret of this session", peer)
+        return
     writer.write(_proof(secret, b"coordinator", nonce, worker_nonce))
-    return True
+    await _forward(worker, await asyncio.open_connection(LOOPBACK, daisy_port))
 
 
 async def _connect(client: Connection, host: str, port: int, secret: bytes) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from lsdflow_command.interruption import leave_terminal_to_coordinator
 from lsdflow_command.stage import load_stage
@@ -174,6 +173,8 @@ def daisy_task(
     import daisy
 
     write = Box((0, 0, 0), plan.write_shape_vox)
+    is_done = np.zeros(len(plan), bool)
+    is_done[list(done)] = True
     return daisy.Task(
         name,
         total_roi=_roi(plan.total.grow(plan.context_vox)),
@@ -182,7 +183,7 @@ def daisy_task(
         process_function=process,
         read_write_conflict=False,
         fit="shrink",
-        skip_mask=_mask(plan, done),
+        skip_mask=is_done.reshape(plan.grid_shape),
         max_workers=workers,
         max_retries=LOST_WORKER.attempts - 1,
         timeout=timeout_s,
@@ -218,10 +219,3 @@ def _roi(box: Box) -> daisy.Roi:
     import daisy
 
     return daisy.Roi(box.begin_vox, box.shape_vox)
-
-
-def _mask(plan: BlockPlan, done: Collection[int]) -> npt.NDArray[np.bool_]:
-    """True for each block that is done, on the grid of blocks."""
-    mask = np.zeros(len(plan), bool)
-    mask[list(done)] = True
-    return mask.reshape(plan.grid_shape)

@@ -4,7 +4,7 @@
                                        written last: then all is there
     store/evaluate/<key>/<name>.npy    arrays, mapped by workers: a worker reads the part of its blocks only
 
-The coordinator leaves them before it hands out blocks, and removes those of works that are no longer wanted.
+The coordinator writes them before workers get blocks, and removes those of works that are no longer wanted.
 """
 
 from __future__ import annotations
