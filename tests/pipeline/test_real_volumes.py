@@ -108,7 +108,7 @@ def test_the_whole_larger_volume_is_segmented_in_blocks_and_bounded_memory(
     }
     print(f"\nREAL tstvol-520: peak RSS of any worker (MiB) {peaks}")
     assert max(peaks.values()) < PEAK_RSS_MIB
-    segmentation = open_volume(made.segmentation, "volumes/segmentation")
+    segmentation = open_volume(*read_manifest(made, "segment").output_array(made, "segmentation"))
     assert segmentation.geometry.shape_vox == (140, 520, 520)
     assert read_manifest(made, "watershed").facts["blocks"] == 4
     assert (segmentation.read(segmentation.box) > 0).mean() > 0.9
