@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,8 @@ from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import STAGES as EXPERIMENT_STAGES
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
-from lsdflow_contract.manifest import read_manifest
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, Writer, read_kept_manifest, read_manifest
 from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_launch.cli import app
 from lsdflow_launch.migrate import migrate
@@ -75,24 +78,31 @@ def test_every_stage_of_a_moved_experiment_is_verified_and_not_done_again(archiv
     assert migrate(archived.layout) == {}
 
 
+@contextmanager
+def _interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[None]:
+    """Ctrl-C at the rename of that number."""
+    left = [step]
+    with monkeypatch.context() as patch:
+        for name in ("rename", "replace"):
+            inner = getattr(Path, name)
+
+            def interrupted(self: Path, target: Path, inner=inner) -> Path:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+                return inner(self, target)
+
+            patch.setattr(Path, name, interrupted)
+        yield
+
+
 @pytest.mark.parametrize("step", range(6))
 def test_interrupted_at_any_step_the_same_command_moves_the_rest(
     archived: Experiment, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    before, left = (_identities(archived), _voxels(archived)), [step]
-    for owner, name in ((Path, "rename"), (Path, "replace")):
-        inner = getattr(owner, name)
-
-        def interrupted(self: Path, target: Path, inner=inner) -> Path:
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-            return inner(self, target)
-
-        monkeypatch.setattr(owner, name, interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    before = _identities(archived), _voxels(archived)
+    with _interrupted_at(monkeypatch, step), pytest.raises(KeyboardInterrupt):
         migrate(archived.layout)
-    monkeypatch.undo()
     migrate(archived.layout)
     _assert_whole(archived, before)
 
@@ -149,3 +159,27 @@ def test_prepared_volumes_are_moved_and_not_prepared_again(tmp_path: Path) -> No
     assert prepare.verify(experiment)["verified"]
     prepare.run(experiment)
     assert layout.manifest("prepare").read_bytes() == kept
+
+
+TRAINED_BEFORE = {"checkpoints": "train/train-lsd/checkpoints", "best": "train/train-lsd/best.json"}
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_training_is_moved_and_linked_also_after_an_interruption_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    layout = ExperimentLayout(tmp_path)
+    layout.checkpoints("train-lsd").mkdir(parents=True)
+    (layout.train_dir("train-lsd") / "best.json").write_text("{}")
+    manifest = Manifest(writer=Writer.of("train-lsd"), key="5b0e77aa00", config={}, inputs={}, outputs={}, identity="i")
+    manifest.model_copy(update={"outputs": TRAINED_BEFORE, "contract": "1.8.0"}).write(layout)
+    with _interrupted_at(monkeypatch, step), suppress(KeyboardInterrupt):
+        migrate(layout)
+    migrate(layout)
+    assert layout.train_dir("train-lsd").readlink() == Path("../results/train-lsd/5b0e77aa")
+    assert layout.best_checkpoint("train-lsd").read_text() == "{}"
+    moved = read_manifest(layout, "train-lsd")
+    assert (moved.key, moved.identity) == ("5b0e77aa00", "i")
+    assert all((tmp_path / path).exists() for path in moved.outputs.values())
+    assert read_kept_manifest(layout, "train-lsd", moved.key) == moved
+    assert migrate(layout) == {}

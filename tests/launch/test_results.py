@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lsdflow_command.lock_file import Holder, LockFile
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
 from lsdflow_contract.errors import MissingInput, NotOurs, StoreUnreachable
-from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
@@ -25,6 +25,7 @@ from lsdflow_contract.trainings import TRAININGS, make_current, training_outputs
 from lsdflow_launch.cli import app
 from lsdflow_launch.planning.disk_use import disk_use
 from lsdflow_launch.results import drop, results_of, use
+from lsdflow_launch.sweep.links import link_stages
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
 FIRST, SECOND = "watershed.min_seed_distance_vox=5", "watershed.min_seed_distance_vox=6"
@@ -183,9 +184,9 @@ def _trained(layout: ExperimentLayout, stage: str, key: str, weights: str, lsd: 
 @pytest.fixture
 def trained(tmp_path: Path) -> Experiment:
     """Two affinity networks, each with its own LSD network; the second of both is current."""
-    (tmp_path / "exp").mkdir()
-    (tmp_path / "exp" / "experiment.toml").write_text('[experiment]\nmode = "acrlsd"\n')
-    experiment = load_experiment(tmp_path / "exp")
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "experiment.toml").write_text('[experiment]\nmode = "acrlsd"\n')
+    experiment = load_experiment(tmp_path / "trained")
     for number in "12":
         _trained(experiment.layout, "train-lsd", f"{number}aaaaaaaaaaa", f"lsd {number}")
         _trained(experiment.layout, "train-acrlsd", f"{number}bbbbbbbbbbb", f"affs {number}", f"lsd {number}")
@@ -209,6 +210,32 @@ def test_clean_keeps_the_lsd_network_of_the_current_network_and_an_unfinished_tr
     assert not layout.manifest("train-acrlsd").exists()
     assert CliRunner().invoke(app, ["clean", str(layout.root), "--yes"]).exit_code == 0
     assert sorted(path.name for path in layout.results.glob("*/*")) == ["1aaaaaaa", "3bbbbbbb"]
+
+
+def test_clean_in_a_run_of_a_sweep_removes_links_and_nothing_of_the_other_experiment(
+    experiment: Experiment, trained: Experiment, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "experiment.toml").write_text("")
+    for source in (experiment, trained):
+        stages = [stage for stage in STAGES if source.layout.manifest(stage).exists()]
+        link_stages(stages, source.layout.root, tmp_path / "run")
+    run = load_experiment(tmp_path / "run")
+    assert read_best(run.layout.best_checkpoint("train-acrlsd")).weights_sha256 == "affs 2"
+    make_current(run.layout, "train-lsd", "3aaaaaaaaaaa")
+    make_current(run.layout, "train-acrlsd", "3bbbbbbbbbbb")
+    run.layout.manifest("watershed").unlink()
+
+    def files() -> dict[str, bytes]:
+        roots = (experiment.layout.root, trained.layout.root)
+        return {str(path): path.read_bytes() for root in roots for path in root.rglob("*") if path.is_file()}
+
+    before = files()
+    dropped = [result for result in results_of(run.layout) if not result.current]
+    assert {result.stage for result in dropped} >= {"train-lsd", "train-acrlsd", "watershed"}
+    drop(run, dropped)
+    assert files() == before
+    assert not [result for result in results_of(run.layout) if not result.current]
 
 
 def test_a_training_that_writes_its_losses_now_is_not_dropped(trained: Experiment) -> None:

@@ -14,8 +14,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle
-from lsdflow_contract.errors import MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import current_key, read_kept_manifest, read_manifest
@@ -76,14 +77,15 @@ def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None
         with storage_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             layout.train_dir(stage).rename(folder)
-    with suppress(StageError):
+            _link(layout.train_dir(stage), folder)
+    with suppress(MissingInput, BadData):
         manifest = read_manifest(layout, stage)
-        outputs = training_outputs(layout, stage, manifest.key)
-        if layout.result(stage, manifest.key).is_dir() and manifest.outputs != outputs:
-            manifest.model_copy(update={"outputs": outputs}).write(layout, stage)
-    if key and not layout.train_dir(stage).is_symlink():
-        with storage_errors(layout.train_dir(stage)):
-            _link(layout.train_dir(stage), layout.result(stage, key))
+        folder, outputs = layout.result(stage, manifest.key), training_outputs(layout, stage, manifest.key)
+        if folder.is_dir() and manifest.outputs != outputs:
+            with storage_errors(folder):
+                if not layout.train_dir(stage).is_symlink():
+                    _link(layout.train_dir(stage), folder)
+            manifest.model_copy(update={"outputs": outputs, "contract": CONTRACT_VERSION}).write(layout, stage)
 
 
 def _is_of_contract_1(layout: ExperimentLayout, stage: str) -> bool:

@@ -200,17 +200,26 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
     for result in dropped:
         folder = layout.result(result.stage, result.key)
         with storage_errors(folder):
-            (folder / "manifest.json").unlink(missing_ok=True)
+            if not folder.is_symlink():
+                (folder / "manifest.json").unlink(missing_ok=True)
     if experiment.store.engine != "files":
         for stage in filter(BLOCK_STAGES.__contains__, keys):
             _drop_rows(experiment, stage, keys[stage])
     for result in dropped:
         with storage_errors(layout.result(result.stage, result.key)):
             for part in _parts(layout, result.stage, result.key):
-                shutil.rmtree(part)
+                _remove(part, layout.root)
     for folder in tables:
         with storage_errors(folder):
-            shutil.rmtree(folder)
+            _remove(folder, layout.root)
+
+
+def _remove(folder: Path, root: Path) -> None:
+    """Remove a folder. In a run of a sweep, what belongs to another experiment is linked: only the link is removed."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.resolve().is_relative_to(root.resolve()):
+        shutil.rmtree(folder)
 
 
 def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:
