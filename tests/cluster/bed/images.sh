@@ -36,7 +36,12 @@ free_disk() {
   done
   running dockerd || return 0
   docker image prune --force >>"$BED/log/images.log" 2>&1
-  docker builder prune --force --keep-storage 8GB >>"$BED/log/images.log" 2>&1
+  if ! docker builder prune --force --keep-storage 8GB >>"$BED/log/images.log" 2>&1; then
+    say "the build cache cannot be pruned, because a build was killed; Docker starts with an empty folder"
+    stop_daemon dockerd
+    rm -rf "$BED_DOCKER_ROOT"
+    start_docker
+  fi
 }
 
 make_base_images() {
