@@ -40,7 +40,7 @@ def stand_in(monkeypatch, *commands: list[str]) -> None:
 def run(training, processes: int) -> None:
     experiment = load_experiment(training("none").toml, [])
     how = Distribution(processes=processes, peer_timeout_s=1.0)
-    local_processes.run_local_processes(experiment, "train-acrlsd", how, Ranks(), False)
+    local_processes.run_local_processes(experiment, "train-acrlsd", how, Ranks())
 
 
 def test_a_process_that_is_killed_is_named_and_the_others_do_not_stay(training, monkeypatch) -> None:

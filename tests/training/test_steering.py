@@ -101,7 +101,7 @@ def test_patience_without_held_out_data_is_refused_by_validate_and_run(prepared)
     assert found.where == "train-acrlsd.patience_iterations"
     assert found.hint.startswith("set validation_fraction = 0.05")
     with pytest.raises(ConfigError, match="no validation loss"):
-        run_training(made, replace=False)
+        run_training(made)
     assert not made.folder.exists()
     holds_out = prepared("affinities", patience_iterations=5, validation_fraction=0.05)
     assert training_problems(holds_out.experiment, holds_out.config, "train-acrlsd", "affinities") == []
