@@ -84,12 +84,12 @@ class Training:
 
     def copy(self, root: Path) -> Training:
         """The same, as it stands now, in another folder."""
-        shutil.copytree(self.root, root)
+        shutil.copytree(self.root, root, symlinks=True)
         return Training(self.server, root, self.options, self.stage, self.mode)
 
     @property
     def folder(self) -> Path:
-        return self.root / "train" / self.stage
+        return (self.root / "train" / self.stage).resolve()
 
     @property
     def checkpoints(self) -> Path:

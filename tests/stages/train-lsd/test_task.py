@@ -136,6 +136,19 @@ def test_a_training_of_contract_1_moves_to_the_results_and_is_not_repeated(tmp_p
     assert read_manifest(layout, "train-lsd").identity == first.identity
 
 
+def test_a_copy_that_followed_the_link_trains_on_in_the_results_and_loses_nothing(tmp_path) -> None:
+    toml = micro_experiment(tmp_path / "original")
+    assert call("run", toml).exit_code == 0
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    layout = ExperimentLayout(tmp_path / "copy")
+    before, identity = _bits(layout.train_dir("train-lsd")), read_manifest(layout, "train-lsd").identity
+    assert call("run", layout.experiment_toml).exit_code == 0
+    assert layout.train_dir("train-lsd").is_symlink()
+    assert _bits(tmp_path / "copy" / "train" / "train-lsd.copy") == before
+    assert read_manifest(layout, "train-lsd").identity == identity
+    assert call("run", layout.experiment_toml, "--set", "train-lsd.learning_rate=0.01").exit_code == 0
+
+
 def test_an_unfinished_training_of_contract_1_is_resumed(tmp_path) -> None:
     toml, layout = micro_experiment(tmp_path), ExperimentLayout(tmp_path)
     assert call("run", toml, "--set", "train-lsd.max_iteration=2").exit_code == 0

@@ -10,6 +10,7 @@ experiment of contract 1, train/<stage> is the folder itself; the next training 
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import current_key, read_kept_manifest, read_manifest
 
+LOG = logging.getLogger("lsdflow.training")
 TRAININGS = ("train-lsd", "train-acrlsd")
 
 
@@ -44,8 +46,7 @@ def current_training(layout: ExperimentLayout, stage: str) -> str:
 def make_current(layout: ExperimentLayout, stage: str, key: str) -> Path:
     """Make the training of `key` the current one; returns its folder, which is created if it does not exist.
 
-    Later stages then find its checkpoints, and its manifest if it has finished. No other training is changed. Raises
-    NotOurs (73) if a folder of contract 1 and a result of the same training both exist.
+    Later stages then find its checkpoints, and its manifest if it has finished. No other training is changed.
     """
     move_to_results(layout, stage, key)
     folder = layout.result(stage, key)
@@ -67,14 +68,11 @@ def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None
     if _is_of_contract_1(layout, stage):
         key = current_key(layout, stage) or _key_of_checkpoints(layout.checkpoints(stage)) or key
         folder = layout.result(stage, key)
-        if folder.exists():
-            raise NotOurs(
-                "two folders hold the same training",
-                where=layout.train_dir(stage),
-                found=folder,
-                hint="move one of them away",
-            )
         with storage_errors(folder):
+            if folder.exists():
+                _move_copy_aside(layout.train_dir(stage))
+                _link(layout.train_dir(stage), folder)
+                return
             folder.parent.mkdir(parents=True, exist_ok=True)
             layout.train_dir(stage).rename(folder)
             _link(layout.train_dir(stage), folder)
@@ -86,6 +84,18 @@ def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None
                 if not layout.train_dir(stage).is_symlink():
                     _link(layout.train_dir(stage), folder)
             manifest.model_copy(update={"outputs": outputs, "contract": CONTRACT_VERSION}).write(layout, stage)
+
+
+def _move_copy_aside(copy: Path) -> None:
+    """Rename a folder that was a link to the results before the experiment was copied by a program that follows links.
+
+    Raises NotOurs (73) if the place for it is taken.
+    """
+    aside = copy.with_name(f"{copy.name}.copy")
+    if aside.exists():
+        raise NotOurs("two folders hold the same training", where=copy, found=aside, hint="move one of them away")
+    copy.rename(aside)
+    LOG.warning("%s was a copy of a result, and is no longer used: it is now %s and can be deleted", copy, aside)
 
 
 def _is_of_contract_1(layout: ExperimentLayout, stage: str) -> bool:
