@@ -195,7 +195,9 @@ def trained(tmp_path: Path) -> Experiment:
 
 def test_an_earlier_network_is_made_current_together_with_its_lsd_network(trained: Experiment) -> None:
     layout = trained.layout
-    use(layout, "train-acrlsd", "1")
+    done = CliRunner().invoke(app, ["use", str(layout.root), "train-acrlsd", "1"])
+    assert done.exit_code == 0, done.output
+    assert "train-lsd: 1aaaaaaa is current" in done.stdout
     assert read_best(layout.best_checkpoint("train-acrlsd")).weights_sha256 == "affs 1"
     assert read_best(layout.best_checkpoint("train-lsd")).weights_sha256 == "lsd 1"
     assert [read_manifest(layout, stage).key[0] for stage in TRAININGS] == ["1", "1"]

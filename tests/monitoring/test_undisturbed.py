@@ -39,7 +39,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_of_the_log(
     with caplog.at_level(logging.WARNING), monitored("watched", experiment):
         eventually("it is told", lambda: caplog.records)
         time.sleep(0.1)
-    assert [r.message for r in caplog.records if "metrics cannot be written, the work goes on" in r.message] == [
+    assert [r.message for r in caplog.records if "metrics cannot be written, the run continues" in r.message] == [
         caplog.records[0].message
     ]
     assert len(caplog.records) == 1

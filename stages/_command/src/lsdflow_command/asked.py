@@ -1,8 +1,8 @@
 """Verbs of a stage that `lsdflow plan --measure`, `lsdflow doctor` and `lsdflow clean` call.
 
-measure   do a block, or some steps of a training, into a throw-away folder and tell what it took
-doctor    what this command finds on this machine: devices of its network library, the store of the experiment
-drop-rows remove the done marks and the rows of results that are dropped from the store
+measure     compute a block, or some steps of a training, in a temporary folder, and report time and memory
+doctor      report what this command finds on this machine: devices of its network library, store of the experiment
+drop-rows   remove the done marks and the rows of results that are dropped from the store
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
 
 
 def _note(files: list[logging.Handler], text: str, error: BaseException | None) -> None:
-    """How the run ended, in its own files alone (the command tells it on stderr), with the traceback of `error`."""
+    """Write how the run ended into its own files alone, with the traceback of `error`; the command reports it too."""
     trace = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord("lsdflow", logging.ERROR, __file__, 0, text, None, trace)
     for handler in files:

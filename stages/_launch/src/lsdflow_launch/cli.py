@@ -91,7 +91,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run all stages in order; finished ones are skipped, an interrupted one is resumed."""
+    """Check all stages, then run them in order; finished ones are skipped, an interrupted one is resumed."""
     del replace
     with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])

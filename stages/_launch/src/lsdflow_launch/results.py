@@ -276,11 +276,13 @@ def add_result_verbs(app: typer.Typer) -> None:
         with exit_codes(debug, as_json):
             layout = load_experiment(folder, []).layout
             manifest = use(layout, stage, key)
+            lsd = _lsd_training(layout) if stage == "train-acrlsd" else ""
             later = STAGES[STAGES.index(stage) + 1 :]
             following = f"lsdflow run {folder} --from {later[0]}" if later else f"lsdflow report {folder}"
             facts = {"stage": stage, "key": manifest.key[:8], "next": following}
             lines = (
                 f"{stage}: {manifest.key[:8]} is current",
+                *([f"train-lsd: {lsd} is current, because this network was trained with it"] if lsd else []),
                 f"experiment.toml is not changed: a run of {stage} makes the result of its settings current again",
                 f"next: {following}",
             )

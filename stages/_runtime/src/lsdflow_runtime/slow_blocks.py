@@ -36,7 +36,8 @@ LOG = logging.getLogger("lsdflow.blocks")
 # A block is slow after this many times the median of the finished ones, and not before LEAST_S.
 SLOWER = 3.0
 LEAST_S = 30.0
-POLL_S = 5.0
+# A worker without a block waits for so long first, then twice as long each time up to POLL_S.
+FIRST_POLL_S, POLL_S = 0.25, 5.0
 # A process that has not touched its file of attempts for so long is lost.
 LOST_AFTER_S = 3 * POLL_S
 SAMPLED_RECORDS = 200
@@ -96,6 +97,7 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
     """
     tried: set[int] = set()
     limit_s, parent = 0.0, os.getppid()
+    wait_s = FIRST_POLL_S
     while os.getppid() == parent:
         end_if_asked()
         in_progress = _in_progress_elsewhere(runs, attempts, key)
@@ -110,7 +112,8 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
             LOG.warning("block %d has been in progress for %.0f s; it is computed a second time", number, late[number])
             yield number
         else:
-            time.sleep(POLL_S)
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, POLL_S)
 
 
 def _limit_s(marks: BlockStore) -> float:

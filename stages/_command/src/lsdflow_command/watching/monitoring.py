@@ -47,10 +47,10 @@ _IMPORTING = threading.Lock()
 
 @dataclass
 class Monitor:
-    """What is known of a run of a stage while it goes on.
+    """What is known of a running stage.
 
-    attempts: those at its blocks, by whatever process. run_pid: the process whose memory, time and bytes are the
-    run's, with those of all below it. handed_over: another process tells of this run.
+    attempts: those of all processes at its blocks. run_pid: the process whose memory, time and bytes are the
+    run's, with those of all below it. handed_over: another process reports this run.
     """
 
     stage: str
@@ -66,7 +66,7 @@ class Monitor:
     stop_serving: Callable[[], None] = lambda: None
 
 
-# The run that this thread of work belongs to: Progress tells it what is done.
+# The run that this thread belongs to: Progress reports to it what is done.
 MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)
 
 
@@ -74,7 +74,10 @@ MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)
 def monitored(
     stage: str, experiment: Experiment, *, is_worker: bool = False, run_pid: int | None = None
 ) -> Iterator[Monitor]:
-    """Tell the metrics of what is done within, in the ways that [compute] asks for; of the run of another process."""
+    """Report the metrics of the run within the block, in the ways that [compute] names.
+
+    run_pid: the process whose run it is, if that is another one.
+    """
     address = address_of(experiment.compute.metrics_address, os.environ)
     every_s = experiment.compute.metrics_every_s
     runs = experiment.layout.stage_runs(stage)
@@ -98,7 +101,7 @@ def monitored(
 
 
 def hand_over() -> None:
-    """Tell no longer: a process that this one starts for the same run knows what is done, and tells all of it."""
+    """Report no longer: a process that this one starts for the same run reports all of it."""
     if (monitor := MONITOR.get()) is not None:
         monitor.handed_over = True
         monitor.stop_serving()
@@ -138,7 +141,7 @@ class _MetricsFile:
     failing: bool = False
 
     def write(self) -> None:
-        """Put the file in place of the last; a failure is told once, and again after a success."""
+        """Replace the file. A failure is logged once, and again after a success."""
         if self.monitor.handed_over:
             with contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)
@@ -152,9 +155,9 @@ class _MetricsFile:
             partial.write_bytes(content)
             partial.replace(self.path)
             self.begun, self.failing = True, False
-        except Exception as error:  # noqa: BLE001 - whatever it is, the work goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run continues
             if not self.failing:
-                LOG.warning("metrics cannot be written, the work goes on: %s", error)
+                LOG.warning("metrics cannot be written, the run continues: %s", error)
             self.failing = True
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
@@ -165,7 +168,7 @@ def _serve(monitor: Monitor, address: Address) -> None:
         metrics = _metrics_of(monitor)
         monitor.port, monitor.stop_serving = metrics.serve(address.host, address.port)
     except Exception as error:  # noqa: BLE001 - a port that is taken must not stop the work
-        LOG.warning("metrics are not served at %s, the work goes on: %s", address, error)
+        LOG.warning("metrics are not served at %s, the run continues: %s", address, error)
         return
     LOG.info("metrics: http://%s/metrics", Address(address.host, monitor.port))
 

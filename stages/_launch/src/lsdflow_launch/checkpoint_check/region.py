@@ -53,10 +53,10 @@ def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Checked
     Raises ConfigError for a volume that is not trained on, BadData if it has no labels, and what train-acrlsd finds
     wrong with the experiment.
     """
-    told = ask(STAGE, stage_arguments("plan", experiment))
-    if "exit_code" in told:
-        raise error_of(told)
-    regions: Mapping[str, Any] = told["regions"]
+    answer = ask(STAGE, stage_arguments("plan", experiment))
+    if "exit_code" in answer:
+        raise error_of(answer)
+    regions: Mapping[str, Any] = answer["regions"]
     name = next(iter(regions)) if volume is None else volume
     if name not in regions:
         raise ConfigError(f"no training volume {name!r}", where="--volume", hint=did_you_mean(name, list(regions)))
