@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_contract.arrays import LABELS, RAW
+from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, UNetSpec, bundle_folder
 from lsdflow_contract.errors import MissingInput, NotOurs
 from lsdflow_contract.experiment import STAGES as EXPERIMENT_STAGES
 from lsdflow_contract.experiment import Experiment, load_experiment
@@ -23,6 +24,7 @@ from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_kept_manifest, read_manifest
 from lsdflow_contract.testing import made, voronoi_labels
+from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.cli import app
 from lsdflow_launch.migrate import migrate
 from lsdflow_launch.results import results_of
@@ -183,3 +185,30 @@ def test_a_training_is_moved_and_linked_also_after_an_interruption_at_any_step(
     assert all((tmp_path / path).exists() for path in moved.outputs.values())
     assert read_kept_manifest(layout, "train-lsd", moved.key) == moved
     assert migrate(layout) == {}
+
+
+def test_an_unfinished_training_is_moved_if_a_checkpoint_says_which_it_is_and_else_stays(tmp_path: Path) -> None:
+    layout = ExperimentLayout(tmp_path)
+    for stage in TRAININGS:
+        layout.checkpoints(stage).mkdir(parents=True)
+        (layout.train_dir(stage) / "loss.csv").write_text("iteration\n")
+    folder = bundle_folder(layout.checkpoints("train-lsd"), 5)
+    folder.mkdir()
+    shapes = ("train_input", "train_output", "predict_input", "predict_output")
+    bundle = Bundle(
+        writer=Writer.of("train-lsd"),
+        kind="lsd",
+        iteration=5,
+        unet=UNetSpec(in_channels=1, num_fmaps=1, fmap_inc_factor=1, downsample_factors=()),
+        outputs={"lsds": 10},
+        voxel_size_nm=(8.0, 8.0, 8.0),
+        training_key="5b0e77aa00",
+        **{f"{shape}_shape_vox": (8, 8, 8) for shape in shapes},
+    )
+    (folder / BUNDLE_JSON).write_text(bundle.model_dump_json())
+    assert migrate(layout) == {"train/train-lsd": "results/train-lsd/5b0e77aa"}
+    assert (layout.result("train-lsd", "5b0e77aa00") / "loss.csv").exists()
+    assert layout.train_dir("train-lsd").is_symlink()
+    assert layout.train_dir("train-acrlsd").is_dir()
+    assert not layout.train_dir("train-acrlsd").is_symlink()
+    assert not (layout.results / "train-acrlsd").exists()

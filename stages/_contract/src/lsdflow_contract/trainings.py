@@ -63,10 +63,13 @@ def make_current(layout: ExperimentLayout, stage: str, key: str) -> Path:
 def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None:
     """Move the training of an experiment of contract 1 to the results, and link it; there is none otherwise.
 
-    key: of a training without a finished checkpoint. After an interruption, the same call completes the move.
+    key: of a training without a finished checkpoint, which stays where it is if no key is given. After an interruption,
+    the same call completes the move.
     """
     if _is_of_contract_1(layout, stage):
         key = current_key(layout, stage) or _key_of_checkpoints(layout.checkpoints(stage)) or key
+        if not key:
+            return
         folder = layout.result(stage, key)
         with storage_errors(folder):
             if folder.exists():
