@@ -208,6 +208,15 @@ def test_a_run_checks_all_stages_before_the_first_one_and_runs_none_if_there_is_
         assert _lsdflow("run", str(experiment), *part).returncode == 0, "the stages with problems do not run"
 
 
+def test_a_key_that_a_stage_does_not_have_is_refused_also_if_that_stage_is_not_to_run(
+    stages: Path, experiment: Path
+) -> None:
+    done = _lsdflow("run", str(experiment), "--to", "prepare", "--set", "segment.sice=4")
+    assert (done.returncode, _calls(stages)) == (78, [])
+    assert "no key segment.sice" in done.stderr
+    assert "did you mean 'size'" in done.stderr
+
+
 def test_status_tells_what_never_started(stages: Path, experiment: Path) -> None:
     told = json.loads(_lsdflow("status", str(experiment), "--json").stdout)
     assert list(told) == list(STAGES)

@@ -214,6 +214,15 @@ def test_clean_keeps_the_lsd_network_of_the_current_network_and_an_unfinished_tr
     assert sorted(path.name for path in layout.results.glob("*/*")) == ["1aaaaaaa", "3bbbbbbb"]
 
 
+@pytest.mark.parametrize(("answer", "code"), [("", 75), ("n\n", 0), ("y\n", 0)])
+def test_clean_asks_first_and_without_an_answer_nothing_is_dropped(trained: Experiment, answer: str, code: int) -> None:
+    before = len(results_of(trained.layout))
+    done = CliRunner().invoke(app, ["clean", str(trained.layout.root)], input=answer)
+    assert done.exit_code == code, done.output
+    assert "drop 2 results" in done.output
+    assert len(results_of(trained.layout)) == (before - 2 if answer == "y\n" else before)
+
+
 def test_clean_in_a_run_of_a_sweep_removes_links_and_nothing_of_the_other_experiment(
     experiment: Experiment, trained: Experiment, tmp_path: Path
 ) -> None:

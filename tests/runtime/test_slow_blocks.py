@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ def test_a_worker_without_a_block_waits_briefly_first_and_never_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(slow_blocks.time, "sleep", waited.append)
+    monkeypatch.setattr(slow_blocks, "time", SimpleNamespace(sleep=waited.append))
     monkeypatch.setattr(slow_blocks, "_in_progress_elsewhere", lambda *_: {3: [1.0]} if len(waited) < 7 else {})
     marks = DoneMarks(tmp_path / "blocks")
     assert list(slow_blocks.slow_blocks(marks, tmp_path, tmp_path / "own", "key")) == []

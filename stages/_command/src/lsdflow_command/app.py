@@ -110,7 +110,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         raise _told(error, as_json) from error
     except typer.Exit:
         raise
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, typer.Abort) as error:  # Abort: no answer to a question
         typer.echo("interrupted; run the same command again to resume", err=True)
         raise typer.Exit(Interrupted.exit_code) from error
     except Exception as error:

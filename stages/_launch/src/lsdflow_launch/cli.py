@@ -22,6 +22,7 @@ from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.export_cli import add_export_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
+from lsdflow_launch.init.schema import require_known_keys
 from lsdflow_launch.migrate import add_migrate_verb
 from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
 from lsdflow_launch.not_checked import NOT_CHECKED, not_checked
@@ -95,6 +96,8 @@ def run(
     del replace
     with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])
+        if on == "local":
+            require_known_keys(experiment)
         stages = stages_of(experiment, first, last)
         containing = Containing(engine, images, network)
         with stdout_for_json(as_json):

@@ -302,11 +302,15 @@ def add_result_verbs(app: typer.Typer) -> None:
             for line in (result.line(time.time()) for result in dropped):
                 typer.echo(line, err=True)
             total = sum(result.size_bytes for result in dropped)
-            if dropped and (yes or typer.confirm(f"drop these {len(dropped)} results ({size(total)})?", err=True)):
+            if dropped and (yes or typer.confirm(f"drop {_count(dropped)} ({size(total)})?", err=True)):
                 drop(experiment, dropped)
             else:
                 dropped = []
-            tell({**_told(dropped), "bytes": total if dropped else 0}, f"{len(dropped)} results dropped", as_json)
+            tell({**_told(dropped), "bytes": total if dropped else 0}, f"{_count(dropped)} dropped", as_json)
+
+
+def _count(found: Sequence[Result]) -> str:
+    return "1 result" if len(found) == 1 else f"{len(found)} results"
 
 
 def _told(found: Sequence[Result]) -> dict[str, Any]:

@@ -10,14 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lsdflow_command.cores import available_cores
+from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import (
     STAGES,
     ComputeTable,
+    Experiment,
     ExperimentTable,
     StoreTable,
+    did_you_mean,
 )
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.slurm.table import ClusterTable
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
@@ -43,6 +47,16 @@ def experiment_schema(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {name: _plain(table, table.get("$defs", {})) for name, table in tables.items()},
     }
+
+
+def require_known_keys(experiment: Experiment, ask: Ask = ask_stage) -> None:
+    """ConfigError (78) for an override of a key that its stage does not have, also of a stage that is not to run."""
+    for override in experiment.overrides:
+        table, _, rest = override.partition("=")[0].strip().partition(".")
+        known = list(ask(table, ["schema"]).get("properties", {})) if table in STAGES else []
+        key = rest.partition(".")[0]
+        if known and key not in known:
+            raise ConfigError(f"no key {table}.{key}", where="--set", found=override, hint=did_you_mean(key, known))
 
 
 def _plain(node: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
