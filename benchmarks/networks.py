@@ -24,7 +24,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 HERE = Path(__file__).resolve().parent
 VOLUME = HERE.parents[1] / "shared" / "data" / "fib25" / "trvol-250-2.zarr"

@@ -40,8 +40,8 @@ def _blocks_done(folder: Path, place: Path) -> Work:
 
 def resumed(folder: Path) -> Work:
     """A run that resumes lists the blocks that are finished, and those that are not."""
-    from lsdflow_runtime import packed_marks
-    from lsdflow_runtime.done_marks import DoneMarks
+    from lsdflow_runtime.store import packed_marks
+    from lsdflow_runtime.store.done_marks import DoneMarks
 
     finished, size = _work(folder)["finished"], packed_marks.PACK_BLOCKS
     marks = DoneMarks(folder / "ours-resume" / "stage" / "key")

@@ -16,8 +16,8 @@ from lsdflow_contract.arrays import AFFS, ArraySpec
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import FACES, RagEdges, RagNodes
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
+from lsdflow_runtime.store.rag_store import FilesRagStore
 
 GRID_NM = (8.0, 8.0, 8.0)
 

@@ -43,7 +43,7 @@ from lsdflow_network.unet import UNet
 from lsdflow_predict.job import gather
 from lsdflow_predict.stage import Predict
 from lsdflow_predict.work import affinity_task
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 VOXEL_NM = (8.0, 8.0, 8.0)
 COLUMNS = (

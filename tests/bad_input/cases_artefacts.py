@@ -17,7 +17,7 @@ from lsdflow_contract.graph import RagNodes
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
 from lsdflow_contract.testing import made, tables_of
-from lsdflow_runtime.rag_store import FilesRagStore
+from lsdflow_runtime.store.rag_store import FilesRagStore
 
 DATA, MISSING, MISMATCH, CONFIG, OTHERS = 65, 66, 76, 78, 73
 

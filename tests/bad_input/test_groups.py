@@ -11,7 +11,7 @@ from bad_input.lab import Laboratory
 
 from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_predict.stage import Predict
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed.stage import Watershed
 

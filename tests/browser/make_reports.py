@@ -16,7 +16,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
 from lsdflow_evaluate.pages import write_report
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.store.done_marks import DoneMarks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GRID = {"begin_vox": [0, 0, 0], "shape_vox": [18, 24, 26], "block_shape_vox": [6, 4, 5]}

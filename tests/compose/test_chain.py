@@ -13,7 +13,7 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 from .conftest import Composed, Finished, call, lsdflow
 

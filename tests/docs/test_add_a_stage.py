@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.arrays import RAW
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "add_a_stage.md"

@@ -24,8 +24,8 @@ from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.rag_store import FilesRagStore
 from lsdflow_watershed.stage import Watershed
 
 watershed = Watershed()

@@ -22,7 +22,7 @@ from lsdflow_launch.cli import app
 from lsdflow_launch.doctor import checks, containers, folder, gpu, machine, mount, outside, scheduler, store
 from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.slurm import problems as slurm_problems
-from lsdflow_runtime.store_facts import store_facts
+from lsdflow_runtime.store.stores import store_facts
 
 Program = Callable[[str, str], None]
 FINE = {"torch": "torch 2", "cuda": "12.8", "devices": 1}

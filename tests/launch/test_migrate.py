@@ -29,7 +29,7 @@ from lsdflow_launch.cli import app
 from lsdflow_launch.migrate import migrate
 from lsdflow_launch.results import results_of
 from lsdflow_prepare.stage import Prepare
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed.stage import Watershed
 

@@ -15,7 +15,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed.stage import Watershed
 

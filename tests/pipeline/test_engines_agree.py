@@ -20,8 +20,8 @@ from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import made, tables_of, voronoi_labels
 from lsdflow_evaluate.shown.history import block_times
-from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed.stage import Watershed
 
@@ -174,7 +174,7 @@ def test_graphs_of_other_parameters_lie_side_by_side_in_the_database(
         assert len(found["nodes"].distinct("key")) == len(found["edges_mean"].distinct("key")) == 2
         ids = [document["id"] for document in found["nodes"].find({"key": keys["watershed"]})]
         assert len(ids) == len(set(ids)), "a fragment is one row of a key"
-    assert set(open_store(experiment).works("watershed")) > {keys["watershed"]}
+    assert set(open_store(experiment).keys("watershed")) > {keys["watershed"]}
 
 
 @pytest.mark.parametrize("engine", ["files", "mongo"])

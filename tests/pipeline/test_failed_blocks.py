@@ -29,9 +29,9 @@ from lsdflow_evaluate.stage import Evaluate
 from lsdflow_launch.telling.activity import with_activity
 from lsdflow_launch.telling.state import status_of
 from lsdflow_launch.telling.status_table import more_lines
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment import work as segment_work
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed import stage as watershed_stage

@@ -21,8 +21,8 @@ from lsdflow_contract.testing import affinities_of, made, voronoi_labels
 from lsdflow_descriptors.label_descriptors import descriptors_of
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
-from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed.stage import Watershed
 

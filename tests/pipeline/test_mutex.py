@@ -17,8 +17,8 @@ from lsdflow_contract.geometry import Geometry, Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import made, membrane_raw, noisy_affinities_to, voronoi_labels
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed.stage import Watershed
 

@@ -16,7 +16,7 @@ import pytest
 from lsdflow_contract.checkpoint import bundle_folder, read_best
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))

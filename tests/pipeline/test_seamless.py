@@ -18,8 +18,8 @@ from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.graph import FACES, RagEdges
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import made, tables_of, voronoi_labels
-from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed.stage import Watershed
 
@@ -192,7 +192,7 @@ def test_status_tells_of_the_pass_that_is_at_work(tmp_path: Path) -> None:
     before = agglomerate.status(experiment)
     assert (before["pass"], before["done"], before["blocks"], before["finished"]) == ("faces", 0, 18, False)
     agglomerate.run(experiment)
-    agglomerate.passes(experiment)[2].marks.take_back(1)
+    agglomerate.passes(experiment)[2].marks.remove(1)
     again = agglomerate.status(experiment)
     assert (again["pass"], again["done"], again["blocks"]) == ("left_2", 3, 4)
 

@@ -19,7 +19,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made, micro_network, tables_of
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))

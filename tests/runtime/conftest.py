@@ -12,7 +12,7 @@ import pytest
 from lsdflow_contract.arrays import RAW
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 TOY = Path(__file__).parent / "toy"
 

@@ -17,8 +17,8 @@ import zarr
 from lsdflow_contract.arrays import AFFS, SEGMENTATION
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
 from lsdflow_contract.geometry import Geometry
-from lsdflow_runtime.array_metadata import make_array
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.array_metadata import make_array
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 GRID = Geometry((40.0, 8.0, 8.0), (0.0, 0.0, 0.0), (8, 16, 16))
 PROVENANCE = {"key": "this work", "contract": "1.8.0"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_runtime.authenticated_proxy import (
+from lsdflow_runtime.engine.authenticated_proxy import (
     GREETING,
     LOOPBACK,
     coordinator_proxy,
@@ -141,7 +141,7 @@ def test_another_secret_leads_nowhere_and_is_told(inner: Inner, proxy: int, capl
 def test_a_stranger_learns_a_greeting_and_reaches_nothing(
     inner: Inner, proxy: int, text: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lsdflow_runtime.authenticated_proxy.HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr("lsdflow_runtime.engine.authenticated_proxy.HANDSHAKE_SECONDS", 0.5)
     with socket.create_connection((ELSEWHERE, proxy)) as connection:
         connection.sendall(text)
         got = _all_of(connection)

@@ -13,8 +13,9 @@ from lsdflow_command.watching.attempts import AttemptReader
 from lsdflow_contract.errors import BadData, BlocksFailed, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest
-from lsdflow_runtime.blockwise import plan_task, run_task, status_task
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.engine.blockwise import run_task, status_task
+from lsdflow_runtime.engine.planning import plan_task
+from lsdflow_runtime.io.volumes import open_volume
 
 Make = Callable[..., Experiment]
 SERIAL = "compute.runner=serial"

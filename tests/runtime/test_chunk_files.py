@@ -22,10 +22,10 @@ from lsdflow_contract.arrays import AFFS, FRAGMENTS, LSDS, RAW
 from lsdflow_contract.errors import BadData, StorageFailure
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of_array
-from lsdflow_runtime.block_task import _write_checked
 from lsdflow_runtime.blocks import block_plan
-from lsdflow_runtime.chunk_files import ChunkFiles, _on_all_cores
-from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
+from lsdflow_runtime.engine.block_task import _write_checked
+from lsdflow_runtime.io.chunk_files import ChunkFiles, _on_all_cores
+from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 
 SHAPE = (20, 17, 9)
 GRID = Geometry((8.0, 8.0, 8.0), (0.0, 0.0, 0.0), SHAPE)
@@ -147,7 +147,7 @@ def test_chunks_of_the_fill_value_are_written(tmp_path: Path, form: str) -> None
 
 
 def test_an_array_of_ours_has_a_shard_per_block_with_chunks_near_64() -> None:
-    from lsdflow_runtime.chunk_files import inner_chunk
+    from lsdflow_runtime.io.chunk_files import inner_chunk
 
     lengths = (1, 40, 64, 96, 100, 120, 128, 160, 251, 256, 400)
     assert [inner_chunk(n) for n in lengths] == [1, 40, 64, 48, 50, 60, 64, 80, 251, 64, 80]
@@ -259,7 +259,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 volume = open_volume(Path(sys.argv[1]), "volumes/fragments")
 Path.{step} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 volume.write(volume.box, np.zeros(volume.box.shape_vox, np.uint64))

@@ -20,11 +20,11 @@ from lsdflow_contract.errors import BadData, BlocksFailed, ConfigError, Interrup
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
-from lsdflow_runtime.blockwise import run_task
-from lsdflow_runtime.cluster import Coordinator, CoordinatorFile, _process_session, own_address, sole_coordinator
-from lsdflow_runtime.rag_store import checksum_of_nodes
-from lsdflow_runtime.verify import verify_task
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.engine.blockwise import run_task
+from lsdflow_runtime.engine.cluster import Coordinator, CoordinatorFile, _process_session, own_address, sole_coordinator
+from lsdflow_runtime.engine.verify import verify_task
+from lsdflow_runtime.io.volumes import open_volume
+from lsdflow_runtime.store.rag_store import checksum_of_nodes
 
 Make = Callable[..., Experiment]
 TOY = Path(__file__).parent / "toy"
@@ -313,7 +313,7 @@ def test_the_loopback_address_is_refused_unless_asked_for(monkeypatch: pytest.Mo
     monkeypatch.setenv("LSDFLOW_HOST", "127.0.0.1")
     assert own_address() == "127.0.0.1"
     monkeypatch.delenv("LSDFLOW_HOST")
-    monkeypatch.setattr("lsdflow_runtime.cluster.FAR_AWAY", ("127.0.0.1", 9))
+    monkeypatch.setattr("lsdflow_runtime.engine.cluster.FAR_AWAY", ("127.0.0.1", 9))
     with pytest.raises(ConfigError, match="loopback"):
         own_address()
 
@@ -397,7 +397,7 @@ def test_verify_names_a_block_without_a_mark_and_a_stage_that_has_not_finished(m
     experiment = _finished(make_experiment)
     marks = block_task(experiment).marks
     record = marks.record(5)
-    marks.take_back(5)
+    marks.remove(5)
     with pytest.raises(BlocksFailed, match="block 5"):
         verify(experiment)
     marks.mark_done(5, {**record, "checksums": {}})

@@ -11,7 +11,7 @@ import pytest
 
 from lsdflow_contract.geometry import Box
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.daisy_runner import daisy_task
+from lsdflow_runtime.engine.daisy_runner import daisy_task
 
 # No multiple of the block, another number of blocks along each axis, a corner that is not 0.
 PLAN = BlockPlan(Box((-5, 3, 7), (20, 30, 9)), (8, 7, 5), (2, 0, 3))

@@ -15,12 +15,12 @@ from lsdflow_contract.failed_blocks import FailedBlock, fact_of, failed_blocks_o
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.testing import made
-from lsdflow_runtime import blockwise
-from lsdflow_runtime.accepted import accepted_failures
-from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.blockwise import run_task, status_task
-from lsdflow_runtime.verify import verify_task
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.engine import blockwise
+from lsdflow_runtime.engine.accepted_failures import accepted_failures
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.blockwise import run_task, status_task
+from lsdflow_runtime.engine.verify import verify_task
+from lsdflow_runtime.io.volumes import Volume, open_volume
 
 Make = Callable[..., Experiment]
 ACCEPT, SERIAL = "compute.failed_blocks=accept", "compute.runner=serial"
@@ -209,7 +209,7 @@ def test_verify_and_status_report_holes_and_repair_tries_them_again(make_experim
 def test_a_block_that_lost_its_mark_is_no_hole_unless_the_manifest_lists_it(make_experiment: Make) -> None:
     experiment, _ = _with_hole(make_experiment, SERIAL)
     task = _task(experiment)
-    task.marks.take_back(5)
+    task.marks.remove(5)
     assert not status_task(task)["finished"]
     with pytest.raises(BlocksFailed, match=r"1 of 12.*\n.*\n.*block 5"):
         verify_task(task)

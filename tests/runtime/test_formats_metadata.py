@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsdflow_contract.errors import BadData
-from lsdflow_runtime.formats.attributes import claims_of
+from lsdflow_runtime.formats.attributes import claims_of, nm_per
 from lsdflow_runtime.formats.claims import GeometryClaim, place
 from lsdflow_runtime.formats.detect import open_source
 from lsdflow_runtime.formats.ngff import levels_of
-from lsdflow_runtime.formats.units import nm_per
 
 SHAPE = (4, 4, 4)
 LEAVES = st.none() | st.floats() | st.integers() | st.sampled_from(["", "nm", "z", "8"])

@@ -12,7 +12,7 @@ import pytest
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals
 from lsdflow_contract.errors import Interrupted
 from lsdflow_contract.experiment import Experiment
-from lsdflow_runtime.blockwise import run_task, status_task
+from lsdflow_runtime.engine.blockwise import run_task, status_task
 
 Make = Callable[..., Experiment]
 

@@ -12,8 +12,7 @@ from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.blockwise import plan_task
-from lsdflow_runtime.measured_block import blocks_to_measure, measure_block
+from lsdflow_runtime.engine.planning import blocks_to_measure, measure_block, plan_task
 
 Make = Callable[..., Experiment]
 

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied, UsageError
-from lsdflow_runtime import mongo_dump, mongo_foreign
-from lsdflow_runtime.mongo_dump import BsonFile
-from lsdflow_runtime.mongo_foreign import edge_columns, node_columns, open_foreign
+from lsdflow_runtime.store import mongo_dump
+from lsdflow_runtime.store import mongo_import as mongo_foreign
+from lsdflow_runtime.store.mongo_dump import BsonFile
+from lsdflow_runtime.store.mongo_import import edge_columns, node_columns, open_foreign
 
 
 def encoded(documents: list[dict[str, Any]]) -> bytes:

@@ -27,8 +27,8 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import Overlaps, RagEdges, RagNodes
-from lsdflow_runtime.mongo_connection import MongoConnection, mongo_address
-from lsdflow_runtime.stores import open_store, problems_of_store
+from lsdflow_runtime.store.mongo_connection import MongoConnection, mongo_address
+from lsdflow_runtime.store.stores import open_store, problems_of_store
 
 MakeMongo = Callable[..., Experiment]
 SCORES = np.array([0.1, np.nan], np.float32)
@@ -403,8 +403,8 @@ def test_replacing_leaves_the_rows_of_one_work_only_and_no_mark_without_its_rows
     assert {d["key"] for d in documents(mongod, experiment, "nodes")} == {"first", "new", "other"}
     assert store.blocks("watershed", "old").done() == set()
     assert store.blocks("watershed", "new").done() == {0}
-    assert store.works("watershed") == ["first", "new"]
-    assert store.works("predict") == ["no-rows"]
+    assert store.keys("watershed") == ["first", "new"]
+    assert store.keys("predict") == ["no-rows"]
 
 
 def test_works_of_evaluate_stand_side_by_side(make_mongo: MakeMongo) -> None:
@@ -415,7 +415,7 @@ def test_works_of_evaluate_stand_side_by_side(make_mongo: MakeMongo) -> None:
         store.rag.write_overlaps(key, "roi", 0, Overlaps(*(np.array([1], np.uint64) for _ in range(3))))
         store.blocks("evaluate", key).mark_done(0, {"checksums": {}})
         store.drop_others("evaluate", {key})
-    assert store.works("evaluate") == ["counting", "places"]
+    assert store.keys("evaluate") == ["counting", "places"]
     for key in ("counting", "places"):
         assert store.blocks("evaluate", key).done() == {0}
         assert len(store.rag.read_overlaps(key, "roi", 0)) == 1

@@ -9,7 +9,7 @@ import pytest
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
 from lsdflow_contract.errors import StoreUnreachable
-from lsdflow_runtime.mongo_connection import MongoConnection, address_in
+from lsdflow_runtime.store.mongo_connection import MongoConnection, address_in
 
 THROTTLED = {
     "alone": OperationFailure("Request rate is large", 16500),

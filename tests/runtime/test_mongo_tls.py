@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lsdflow_contract.errors import StoreUnreachable
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagNodes
-from lsdflow_runtime.stores import open_store, problems_of_store
+from lsdflow_runtime.store.stores import open_store, problems_of_store
 from lsdflow_segment.cli import app
 
 NODES = RagNodes(np.array([1, 2, 3], np.uint64), np.arange(9.0).reshape(3, 3), np.array([5, 6, 7], np.uint64))

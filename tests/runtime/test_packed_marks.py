@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_runtime import blockwise, done_marks, packed_marks
-from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.packed_marks import PACK_BLOCKS, MarkPacks
+from lsdflow_runtime.engine import blockwise
+from lsdflow_runtime.store import done_marks, packed_marks
+from lsdflow_runtime.store.done_marks import DoneMarks
+from lsdflow_runtime.store.packed_marks import PACK_BLOCKS, MarkPacks
 
 Make = Callable[..., Experiment]
 BLOCKS = 10
@@ -116,7 +117,7 @@ def test_any_order_of_marking_packing_taking_back_and_kills_leaves_the_same_bloc
                 wanted[told] = record_of(told, attempt)
                 marks.mark_done(told, wanted[told])
             elif what == "take back":
-                marks.take_back(*told)
+                marks.remove(*told)
                 wanted = {number: record for number, record in wanted.items() if number not in told}
             elif what == "pack":
                 marks.pack(BLOCKS, all_of_them=told)
@@ -175,7 +176,7 @@ def test_a_mark_that_cannot_be_read_is_not_packed_and_still_named(tmp_path: Path
     assert (single(marks), marks.done()) == ({2}, {0, 1, 2, 3})
     with pytest.raises(BadData):
         marks.record(2)
-    marks.take_back(2)
+    marks.remove(2)
     assert marks.done() == {0, 1, 3}
 
 
@@ -256,7 +257,7 @@ def test_old_folders_of_single_marks_are_read_as_they_are_and_packed_by_the_next
     assert status(experiment)["finished"]
     run(experiment)
     assert len(single(marks)) == 12, "a run without work touches nothing"
-    marks.take_back(5)
+    marks.remove(5)
     run(experiment)
     assert single(marks) == set()
     assert {n: r for n, r in marks.records().items() if n != 5} == {n: r for n, r in records.items() if n != 5}
@@ -274,7 +275,7 @@ def test_marks_are_packed_also_when_blocks_have_failed(make_experiment: Make) ->
     assert isinstance(marks, DoneMarks)
     assert (single(marks), marks.done()) == (set(), set(range(12)) - {2})
     assert status(experiment)["failures"]["2"].endswith("poisoned")
-    marks.forget()
+    marks.remove_all()
     assert (marks.done(), marks.failed(), marks.records()) == (set(), set(), {})
 
 

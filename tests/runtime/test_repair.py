@@ -15,9 +15,9 @@ from lsdflow_contract.errors import BadData, NotOurs
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
-from lsdflow_runtime.block_task import commit_block
-from lsdflow_runtime.verify import verify_task
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.engine.block_task import commit_block
+from lsdflow_runtime.engine.verify import verify_task
+from lsdflow_runtime.io.volumes import open_volume
 
 Make = Callable[..., Experiment]
 Damage = Callable[[Path], None]
@@ -67,7 +67,7 @@ def mark_of(experiment: Experiment) -> Path:
 
     marks = block_task(experiment).marks
     record = marks.record(BROKEN)
-    marks.take_back(BROKEN)
+    marks.remove(BROKEN)
     marks.mark_done(BROKEN, record)
     return Path(marks.where) / "done" / f"{BROKEN}.json"
 

@@ -185,7 +185,7 @@ def test_a_killed_worker_is_replaced_and_one_line_says_so(make_experiment: Make,
 def test_a_reader_of_stderr_that_is_gone_stops_nobody_who_writes_while_daisy_serves() -> None:
     """As `lsdflow run ... 2>&1 | head`: far more is written than the socket in between can hold."""
     code = (
-        "import os\nfrom lsdflow_runtime.daisy_server import daisy_warnings_logged\n"
+        "import os\nfrom lsdflow_runtime.engine.daisy_server import daisy_warnings_logged\n"
         "with daisy_warnings_logged():\n    for _ in range(3000):\n        os.write(2, b'x' * 1000)\nprint('done')\n"
     )
     ours, theirs = os.pipe()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lsdflow_runtime import slow_blocks
-from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.engine import slow_blocks
+from lsdflow_runtime.store.done_marks import DoneMarks
 
 
 def test_a_worker_without_a_block_waits_briefly_first_and_never_long(

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from lsdflow_command import lock_file
-from lsdflow_command.lock_file import Holder, LockFile
+from lsdflow_command.lock_file import Holder, LockFile, stage_lock
 from lsdflow_contract.errors import Interrupted, NotOurs
-from lsdflow_runtime.stage_lock import stage_lock
 
 ELSEWHERE = {"id": "x", "host": "elsewhere", "pid": 1, "job": ""}
 
@@ -139,7 +138,7 @@ def _try(folder: Path, go: float, answers: multiprocessing.Queue, done: threadin
 
 def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from lsdflow_runtime.stage_lock import stage_lock\n"
+        "import sys, time; from pathlib import Path; from lsdflow_command.lock_file import stage_lock\n"
         "with stage_lock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -156,7 +155,7 @@ def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_p
 def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_lock(tmp_path: Path) -> None:
     """As two containers with `docker --network host`: its process number means nothing here."""
     program = (
-        "import sys; from pathlib import Path; from lsdflow_runtime.stage_lock import stage_lock\n"
+        "import sys; from pathlib import Path; from lsdflow_command.lock_file import stage_lock\n"
         "with stage_lock(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]

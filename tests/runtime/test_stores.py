@@ -15,8 +15,8 @@ import pytest
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import FACES, Overlaps, RagEdges, RagFaces, RagNodes
-from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
-from lsdflow_runtime.stores import Store, open_store
+from lsdflow_runtime.store.rag_store import checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.store.stores import Store, open_store
 
 _NUMBERS = itertools.count()
 MakeStore = Callable[[], tuple[Experiment, Store]]
@@ -256,7 +256,7 @@ def test_marks_of_other_works_and_stages_are_not_seen(store: Store) -> None:
         store.blocks(stage, key).mark_failed(number + 10, {"what": stage})
     assert store.blocks("watershed", "a").done() == {1}
     assert (store.blocks("watershed", "a").failed(), store.blocks("watershed", "a").count_failed()) == ({11}, 1)
-    store.blocks("watershed", "a").forget()
+    store.blocks("watershed", "a").remove_all()
     assert store.blocks("watershed", "a").done() == store.blocks("watershed", "a").failed() == set()
     assert store.blocks("watershed", "b").done() == {2}
     assert store.blocks("segment", "a").failed() == {13}
@@ -268,19 +268,19 @@ def test_a_mark_is_taken_back_alone(store: Store) -> None:
         marks.mark_done(number, {"checksums": {"edges_mean": "x"}})
     store.blocks("agglomerate", "b").mark_done(3, {"checksums": {}})
     for _ in range(2):
-        marks.take_back(3)
+        marks.remove(3)
     assert (marks.done(), store.blocks("agglomerate", "b").done()) == ({4}, {3})
     marks.mark_done(3, {"checksums": {"edges_mean": "y"}})
     assert marks.record(3)["checksums"] == {"edges_mean": "y"}
 
 
 def test_the_newest_work_of_a_stage_is_the_last(store: Store) -> None:
-    assert store.works("watershed") == []
+    assert store.keys("watershed") == []
     for key in ("z", "a"):
         store.begin("watershed", key)
         store.blocks("watershed", key).mark_done(0, {"checksums": {}})
-    assert store.works("watershed") == ["z", "a"]
-    assert store.works("segment") == []
+    assert store.keys("watershed") == ["z", "a"]
+    assert store.keys("segment") == []
 
 
 def _write_blocks(experiment: Path, worker: int, failures: Any) -> None:

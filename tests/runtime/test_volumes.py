@@ -11,7 +11,7 @@ import zarr
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 GRID = Geometry((30.0, 6.0, 6.5), (60.0, 12.0, 0.0), (20, 17, 9))
 

@@ -19,7 +19,7 @@ from lsdflow_launch.slurm.table import ClusterTable
 from lsdflow_predict.config import PredictConfig
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_runtime.formats.detect import open_source
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 from lsdflow_segment.config import SegmentConfig
 
 TABLES: dict[str, type[StrictModel]] = {

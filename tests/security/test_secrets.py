@@ -21,7 +21,7 @@ from lsdflow_contract.arrays import RAW
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 # A token of the fixture `mongod` has 16 characters; what comes after them is written differently in a URI.
 TOKEN_CHARACTERS = 16

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_runtime.mongo_connection import address_in, open_client
+from lsdflow_runtime.store.mongo_connection import address_in, open_client
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVERYWHERE = re.compile(r"(?<![\d.])0\.0\.0\.0(?![\d.])|\[::\]|bind_?ip_?all|INADDR_ANY|in6addr_any", re.IGNORECASE)

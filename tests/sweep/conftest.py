@@ -23,7 +23,7 @@ from lsdflow_contract.files import write_json
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import voronoi_labels
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))

@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import affinities_of, membrane_raw, voronoi_labels
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 # Slow references and shared experiments are modules of their own: test files do not import each other.
 sys.path.append(str(Path(__file__).parent / "reference"))

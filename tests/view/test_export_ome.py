@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.geometry import Box
 from lsdflow_runtime.formats.detect import open_source
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.volumes import Volume, open_volume
 from lsdflow_view.cli import app
 from lsdflow_view.export.folder import export_folder
 from lsdflow_view.export.layers import open_layer

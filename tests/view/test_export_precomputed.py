@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lsdflow_contract.arrays import RAW, SEGMENTATION, ArraySpec
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_runtime.formats.detect import open_source
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.cli import app
 from lsdflow_view.export.downsample import whole_bins
 from lsdflow_view.export.layers import Layer, open_layer

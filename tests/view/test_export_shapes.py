@@ -18,7 +18,7 @@ from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.cli import app
 from lsdflow_view.export import precomputed, segment_works, shape_works
 from lsdflow_view.export.fitting import fitting_workers

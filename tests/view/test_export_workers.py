@@ -167,7 +167,7 @@ def test_a_damaged_chunk_of_the_source_is_told_by_the_command(tiny: Any, tmp_pat
 def test_blocks_that_are_not_what_was_written_get_no_mark(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float, damaged: int, is_seen: bool
 ) -> None:
-    from lsdflow_runtime.volumes import Volume
+    from lsdflow_runtime.io.volumes import Volume
 
     experiment = load_experiment(tiny.root, [f"compute.verify_fraction={fraction}"])
     plain, seen = Volume.write, []

@@ -14,7 +14,7 @@ from submission import Submission
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.testing import made
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 
 def test_the_segmentation_is_that_of_a_local_run_bit_for_bit(whole: Submission, reference: Path) -> None:

@@ -25,7 +25,7 @@ from injections import arm
 from lsdflow_agglomerate import stage as _agglomerate  # noqa: F401 - imported once, here, for all children
 from lsdflow_evaluate import stage as _evaluate  # noqa: F401
 from lsdflow_predict import stage as _predict  # noqa: F401
-from lsdflow_runtime import daisy_runner as _daisy_runner  # noqa: F401
+from lsdflow_runtime.engine import daisy_runner as _daisy_runner  # noqa: F401
 from lsdflow_segment import stage as _segment  # noqa: F401
 from lsdflow_watershed import stage as _watershed  # noqa: F401
 

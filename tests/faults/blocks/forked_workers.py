@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import daisy._subprocess_worker
 import daisy._worker_processes
 
-from lsdflow_runtime import cluster
+from lsdflow_runtime.engine import cluster
 
 MESSAGE_BYTES = 1 << 18
 

@@ -31,8 +31,8 @@ from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import affinities_of, voronoi_labels
-from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
+from lsdflow_runtime.store.done_marks import DoneMarks
 
 RELEASE = os.environ.get("LSDFLOW_FAULTS", "ci") == "release"
 SEED = int(os.environ.get("LSDFLOW_FAULT_SEED", "20261121"))

@@ -33,14 +33,14 @@ from typing import Any
 
 from lsdflow_command import lock_file
 from lsdflow_contract import manifest
-from lsdflow_runtime import block_task, blockwise
-from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.mongo_blocks import MongoBlocks
-from lsdflow_runtime.mongo_rag import MongoRagStore
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.engine import block_task, blockwise
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.io.volumes import Volume
+from lsdflow_runtime.store.done_marks import DoneMarks
+from lsdflow_runtime.store.mongo_rag import MongoRagStore
+from lsdflow_runtime.store.mongo_store import MongoBlocks
+from lsdflow_runtime.store.rag_store import FilesRagStore
 
 MARKS, RAGS, ROWS = (
     (DoneMarks, MongoBlocks),

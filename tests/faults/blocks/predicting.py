@@ -17,7 +17,7 @@ from lsdflow_network.bundle import save_bundle
 from lsdflow_network.shapes import input_shape_for_output
 from lsdflow_network.testing import untrained_bundle
 from lsdflow_network.unet import UNet
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 TILE_VOX = (8, 8, 8)
 

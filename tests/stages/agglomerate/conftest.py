@@ -17,7 +17,7 @@ from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 MakeExperiment = Callable[..., Experiment]
 SHAPE: Vox3 = (22, 30, 26)

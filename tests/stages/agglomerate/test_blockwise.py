@@ -20,8 +20,8 @@ from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
+from lsdflow_runtime.store.rag_store import FilesRagStore
 
 MakeExperiment = Callable[..., Experiment]
 

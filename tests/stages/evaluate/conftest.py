@@ -26,8 +26,8 @@ from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.evaluation import _scored
 from lsdflow_evaluate.shown.history import Collector
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
+from lsdflow_runtime.store.done_marks import DoneMarks
 
 GRID = Geometry((20.0, 10.5, 10.5), (400.0, 0.0, 21.0), (18, 24, 26))
 BLOCK_VOX = (8, 8, 16)

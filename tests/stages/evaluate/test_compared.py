@@ -24,8 +24,8 @@ from lsdflow_evaluate.report.data import ComparedResult
 from lsdflow_evaluate.scores.scores_file import kept_scores, present_result, present_scores
 from lsdflow_evaluate.shown.compared import compared_results, section_of
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.target import target_grid
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
 OTHER = 0.1

@@ -30,7 +30,7 @@ from lsdflow_evaluate.scores.comparing import work_of
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_evaluate.without_truth.disagreement import disagreement, most_likely_wrong
 from lsdflow_evaluate.without_truth.lsd_error import error_of, lsd_error_task
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
 SHAPE, SIZE, SIGMA = (18, 24, 26), (20.0, 10.5, 10.5), (40.0, 40.0, 40.0)

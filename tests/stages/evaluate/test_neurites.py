@@ -22,7 +22,7 @@ from lsdflow_evaluate.shown.neurites import (
     view_from,
 )
 from lsdflow_evaluate.shown.snapshot import lattice_step, readable_box, snapshot_of
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 COLOURS = np.array([RED, BLUE], np.uint8)

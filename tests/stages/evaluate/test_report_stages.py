@@ -33,7 +33,7 @@ from lsdflow_evaluate.shown.gather import _stages
 from lsdflow_evaluate.shown.history import loss_curves, run_problems
 from lsdflow_evaluate.shown.stage_records import stage_record
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.block_grid import BlockGrid, read_grid
+from lsdflow_runtime.blocks import BlockGrid, read_grid
 
 Make = Callable[..., Experiment]
 DONE, RETRIED, MISSING, FAILED = BlockState.DONE, BlockState.RETRIED, BlockState.MISSING, BlockState.FAILED

@@ -28,7 +28,7 @@ from lsdflow_evaluate.skeletons.files import read_skeletons
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
 OFFSET, SIZE = np.array([400.0, 0.0, 21.0]), np.array([20.0, 10.5, 10.5])

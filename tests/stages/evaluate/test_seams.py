@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_evaluate.without_truth.seams import Agreement, Seams, seams_of
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.volumes import OutputArray, Volume
+from lsdflow_runtime.io.volumes import OutputArray, Volume
 
 SHAPE: Vox3 = (16, 20, 13)
 BLOCK: Vox3 = (8, 5, 6)

@@ -29,8 +29,8 @@ from lsdflow_evaluate.scores.counting import counting_task, overlaps_of, table_o
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import Contingency, contingency
 from lsdflow_metrics.scores import ZERO_POLICIES, ZeroPolicy, score
-from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.done_marks import DoneMarks
 
 Make = Callable[..., Experiment]
 Scores = Callable[[Experiment], dict[str, Any]]
@@ -241,7 +241,7 @@ def test_thinned_truth_of_a_perfect_segmentation_has_the_longest_runs(
 def test_the_lattice_read_by_pieces_is_the_strided_volume(make_experiment: Make, step: tuple[int, int, int]) -> None:
     from lsdflow_contract.geometry import Box
     from lsdflow_evaluate.config import EvaluateConfig
-    from lsdflow_runtime.target import open_truth, target_grid
+    from lsdflow_runtime.io.target import open_truth, target_grid
 
     experiment = make_experiment()
     truth = open_truth(experiment, EvaluateConfig().truth_dataset, target_grid(experiment))

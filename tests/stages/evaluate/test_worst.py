@@ -28,8 +28,8 @@ from lsdflow_evaluate.scores.region_scores import regions_and_worst
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
-from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.target import target_grid
+from lsdflow_runtime.io.volumes import open_volume
 
 Make = Callable[..., Experiment]
 SIZE = np.array([20.0, 10.5, 10.5])

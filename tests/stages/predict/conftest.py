@@ -20,7 +20,7 @@ from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_network.bundle import save_bundle
 from lsdflow_network.unet import UNet
 from lsdflow_predict.stage import Predict
-from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 
 VOXEL_NM = (10.0, 8.0, 8.0)
 OFFSET_NM = (100.0, 0.0, 16.0)

@@ -151,7 +151,7 @@ def test_going_back_to_earlier_settings_makes_everything_again(make_experiment):
 def test_a_run_goes_on_with_the_missing_blocks(make_experiment):
     experiment = make_experiment()
     reference = experiment.affinities(BLOCKS_OF_8)
-    Predict().last_pass(experiment.experiment(BLOCKS_OF_8)).marks.take_back(2)
+    Predict().last_pass(experiment.experiment(BLOCKS_OF_8)).marks.remove(2)
     experiment.layout.manifest("predict").unlink()
     manifest = experiment.run(BLOCKS_OF_8)
     assert manifest.facts["blocks_executed"] == 1

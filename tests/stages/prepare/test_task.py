@@ -25,7 +25,7 @@ from lsdflow_prepare import writing
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.stage import Prepare
 from lsdflow_runtime.formats.prepared import PreparedArrays
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 Make = Callable[..., Experiment]
 Put = Callable[..., Path]

@@ -15,8 +15,8 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import voronoi_labels
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
+from lsdflow_runtime.store.rag_store import FilesRagStore
 
 # The first call of a compiled kernel takes a second: property tests here have no deadline.
 settings.register_profile("compiled-kernels", deadline=None)

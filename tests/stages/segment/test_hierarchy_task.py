@@ -11,7 +11,7 @@ from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 from lsdflow_segment import stage
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.parted_graph import PartedGraph

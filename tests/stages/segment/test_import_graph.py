@@ -24,8 +24,8 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made, tables_of
-from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment.cli import app
 from lsdflow_segment.graph_import import ImportOptions, import_graph
 from lsdflow_segment.stage import Segment

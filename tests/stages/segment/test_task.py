@@ -17,8 +17,8 @@ from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.lut import find_luts, lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made, same_partition, tables_of
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.rag_store import FilesRagStore
 from lsdflow_segment.cli import app
 from lsdflow_segment.stage import Segment
 

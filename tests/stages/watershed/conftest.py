@@ -16,7 +16,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import voronoi_labels
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.io.volumes import OutputArray
 
 # daisy's worker processes must not start threads of their own: two cores are all there is
 os.environ.setdefault("OMP_NUM_THREADS", "1")

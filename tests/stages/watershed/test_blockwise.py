@@ -16,8 +16,8 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagNodes
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made, same_partition
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
+from lsdflow_runtime.store.rag_store import FilesRagStore
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
 from lsdflow_watershed.ids import number_components

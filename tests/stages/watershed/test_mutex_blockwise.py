@@ -15,8 +15,8 @@ from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL, seal_array
 from lsdflow_contract.testing import made, noisy_affinities_to, voronoi_labels
-from lsdflow_runtime.rag_store import FilesRagStore
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
+from lsdflow_runtime.store.rag_store import FilesRagStore
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
 from lsdflow_watershed.ids import number_components

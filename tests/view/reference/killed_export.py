@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from lsdflow_runtime.done_marks import DoneMarks
+from lsdflow_runtime.store.done_marks import DoneMarks
 
 
 def killed_after(pieces: int, export: Callable[[], object]) -> bool:

@@ -17,7 +17,7 @@ from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.lut import Lut, lut_name, read_lut, write_lut
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import affinities_of, membrane_raw, voronoi_labels
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 EXPANSION_FACTOR = 16.0
 VOXEL_SIZE_NM = (400 / EXPANSION_FACTOR, 149.5 / EXPANSION_FACTOR, 149.5 / EXPANSION_FACTOR)

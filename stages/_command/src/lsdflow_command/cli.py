@@ -28,7 +28,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="print more detai
 
 
 class JsonSpeakingGroup(TyperGroup):
-    """A group of verbs; a wrong command line with --json among its words is told as one JSON object, exit code 2."""
+    """A group of verbs; a wrong command line that contains --json is reported as one JSON object, exit code 2."""
 
     def main(  # type: ignore[override]  # the rest of its arguments is passed on by name
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
@@ -45,7 +45,7 @@ class JsonSpeakingGroup(TyperGroup):
 
 
 def _told_as_json(wrong: TyperException) -> int:
-    """The exit code of a wrong command line, which is told on stdout."""
+    """The exit code of a wrong command line, which is reported on stdout."""
     context, format_message = getattr(wrong, "ctx", None), getattr(wrong, "format_message", wrong.__str__)
     command = context.command_path if context else ""
     error = UsageError(format_message(), where=command, hint=f"{command} --help" if command else "")
@@ -75,7 +75,7 @@ def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
     """The verb with two more options."""
 
     @functools.wraps(verb)
-    def told(*, quiet: bool, verbose: bool, **values: Any) -> Any:
+    def with_logging(*, quiet: bool, verbose: bool, **values: Any) -> Any:
         if quiet and verbose:
             error = UsageError("--quiet and --verbose are opposites", hint="leave one out")
             typer.echo(f"error: {error.message()}", err=True)
@@ -91,9 +91,9 @@ def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
     ]
     parameters = [*signature.parameters.values(), *more]
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    told.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
-    told.__annotations__ = {p.name: p.annotation for p in keyword_only}
-    return told
+    with_logging.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
+    with_logging.__annotations__ = {p.name: p.annotation for p in keyword_only}
+    return with_logging
 
 
 def version_line(command: str, package: str) -> str:

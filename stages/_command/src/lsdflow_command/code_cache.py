@@ -1,7 +1,7 @@
 """Where compiled code is kept between processes: in a folder that the user names, or in one of this user alone.
 
 Compiling takes a stage some ten seconds; the code of an earlier process takes a fraction of one. It is loaded as it
-lies there, so the folder must be one that nobody else can write to. Nothing is written beside an installed package.
+is there, so the folder must be one that nobody else can write to. Nothing is written beside an installed package.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 
 
 def leave_terminal_to_coordinator() -> None:
-    """For a worker process: Ctrl-C is for its coordinator alone, which ends its workers and tells it once."""
+    """For a worker process: Ctrl-C is for its coordinator alone, which ends its workers and reports it once."""
     for number in OF_TERMINALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -10,6 +10,10 @@
 
 A lock is stale at once if its process ran in our PID namespace and has ended, or if an earlier start of our job holds
 it.
+
+`stage_lock`: one coordinator per stage at a time. It saves computing blocks twice. Results are written once, in the
+folder of their key; so two coordinators of one key would write the same bits, and two of different keys write into
+different folders.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -38,6 +43,7 @@ LOG = logging.getLogger("lsdflow.lock")
 EXPIRY_SECONDS = 60.0
 RENEWAL_SECONDS = 5.0
 TAKEOVER_POLL_SECONDS = 0.02
+STAGE_IS_RUNNING = "another coordinator works on this stage of the experiment"
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,38 @@ class LockFile:
                 self.path.unlink(missing_ok=True)
         finally:
             takeover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
+    """Hold the lock file in `folder` within the block.
+
+    Raises NotOurs (73) with the message `refusal` if another process holds the lock, or takes it over meanwhile: then
+    this process gets SIGTERM.
+    """
+    file, lost = LockFile(folder / "lock"), threading.Event()
+
+    def refused(found: Holder | None, age_s: float | None = None) -> NotOurs:
+        who = "another process" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
+        return NotOurs(
+            refusal,
+            where=file.path,
+            found=who if age_s is None else f"{who}; last sign of life {age_s:.0f} s ago",
+            hint=f"wait until it ends; if it is dead, run again {EXPIRY_SECONDS:.0f} s after its last sign of life",
+        )
+
+    def stop() -> None:
+        lost.set()
+        # To the main thread: only there does a signal end a call that waits.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    try:
+        with file.held(refused, stop):
+            yield
+    except BaseException as error:
+        if lost.is_set():
+            raise refused(file.holder()) from error
+        raise
 
 
 def _age_s(own: Path, other: Path) -> float:

@@ -24,8 +24,8 @@ SECONDS_BETWEEN_LINES = 60.0
 class Progress:
     """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate.
 
-    seconds: the work ends after these if it has not ended before.  gauges: what the metrics alone tell, by their names
-    (watching.metrics.GAUGES).  `failed` units are told beside those that are done; whoever counts sets it.
+    seconds: the run ends after these if it has not ended before.  gauges: values that only the metrics show, by their
+    names (watching.metrics.GAUGES).  `failed` units are shown beside those that are done; the caller sets it.
     """
 
     def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:

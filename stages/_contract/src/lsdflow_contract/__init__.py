@@ -3,6 +3,6 @@
 from importlib.metadata import version
 
 CONTRACT_VERSION = version("lsdflow-contract")
-# Contract 2 moved arrays into folders of results; what contract 1 left is read, and keys of works are the same.
+# Contract 2 moved arrays into folders of results; what contract 1 left is read, and keys of passes are the same.
 READ_MAJORS = (1, 2)
 KEY_MAJOR = 1

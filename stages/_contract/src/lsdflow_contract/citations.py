@@ -1,6 +1,6 @@
 """What to cite: lsdflow itself, the papers of the method, and the software that a segmentation is made with.
 
-The methods of reports, `lsdflow cite` and CITATION.cff tell the same list (a test compares them).
+The methods of reports, `lsdflow cite` and CITATION.cff show the same list (a test compares them).
 """
 
 from __future__ import annotations

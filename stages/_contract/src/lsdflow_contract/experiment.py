@@ -200,7 +200,7 @@ class Experiment:
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read experiment.toml and lay `table.key=value` overrides over it.
+    """Read experiment.toml and apply `table.key=value` overrides.
 
     Raises MissingInput (66) if the file is absent, ConfigError (78) for wrong TOML, unknown tables or values.
     """

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StorageFailure
 
 TEMPORARY_SUFFIX = ".partial"
-_NO_SPACE, _NO_FOLDER = "free some space and run again", "a file stands where a folder is needed: move it away"
+_NO_SPACE, _NO_FOLDER = "free some space and run again", "there is a file where a folder is needed: move it away"
 _READ_ONLY = "choose a folder that can be written to; in a container, one that is bound from outside"
 _AWAY = "the storage does not answer as it should: run again when it does"
 _STORAGE_HINTS = {
@@ -97,7 +97,7 @@ def write_if_changed(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically; nothing is touched if it stands there already."""
+    """Write `value` as indented JSON, atomically; the file is not touched if it has this content."""
     write_if_changed(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 

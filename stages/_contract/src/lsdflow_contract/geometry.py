@@ -43,7 +43,7 @@ class Box:
 
     @classmethod
     def from_bounds(cls, begin_vox: Vox3, end_vox: Vox3) -> Box:
-        """The box from begin to end; empty (shape 0) along an axis whose end lies before its begin."""
+        """The box from begin to end; empty (shape 0) along an axis whose end is before its begin."""
         shape = tuple(max(0, e - b) for b, e in zip(begin_vox, end_vox, strict=True))
         return cls(begin_vox, _three(shape))
 
@@ -114,7 +114,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where a volume lies: voxel size and offset of its first voxel's corner in nm, shape in voxels."""
+    """The grid of a volume: voxel size and offset of its first voxel's corner in nm, shape in voxels."""
 
     voxel_size_nm: Nm3
     offset_nm: Nm3

@@ -17,7 +17,7 @@ from lsdflow_contract.errors import BadData
 
 SCORE_CONVENTION = "one_minus_affinity, low=merge"
 NODES_COLLECTION = "nodes"
-# Faces between fragments stand where edges do, before they are scored: collection edges_faces.
+# Faces between fragments are stored as edges are, before they are scored: collection edges_faces.
 FACES = "faces"
 MAX_ID = 2**63 - 1
 DEFAULT_MERGE_FUNCTIONS = ("hist_quant_75",)

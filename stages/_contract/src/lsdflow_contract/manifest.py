@@ -150,7 +150,7 @@ def finished_manifests(layout: ExperimentLayout, stage: str) -> dict[Path, Manif
 
 
 def remove_manifest(layout: ExperimentLayout, stage: str, keys: Collection[str]) -> None:
-    """Remove the manifest of the work of one of these keys: its result is not whole any more."""
+    """Remove the manifest of the pass of one of these keys: its result is no longer complete."""
     if current_key(layout, stage) in keys:
         layout.manifest(stage).unlink()
     for key in keys:
@@ -188,7 +188,7 @@ def require_contract(found: str, where: Path) -> None:
 
 
 def work_key(stage: str, parameters: dict[str, Any], inputs: dict[str, str]) -> str:
-    """Key of a piece of work: contract major, stage, parameters, identities of the inputs."""
+    """Key of a pass: contract major, stage, parameters, identities of the inputs."""
     return hash_of({"contract": KEY_MAJOR, "stage": stage, "parameters": parameters, "inputs": inputs})
 
 

@@ -1,6 +1,6 @@
 """Which software makes a result: the revision of lsdflow's source, and the versions of the libraries it depends on.
 
-An image knows its revision from its build; a clone is asked.
+An image knows its revision from its build; of a clone git reports it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SECONDS = 10
 
 def source_revision() -> str:
     """The commit of the running code, with "-dirty" where files differ from it; empty if nobody knows."""
-    told = os.environ.get(REVISION_VARIABLE, "")
-    if told:
-        return told
+    revision = os.environ.get(REVISION_VARIABLE, "")
+    if revision:
+        return revision
     package = Path(__file__).resolve().parent
     # In a clone this package is stages/_contract/src/lsdflow_contract; anywhere else a .git above is somebody else's.
     if package.parts[-4:] != ("stages", "_contract", "src", package.name):

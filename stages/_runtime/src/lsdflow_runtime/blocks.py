@@ -6,21 +6,33 @@
 |   |               |   |
 |   +---------------+   |
 +-----------------------+
+
+runs/<stage>/grids/<key>.json      the region and the block shape of a pass, voxels of the target grid: the map of its
+                                   blocks is drawn while it runs
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.errors import ConfigError, StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest
+
+# The names under which stages keep the same in their resolved config, for passes from before there were such files.
+_BEGINS, _SHAPES = ("begin_vox", "total_begin_vox"), ("shape_vox", "total_shape_vox")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One piece of work: row-major number, grid index, write box, read box (voxels of the target grid)."""
+    """A block: row-major number, grid index, write box, read box (voxels of the target grid)."""
 
     number: int
     index: Vox3
@@ -93,3 +105,61 @@ def block_plan(total: Box, write_shape_vox: Vox3, context_vox: Vox3, stage: str)
 def pieces(box: Box, shape_vox: Vox3) -> Iterator[Box]:
     """The box cut into pieces of at most `shape_vox`, row-major; nothing for an empty box."""
     return iter(()) if box.is_empty else (block.write for block in BlockPlan(box, shape_vox).blocks())
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """A region cut into blocks, numbered row-major."""
+
+    begin_vox: Vox3
+    shape_vox: Vox3
+    block_shape_vox: Vox3
+
+    @property
+    def shape(self) -> Vox3:
+        """Blocks along z, y, x."""
+        z, y, x = (math.ceil(n / b) for n, b in zip(self.shape_vox, self.block_shape_vox, strict=True))
+        return z, y, x
+
+
+def write_grid(layout: ExperimentLayout, stage: str, key: str, plan: BlockPlan) -> None:
+    """Write the region and the block shape of a pass, if there is no such file."""
+    path = _grid_file(layout, stage, key)
+    if not path.exists():
+        region = {"begin_vox": plan.total.begin_vox, "shape_vox": plan.total.shape_vox}
+        write_json(path, {**region, "block_shape_vox": plan.write_shape_vox})
+
+
+def read_grid(experiment: Experiment, stage: str, key: str) -> BlockGrid | None:
+    """The grid of a pass; None if there is no file of it, or a damaged one."""
+    try:
+        found = read_json(_grid_file(experiment.layout, stage, key))
+    except StageError:
+        return None
+    return _grid(found) if isinstance(found, Mapping) else None
+
+
+def grid_of_manifest(manifest: Manifest) -> BlockGrid | None:
+    """The grid of a finished stage from its resolved config; None if that does not contain it."""
+    resolved = manifest.config.get("resolved")
+    return _grid(resolved) if isinstance(resolved, Mapping) else None
+
+
+def _grid_file(layout: ExperimentLayout, stage: str, key: str) -> Path:
+    return layout.stage_runs(stage) / "grids" / f"{key}.json"
+
+
+def _grid(found: Mapping[str, Any]) -> BlockGrid | None:
+    begin = next((found[name] for name in _BEGINS if name in found), None)
+    shape = next((found[name] for name in _SHAPES if name in found), None)
+    block = found.get("block_shape_vox")
+    try:
+        grid = BlockGrid(_vox3(begin), _vox3(shape), _vox3(block))
+    except (TypeError, ValueError):
+        return None
+    return grid if min(grid.shape_vox) > 0 and min(grid.block_shape_vox) > 0 else None
+
+
+def _vox3(values: Any) -> Vox3:
+    z, y, x = (int(value) for value in values)
+    return z, y, x

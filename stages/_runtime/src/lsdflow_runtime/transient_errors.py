@@ -60,7 +60,7 @@ STORAGE = Transient(
     factor=5.0,
     longest_pause_s=20.0,
 )
-# A server that goes down, comes up, elects a primary, or is asked for too much at once (16500: Cosmos DB).
+# A server that goes down, comes up, elects a primary, or gets too many requests at once (16500: Cosmos DB).
 DATABASE = Transient(
     codes=frozenset({6, 7, 64, 89, 91, 112, 133, 134, 189, 262, 317, 9001, 10107, 11600, 11602, 13435, 13436, 16500}),
     first_pause_s=0.1,
@@ -73,7 +73,7 @@ LOST_WORKER = Transient(attempts=10)
 
 
 def is_of_storage(error: BaseException | None) -> bool:
-    """True for an error of the operating system that may be gone in a moment, and for one of ours that it caused."""
+    """True for an error of the operating system that may be gone in a moment, and for a StageError that it caused."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in STORAGE.codes:
             return True

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs
 from lsdflow_contract.experiment import Experiment
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 from lsdflow_view.export.layers import USUAL, open_layer
 from lsdflow_view.export.ngff_metadata import finished_layers, image_folder
 

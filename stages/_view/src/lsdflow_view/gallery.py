@@ -17,7 +17,7 @@ from lsdflow_contract.lut import KnownLut, find_luts, luts_of
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes, viewer_layers
 from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.volumes import Volume, open_volume
 from lsdflow_view.coarser_levels import exported_images
 from lsdflow_view.relabelled import AXIS, LutShelf, RelabelledVolume
 from lsdflow_view.relabelled_levels import RelabelledImage, relabelled_image

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.lut import KnownLut, Lut, read_lut
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.io.volumes import Volume
 
 UInt64s = NDArray[np.uint64]
 

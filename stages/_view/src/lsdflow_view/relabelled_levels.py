@@ -17,7 +17,7 @@ from typing import Any
 
 from lsdflow_contract.files import read_json
 from lsdflow_contract.lut import KnownLut
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 from lsdflow_view.export.ngff_metadata import VERSION
 from lsdflow_view.relabelled import AXIS, LutShelf, RelabelledVolume
 

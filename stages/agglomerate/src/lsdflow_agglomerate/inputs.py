@@ -17,8 +17,8 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.metadata import read_neighborhood
 from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
-from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.target import target_grid
+from lsdflow_runtime.io.volumes import Volume, open_volume
 
 
 @dataclass(frozen=True)

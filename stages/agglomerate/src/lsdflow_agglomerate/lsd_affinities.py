@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import dequantise_u8, quantise_u8
 from lsdflow_contract.geometry import Box, Nm3
 from lsdflow_descriptors.label_descriptors import CHANNELS, channels_of, kernels_of, moments_of, radius_vox
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.io.volumes import Volume
 
 UInt64s = NDArray[np.uint64]
 Int64s = NDArray[np.int64]

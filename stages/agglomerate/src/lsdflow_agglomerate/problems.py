@@ -8,7 +8,7 @@ from lsdflow_contract.errors import ConfigError, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Lengths
 from lsdflow_runtime.blocks import block_plan
-from lsdflow_runtime.target import knows_target, target_grid
+from lsdflow_runtime.io.target import knows_target, target_grid
 
 ID_MODE = "seamless"
 

@@ -20,8 +20,8 @@ from lsdflow_agglomerate.super_block_tasks import GraphWork
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.graph import FACES
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 
 STAGE = "agglomerate"
 

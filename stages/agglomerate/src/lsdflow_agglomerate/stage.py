@@ -18,9 +18,9 @@ from lsdflow_agglomerate.seamless_task import STAGE, resolved_plan, seamless_pas
 from lsdflow_contract.errors import ConfigError, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 
 
 class Agglomerate(BlockStage):

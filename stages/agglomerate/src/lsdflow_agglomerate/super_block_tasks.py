@@ -33,9 +33,9 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.graph import FACES, RagEdges, RagFaces, RegionFaces
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.accepted import recorded_numbers, result_key
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.engine.accepted_failures import recorded_numbers, result_key
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 
 UInt64s = NDArray[np.uint64]
 

@@ -9,7 +9,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.lut import KnownLut, find_luts, luts_of
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.volumes import Volume, open_volume
 
 
 @dataclass(frozen=True)

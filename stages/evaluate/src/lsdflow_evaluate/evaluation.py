@@ -33,8 +33,8 @@ from lsdflow_evaluate.shown.gather import Gathered, report_data
 from lsdflow_evaluate.without_truth.disagreement import disagreement, write_lsd_error
 from lsdflow_evaluate.without_truth.seams import Seams, seams_of
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.target import open_truth, target_grid
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.target import open_truth, target_grid
+from lsdflow_runtime.io.volumes import open_volume
 
 LOG = logging.getLogger("lsdflow.evaluate")
 

@@ -19,7 +19,7 @@ from lsdflow_evaluate.report import ReportData, render_pages
 from lsdflow_evaluate.scores.scores_file import NO_TRUTH, present_result, scores_without
 from lsdflow_evaluate.shown import history
 from lsdflow_evaluate.shown.gather import Gathered, report_data
-from lsdflow_runtime.target import open_truth, target_grid
+from lsdflow_runtime.io.target import open_truth, target_grid
 
 LOG = logging.getLogger("lsdflow.evaluate")
 NOT_YET = "no scores of this segmentation yet: evaluate run makes them"

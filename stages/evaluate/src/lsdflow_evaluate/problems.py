@@ -8,7 +8,7 @@ from lsdflow_contract.errors import ConfigError, MissingInput, StageError, probl
 from lsdflow_contract.experiment import Experiment
 from lsdflow_evaluate.config import MONGO, STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import scored_regions
-from lsdflow_runtime.target import knows_target, open_truth, target_grid
+from lsdflow_runtime.io.target import knows_target, open_truth, target_grid
 
 
 def find_problems(experiment: Experiment) -> list[StageError]:

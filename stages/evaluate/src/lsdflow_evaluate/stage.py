@@ -16,13 +16,12 @@ from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
 from lsdflow_evaluate.problems import find_problems
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.blockwise import plan_task, status_task
-from lsdflow_runtime.measured_block import measure_block
-from lsdflow_runtime.repair import take_back_broken
-from lsdflow_runtime.target import open_truth, target_grid
-from lsdflow_runtime.verify import verify_blocks
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.blockwise import status_task
+from lsdflow_runtime.engine.planning import measure_block, plan_task
+from lsdflow_runtime.engine.verify import invalidate_damaged, verify_blocks
+from lsdflow_runtime.io.target import open_truth, target_grid
 
 
 class Evaluate(BlockStage):
@@ -59,7 +58,7 @@ class Evaluate(BlockStage):
         facts: dict[str, Any] = {}
         for task in self.passes(experiment):
             name = f"{task.config['part']}_" if "part" in task.config else ""
-            facts |= {f"{name}{fact}".replace(" ", "_"): value for fact, value in take_back_broken(task).items()}
+            facts |= {f"{name}{fact}".replace(" ", "_"): value for fact, value in invalidate_damaged(task).items()}
         drop_works(experiment, ())
         return facts
 

@@ -21,7 +21,7 @@ from lsdflow_predict.networks import prepare_torch
 from lsdflow_predict.opened import load
 from lsdflow_predict.scheme import Layer
 from lsdflow_predict.tiles import Tiling
-from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.engine.block_task import BlockTask
 
 
 def estimate(job: Job, task: BlockTask, first_pass: BlockTask | None = None) -> dict[str, Any]:

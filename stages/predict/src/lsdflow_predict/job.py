@@ -15,7 +15,7 @@ from lsdflow_predict.checkpoints import Networks, choose_networks
 from lsdflow_predict.config import PredictConfig
 from lsdflow_predict.scheme import Scheme, largest_shapes, plan_affinities, plan_lsds
 from lsdflow_predict.unet_shapes import UNetShapes
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.volumes import Volume, open_volume
 
 STAGE = "predict"
 

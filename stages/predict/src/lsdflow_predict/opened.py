@@ -31,10 +31,10 @@ from lsdflow_predict.patches import (
 from lsdflow_predict.scheme import Layer
 from lsdflow_predict.tiles import hull
 from lsdflow_predict.work import lsd_task
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.daisy_runner import worker_number
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
+from lsdflow_runtime.engine.daisy_runner import worker_number
+from lsdflow_runtime.io.volumes import Volume
 
 _MB = 1_000_000
 

@@ -17,7 +17,7 @@ from lsdflow_predict.devices import check_precision, choose_device
 from lsdflow_predict.job import STAGE, check_options, cut_up, gather, open_mask, open_raw
 from lsdflow_predict.memory_needed import memory_problem
 from lsdflow_predict.work import tasks_of
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.io.volumes import Volume
 
 
 def find_problems(experiment: Experiment) -> list[StageError]:

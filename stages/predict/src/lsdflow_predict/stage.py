@@ -16,9 +16,9 @@ from lsdflow_predict.devices import check_precision
 from lsdflow_predict.job import STAGE, gather, open_mask
 from lsdflow_predict.problems import find_problems
 from lsdflow_predict.work import tasks_of
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.blockwise import plan_task
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.planning import plan_task
 
 
 class Predict(BlockStage):

@@ -13,9 +13,9 @@ from lsdflow_contract.errors import InternalError
 from lsdflow_contract.manifest import work_key
 from lsdflow_predict.job import STAGE, Job
 from lsdflow_predict.scheme import Layer, raw_read_around
-from lsdflow_runtime.block_task import BlockFunction, BlockTask, container_of
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask, container_of
+from lsdflow_runtime.io.volumes import OutputArray
 
 
 def tasks_of(job: Job) -> list[BlockTask]:

@@ -10,7 +10,7 @@ from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Box, Geometry, region_box
 from lsdflow_contract.manifest import work_key
 from lsdflow_runtime.blocks import pieces
-from lsdflow_runtime.target import Truth, open_truth, target_grid
+from lsdflow_runtime.io.target import Truth, open_truth, target_grid
 from lsdflow_segment.advice import advise_by_stability, advise_by_voi
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource, SegmentGraph

@@ -23,7 +23,7 @@ from lsdflow_contract.graph import (
     edges_collection,
 )
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_runtime.rag_store import RagStore
+from lsdflow_runtime.store.rag_store import RagStore
 from lsdflow_segment.advice import PartitionFacts, partition_facts
 from lsdflow_segment.components import ThresholdSweep
 from lsdflow_segment.lut_pieces import Piece

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.lock_file import stage_lock
 from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
@@ -22,12 +23,18 @@ from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
 from lsdflow_runtime.blocks import pieces
-from lsdflow_runtime.mongo_foreign import ForeignGraph, ForeignRows, edge_columns, node_columns, open_foreign, works_in
-from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes
-from lsdflow_runtime.stage_lock import stage_lock
-from lsdflow_runtime.stores import Store, open_store
-from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.target import target_grid
+from lsdflow_runtime.io.volumes import Volume, open_volume
+from lsdflow_runtime.store.mongo_import import (
+    ForeignGraph,
+    ForeignRows,
+    edge_columns,
+    node_columns,
+    open_foreign,
+    works_in,
+)
+from lsdflow_runtime.store.rag_store import checksum_of_edges, checksum_of_nodes
+from lsdflow_runtime.store.stores import Store, open_store
 from lsdflow_segment.imported import EdgeImport, ImportedIds, NodeImport
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
 from lsdflow_segment.work import STAGE

@@ -25,13 +25,13 @@ from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.lut import LUTS_FACT
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.sealing import require_sha256
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import block_plan
-from lsdflow_runtime.blockwise import plan_task, run_task
-from lsdflow_runtime.descriptions import describe_manifest, describe_outputs
-from lsdflow_runtime.rag_store import RagStore
-from lsdflow_runtime.target import knows_target, open_truth, target_grid
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.blockwise import run_task
+from lsdflow_runtime.engine.planning import describe_manifest, describe_outputs, plan_task
+from lsdflow_runtime.io.target import knows_target, open_truth, target_grid
+from lsdflow_runtime.store.rag_store import RagStore
 from lsdflow_segment.choice import choose, require_truth_if_asked, tables_key, thresholds_of, truth_box, why
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.dealing import find_by_parts

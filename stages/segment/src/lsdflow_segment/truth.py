@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from lsdflow_contract.geometry import Box
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_metrics.scores import score
-from lsdflow_runtime.target import Truth
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.io.target import Truth
+from lsdflow_runtime.io.volumes import Volume
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.lut_pieces import Piece
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import remove_manifest
-from lsdflow_runtime.block_task import BlockTask
+from lsdflow_runtime.engine.block_task import BlockTask
 from lsdflow_segment.graph import SegmentGraph
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
 from lsdflow_segment.tables import ThresholdTable

@@ -14,10 +14,10 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Geometry, region_box
 from lsdflow_contract.lut import Lut, lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest, work_key
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask, container_of
 from lsdflow_runtime.blocks import Block, BlockPlan, block_plan
-from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, container_of
+from lsdflow_runtime.io.target import target_grid
+from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 from lsdflow_segment.config import SegmentConfig
 from lsdflow_segment.graph import GraphSource
 from lsdflow_segment.part_files import mapped

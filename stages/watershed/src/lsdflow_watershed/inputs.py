@@ -15,8 +15,8 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.metadata import read_neighborhood
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_runtime.formats.file_stamp import content_hash, file_stamp
-from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.target import target_grid
+from lsdflow_runtime.io.volumes import Volume, open_volume
 from lsdflow_watershed.config import WatershedConfig
 
 

@@ -12,12 +12,12 @@ from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import StageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, work_key
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask, container_of
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.store_facts import store_facts
-from lsdflow_runtime.target import knows_target, target_grid
-from lsdflow_runtime.volumes import OutputArray
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, container_of
+from lsdflow_runtime.io.target import knows_target, target_grid
+from lsdflow_runtime.io.volumes import OutputArray
+from lsdflow_runtime.store.stores import store_facts
 from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
 from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks
 from lsdflow_watershed.config import WatershedConfig

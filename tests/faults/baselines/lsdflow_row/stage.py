@@ -10,9 +10,9 @@ from work import BLOCKS, do_block, factor
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 
 
 def block_task(experiment: Experiment) -> BlockTask:

@@ -15,12 +15,12 @@ from lsdflow_contract.errors import BadData, NotOurs, NoVoxelSize
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import Manifest, work_key
-from lsdflow_runtime import slow_blocks
-from lsdflow_runtime.block_stage import BlockStage
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask, container_of
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.blockwise import run_blocks
-from lsdflow_runtime.volumes import OutputArray, open_volume
+from lsdflow_runtime.engine import slow_blocks
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask, container_of
+from lsdflow_runtime.engine.blockwise import run_blocks
+from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 DOUBLED = ArraySpec("volumes/doubled", "uint64", 0, "image")
 

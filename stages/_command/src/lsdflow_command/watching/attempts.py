@@ -3,7 +3,7 @@
     runs/<stage>/attempts/<time>-<pid>-<host>.tsv      one file per process that takes blocks, one line per attempt
 
 The first columns of a line are written when the attempt begins, the others when it ends. So an attempt whose process
-was lost is a line without an end: the last of its file. No result depends on these files, and a run works without them
+was lost is a line without an end: the last of its file. No result depends on these files, and a run does not need them
 (a full disk). `lsdflow trace`, the metrics and workers that look for slow blocks read them.
 """
 
@@ -53,7 +53,7 @@ class Attempt:
 
 
 class AttemptLog:
-    """The file of this process for the work of a key; made with its first attempt."""
+    """The file of this process for the pass of a key; made with its first attempt."""
 
     def __init__(self, runs: Path, key: str) -> None:
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{socket.gethostname()}.tsv"

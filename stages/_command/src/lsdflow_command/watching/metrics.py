@@ -1,4 +1,4 @@
-"""What a running stage tells Prometheus, gathered at the moment it asks: nothing is counted while the work goes on.
+"""The Prometheus metrics of a running stage, gathered when they are requested: nothing is counted during the run.
 
     done, planned, rate, ETA   of Progress, the one place where all work is counted
     blocks                     of the attempts that workers note (attempts.py), on whatever machine
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LABELS = ("experiment", "stage", "host", "pid")
 BLOCK_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 PROCESS, WORKERS = "process", "workers"
-# What trainings tell beside their loss (Progress.gauges).
+# What trainings report beside their loss (Progress.gauges).
 GAUGES = {
     "learning_rate": "Learning rate of the last iteration.",
     "patches_per_iteration": "Patches that an iteration learns from, of all processes.",
@@ -122,7 +122,7 @@ class StageMetrics(Collector):
         )
         text = "When the run began, in seconds since 1970."
         yield self._gauge("lsdflow_stage_started_timestamp_seconds", text, self.monitor.started)
-        text = "When this was told, in seconds since 1970: of a file that a run left which was killed, long ago."
+        text = "When these metrics were written, in seconds since 1970; an old time means that the run was killed."
         yield self._gauge("lsdflow_stage_told_timestamp_seconds", text, time.time())
         if not running:
             yield self._gauge(

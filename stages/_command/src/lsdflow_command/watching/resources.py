@@ -1,4 +1,4 @@
-"""What processes use, as the kernel and torch tell it: memory, processor time, bytes read and written, the GPU.
+"""What processes use, as the kernel and torch report it: memory, processor time, bytes read and written, the GPU.
 
 Measured here because a scheduler may not: SLURM's accounting is switched off on many clusters. What cannot be read
 is 0.
@@ -85,7 +85,7 @@ def gpu_in_use() -> tuple[str, int]:
 
 
 def _content(pid: int | str, name: str) -> bytes:
-    """A file of the kernel about a process. It is asked for at every block: so no Path, no decoding, no whole table."""
+    """A file of the kernel about a process. It is read at every block: so no Path, no decoding, no whole table."""
     with open(f"{_PROC}/{pid}/{name}", "rb") as file:  # noqa: PTH123
         return file.read()
 

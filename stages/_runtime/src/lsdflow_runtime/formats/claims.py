@@ -1,7 +1,7 @@
-"""Where a volume says it lies: every metadata convention found is one claim, and the claims must agree.
+"""The geometry in a volume's metadata: every convention that is found makes one claim, and the claims must agree.
 
 A voxel size is never guessed. No claim is an error, two claims that differ are an error that names both; only a
-voxel size that the user typed stands above them.
+voxel size that the user typed overrides them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which format a path holds, decided by its content, never by its name alone; and opening it.
 
-file    HDF5 signature | TIFF signature | JSON with container, offset, size
+file    HDF5 signature | TIFF signature | JSON {container, offset, size}: a region of another container (z,y,x in nm)
 folder  zarr metadata | N5 attributes.json | precomputed info | TIFF slices
 """
 
@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied
+from lsdflow_contract.files import read_json
 from lsdflow_contract.metadata import understanding_metadata
-from lsdflow_runtime.formats import hdf5, n5, precomputed, roi_json, tiff, zarr_array
+from lsdflow_runtime.formats import hdf5, n5, precomputed, tiff, zarr_array
+from lsdflow_runtime.formats.claims import to_nm3
 from lsdflow_runtime.formats.folders import first_folders, folder_of
 from lsdflow_runtime.formats.source import SourceVolume
+
+ROI_JSON_KEYS = ("container", "offset", "size")
+
+
+def is_roi_json(path: Path) -> bool:
+    """Whether a file is a JSON ROI container."""
+    if not path.is_file() or path.suffix.lower() != ".json":
+        return False
+    content = read_json(path)
+    return isinstance(content, dict) and all(key in content for key in ROI_JSON_KEYS)
+
 
 FILE_FORMATS: dict[str, Callable[[Path], bool]] = {
     "hdf5": hdf5.is_hdf5,
     "tiff": tiff.is_tiff,
-    "json": roi_json.is_roi_json,
+    "json": is_roi_json,
 }
 FOLDER_FORMATS: dict[str, Callable[[Path], bool]] = {
     "zarr": zarr_array.is_zarr,
@@ -82,7 +96,7 @@ def open_source(path: Path, dataset: str | None = None, default: str = "") -> So
 
 def _open(form: str, path: Path, dataset: str | None, default: str) -> SourceVolume:
     if form == "json":
-        return roi_json.open_roi_json(path, dataset, lambda container, name: open_source(container, name, default))
+        return _open_roi_json(path, dataset, default)
     if form == "tiff":
         return tiff.open_tiff(path, dataset or "")
     if form == "precomputed":
@@ -111,3 +125,20 @@ def _require(path: Path) -> None:
         found=f"{nearest} exists",
         hint=f"did you mean {nearest / near[0]}?" if near else "check the path; in a container, check its --bind",
     )
+
+
+def _open_roi_json(path: Path, dataset: str | None, default: str) -> SourceVolume:
+    """Open the container that the file names, by a path relative to the file; the region is in `roi_nm`.
+
+    BadData if the container is a JSON ROI file itself, or offset and size are not three numbers.
+    """
+    content = read_json(path)
+    container = (path.parent / str(content["container"])).resolve()
+    if is_roi_json(container):
+        raise BadData("the container of a JSON ROI file is another JSON ROI file", where=path, found=str(container))
+    offset = to_nm3(content["offset"], str(path), "offset")
+    size = to_nm3(content["size"], str(path), "size")
+    if min(size) <= 0:
+        raise BadData("the region of the JSON ROI file is empty", where=path, wanted="a positive size", found=str(size))
+    volume = open_source(container, dataset, default)
+    return replace(volume, roi_nm=(offset, size), where=f"{volume.where} (region of {path})")

@@ -10,8 +10,7 @@ import h5py
 import numpy as np
 
 from lsdflow_contract.errors import ConfigError
-from lsdflow_runtime.formats.attributes import claims_of
-from lsdflow_runtime.formats.axes import parse_axes, spatial
+from lsdflow_runtime.formats.attributes import claims_of, parse_axes, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
 from lsdflow_runtime.formats.folders import no_such_dataset
 from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
@@ -68,7 +67,7 @@ def open_hdf5(path: Path, dataset: str) -> SourceVolume:
 
 
 def _other_files(node: h5py.Dataset, path: Path) -> list[Path]:
-    """The files that a dataset of external or virtual storage lies in."""
+    """The files that contain a dataset of external or virtual storage."""
     names = {name for name, *_ in node.external or ()}
     names |= {source.file_name for source in node.virtual_sources()} if node.is_virtual else set()
     return [path.parent / name for name in sorted(names - {"."})]

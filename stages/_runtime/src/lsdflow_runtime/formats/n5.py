@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tensorstore
 
-from lsdflow_runtime.formats.attributes import claims_of
-from lsdflow_runtime.formats.axes import parse_axes
+from lsdflow_runtime.formats.attributes import claims_of, parse_axes
 from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset
 from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
 
@@ -38,7 +37,7 @@ def is_n5(folder: Path) -> bool:
 
 
 def open_n5(container: Path, dataset: str) -> SourceVolume:
-    """Open an N5 dataset; a group with s0 stands for its s0.
+    """Open an N5 dataset; of a group with s0 its s0.
 
     Raises:
         MissingInput: no such dataset; those that exist are listed.

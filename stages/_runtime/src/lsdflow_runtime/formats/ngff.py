@@ -5,7 +5,7 @@ and then at most one `translation`, both in the units of the axes.
 
 Translation speaks of voxel centres: a level that averages f voxels is shifted by (f - 1) / 2 voxels of level 0, and a
 level that keeps one in f is not. Both have the same corner as level 0, so that shift is taken out; any other
-translation stands as written.
+translation is used as written.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.geometry import Nm3
-from lsdflow_runtime.formats.axes import SPACE, spatial
+from lsdflow_runtime.formats.attributes import SPACE, nm_per, spatial
 from lsdflow_runtime.formats.claims import GeometryClaim, agree, to_nm3
-from lsdflow_runtime.formats.units import nm_per
 
 
 class Level(NamedTuple):
@@ -118,7 +117,7 @@ def _scale_and_shift(steps: Sequence[Mapping[str, Any]], axes: str, where: str, 
 
 
 def _corner(shift: Nm3, size: Nm3, finer: Sequence[Level]) -> Nm3:
-    """The corner of a level: that of level 0 when only the centre shift of averaging lies between them."""
+    """The corner of a level: that of level 0 when only the centre shift of averaging is between them."""
     if not finer or finer[0].voxel_size_nm is None or finer[0].offset_nm is None:
         return shift
     first, base = finer[0].offset_nm, finer[0].voxel_size_nm

@@ -6,8 +6,8 @@ Arrays that belong together (labels and mask) are written brick by brick, a bric
 2. each brick is read back, compared, and noted with its checksum in a journal (fsync);
 3. when all bricks are noted, the folders take their final names in one rename each.
 
-So an array under its final name is whole. An interrupted run goes on after the last noted brick, and the checksums in
-the journal tell which noted bricks really reached the disk.
+So an array under its final name is whole. An interrupted run continues after the last brick in the journal; checksums
+there show which of those bricks really reached the disk.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry
 from lsdflow_contract.sealing import require_sealed_array, seal_array, sealed, unsealed
-from lsdflow_runtime.chunk_files import zstd_level
 from lsdflow_runtime.formats.folders import json_object
+from lsdflow_runtime.io.chunk_files import zstd_level
 
 CHUNK_VOX = 64
 Values = Mapping[str, NDArray[Any]]
@@ -65,7 +65,7 @@ class PreparedArrays:
         return str(self.provenance["key"])
 
     def is_done(self) -> bool:
-        """All arrays stand under their final names, made with the same key."""
+        """All arrays have their final names, made with the same key."""
         return all(_key_of(self._final(spec)) == self.key for spec in self.specs)
 
     def found(self) -> dict[str, Any]:

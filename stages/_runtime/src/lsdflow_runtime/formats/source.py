@@ -1,4 +1,4 @@
-"""A foreign volume behind one face: shape, type, where it says it lies, and reading one box at a time."""
+"""A volume of any format: shape, dtype, the position that its metadata give, and reading one box at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.hashing import hash_of
-from lsdflow_runtime.formats import axes as axis_order
+from lsdflow_runtime.formats.attributes import (
+    channels_of,
+    check_axes,
+    refuse_time_series,
+    shape_zyx,
+    stored_slices,
+    to_zyx,
+)
 from lsdflow_runtime.formats.claims import GeometryClaim, place
 from lsdflow_runtime.formats.file_stamp import file_stamp
 from lsdflow_runtime.transient_errors import is_of_storage
@@ -24,7 +31,7 @@ from lsdflow_runtime.transient_errors import is_of_storage
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """The chunks of a stored array: whether one was ever written, and the file it lies in (stored axis order)."""
+    """The chunks of a stored array: whether one was ever written, and the file that contains it (stored axis order)."""
 
     chunk_shape: tuple[int, ...]
     exists: Callable[[tuple[int, ...]], bool]
@@ -52,7 +59,7 @@ class SourceVolume:
         fetch: stored slices -> array in stored order.
         files: the files, or folders of files, that hold the voxels and say how to read them.
         claims: what each piece of metadata says of voxel size and offset.
-        grid: the chunks, where missing ones can be told from zeros; None where they cannot.
+        grid: the chunks, where missing ones can be distinguished from zeros; else None.
         roi_nm: (offset, shape) z,y,x of a region that the container itself names (JSON ROI container).
     """
 
@@ -69,8 +76,8 @@ class SourceVolume:
     closer: Callable[[], None] = field(default=lambda: None)
 
     def __post_init__(self) -> None:
-        axis_order.check_axes(self.axes, len(self.stored_shape), self.where)
-        axis_order.refuse_time_series(self.stored_shape, self.axes, self.where)
+        check_axes(self.axes, len(self.stored_shape), self.where)
+        refuse_time_series(self.stored_shape, self.axes, self.where)
         if 0 in self.stored_shape:
             raise BadData(
                 "the volume is empty", where=self.where, wanted="at least one voxel", found=str(self.stored_shape)
@@ -81,12 +88,12 @@ class SourceVolume:
     @property
     def shape_vox(self) -> Vox3:
         """Voxels along z, y, x."""
-        return axis_order.shape_zyx(self.stored_shape, self.axes)
+        return shape_zyx(self.stored_shape, self.axes)
 
     @property
     def channels(self) -> int | None:
         """Channels, None for one or none."""
-        return axis_order.channels_of(self.stored_shape, self.axes)
+        return channels_of(self.stored_shape, self.axes)
 
     @property
     def box(self) -> Box:
@@ -96,12 +103,12 @@ class SourceVolume:
     @property
     def chunk_shape_vox(self) -> Vox3 | None:
         """Stored chunk along z, y, x, where known."""
-        return None if self.grid is None else axis_order.shape_zyx(self.grid.chunk_shape, self.axes)
+        return None if self.grid is None else shape_zyx(self.grid.chunk_shape, self.axes)
 
     def geometry(
         self, *, voxel_size_nm: Nm3 | None = None, expansion_factor: float = 1.0, fix: str = "voxel_size"
     ) -> Geometry:
-        """Where the volume lies in nm; see `claims.place` for the rules and errors."""
+        """The position of the volume in nm; see `claims.place` for the rules and errors."""
         size, factor = voxel_size_nm, expansion_factor
         return place(self.claims, self.shape_vox, self.where, voxel_size_nm=size, expansion_factor=factor, fix=fix)
 
@@ -113,14 +120,14 @@ class SourceVolume:
         """
         if not self.box.contains(box):
             raise BadData("read outside the volume", where=self.where, wanted=f"within {self.box}", found=str(box))
-        slices = axis_order.stored_slices(box, self.stored_shape, self.axes)
+        slices = stored_slices(box, self.stored_shape, self.axes)
         try:
             with reading(f"{self.where} voxels {box.begin_vox}..{box.end_vox}"):
                 piece = np.asarray(self.fetch(slices))
         except BadData as error:
             error.where = self._damaged_file(slices) or error.where
             raise
-        return axis_order.to_zyx(piece, self.axes)
+        return to_zyx(piece, self.axes)
 
     def _damaged_file(self, slices: tuple[slice, ...]) -> str | None:
         """The file of the first chunk in `slices` that cannot be read alone; None where chunks are no files."""
@@ -149,10 +156,10 @@ class SourceVolume:
         return {"form": hash_of({"stored": stored, "claims": claims, "roi": self.roi_nm}), "files": files}
 
     def missing_chunks(self, box: Box) -> list[tuple[int, ...]] | None:
-        """Indices (stored order) of chunks in `box` that were never written; None where the format cannot tell."""
+        """Indices (stored order) of chunks in `box` that were never written; None where the format does not show it."""
         if self.grid is None:
             return None
-        slices = axis_order.stored_slices(box, self.stored_shape, self.axes)
+        slices = stored_slices(box, self.stored_shape, self.axes)
         return [index for index in self.grid.touched_by(slices) if not self.grid.exists(index)]
 
     def close(self) -> None:

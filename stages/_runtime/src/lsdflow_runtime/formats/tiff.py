@@ -2,7 +2,7 @@
 
 A folder with a gap in the numbers of its files is refused: a slice is missing, and those behind it would move up.
 
-A voxel size is believed only when the file gives one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
+A voxel size is used only when the file gives one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
 (spacing + unit + pixels per unit). Plain dots-per-inch say nothing of a volume and are ignored.
 
 Slices are decoded one at a time, and only the strips or tiles that the wanted box touches.
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.geometry import Nm3
+from lsdflow_runtime.formats.attributes import is_length, nm_per
 from lsdflow_runtime.formats.claims import GeometryClaim, to_nm3
 from lsdflow_runtime.formats.source import SourceVolume, reading
-from lsdflow_runtime.formats.units import is_length, nm_per
 
 SUFFIXES = (".tif", ".tiff")
 SIGNATURES = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")

@@ -19,13 +19,12 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore
 
 from lsdflow_contract.errors import MissingInput
-from lsdflow_runtime.chunk_files import content_size
 from lsdflow_runtime.formats import ngff
-from lsdflow_runtime.formats.attributes import claims_of
-from lsdflow_runtime.formats.axes import parse_axes
+from lsdflow_runtime.formats.attributes import claims_of, parse_axes
 from lsdflow_runtime.formats.claims import GeometryClaim
 from lsdflow_runtime.formats.folders import arrays_below, folder_of, json_object, no_such_dataset
 from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
+from lsdflow_runtime.io.chunk_files import content_size
 
 MARKERS = (".zarray", ".zgroup", "zarr.json")
 DEFAULT_AXES = "tczyx"

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsdflow_command.interruption import interrupt_on_signals
+from lsdflow_command.lock_file import stage_lock
 from lsdflow_command.progress import Progress
 from lsdflow_contract.errors import NotOurs
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
-from lsdflow_runtime.done_marks import DoneMarks
-from lsdflow_runtime.packed_marks import PACK_BLOCKS
-from lsdflow_runtime.stage_lock import stage_lock
+from lsdflow_runtime.store.done_marks import DoneMarks
+from lsdflow_runtime.store.packed_marks import PACK_BLOCKS
 from lsdflow_view.export.crew import Crew
 
 UNDER_WAY = ".export"
@@ -83,7 +83,7 @@ def run_works(label: str, unit: str, under_way: Path, works: list[Work], workers
     open_marks = [(work, DoneMarks.of(under_way, work.name, work.key)) for work in works]
     for work, marks in open_marks:
         if work.begin():
-            marks.forget()
+            marks.remove_all()
     if not works:
         return 0
     total, already = sum(work.count for work in works), sum(marks.count_done() for _, marks in open_marks)

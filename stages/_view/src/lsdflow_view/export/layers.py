@@ -9,7 +9,7 @@ from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.errors import MissingInput, UsageError
 from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.volumes import Volume, open_volume
 from lsdflow_view.export.downsample import Reduction, mean_of_bins, mode_of_bins
 
 Kind = Literal["image", "labels"]

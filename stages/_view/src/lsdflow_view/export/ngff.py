@@ -22,7 +22,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.volumes import OutputArray, Volume
+from lsdflow_runtime.io.volumes import OutputArray, Volume
 from lsdflow_view.export.coarser import coarser_values
 from lsdflow_view.export.folder import Work, claim, close_folder, export_folder, run_works
 from lsdflow_view.export.layers import USUAL, Layer, open_layer, open_layers

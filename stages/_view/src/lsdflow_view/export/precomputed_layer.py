@@ -15,7 +15,7 @@ from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.chunk_files import make_durable
+from lsdflow_runtime.io.chunk_files import make_durable
 from lsdflow_view.export.coarser import coarser_values
 from lsdflow_view.export.folder import Work
 from lsdflow_view.export.layers import Layer

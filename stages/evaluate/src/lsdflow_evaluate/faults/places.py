@@ -47,8 +47,8 @@ from lsdflow_evaluate.faults.parts import (
 from lsdflow_evaluate.faults.ranking import Fault
 from lsdflow_evaluate.scores.counting import open_counted, table_of
 from lsdflow_evaluate.scores.later_works import LaterWork, leave_work
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 
 PART = "fault places"
 # Parts nearer than this meet: membranes without a label between two cells are thinner.

@@ -30,8 +30,8 @@ from lsdflow_evaluate.scores.truth_scores import Traced, TruthScores, score_agai
 from lsdflow_evaluate.skeletons import nodes as skeleton_nodes
 from lsdflow_evaluate.skeletons.nodes import Nodes
 from lsdflow_evaluate.without_truth import lsd_error
-from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.blockwise import run_blocks
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.blockwise import run_blocks
 
 LOG = logging.getLogger("lsdflow.evaluate")
 

@@ -26,10 +26,10 @@ from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.scores.scored_regions import Region, scored_regions
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.target import Truth, open_truth, target_grid
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.io.target import Truth, open_truth, target_grid
+from lsdflow_runtime.io.volumes import Volume, open_volume
 
 # Stages whose failed blocks, with those of their inputs, are left out of the scores.
 SCORED_STAGES = ("watershed", "agglomerate", "segment")

@@ -18,8 +18,8 @@ from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, region_box
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_runtime.target import Truth
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.target import Truth
+from lsdflow_runtime.io.volumes import Volume, open_volume
 
 ROI, THRESHOLD_ROI, NAMED = "roi", "threshold_roi", "region_"
 

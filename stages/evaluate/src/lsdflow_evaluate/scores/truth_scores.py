@@ -25,8 +25,8 @@ from lsdflow_evaluate.skeletons.files import read_skeletons, read_skeletons_of_m
 from lsdflow_evaluate.skeletons.nodes import Nodes
 from lsdflow_evaluate.skeletons.skeletonise import lattice_step_vox, skeletons_of
 from lsdflow_metrics.contingency import Contingency
-from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.target import Truth
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.io.target import Truth
 
 # Thinning truth holds the whole lattice in memory: beyond this many points "auto" leaves it out.
 MOST_LATTICE_POINTS = 1 << 27

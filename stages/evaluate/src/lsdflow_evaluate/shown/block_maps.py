@@ -12,9 +12,9 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest
 from lsdflow_evaluate.report.records import BlockMap, BlockState, Taken
-from lsdflow_runtime.block_grid import BlockGrid, grid_of_manifest, read_grid
-from lsdflow_runtime.done_marks import BlockStore
-from lsdflow_runtime.stores import open_store
+from lsdflow_runtime.blocks import BlockGrid, grid_of_manifest, read_grid
+from lsdflow_runtime.store.done_marks import BlockStore
+from lsdflow_runtime.store.stores import open_store
 
 # Of more blocks than these, the times are those of an even sample.
 MOST_RECORDS = 2000
@@ -27,7 +27,7 @@ def block_map(
     """The map of the finished work, or else of the newest; None without blocks, or if their grid is not known."""
     try:
         store = open_store(experiment)
-        keys = store.works(stage)
+        keys = store.keys(stage)
         if not keys:
             return None
         key = shown_work(experiment, stage, manifest, keys)

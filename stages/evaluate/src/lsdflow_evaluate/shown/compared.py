@@ -19,7 +19,7 @@ from lsdflow_evaluate.config import STAGE
 from lsdflow_evaluate.report.data import ComparedResult, Picture
 from lsdflow_evaluate.shown.history import manifests
 from lsdflow_evaluate.shown.pictures import central_planes, picture_of
-from lsdflow_runtime.volumes import open_volume
+from lsdflow_runtime.io.volumes import open_volume
 
 MOST_PICTURES = 6
 # Inputs that an earlier pass of the same stage has made.

@@ -30,8 +30,8 @@ from lsdflow_evaluate.shown.snapshot import snapshot_of
 from lsdflow_evaluate.shown.stage_records import stage_record, stages_of_mode
 from lsdflow_evaluate.shown.training_snapshots import training_snapshot
 from lsdflow_evaluate.without_truth.seams import Seams
-from lsdflow_runtime.target import Truth
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.io.target import Truth
+from lsdflow_runtime.io.volumes import Volume
 
 VIEWER_HELP = (
     "Serve the experiment folder with cross-origin requests allowed at {url} (only on this machine), open "

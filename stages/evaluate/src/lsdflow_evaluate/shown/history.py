@@ -23,8 +23,8 @@ from lsdflow_evaluate.report.data import (
     StageVersion,
 )
 from lsdflow_evaluate.shown.block_maps import shown_work
-from lsdflow_runtime.done_marks import BlockStore
-from lsdflow_runtime.stores import open_store
+from lsdflow_runtime.store.done_marks import BlockStore
+from lsdflow_runtime.store.stores import open_store
 
 TRAINING = ("train-lsd", "train-acrlsd")
 MOST_BLOCK_RECORDS = 2000
@@ -188,7 +188,7 @@ def _last_outcome(experiment: Experiment, stage: str) -> dict[str, Any]:
 def _marks(experiment: Experiment, stage: str) -> BlockStore | None:
     """Marks of the finished work, or else of the newest; none if the stage has no blocks."""
     store = open_store(experiment)
-    keys = store.works(stage)
+    keys = store.keys(stage)
     finished = manifests(experiment).get(stage)
     if not keys:
         return None

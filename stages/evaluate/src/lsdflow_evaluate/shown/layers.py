@@ -12,7 +12,7 @@ from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.report.data import Picture
 from lsdflow_evaluate.shown.pictures import central_planes, picture_of
-from lsdflow_runtime.volumes import Volume, open_volume
+from lsdflow_runtime.io.volumes import Volume, open_volume
 
 MAP = "lsd_error"
 

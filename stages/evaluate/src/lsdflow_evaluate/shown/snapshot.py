@@ -15,7 +15,7 @@ from lsdflow_evaluate.lattice import strided
 from lsdflow_evaluate.report.data import Snapshot
 from lsdflow_evaluate.report.figures import colours_of_ids
 from lsdflow_evaluate.shown.neurites import Neurites, largest_labels, picture_of_neurites, view_from
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.io.volumes import Volume
 
 MOST_NEURITES = 10
 # A box of 512 voxels along each axis is read in a few seconds.

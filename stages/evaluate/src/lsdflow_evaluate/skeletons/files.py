@@ -22,7 +22,7 @@ from scipy.sparse.csgraph import connected_components
 
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_evaluate.scores.run_length import Skeletons
-from lsdflow_runtime.mongo_skeletons import read_mongo_skeletons
+from lsdflow_runtime.store.mongo_import import read_mongo_skeletons
 
 Node = tuple[int, int, float, float, float]
 

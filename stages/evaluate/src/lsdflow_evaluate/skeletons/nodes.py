@@ -25,9 +25,9 @@ from lsdflow_evaluate.config import STAGE
 from lsdflow_evaluate.scores.counting import CountedVolumes, open_counted
 from lsdflow_evaluate.scores.later_works import LaterWork, leave_work
 from lsdflow_evaluate.scores.run_length import Skeletons
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.volumes import Volume, outside_of
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.io.volumes import Volume, outside_of
 
 PART = "nodes"
 Int64s = NDArray[np.int64]

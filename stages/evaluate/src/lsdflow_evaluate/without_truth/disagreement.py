@@ -22,8 +22,8 @@ from lsdflow_contract.graph import Overlaps
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.scores.later_works import leave_work
 from lsdflow_evaluate.without_truth.lsd_error import PART, lsd_error_task, mean_errors
-from lsdflow_runtime.block_task import outputs_of
-from lsdflow_runtime.blockwise import run_blocks
+from lsdflow_runtime.engine.block_task import outputs_of
+from lsdflow_runtime.engine.blockwise import run_blocks
 
 LOG = logging.getLogger("lsdflow.evaluate")
 # Segments with fewer voxels taken are not listed; the CSV lists at most so many, scores.json the first of them.

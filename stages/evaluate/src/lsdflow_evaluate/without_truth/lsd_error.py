@@ -33,10 +33,10 @@ from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
-from lsdflow_runtime.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.target import target_grid
-from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.io.target import target_grid
+from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
 
 PART = "lsd_error"
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.io.volumes import Volume
 
 # Enough for a share that is good to a thousandth, in bounded time whatever the volume.
 MOST_BLOCKS = 200

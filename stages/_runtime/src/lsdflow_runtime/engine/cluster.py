@@ -36,12 +36,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lsdflow_command.console import form_log_lines, start_logging
 from lsdflow_command.interruption import leave_terminal_to_coordinator
+from lsdflow_command.lock_file import stage_lock
 from lsdflow_command.processes import end_with_parent
 from lsdflow_command.stage import load_stage
 from lsdflow_contract.errors import BadData, ConfigError, InternalError, Interrupted, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import read_json, write_json
-from lsdflow_runtime.authenticated_proxy import (
+from lsdflow_runtime.engine.authenticated_proxy import (
     coordinator_proxy,
     is_listening,
     read_secret,
@@ -49,11 +50,10 @@ from lsdflow_runtime.authenticated_proxy import (
     worker_proxy,
     write_secret,
 )
-from lsdflow_runtime.daisy_runner import SESSION_VARIABLE, Session, join_context, serve
-from lsdflow_runtime.stage_lock import stage_lock
+from lsdflow_runtime.engine.daisy_runner import SESSION_VARIABLE, Session, join_context, serve
 
 if TYPE_CHECKING:
-    from lsdflow_runtime.block_task import BlockTask
+    from lsdflow_runtime.engine.block_task import BlockTask
 
 LOG = logging.getLogger("lsdflow.cluster")
 HOST_VARIABLE = "LSDFLOW_HOST"
@@ -162,8 +162,8 @@ def sole_coordinator(stage: str, experiment: Experiment) -> Iterator[None]:
 def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
     """Let workers of other jobs process the blocks that are not done.
 
-    daisy starts one process of ours. It processes no block, but writes the coordinator file and runs the proxy for as
-    long as daisy listens. Raises the StageError of a worker that concerns every block.
+    daisy starts one process of this program. It processes no block, but writes the coordinator file and runs the proxy
+    for as long as daisy listens. Raises the StageError of a worker that concerns every block.
     """
     file = CoordinatorFile.of(task.stage, task.experiment)
     session = file.new_session(task.key)

@@ -36,7 +36,7 @@ NUMBERS_HASH, ROWS_HASH = b"lsdflow.numbers", b"lsdflow.rows"
 KEPT_RECORDS = 4
 # Packs whose numbers stay in memory: those of 10^8 blocks. A full pack takes no more than its bounds.
 KEPT_NUMBERS = 1 << 15
-# On NFS a file that was replaced while it was read is stale: what stands there now is read instead.
+# On NFS a file that was replaced while it was read is stale: the new file is read instead.
 STALE_TRIES = 3
 
 Record = dict[str, Any]
@@ -46,7 +46,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class MarkPacks:
-    """The packs of one piece of work."""
+    """The packs of one pass."""
 
     folder: Path
 
@@ -77,8 +77,8 @@ class MarkPacks:
         texts = {number: json.dumps(record, separators=(",", ":")) for number, record in records.items()}
         self._replace(range_, {**self._texts_of(range_), **texts})
 
-    def take_out(self, numbers: Iterable[int]) -> None:
-        """Remove the marks of blocks. Of a pack that cannot be read all marks go: none of them can be believed."""
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Remove the marks of blocks. Of a pack that cannot be read all are removed: none can be trusted."""
         for range_, out in in_ranges(numbers).items():
             try:
                 texts = self._texts_of(range_)
@@ -88,7 +88,7 @@ class MarkPacks:
             if len(left) < len(texts):
                 self._replace(range_, left)
 
-    def take_out_damaged(self) -> list[int]:
+    def remove_damaged(self) -> list[int]:
         """Remove packs that cannot be read; their ranges."""
         damaged = []
         for range_ in self._ranges():
@@ -133,7 +133,7 @@ class MarkPacks:
     def _look(self, range_: int, read: Callable[..., Found], missing: Found) -> Found:
         """What `read` finds in the pack of a range; from memory if the file is the one that was read before.
 
-        The file is opened to see which one it is: NFS then asks the server, where a stat would tell what was.
+        The file is opened to see which one it is: NFS then asks the server, whereas a stat may return an old state.
         """
         path = self._path(range_)
         if not path.exists():
@@ -160,7 +160,7 @@ def in_ranges(numbers: Iterable[int]) -> dict[int, set[int]]:
 
 
 def damaged_pack(path: Path, found: object) -> BadData:
-    """The error of a pack that cannot be read: the marks it stood for are nowhere else."""
+    """The error of a pack that cannot be read: the marks in it are nowhere else."""
     stage = path.parents[2].name
     hint = f"run {stage} repair: blocks of this range are made again where their marks are lost, with the same bits"
     first = int(path.stem) * PACK_BLOCKS

@@ -21,7 +21,7 @@ import bson
 from bson.errors import BSONError
 
 from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StorageFailure
-from lsdflow_runtime.mongo_connection import Document
+from lsdflow_runtime.store.mongo_connection import Document
 
 # Documents of a graph are about 100 bytes: a batch is some 80 000 of them.
 PIECE_BYTES = 1 << 23
@@ -57,7 +57,7 @@ class BsonFile:
         """
         self.documents, self._digest = 0, hashlib.sha256()
         with self._opened() as (file, stream):
-            rest, told = b"", 0
+            rest, reported = b"", 0
             while piece := stream.read(PIECE_BYTES):
                 held = rest + piece
                 end = self._end_of_whole(held)
@@ -65,8 +65,8 @@ class BsonFile:
                 rest = held[end:]
                 self.documents += len(found)
                 now = file.raw.tell()
-                yield found, now - told
-                told = now
+                yield found, now - reported
+                reported = now
         if rest:
             raise self._wrong("the file is cut off within a document", f"{len(rest)} bytes of it")
         self.sha256 = self._digest.hexdigest()

@@ -4,7 +4,7 @@
     store/edges_<merge_function>/<key>/<block>.parquet   u, v, merge_score (null = never merged)
     store/edges_faces/<key>/<block>.parquet              u, v, affinity, count: faces that are not scored yet
     store/edges_left_<merge_function>/<key>/...          the same with origin_u, origin_v: what is left of super-blocks
-    store/edges_settled_<merge_function>_<part>/<key>/...  u, v, merge_score: what a super-block tells each of its parts
+    store/edges_settled_<merge_function>_<part>/<key>/...  u, v, merge_score: what a super-block gives to each part
     store/overlaps_<region>/<key>/<block>.parquet        fragment, truth, size: what evaluate counts beside the graph
 
 `key` names the work that made the rows, so rows of other parameters are never mixed in. A block's rows are replaced as

@@ -1,4 +1,4 @@
-"""The way to a MongoDB server: its address from a secret file, one client per process, retries, and clean messages.
+"""The connection to a MongoDB server: its address from a secret file, one client per process, retries, clean messages.
 
 The URI holds a password: it comes from a file that only its owner can read, and no message, log line, repr or chain of
 exceptions shows it. A client is made at its first use and never shared with a forked process. Every operation can be
@@ -20,13 +20,29 @@ from urllib.parse import quote_plus, unquote_plus
 
 from pymongo import MongoClient
 from pymongo.database import Database
-from pymongo.errors import PyMongoError
+from pymongo.errors import (
+    BulkWriteError,
+    ConnectionFailure,
+    CursorNotFound,
+    ExecutionTimeout,
+    OperationFailure,
+    PyMongoError,
+    WTimeoutError,
+)
 from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
 
-from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied, StageError
+from lsdflow_contract.errors import (
+    ConfigError,
+    InternalError,
+    MissingInput,
+    NotOurs,
+    PermissionDenied,
+    StageError,
+    StorageFailure,
+    StoreUnreachable,
+)
 from lsdflow_contract.experiment import Experiment
-from lsdflow_runtime.mongo_errors import is_transient, stage_error
 from lsdflow_runtime.transient_errors import DATABASE
 
 LOG = logging.getLogger("lsdflow.store")
@@ -37,6 +53,12 @@ DURABLE = WriteConcern(w="majority", j=True, wtimeout=30_000)
 # Milliseconds; a value in the URI goes first. A server that accepts and then says nothing is given up after a minute.
 TIMEOUTS = {"serverSelectionTimeoutMS": 5_000, "connectTimeoutMS": 5_000, "socketTimeoutMS": 60_000}
 QUICK = {"serverSelectionTimeoutMS": 2_000, "connectTimeoutMS": 2_000, "socketTimeoutMS": 5_000}
+# Error codes of the server.
+REFUSED_CODES = {18, 8000}
+FORBIDDEN_CODES = {13, 31}
+FULL_CODES = {14031}
+FOREIGN_CODES = {85, 86, 11000}
+SHOWN_CHARACTERS = 300
 
 Document = dict[str, Any]
 Found = TypeVar("Found")
@@ -160,11 +182,11 @@ def open_client(address: MongoAddress, uri: str | list[str], **options: Any) -> 
 
 
 def warn_if_open(address: MongoAddress) -> bool:
-    """Does the server let in a stranger, one without a password? Logs a warning if so."""
+    """True if the server accepts a client without a password; logs a warning then."""
     tls = {name: value for name, value in address.options.items() if name.lower().startswith("tls")}
     try:
-        with open_client(address, address.hosts.split(","), **{**tls, **QUICK}) as stranger:
-            stranger[address.database].list_collection_names()
+        with open_client(address, address.hosts.split(","), **{**tls, **QUICK}) as anonymous:
+            anonymous[address.database].list_collection_names()
     except (PyMongoError, StageError):
         return False
     LOG.warning(
@@ -223,3 +245,50 @@ def _database_name(experiment: Experiment) -> str:
             hint='set [store] database = "..."',
         )
     return name
+
+
+def codes_of(error: PyMongoError) -> set[int]:
+    """All server codes that an error carries."""
+    codes = {error.code} if isinstance(error, OperationFailure) and error.code is not None else set()
+    if isinstance(error, BulkWriteError):
+        details = error.details
+        parts = [*details.get("writeErrors", []), *details.get("writeConcernErrors", [])]
+        codes = {int(part["code"]) for part in parts if "code" in part}
+    return codes
+
+
+def is_transient(error: PyMongoError) -> bool:
+    """True if the same operation may succeed a little later."""
+    if isinstance(error, ConnectionFailure | WTimeoutError | ExecutionTimeout | CursorNotFound):
+        return True
+    return bool(codes_of(error) & DATABASE.codes) or error.has_error_label("RetryableWriteError")
+
+
+def stage_error(error: PyMongoError, address: MongoAddress) -> StageError:
+    """The StageError that an error of the driver means, with the host and without secrets."""
+    codes = codes_of(error)
+    found = address.clean(f"{type(error).__name__}: {_first_sentence(error)}")
+    if codes & REFUSED_CODES:
+        hint = "check user, password and authSource in the URI file"
+        return PermissionDenied("the store refuses this user and password", where=address, hint=hint)
+    if codes & FORBIDDEN_CODES:
+        hint = "give the user readWrite on this database, or name its password in the URI file"
+        return PermissionDenied("the store does not allow this", where=address, found=found, hint=hint)
+    if codes & FULL_CODES:
+        return StorageFailure("the disk of the store is full", where=address, hint="free some space and run again")
+    if codes & FOREIGN_CODES:
+        hint = 'choose another database ([store] database = "...")'
+        return NotOurs("the database holds rows or indexes of another program", where=address, found=found, hint=hint)
+    if not is_transient(error) and isinstance(error, OperationFailure):
+        return InternalError("the store refuses a request of lsdflow", where=address, found=found)
+    hint = "is mongod running there and reachable from this machine? check host, port and TLS options in the URI file"
+    return StoreUnreachable("the store does not answer", where=address, found=found, hint=hint)
+
+
+def _first_sentence(error: PyMongoError) -> str:
+    """The text without the driver's account of the whole deployment."""
+    for end in (", Timeout:", ", full error:", " (configured timeouts"):
+        text = str(error).partition(end)[0]
+        if text != str(error):
+            return text[:SHOWN_CHARACTERS]
+    return str(error)[:SHOWN_CHARACTERS]

@@ -1,8 +1,8 @@
-"""Our arrays on disk: opened against the contract, read and written by boxes of the target grid.
+"""Arrays of lsdflow on disk: opened against the contract, read and written by boxes of the target grid.
 
-Every chunk of an array of ours is written, also when it is all zeros: a chunk that is not there is lost data (BadData),
-never zeros. Values carry a checksum (zstd), so a flipped bit is an error as well. The exception are the holes that
-the manifest of the result lists (failed blocks that were accepted): they read as 0, and `known` leaves them out.
+Every chunk of them is written, also when it is all zeros: a missing chunk is lost data (BadData), never zeros. Values
+carry a checksum (zstd), so a flipped bit is an error as well. The exception are the holes that the manifest of the
+result lists (failed blocks that were accepted): they read as 0, and `known` leaves them out.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from lsdflow_contract.files import storage_errors
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.metadata import PROVENANCE, array_attributes, read_geometry, understanding_metadata
 from lsdflow_contract.sealing import require_sealed_array
-from lsdflow_runtime.array_metadata import make_array, write_groups, write_metadata_again
-from lsdflow_runtime.chunk_files import ChunkFiles, inner_chunk, make_durable, zstd_level
 from lsdflow_runtime.formats.folders import arrays_below, folder_of
 from lsdflow_runtime.formats.zarr_array import is_array
+from lsdflow_runtime.io.array_metadata import make_array, write_groups, write_metadata_again
+from lsdflow_runtime.io.chunk_files import ChunkFiles, inner_chunk, make_durable, zstd_level
 from lsdflow_runtime.transient_errors import is_of_storage
 
 Outside = Literal["error", "zero", "mirror"]
@@ -45,7 +45,7 @@ Outside = Literal["error", "zero", "mirror"]
 
 @dataclass(frozen=True)
 class Volume:
-    """An open array; `box` is where it lies on the grid it was opened on (its own grid starts at 0).
+    """An open array; `box` is its position on the grid it was opened on (its own grid starts at 0).
 
     `holes`: boxes on that grid, of whole chunks, that were not made because their blocks failed.
     """
@@ -103,7 +103,7 @@ class Volume:
         return all(file.exists() for file in self._chunk_files(box))
 
     def known(self, box: Box) -> npt.NDArray[np.bool_] | None:
-        """Which voxels of `box` (z, y, x) lie in no hole; None if all do."""
+        """Which voxels of `box` (z, y, x) are in no hole; None if all are."""
         return outside_of(self.holes, box)
 
     def write(self, box: Box, values: npt.NDArray[Any]) -> None:
@@ -217,7 +217,7 @@ def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volum
     """Open `path/dataset` (zarr 2 or 3) for reading, or writing if ours. `grid`: address it by that grid's voxels.
 
     Raises MissingInput if it is not there, BadData without a voxel size or with metadata that were changed since
-    lsdflow wrote them, ConfigError if it does not lie on `grid` or the dataset's name climbs out of the container.
+    lsdflow wrote them, ConfigError if it is not aligned with `grid` or the dataset's name climbs out of the container.
     """
     folder = folder_of(path, dataset)
     require_sealed_array(folder)
@@ -239,7 +239,7 @@ def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volum
 
 
 def outside_of(holes: Iterable[Box], box: Box) -> npt.NDArray[np.bool_] | None:
-    """Which voxels of `box` (z, y, x) lie in none of the boxes `holes`; None if all do."""
+    """Which voxels of `box` (z, y, x) are in none of the boxes `holes`; None if all are."""
     inside = [part for hole in holes if not (part := hole.intersect(box)).is_empty]
     if not inside:
         return None

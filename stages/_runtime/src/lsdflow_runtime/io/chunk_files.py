@@ -119,7 +119,7 @@ class ChunkFiles:
         return [*pieces, table, google_crc32c.value(table).to_bytes(4, "little")]
 
     def _chunk(self, values: npt.NDArray[Any]) -> bytes:
-        """One compressed chunk; what of it lies beyond the end of the array is the fill value."""
+        """One compressed chunk; voxels beyond the end of the array have the fill value."""
         if values.shape != self.array.chunks:
             padded = np.full(self.array.chunks, self.array.fill_value or 0, self.array.dtype)
             padded[tuple(map(slice, values.shape))] = values
@@ -129,7 +129,7 @@ class ChunkFiles:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where a chunk lies: in which file, from which byte, how many, and which voxels of the array it holds."""
+    """The place of a chunk: its file, first byte, number of bytes, and the voxels of the array that it holds."""
 
     file: Path
     begin: int

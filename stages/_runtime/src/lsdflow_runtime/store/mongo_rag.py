@@ -40,9 +40,8 @@ from lsdflow_contract.graph import (
     edges_collection,
     overlaps_collection,
 )
-from lsdflow_runtime.mongo_connection import Document, MongoConnection
-from lsdflow_runtime.mongo_errors import codes_of
-from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
+from lsdflow_runtime.store.mongo_connection import Document, MongoConnection, codes_of
+from lsdflow_runtime.store.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 
 # Rows of one request: about 2 MB, so that a repeated attempt is cheap and no limit of BSON is near.
 BATCH = 10_000
@@ -52,7 +51,7 @@ NODE_FIELDS = ("id", "center_z", "center_y", "center_x", "size")
 EDGE_FIELDS = ("u", "v", "merge_score")
 FACE_FIELDS = ("u", "v", "affinity", "count")
 OVERLAP_FIELDS = ("fragment", "truth", "size")
-# Not unique, unlike the old scripts' `id` and `incident`: a fragment may have rows of several blocks and works.
+# Not unique, unlike the old scripts' `id` and `incident`: a fragment may have rows of several blocks and passes.
 _BY_BLOCK = IndexModel([("key", ASCENDING), ("block", ASCENDING)], name="block")
 _BY_PLACE = IndexModel([(f"center_{axis}", ASCENDING) for axis in "zyx"], name="position")
 _NODE_INDEXES = (_BY_PLACE, IndexModel([("id", ASCENDING)], name="id"), _BY_BLOCK)
@@ -187,7 +186,7 @@ class MongoRagStore:
             raise self._missing(collection, following)
 
     def _headers(self, collection: str, key: str) -> Iterator[Document]:
-        """Headers in ascending block number, read in pages: no cursor stays open while the caller works."""
+        """Headers in ascending block number, read in pages: no cursor stays open while the caller computes."""
         last, end = _header_id(collection, key, -1), _header_id(collection, key, 10**12)
         while page := self._page({"_id": {"$gt": last, "$lt": end}}):
             yield from page
@@ -242,7 +241,7 @@ def _documents(
 
 
 def _put(collection: Collection[Document], documents: list[Document]) -> None:
-    """Insert; what stands there already, of an earlier attempt or another worker, is replaced."""
+    """Insert rows; those of an earlier attempt or of another worker are replaced."""
     try:
         collection.insert_many(documents, ordered=False)
     except BulkWriteError as error:

@@ -1,13 +1,25 @@
-"""verify: is every block of a finished stage really there, bit for bit? The next stage of a chain waits for this.
+"""verify: is every block of a finished stage there, bit for bit? repair: recompute exactly the blocks that are not.
 
-1. the manifest names this very work (key) and the checksums in the done marks (identity)
-2. every block has a done mark, or is a hole that the manifest lists (failed blocks that were accepted)
-3. the arrays of every block are read back and hashed against its mark (compute.verify_fraction of the blocks)
-4. the rows (graph, overlaps) of these blocks are read back and hashed as well
+verify
+    1. the manifest names this very pass (key) and the checksums in the done marks (identity)
+    2. every block has a done mark, or is a hole that the manifest lists (failed blocks that were accepted)
+    3. the arrays of every block are read back and hashed against its mark (compute.verify_fraction of the blocks)
+    4. the rows (graph, overlaps) of these blocks are read back and hashed as well
+
+repair
+    0. metadata of the stage's arrays are written again where they are lost or damaged
+    1. packs of done marks that cannot be read are removed: the marks in them are lost
+    2. arrays and rows of all blocks are compared with their done marks
+    3. the marks of blocks that differ are removed, and so are marks that cannot be read
+    4. the stage's own run processes these blocks again; block functions are pure, so the bits are those from before the
+       damage. It also tries the blocks again that failed and were accepted
+
+What later stages made of undamaged data stays valid: the identity of the result does not change.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -17,22 +29,23 @@ from lsdflow_contract.failed_blocks import FAILED_BLOCKS, missing_in_result, own
 from lsdflow_contract.graph import NODES_COLLECTION, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import Manifest, read_manifest
-from lsdflow_runtime.accepted import recorded_numbers
-from lsdflow_runtime.block_task import BlockTask
 from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.blockwise import require_all_done
-from lsdflow_runtime.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
-from lsdflow_runtime.volumes import Volume
+from lsdflow_runtime.engine.accepted_failures import recorded_numbers
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.blockwise import require_all_done
+from lsdflow_runtime.io.volumes import Volume
+from lsdflow_runtime.store.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 
+LOG = logging.getLogger("lsdflow.repair")
 LISTED = 10
 
 
 def verify_task(task: BlockTask) -> dict[str, Any]:
     """Check a finished stage; facts of what was checked.
 
-    Raises MissingInput (66) if the stage has not finished, NotOurs (73) for the results of other work, BlocksFailed
-    (79) for blocks without a done mark that the manifest does not list as failed, BadData (65) naming every block whose
-    data is lost or damaged.
+    Raises MissingInput (66) if the stage has not finished, NotOurs (73) for the results of other settings or inputs,
+    BlocksFailed (79) for blocks without a done mark that the manifest does not list as failed, BadData (65) naming
+    every block whose data is lost or damaged.
     """
     manifest = read_manifest(task.experiment.layout, task.stage)
     require_made(task, manifest.key)
@@ -136,3 +149,51 @@ def _rows_checksum(task: BlockTask, name: str, block: Block) -> str:
         return checksum_of_edges(store.read_edges(task.key, name.removeprefix(of_edges), block.number))
     except StageError as error:
         return error.what
+
+
+def invalidate_damaged(task: BlockTask) -> dict[str, Any]:
+    """Remove the marks of finished blocks whose data is lost or damaged; facts of what was found.
+
+    Raises NotOurs (73) for outputs of another program, before anything is changed.
+    """
+    _restore_metadata(task)
+    task.create_outputs()
+    lost = task.marks.remove_damaged(len(task.plan))
+    broken = {number: ["lost done mark: the pack that held it is damaged"] for number in sorted(lost)}
+    different = _broken(task, sorted(task.marks.done()))
+    task.marks.remove(*different)
+    broken |= different
+    for number, parts in broken.items():
+        LOG.warning("%s is computed again: %s", task.plan.block(number), "; ".join(parts))
+    listed = {str(number): "; ".join(parts) for number, parts in list(broken.items())[:LISTED]}
+    return {"blocks": len(task.plan), "broken": len(broken), "parts": listed}
+
+
+def _restore_metadata(task: BlockTask) -> None:
+    """Write lost or damaged metadata of arrays again, if done marks say that the arrays are of this work.
+
+    The voxels are compared with the marks afterwards.
+    """
+    try:
+        begun = bool(task.marks.done())
+    except BadData:
+        begun = True
+    if begun:
+        for output in task.outputs.values():
+            output.restore_metadata(task.provenance())
+
+
+def _broken(task: BlockTask, done: list[int]) -> dict[int, list[str]]:
+    opened = {name: output.open() for name, output in task.outputs.items()}
+    found: dict[int, list[str]] = {}
+    with Progress(f"repair {task.stage}", total=len(done), unit="block") as progress:
+        for number in done:
+            try:
+                record = task.marks.record(number)
+                parts = damaged_parts(task, record, task.plan.block(number), opened)
+            except (StageError, KeyError, TypeError) as error:
+                parts = [f"damaged done mark: {error}"]
+            if parts:
+                found[number] = parts
+            progress.advance()
+    return found

@@ -23,8 +23,8 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, FailedBlock
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.sealing import read_sealed, write_sealed
-from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.target import target_grid
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.io.target import target_grid
 
 LOG = logging.getLogger("lsdflow.blocks")
 # Errors after which no other block can fare better: stop at once instead of failing every block.

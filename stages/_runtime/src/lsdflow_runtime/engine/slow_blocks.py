@@ -30,7 +30,7 @@ import numpy as np
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.watching.attempts import KEY_LETTERS, AttemptReader
 from lsdflow_contract.errors import StageError
-from lsdflow_runtime.done_marks import BlockStore
+from lsdflow_runtime.store.done_marks import BlockStore
 
 LOG = logging.getLogger("lsdflow.blocks")
 # A block is slow after this many times the median of the finished ones, and not before LEAST_S.

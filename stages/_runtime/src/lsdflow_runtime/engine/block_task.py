@@ -1,4 +1,4 @@
-"""BlockTask: what a stage tells the runtime about its blocks; and the commit of one block.
+"""BlockTask: a pass of a stage over its blocks, as the engine needs to know it; and the commit of one block.
 
 Order of a commit (a block is done only after the last step, and every step can be repeated):
     0. nothing, if another attempt has finished the block
@@ -30,10 +30,10 @@ from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import JOB_VARIABLE, Writer, read_manifest
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.done_marks import BlockStore
-from lsdflow_runtime.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
-from lsdflow_runtime.stores import open_store
-from lsdflow_runtime.volumes import OutputArray, Volume, open_volume
+from lsdflow_runtime.io.volumes import OutputArray, Volume, open_volume
+from lsdflow_runtime.store.done_marks import BlockStore
+from lsdflow_runtime.store.rag_store import RagStore, checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
+from lsdflow_runtime.store.stores import open_store
 
 LOG = logging.getLogger("lsdflow.blocks")
 
@@ -54,11 +54,11 @@ BlockFunction = Callable[[Block], BlockOutput]
 
 @dataclass(frozen=True)
 class BlockTask:
-    """A stage's work on blocks.
+    """A pass of a stage over its blocks.
 
     `open` is a context manager that opens inputs and loads networks ONCE per worker and yields the block function.
     `inputs` are identities (manifests, bundles); `key` names parameters + inputs (lsdflow_contract.manifest.work_key).
-    `label` tells the passes of a stage apart, where it has several.
+    `label` names the pass, where a stage has several.
     `may_have_holes`: the pass may finish without failed blocks, if the settings accept them. Passes that read what it
     left must leave them out, and name `accepted.result_key` among their inputs.
     """
@@ -110,7 +110,7 @@ class BlockTask:
         for output in self.outputs.values():
             output.write_groups()
         if any(made):
-            self.marks.forget()
+            self.marks.remove_all()
 
 
 def outputs_of(passes: Sequence[BlockTask]) -> dict[str, str]:

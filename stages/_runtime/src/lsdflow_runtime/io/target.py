@@ -12,7 +12,7 @@ from lsdflow_contract.arrays import MASK, RAW, MaskState
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FailedBlock
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_runtime.volumes import Volume, open_volume, outside_of
+from lsdflow_runtime.io.volumes import Volume, open_volume, outside_of
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ from lsdflow_contract.errors import Interrupted, StageError, rebuilt
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box
-from lsdflow_runtime.authenticated_proxy import LOOPBACK
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.daisy_server import daisy_warnings_logged, stopped_by_signals
+from lsdflow_runtime.engine.authenticated_proxy import LOOPBACK
+from lsdflow_runtime.engine.daisy_server import daisy_warnings_logged, stopped_by_signals
 from lsdflow_runtime.transient_errors import LOST_WORKER
 
 if TYPE_CHECKING:
     import daisy
 
-    from lsdflow_runtime.block_task import BlockTask
+    from lsdflow_runtime.engine.block_task import BlockTask
 
 LOG = logging.getLogger("lsdflow.daisy")
 SESSION_VARIABLE = "LSDFLOW_SESSION"

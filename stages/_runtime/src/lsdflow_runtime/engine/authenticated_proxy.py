@@ -5,7 +5,7 @@
 
 1. The coordinator sends a random number. The worker answers with another one, and proves by an HMAC of both that it
    knows the secret of the session.
-2. The coordinator proves the same, so that no worker takes blocks from a stranger. The secret itself is never sent.
+2. The coordinator proves the same, so that no worker takes blocks from another program. The secret is never sent.
 3. From then on both proxies forward bytes until one side closes its connection.
 
 The secret is a file in the session's folder on shared storage, readable to the user of the run alone. The forwarded

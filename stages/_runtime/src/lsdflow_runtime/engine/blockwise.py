@@ -31,7 +31,8 @@ from lsdflow_contract.errors import (
 )
 from lsdflow_contract.failed_blocks import fact_of, failed_blocks_of_inputs
 from lsdflow_contract.manifest import Manifest, Writer, current_key, read_kept_manifest, remove_manifest
-from lsdflow_runtime.accepted import (
+from lsdflow_runtime.blocks import Block, write_grid
+from lsdflow_runtime.engine.accepted_failures import (
     FATAL_CODES,
     LOST,
     accepted_failures,
@@ -40,16 +41,13 @@ from lsdflow_runtime.accepted import (
     record_failures,
     recorded_failures,
 )
-from lsdflow_runtime.block_grid import note_grid
-from lsdflow_runtime.block_records import taken_by_blocks
-from lsdflow_runtime.block_task import BlockFunction, BlockTask, commit_block, outputs_of
-from lsdflow_runtime.blocks import Block
-from lsdflow_runtime.cluster import serve_workers_of_other_jobs
-from lsdflow_runtime.daisy_runner import Session, process_blocks, run_with_daisy
-from lsdflow_runtime.packed_marks import PACK_BLOCKS
-from lsdflow_runtime.slow_blocks import InProgress, blocks_watched, slow_blocks
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockTask, commit_block, outputs_of
+from lsdflow_runtime.engine.cluster import serve_workers_of_other_jobs
+from lsdflow_runtime.engine.daisy_runner import Session, process_blocks, run_with_daisy
+from lsdflow_runtime.engine.slow_blocks import InProgress, blocks_watched, slow_blocks
+from lsdflow_runtime.io.volumes import Volume
+from lsdflow_runtime.store.packed_marks import PACK_BLOCKS
 from lsdflow_runtime.transient_errors import BLOCK, try_block
-from lsdflow_runtime.volumes import Volume
 
 LOG = logging.getLogger("lsdflow.blocks")
 # How often the done marks are counted: often for workers of this machine, seldom on shared storage.
@@ -76,8 +74,8 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
     settings stays current.
     """
     task.create_outputs()
-    note_grid(task)
     layout, keys = task.experiment.layout, {task.key, *keys}
+    write_grid(layout, task.stage, task.key, task.plan)
     done = task.marks.done()
     if len(done) < len(task.plan):
         remove_manifest(layout, task.stage, keys)
@@ -98,25 +96,6 @@ def worker_task(task: BlockTask) -> None:
     with block_runner(task, log) as do_block, watched as in_progress:
         slow = slow_blocks(marks, runs, log.path, task.key)
         process_blocks(task.plan, lambda number: _attempt_once(task, do_block, number, session, in_progress), slow)
-
-
-def plan_task(task: BlockTask) -> dict[str, Any]:
-    """What a run would do: blocks, bytes of the outputs."""
-    bytes_out = sum(
-        max(1, o.spec.channels) * o.box.size * (8 if o.spec.dtype == "uint64" else 1) for o in task.outputs.values()
-    )
-    read = sum(block.read.size for block in task.plan.blocks())
-    return {
-        "blocks": len(task.plan),
-        "block_shape_vox": list(task.plan.write_shape_vox),
-        "context_vox": list(task.plan.context_vox),
-        "voxels": task.plan.total.size,
-        "voxels_read_with_context": read,
-        "bytes_out_uncompressed": bytes_out,
-        "blocks_done": len(task.marks.done()),
-        "taken": taken_by_blocks(task),
-        "key": task.key,
-    }
 
 
 def status_task(task: BlockTask) -> dict[str, Any]:
@@ -263,7 +242,7 @@ def _packed(task: BlockTask) -> bool:
     try:
         task.marks.pack(len(task.plan))
     except (StageError, OSError) as error:
-        LOG.warning("done marks are no longer packed while the run goes on: %s", error)
+        LOG.warning("done marks are no longer packed during this run: %s", error)
         return False
     return True
 
@@ -282,7 +261,7 @@ def require_all_done(task: BlockTask, unexplained: str = "not done", accepted: C
         f"{len(missing)} of {len(task.plan)} blocks of {task.stage} are not done",
         where=task.marks.where,
         found="; ".join(lines),
-        hint="mend the cause and run the same command again: only these blocks are done again",
+        hint="fix the cause and run the same command again: it processes only these blocks",
     )
 
 

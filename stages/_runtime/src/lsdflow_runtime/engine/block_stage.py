@@ -1,6 +1,6 @@
 """BlockStage: a stage that processes blocks. A subclass says what its passes are; every command is written here, once.
 
-    passes        the work of the stage, as BlockTasks; the manifest is left by the last one
+    passes        the passes over blocks, as BlockTasks; the last one writes the manifest
     run           process all blocks that are not done, pass by pass
     worker        process blocks of the pass whose key the coordinator names
     verify        read all blocks of all passes again, and check them
@@ -21,15 +21,13 @@ from lsdflow_command.stage import Stage
 from lsdflow_contract.errors import ContractMismatch, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, current_key
-from lsdflow_runtime.block_task import BlockTask
-from lsdflow_runtime.blockwise import plan_task, run_blocks, run_task, status_task, worker_task
-from lsdflow_runtime.cluster import join_coordinator, sole_coordinator
-from lsdflow_runtime.daisy_runner import Session
-from lsdflow_runtime.descriptions import describe_manifest, describe_outputs
-from lsdflow_runtime.measured_block import measure_block
-from lsdflow_runtime.repair import take_back_broken
-from lsdflow_runtime.stores import open_store, problems_of_store
-from lsdflow_runtime.verify import require_made, verify_blocks, verify_task
+from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.blockwise import run_blocks, run_task, status_task, worker_task
+from lsdflow_runtime.engine.cluster import join_coordinator, sole_coordinator
+from lsdflow_runtime.engine.daisy_runner import Session
+from lsdflow_runtime.engine.planning import describe_manifest, describe_outputs, measure_block, plan_task
+from lsdflow_runtime.engine.verify import invalidate_damaged, require_made, verify_blocks, verify_task
+from lsdflow_runtime.store.stores import open_store, problems_of_store
 
 
 class BlockStage(Stage):
@@ -110,8 +108,8 @@ class BlockStage(Stage):
         require_made(last, current_key(experiment.layout, self.name))
         facts: dict[str, Any] = {}
         for task in before:
-            facts |= {f"{task.label}_{name}": fact for name, fact in take_back_broken(task).items()}
-        return facts | take_back_broken(last)
+            facts |= {f"{task.label}_{name}": fact for name, fact in invalidate_damaged(task).items()}
+        return facts | invalidate_damaged(last)
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """What a run would do: the first pass; where there are several, each of them."""
@@ -126,9 +124,9 @@ class BlockStage(Stage):
         describe_manifest(tasks)
 
     def drop_rows(self, experiment: Experiment, keys: Sequence[str]) -> dict[str, Any]:
-        """Remove the done marks and the rows of works whose keys begin with one of `keys`; the keys of these works."""
+        """Remove done marks and rows of the passes whose keys begin with one of `keys`; the keys of these passes."""
         store = open_store(experiment)
-        dropped = [work for work in store.works(self.name) if work.startswith(tuple(keys))]
+        dropped = [key for key in store.keys(self.name) if key.startswith(tuple(keys))]
         for work in dropped:
             store.drop(self.name, work)
         return {"dropped": dropped}

@@ -1,8 +1,10 @@
-"""Graphs that other programs left in the format of the field: MongoDB databases of the LSD scripts, and dumps of them.
+"""Graphs and skeletons of other programs in the format of the field: MongoDB databases of the LSD scripts, and dumps.
 
     nodes                    id, center_z, center_y, center_x (world units)        size only if a program knows it
     edges_<merge_function>   u, v, merge_score (null = never merged)
     blocks_*, *_completed    a document for each finished block
+    <skeletons>.nodes        id, z, y, x (world units, nm), and neuron_id if the program that wrote them knew it
+    <skeletons>.edges        source, target (ids of nodes)
 
 Ids are uint64 reinterpreted as int64. Read only, in batches that become columns at once: never all rows as documents.
 """
@@ -22,8 +24,8 @@ from pymongo import ASCENDING
 
 from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, UsageError
 from lsdflow_contract.graph import NODES_COLLECTION, edges_collection
-from lsdflow_runtime.mongo_connection import Document, MongoConnection, address_in
-from lsdflow_runtime.mongo_dump import BsonFile
+from lsdflow_runtime.store.mongo_connection import Document, MongoConnection, address_in
+from lsdflow_runtime.store.mongo_dump import BsonFile
 
 # A page of edges is some 5 MB.
 PAGE = 50_000
@@ -34,6 +36,7 @@ DUMPED = re.compile(r"(.+)\.bson(\.gz)?")
 WHOLE: frozenset[type] = frozenset({int, Int64})
 NUMBER = WHOLE | {float}
 SCORE = NUMBER | {type(None)}
+NEURON = "neuron_id"
 
 
 class ForeignRows(Protocol):
@@ -111,7 +114,7 @@ class OldCollection:
 
 @dataclass(frozen=True)
 class NodeColumns:
-    """id u64 (n,), centre f64 (n, 3) z, y, x in world units, voxels u64 (n,) where the documents tell them."""
+    """id u64 (n,), centre f64 (n, 3) z, y, x in world units, voxels u64 (n,) where the documents have them."""
 
     id: npt.NDArray[np.uint64]
     center_nm: npt.NDArray[np.float64]
@@ -120,7 +123,7 @@ class NodeColumns:
 
 @dataclass(frozen=True)
 class EdgeColumns:
-    """u, v u64 (n,) in any order, score f64 (n,) as it stands there, and where it is null bool (n,)."""
+    """u, v u64 (n,) in any order, score f64 (n,) as stored, and where it is null bool (n,)."""
 
     u: npt.NDArray[np.uint64]
     v: npt.NDArray[np.uint64]
@@ -169,7 +172,7 @@ def edge_columns(documents: list[Document], where: str) -> EdgeColumns:
 
 
 def works_in(documents: list[Document]) -> set[object]:
-    """Keys of the works whose rows these are; one key, or none, in a graph that other programs made."""
+    """Keys of the passes that wrote these rows; one key, or none, in a graph that other programs made."""
     return {document.get("key") for document in documents}
 
 
@@ -214,7 +217,7 @@ def collections_in(source: Path, database: str | None, retry_s: float) -> list[t
             "neither a BSON file nor a file with a MongoDB URI",
             where=source,
             wanted="nodes.bson, edges_<merge_function>.bson (.gz); or one line mongodb://...",
-            hint="the name of a BSON file tells its collection: rename it or make a link",
+            hint="the name of a BSON file is that of its collection: rename it or make a link",
         )
     return [(match[1], BsonFile(source))]
 
@@ -227,3 +230,49 @@ def _begins_with_uri(source: Path) -> bool:
         raise MissingInput("no such file or folder", where=source) from error
     except PermissionError as error:
         raise PermissionDenied("may not read", where=source) from error
+
+
+@dataclass(frozen=True, eq=False)
+class SkeletonColumns:
+    """Nodes: `id` int64 (n,), `position_nm` float64 (n, 3) z, y, x, `neuron` int64 (n,) or none; edges int64 (m, 2)."""
+
+    id: npt.NDArray[np.int64]
+    position_nm: npt.NDArray[np.float64]
+    neuron: npt.NDArray[np.int64] | None
+    edges: npt.NDArray[np.int64]
+
+
+def read_mongo_skeletons(source: Path, name: str, retry_s: float) -> SkeletonColumns:
+    """The skeletons `name` in a database (a file with its URI, mode 0600) or in the folder of a dump.
+
+    Raises MissingInput (66) if the collections are not there, BadData (65) for fields that are not or of another type.
+    """
+    there = dict(collections_in(source, None, retry_s))
+    missing = [f"{name}.{part}" for part in ("nodes", "edges") if f"{name}.{part}" not in there]
+    if missing:
+        found = ", ".join(sorted(there)) or "no collection"
+        raise MissingInput("no such skeletons", where=source, wanted=", ".join(missing), found=found)
+    nodes, edges = there[f"{name}.nodes"], there[f"{name}.edges"]
+    ids, positions, neurons = [np.zeros(0, np.int64)], [np.zeros((0, 3))], [np.zeros(0, np.int64)]
+    for documents in _batches(nodes):
+        ids.append(np.array(column_of(documents, "id", WHOLE, nodes.where), np.int64))
+        positions.append(np.array([column_of(documents, axis, NUMBER, nodes.where) for axis in "zyx"], np.float64).T)
+        if any(NEURON in document for document in documents):
+            neurons.append(np.array(column_of(documents, NEURON, WHOLE, nodes.where), np.int64))
+    known = sum(map(len, neurons))
+    if known not in (0, sum(map(len, ids))):
+        raise BadData(f"some nodes have a {NEURON}, some have none", where=nodes.where)
+    ends = [
+        np.array([column_of(documents, end, WHOLE, edges.where) for end in ("source", "target")], np.int64).T
+        for documents in _batches(edges)
+    ]
+    return SkeletonColumns(
+        np.concatenate(ids),
+        np.concatenate(positions),
+        np.concatenate(neurons) if known else None,
+        np.concatenate([np.zeros((0, 2), np.int64), *ends]),
+    )
+
+
+def _batches(rows: ForeignRows) -> Iterator[list[Document]]:
+    return (documents for documents, _ in rows.batches() if documents)

@@ -1,11 +1,11 @@
-"""Done marks. One protocol, engines behind it; here: `files`, one JSON per block in a folder named by the work's key.
+"""Done marks: the protocol of both engines, and the engine `files`: one JSON per block, in a folder of the pass's key.
 
 store/blocks/<stage>/<key>/done/<block number>.json     checksums, counts, seconds, peak memory
 store/blocks/<stage>/<key>/packed/<range>.parquet       the same of many blocks: done marks that were packed
 store/blocks/<stage>/<key>/failed/<block number>.json   the last error of a block that is not done
 
 The worker that commits a block writes its own mark; the coordinator packs them (packed_marks). A mark that is in both
-places counts once, and the single one is believed: it is the newer. Readers look at single marks first.
+places counts once, and the single one is used: it is the newer. Readers look at single marks first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, Protocol
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import read_json, storage_errors, write_atomically, write_json
 from lsdflow_contract.sealing import read_sealed, sealed
-from lsdflow_runtime.packed_marks import PACK_BLOCKS, MarkPacks, in_ranges
+from lsdflow_runtime.store.packed_marks import PACK_BLOCKS, MarkPacks, in_ranges
 
-# Ranges that are packed at a time while a run goes on: 1e6 single marks of an old folder must not stop its progress.
+# Ranges that are packed at a time during a run: 1e6 single marks of an old folder must not stop its progress.
 PACKS_AT_A_TIME = 8
 
 
 class BlockStore(Protocol):
-    """What is known of the blocks of one piece of work. A block is done only by its mark."""
+    """What is known of the blocks of one pass. A block is done only if it has a mark."""
 
     @property
     def where(self) -> str:
@@ -50,14 +50,14 @@ class BlockStore(Protocol):
     def count_failed(self) -> int:
         """How many blocks have failed and not been done since, for progress: cheap, and right to a block or two."""
 
-    def forget(self) -> None:
-        """Remove all marks: what they stand for is no longer there."""
+    def remove_all(self) -> None:
+        """Remove all marks, because the data of these blocks is no longer there."""
 
-    def take_back(self, *numbers: int) -> None:
-        """Remove marks of blocks: what they stand for is broken. Only for the holder of the stage lock."""
+    def remove(self, *numbers: int) -> None:
+        """Remove marks of blocks whose data is damaged. Only for the holder of the stage lock."""
 
-    def take_back_damaged(self, blocks: int) -> set[int]:
-        """Remove marks that cannot be told apart any more; blocks (of `blocks` in all) that lost theirs so.
+    def remove_damaged(self, blocks: int) -> set[int]:
+        """Remove marks that cannot be read; numbers of the blocks (of `blocks` in all) that lost their marks so.
 
         Only for the holder of the stage lock.
         """
@@ -86,13 +86,13 @@ class BlockStore(Protocol):
 
 @dataclass(frozen=True)
 class DoneMarks:
-    """The marks of one piece of work, as files."""
+    """The marks of one pass, as files."""
 
     folder: Path
 
     @classmethod
     def of(cls, store: Path, stage: str, key: str) -> DoneMarks:
-        """Marks of `stage` for the work named by `key`."""
+        """Marks of the pass of `stage` with `key`."""
         return cls(store / "blocks" / stage / key)
 
     @property
@@ -114,20 +114,20 @@ class DoneMarks:
         """True if the block is finished."""
         return self._mark(number).exists() or self._packs.has(number)
 
-    def forget(self) -> None:
-        """Remove all marks: what they stand for is no longer there."""
+    def remove_all(self) -> None:
+        """Remove all marks, because the data of these blocks is no longer there."""
         with storage_errors(self.folder):
             if self.folder.exists():
                 shutil.rmtree(self.folder)
 
-    def take_back(self, *numbers: int) -> None:
-        """Remove marks of blocks: what they stand for is broken. Only for the holder of the stage lock."""
-        self._packs.take_out(numbers)
+    def remove(self, *numbers: int) -> None:
+        """Remove marks of blocks whose data is damaged. Only for the holder of the stage lock."""
+        self._packs.remove(numbers)
         self._remove(numbers)
 
-    def take_back_damaged(self, blocks: int) -> set[int]:
+    def remove_damaged(self, blocks: int) -> set[int]:
         """Remove packs that cannot be read; blocks (of `blocks` in all) whose marks may have been in them alone."""
-        ranges = self._packs.take_out_damaged()
+        ranges = self._packs.remove_damaged()
         lost = {n for r in ranges for n in range(r * PACK_BLOCKS, min((r + 1) * PACK_BLOCKS, blocks))}
         return lost - _numbers(self.folder / "done")
 

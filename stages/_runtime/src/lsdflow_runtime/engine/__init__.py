@@ -1,0 +1,1 @@
+"""Passes over blocks: planning, running, committing, verifying."""

@@ -1,0 +1,1 @@
+"""Arrays that stages read and write."""

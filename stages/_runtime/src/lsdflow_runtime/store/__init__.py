@@ -1,0 +1,1 @@
+"""Done marks and graph rows: files or MongoDB."""
