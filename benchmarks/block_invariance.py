@@ -31,20 +31,18 @@ import numpy.typing as npt
 import zarr
 from data import truth_affinities
 
-from lsdflow_agglomerate.block_edges import edges_of_block
-from lsdflow_agglomerate.face_counts import box_with_lower_neighbours, count_faces
+from lsdflow_agglomerate.block_edges import FragmentNaming, edges_of_block
 from lsdflow_agglomerate.face_graph import add_faces
+from lsdflow_agglomerate.faces import box_with_lower_neighbours, count_faces
 from lsdflow_agglomerate.graph_agglomeration import score_graph
-from lsdflow_agglomerate.ownership import FragmentNaming
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagEdges
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_segment.components import ThresholdSweep
-from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
+from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block, seamless_fragments_of_block
 from lsdflow_watershed.fragments import FragmentRules
-from lsdflow_watershed.seamless_block import seamless_fragments_of_block
 
 SHARED = Path(__file__).resolve().parents[2] / "shared/data/fib25/trvol-250-2.zarr"
 DATASET = "volumes/labels/neuron_ids"

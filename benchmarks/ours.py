@@ -11,7 +11,7 @@ from our_blocks import blocks_done, blocks_done_in_memory, resumed
 from our_network import network, network_bf16
 from serving import Work, serve
 
-from lsdflow_agglomerate.ownership import FragmentNaming
+from lsdflow_agglomerate.block_edges import FragmentNaming
 from lsdflow_contract.arrays import AFFS, ArraySpec
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import FACES, RagEdges, RagNodes
@@ -24,8 +24,8 @@ GRID_NM = (8.0, 8.0, 8.0)
 
 def seamless_fragments(folder: Path) -> Work:
     """Affinities -> fragments, as the stage makes them by default."""
+    from lsdflow_watershed.block_fragments import seeded_fragments
     from lsdflow_watershed.fragments import FragmentRules
-    from lsdflow_watershed.seamless_block import seeded_fragments
 
     affs = np.load(folder / "affs.npy")
     seeded_fragments(affs[:, :32, :32, :32], None, FragmentRules())
@@ -62,8 +62,7 @@ def mutex_fragments(folder: Path) -> Work:
     from data import FAR
 
     from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
-    from lsdflow_watershed.mutex import mutex_watershed
-    from lsdflow_watershed.mutex_fragments import mutex_channels
+    from lsdflow_watershed.mutex import mutex_channels, mutex_watershed
 
     affs = np.load(folder / "far_affs.npy")
     channels = mutex_channels((*AFFINITY_NEIGHBORHOOD, *FAR), (), [(4, 4, 4)])
@@ -88,8 +87,8 @@ def scored_edges(folder: Path) -> Work:
 
 def scored_faces(folder: Path) -> Work:
     """The same in seamless mode: faces counted, then agglomeration on the graph."""
-    from lsdflow_agglomerate.face_counts import count_faces
     from lsdflow_agglomerate.face_graph import add_faces
+    from lsdflow_agglomerate.faces import count_faces
     from lsdflow_agglomerate.graph_agglomeration import score_graph
 
     affs, ids = np.load(folder / "affs.npy"), np.load(folder / "fragments.npy")
@@ -105,8 +104,8 @@ def scored_faces(folder: Path) -> Work:
 
 def faces_and_edges_stored(folder: Path) -> Work:
     """Faces of blocks into the store, read again and added up, scored, and the edges into the store and back."""
-    from lsdflow_agglomerate.face_counts import box_with_lower_neighbours, count_faces
     from lsdflow_agglomerate.face_graph import add_faces
+    from lsdflow_agglomerate.faces import box_with_lower_neighbours, count_faces
     from lsdflow_agglomerate.graph_agglomeration import score_graph
 
     affs, ids = np.load(folder / "affs.npy"), np.load(folder / "fragments.npy")

@@ -13,8 +13,7 @@ from scipy.ndimage import gaussian_filter
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from lsdflow_agglomerate.adjacency import touching_pairs
-from lsdflow_agglomerate.distinct_ids import dense_labels
+from lsdflow_agglomerate.scoring import dense_labels, touching_pairs
 from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, RAW
 from lsdflow_contract.experiment import Experiment, load_experiment

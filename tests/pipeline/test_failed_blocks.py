@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate import seamless_task
 from lsdflow_agglomerate import stage as agglomerate_stage
 from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_contract.arrays import AFFS, LABELS, MASK, RAW, ArraySpec, MaskState
@@ -262,13 +261,13 @@ def test_a_failed_block_of_faces_leaves_its_faces_out_of_the_scores_and_heals(
     more, stages = '[agglomerate]\nsuper_block = "32 vox"', CHAIN[:3]
     experiment, without, whole = (experiment_in(tmp_path / name, more=more) for name in ("hole", "without", "whole"))
     run(whole, stages)
-    right = seamless_task.count_faces
+    right = agglomerate_stage.count_faces
     with monkeypatch.context() as fault:
-        failing(fault, seamless_task, "count_faces", lambda _a, _f, write, _read: write == HOLE)
+        failing(fault, agglomerate_stage, "count_faces", lambda _a, _f, write, _read: write == HOLE)
         run(experiment, stages)
     with monkeypatch.context() as change:
         nothing = RagFaces.of(*np.zeros((2, 0), np.uint64), np.zeros(0, np.uint8), np.zeros(0, np.uint64))
-        change.setattr(seamless_task, "count_faces", lambda *given: nothing if given[2] == HOLE else right(*given))
+        change.setattr(agglomerate_stage, "count_faces", lambda *given: nothing if given[2] == HOLE else right(*given))
         run(without, stages)
     assert edges_of(experiment) == edges_of(without) != edges_of(whole)
     assert np.array_equal(segmentation_of(experiment), segmentation_of(without))

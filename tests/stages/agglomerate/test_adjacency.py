@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.adjacency import touching_pairs
+from lsdflow_agglomerate.scoring import touching_pairs
 
 
 def pairs_voxel_by_voxel(labels: NDArray[np.uint64]) -> set[tuple[int, int]]:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.adjacency import touching_pairs
-from lsdflow_agglomerate.distinct_ids import dense_labels
-from lsdflow_agglomerate.scoring import score_edges
+from lsdflow_agglomerate.scoring import dense_labels, score_edges, touching_pairs
 from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_contract.arrays import FRAGMENTS
 from lsdflow_contract.errors import BadData, ConfigError, ContractMismatch, MissingInput, StageError

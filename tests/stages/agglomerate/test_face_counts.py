@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.adjacency import touching_pairs
-from lsdflow_agglomerate.distinct_ids import dense_labels
-from lsdflow_agglomerate.face_counts import box_with_lower_neighbours, count_faces
 from lsdflow_agglomerate.face_graph import add_faces
+from lsdflow_agglomerate.faces import box_with_lower_neighbours, count_faces
 from lsdflow_agglomerate.graph_agglomeration import score_graph
+from lsdflow_agglomerate.scoring import dense_labels, touching_pairs
 from lsdflow_contract.errors import InternalError
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.graph import RagFaces

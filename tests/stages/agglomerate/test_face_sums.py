@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsdflow_agglomerate.face_sums import sum_faces
+from lsdflow_agglomerate.face_graph import sum_faces
 from lsdflow_contract.graph import RagFaces
 
 Row = tuple[int, int, int, int]

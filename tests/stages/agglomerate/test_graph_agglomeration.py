@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.face_counts import count_faces
 from lsdflow_agglomerate.face_graph import FaceGraph, add_faces, join_graphs
+from lsdflow_agglomerate.faces import count_faces
 from lsdflow_agglomerate.graph_agglomeration import MergeTree, agglomerate_super_block, merge_tree, score_graph
 from lsdflow_agglomerate.merge_functions import WATERZ_NAMES
 from lsdflow_agglomerate.scoring import score_edges

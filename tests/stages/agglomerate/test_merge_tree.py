@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lsdflow_agglomerate.merge_tree import MergeHistory, merge_scores
+from lsdflow_agglomerate.scoring import MergeHistory, merge_scores
 
 
 def random_history(seed: int, labels: int) -> MergeHistory:

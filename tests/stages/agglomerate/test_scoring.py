@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from lsdflow_agglomerate.distinct_ids import dense_labels
 from lsdflow_agglomerate.merge_functions import WATERZ_NAMES
-from lsdflow_agglomerate.scoring import score_edges
+from lsdflow_agglomerate.scoring import dense_labels, score_edges
 from lsdflow_contract.graph import RagEdges
 from lsdflow_contract.testing import same_partition
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.face_counts import box_with_lower_neighbours, count_faces
 from lsdflow_agglomerate.face_graph import FaceGraph, add_faces, graph_of, rows_of
+from lsdflow_agglomerate.faces import box_with_lower_neighbours, count_faces
 from lsdflow_agglomerate.graph_agglomeration import (
     SuperBlock,
     agglomerate_super_block,

@@ -14,11 +14,12 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.testing import noisy_affinities_to, same_partition, voronoi_labels
 from lsdflow_watershed.fragments import FragmentRules
-from lsdflow_watershed.mutex import Channel, mutex_watershed
-from lsdflow_watershed.mutex_fragments import (
+from lsdflow_watershed.mutex import (
+    Channel,
     MutexRules,
     extract_mutex_fragments,
     mutex_channels,
+    mutex_watershed,
     remove_debris,
     usual_stride_vox,
 )

@@ -20,7 +20,7 @@ from lsdflow_runtime.store.rag_store import FilesRagStore
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
 from lsdflow_watershed.ids import number_components
-from lsdflow_watershed.mutex_fragments import MutexRules, extract_mutex_fragments, mutex_channels
+from lsdflow_watershed.mutex import MutexRules, extract_mutex_fragments, mutex_channels
 from lsdflow_watershed.stage import Watershed
 
 MakeExperiment = Callable[..., Experiment]

@@ -10,14 +10,13 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_contract.graph import RagNodes
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_watershed.block_fragments import BlockPlace, BlockRules
+from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, seamless_fragments_of_block, seeded_fragments
 from lsdflow_watershed.blocking import plan_blocks
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.distance import inside_mask, squared_distance
 from lsdflow_watershed.fragments import FragmentRules, extract_fragments
+from lsdflow_watershed.ids import check_voxel_range, number_seeds, seed_ids
 from lsdflow_watershed.nodes import partial_nodes
-from lsdflow_watershed.seamless_block import seamless_fragments_of_block, seeded_fragments
-from lsdflow_watershed.seed_names import check_voxel_range, number_seeds, seed_ids
 from lsdflow_watershed.seeds import label_seeds
 
 RULES = BlockRules(FragmentRules(min_seed_distance_vox=5), voxels_per_block=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lsdflow_watershed.sections import replace_sections
+from lsdflow_watershed.block_fragments import replace_sections
 
 
 def stack(*values: int) -> np.ndarray:

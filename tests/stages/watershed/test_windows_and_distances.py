@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import distance_transform_edt, maximum_filter
 
-from lsdflow_watershed.distance_transform import squared_distance_transform
-from lsdflow_watershed.window_maximum import window_maximum
+from lsdflow_watershed.distance import squared_distance_transform
+from lsdflow_watershed.seeds import window_maximum
 
 SHAPE = st.tuples(st.integers(1, 14), st.integers(1, 20), st.integers(1, 40))
 

@@ -1,14 +1,72 @@
-"""One block: from affinities and fragments of its read box to the edges it owns."""
+"""The edges of one block of fragments that end at block faces (id_mode = blocks): scored in the read box, each once.
+
++--------+--------+     A fragment is wholly inside the block that made it, so everything that it touches is seen from
+|   u    |  v     |     that block with one voxel of context: the edge u-v, u < v, is complete in the block of u, and
+|   +====+===+    |     the block of v leaves it out.
++--------+--------+
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.ownership import FragmentNaming, check_names, owned_edges
-from lsdflow_agglomerate.scoring import score_edges
-from lsdflow_contract.geometry import Box
+from lsdflow_agglomerate.scoring import distinct_ids, score_edges
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.graph import RagEdges
+
+
+@dataclass(frozen=True)
+class FragmentNaming:
+    """How watershed named its fragments (mode `blocks`): id = row-major block number * voxels per block + local number.
+
+    Blocks of `block_shape_vox` are counted from `total.begin_vox`.
+    """
+
+    total: Box
+    block_shape_vox: Vox3
+    voxels_per_block: int
+
+    def block_begins_vox(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """First voxel (N, 3) of the blocks that made the fragments `ids` (N,), all > 0."""
+        number = ((ids - np.uint64(1)) // np.uint64(self.voxels_per_block)).astype(np.int64)
+        _, ny, nx = (-(-t // b) for t, b in zip(self.total.shape_vox, self.block_shape_vox, strict=True))
+        index = np.stack([number // (ny * nx), number // nx % ny, number % nx], axis=1)
+        begins: NDArray[np.int64] = np.asarray(self.total.begin_vox) + index * np.asarray(self.block_shape_vox)
+        return begins
+
+    def made_in(self, ids: NDArray[np.uint64], box: Box) -> NDArray[np.bool_]:
+        """Which of the fragments (N,) were made by a block inside `box`, which consists of whole blocks."""
+        begins = self.block_begins_vox(ids)
+        inside = (begins >= np.asarray(box.begin_vox)) & (begins < np.asarray(box.end_vox))
+        whole: NDArray[np.bool_] = np.all(inside, axis=1)
+        return whole
+
+
+def owned_edges(edges: RagEdges, naming: FragmentNaming, write: Box) -> RagEdges:
+    """Keep the edges that the block with this write box has to score."""
+    kept = naming.made_in(edges.u, write)
+    return RagEdges(edges.u[kept], edges.v[kept], edges.merge_score[kept])
+
+
+def check_names(fragments: NDArray[np.uint64], naming: FragmentNaming, write: Box) -> None:
+    """Refuse fragments of a write box that have ids of another block: edges would be lost or counted twice.
+
+    :raises BadData: names the first such id.
+    """
+    ids = distinct_ids(fragments)
+    foreign = ids[~naming.made_in(ids, write)]
+    if foreign.size:
+        raise BadData(
+            "fragments have ids of another block",
+            where=f"volumes/fragments {write}",
+            wanted=f"ids of blocks of {naming.block_shape_vox} voxels inside it",
+            found=f"{foreign.size} others, first {foreign[0]}",
+            hint="run watershed again",
+        )
 
 
 def edges_of_block(
@@ -24,7 +82,7 @@ def edges_of_block(
     :param fragments: (z, y, x) ids of the read box, 0 = none.
     :param boxes: write box and read box.
     :returns: edges by merge function, ascending by (u, v).
-    :raises BadData: fragments inside the write box bear ids of another block.
+    :raises BadData: fragments inside the write box have ids of another block.
     """
     write, read = boxes
     check_names(fragments[write.slices(relative_to=read.begin_vox)], naming, write)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lsdflow_agglomerate.block_edges import FragmentNaming
 from lsdflow_agglomerate.config import AgglomerateConfig
-from lsdflow_agglomerate.ownership import FragmentNaming
 from lsdflow_agglomerate.super_blocks import SuperBlocks
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Geometry, Nm3, Vox3

@@ -1,10 +1,17 @@
-"""Complete faces: what every pair of touching fragments is scored by, added up from the rows of all blocks.
+"""Complete faces: the counts by which every pair of touching fragments is scored, added up from the rows of all blocks.
 
     block 1:  (u, v)  affinity 200: 3 faces                       pair (u, v)   180  200  201     rows first[p] to
     block 2:  (u, v)  affinity 180: 1 face, 200: 2 faces   --->                   1    5    2     first[p + 1] of pair p
     block 3:  (u, v)  affinity 201: 2 faces
 
-`origin` breaks ties (see priority_merging): of a pair of fragments it is the pair itself; of a pair of regions, the
+The rows of a block are ascending already, so nothing is sorted: two lists are merged in one run through both. A list
+waits until another one at least half as long comes (rows are merged some log2(blocks) times, not blocks times):
+
+    waiting, in rows:    900   300  |  100  + 60   -->   900   300  160   -->   900  460   -->   1360
+
+Counts are integers, so the sum does not depend on the order of the blocks, nor on where the blocks were cut.
+
+`origin` breaks ties (see hierarchical_merging): of a pair of fragments it is the pair itself; of a pair of regions, the
 last of the pairs of fragments that it is made of.
 """
 
@@ -16,11 +23,87 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_agglomerate.face_sums import sum_faces
 from lsdflow_contract.graph import RagFaces, RegionFaces
+from lsdflow_runtime.compiled import compiled
 
 UInt64s = NDArray[np.uint64]
+Rows = tuple[UInt64s, UInt64s, NDArray[np.uint8], UInt64s]
 Int64s = NDArray[np.int64]
+
+
+def sum_faces(parts: Iterable[RagFaces]) -> RagFaces:
+    """All rows, ascending by (u, v, affinity), each once; rows of one pair and affinity are added up."""
+    waiting: list[Rows] = []
+    for part in parts:
+        waiting.append(_ascending(part))
+        while len(waiting) > 1 and len(waiting[-2][0]) <= 2 * len(waiting[-1][0]):
+            last = waiting.pop()
+            waiting[-1] = _merged(waiting[-1], last)
+    while len(waiting) > 1:
+        last = waiting.pop()
+        waiting[-1] = _merged(waiting[-1], last)
+    return RagFaces.of(*waiting[0]) if waiting else RagFaces.empty()
+
+
+def _ascending(part: RagFaces) -> Rows:
+    """The rows ascending, each once; blocks give them so, a database may give them in any order."""
+    u, v, affinity, count = part.u, part.v, part.affinity, part.count
+    if not _is_ascending(u, v, affinity):
+        order = np.lexsort((affinity, v, u))
+        u, v, affinity = u[order], v[order], affinity[order]
+        begins = np.flatnonzero(np.append(True, (np.diff(u) != 0) | (np.diff(v) != 0) | (np.diff(affinity) != 0)))
+        u, v, affinity, count = u[begins], v[begins], affinity[begins], np.add.reduceat(count[order], begins)
+    # what was read from a file may be closed to writing, for which the loop would be compiled again
+    count = np.require(count, None, "W")
+    return np.require(u, None, "W"), np.require(v, None, "W"), np.require(affinity, None, "W"), count
+
+
+@compiled
+def _is_ascending(u: UInt64s, v: UInt64s, affinity: NDArray[np.uint8]) -> bool:
+    for row in range(1, len(u)):
+        if u[row] < u[row - 1]:
+            return False
+        if u[row] == u[row - 1]:
+            if v[row] < v[row - 1]:
+                return False
+            if v[row] == v[row - 1] and affinity[row] <= affinity[row - 1]:
+                return False
+    return True
+
+
+@compiled
+def _merged(one: Rows, other: Rows) -> Rows:
+    u, v, affinity, count = one
+    u_other, v_other, affinity_other, count_other = other
+    most = len(u) + len(u_other)
+    u_sum, v_sum = np.empty(most, np.uint64), np.empty(most, np.uint64)
+    affinity_sum, count_sum = np.empty(most, np.uint8), np.empty(most, np.uint64)
+    a, b, made = 0, 0, 0
+    while a < len(u) or b < len(u_other):
+        if b == len(u_other):
+            order = -1
+        elif a == len(u):
+            order = 1
+        else:
+            order = _order(u[a], u_other[b])
+            order = _order(v[a], v_other[b]) if order == 0 else order
+            order = _order(affinity[a], affinity_other[b]) if order == 0 else order
+        if order <= 0:
+            u_sum[made], v_sum[made], affinity_sum[made], count_sum[made] = u[a], v[a], affinity[a], count[a]
+            a += 1
+        else:
+            u_sum[made], v_sum[made] = u_other[b], v_other[b]
+            affinity_sum[made], count_sum[made] = affinity_other[b], count_other[b]
+        if order == 0:
+            count_sum[made] += count_other[b]
+        b += order >= 0
+        made += 1
+    return u_sum[:made].copy(), v_sum[:made].copy(), affinity_sum[:made].copy(), count_sum[:made].copy()
+
+
+@compiled
+def _order(a: np.unsignedinteger, b: np.unsignedinteger) -> int:
+    return int(a > b) - int(a < b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +134,7 @@ def add_faces(parts: Iterable[RagFaces]) -> FaceGraph:
 
 
 def join_graphs(graphs: Iterable[FaceGraph]) -> FaceGraph:
-    """One graph of several; pairs that stand in more than one are added up."""
+    """One graph of several; pairs that are in more than one are added up."""
     parts = list(graphs)
     summed = add_faces(_rows(graph) for graph in parts)
     u, v = (np.concatenate([np.zeros(0, np.uint64), *(getattr(p, name) for p in parts)]) for name in ("u", "v"))

@@ -1,7 +1,7 @@
 """Agglomeration of a whole graph, or of a part of it: complete faces in, merge tree and scores of edges out.
 
 Equal to waterz, run once on the whole volume with the same fragments, up to the order of equal scores; but from the
-graph alone, so that voxels are read once, block by block. How: priority_merging. In parts (super-blocks):
+graph alone, so that voxels are read once, block by block. How: hierarchical_merging. In parts (super-blocks):
 
     +---------+---------+      1. In each part, fragments that rows outside it name (^) wait, and whatever would merge
     | o-o   ^ | ^   o-o |         with them first. The rest merges.
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_agglomerate.face_graph import FaceGraph, join_graphs
-from lsdflow_agglomerate.priority_merging import merge_regions
+from lsdflow_agglomerate.hierarchical_merging import merge_regions
 from lsdflow_agglomerate.region_arrays import (
     MEAN,
     MEDIAN,
@@ -140,7 +140,7 @@ def settled(graph: FaceGraph, part: SuperBlock, above: RagEdges) -> RagEdges:
 
 
 def _places(u: UInt64s, v: UInt64s, known_u: UInt64s, known_v: UInt64s) -> Int64s:
-    """Where pairs (N,) stand among the known ones (ascending by (u, v)); -1 = nowhere."""
+    """The indices of pairs (N,) among the known ones (ascending by (u, v)); -1 = not there."""
     if not len(known_u) or not len(u):
         return np.full(len(u), -1, np.int64)
     ids = np.unique(np.concatenate([u, v, known_u, known_v]))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lsdflow_agglomerate.block_edges import FragmentNaming
 from lsdflow_agglomerate.config import AgglomerateConfig
 from lsdflow_agglomerate.lsd_affinities import LsdAffinities
-from lsdflow_agglomerate.ownership import FragmentNaming
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, LSDS, ArraySpec
 from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
@@ -25,7 +25,7 @@ from lsdflow_runtime.io.volumes import Volume, open_volume
 class AgglomerateInputs:
     """Open inputs, addressed by voxels of the target grid; how the fragments are named; identities.
 
-    `affs`: as predicted, or made of predicted LSDs. `seamless`: fragments cross block faces; else each lies in the
+    `affs`: as predicted, or made of predicted LSDs. `seamless`: fragments cross block faces; else each is inside the
     block that named it.
     """
 

@@ -6,10 +6,10 @@
     median                    1 - median of the affinities of the face, exactly; not in waterz
 
 Score 0 = surely the same neuron, 1 = surely different. Those of waterz are compiled into its wheel: no compiler is
-needed at run time. On complete faces (seamless fragments) all are scored by priority_merging, without waterz.
+needed at run time. On complete faces (seamless fragments) all are scored by hierarchical_merging, without waterz.
 
-A merge function may be added if the score of a union is never below the scores of both parts: priority_merging relies
-on it.
+A merge function may be added if the score of a union is never below the scores of both parts:
+hierarchical_merging relies on it.
 """
 
 from __future__ import annotations

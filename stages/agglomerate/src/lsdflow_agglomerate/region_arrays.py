@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lsdflow_runtime.compiled import compiled
 
-# What stands for a quantile of the affinities of a face where the score is another.
+# Used in place of a quantile of the affinities of a face where the score is another function.
 MEAN, MEDIAN = -1, -2
 BINS = 256
 NONE = -1
@@ -35,7 +35,7 @@ class Edges(NamedTuple):
     alive: NDArray[np.bool_]
     stale: NDArray[np.bool_]
     score: NDArray[np.float32]
-    queued: Int64s  # origin under which the edge stands in the heap
+    queued: Int64s  # origin of the edge in the heap
     origin: Int64s
     faces: Int64s
     total: Int64s  # sum of affinities

@@ -1,30 +1,40 @@
-"""The stage: affinities and fragments in, edges of the region graph out, block by block.
+"""The stage: affinities and fragments in, edges of the region adjacency graph out.
 
-How the fragments are named decides how: fragments of blocks are scored in blocks, seamless ones on complete faces
-(seamless_task).
+The id mode of the fragments decides how. Fragments that end at block faces are scored in blocks, in one pass. Seamless
+ones are scored on complete faces: the faces of every block are counted, then the graph is agglomerated in super-blocks:
+
+    fragments, affinities --blocks--> edges_faces --super-blocks--> edges_<merge_function>
+
+The rows of faces are kept: another merge function needs no second reading of voxels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from lsdflow_agglomerate.block_edges import edges_of_block
-from lsdflow_agglomerate.blocking import plan_blocks
+from lsdflow_agglomerate.blocking import plan_blocks, plan_faces, plan_super_blocks
 from lsdflow_agglomerate.config import AgglomerateConfig
+from lsdflow_agglomerate.faces import box_with_lower_neighbours, count_faces
 from lsdflow_agglomerate.inputs import AgglomerateInputs, open_inputs
 from lsdflow_agglomerate.problems import check_block_merge_functions, problems_before_fragments
-from lsdflow_agglomerate.seamless_task import STAGE, resolved_plan, seamless_passes
+from lsdflow_agglomerate.super_blocks import GraphWork
 from lsdflow_contract.errors import ConfigError, StageError
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.graph import FACES
 from lsdflow_contract.manifest import work_key
-from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.blocks import Block, BlockPlan
 from lsdflow_runtime.engine.block_stage import BlockStage
 from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 
+STAGE = "agglomerate"
+
 
 class Agglomerate(BlockStage):
-    """The stage: one pass for fragments of blocks; for seamless fragments see seamless_task."""
+    """The stage: one pass for fragments that end at block faces; seamless ones: faces, then super-blocks."""
 
     name = STAGE
 
@@ -34,7 +44,7 @@ class Agglomerate(BlockStage):
         inputs = open_inputs(experiment, config)
         if inputs.seamless:
             return seamless_passes(experiment, config, inputs)
-        return [_blocks_task(experiment, config, inputs)]
+        return [scoring_pass(experiment, config, inputs)]
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found so far."""
@@ -45,7 +55,47 @@ class Agglomerate(BlockStage):
         return problems if problems or not made else super().problems(experiment)
 
 
-def _blocks_task(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:
+def seamless_passes(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> list[BlockTask]:
+    """All passes in their order; the last makes the edges of the graph."""
+    faces = faces_pass(experiment, config, inputs)
+    super_blocks = plan_super_blocks(config, faces.plan, inputs.naming, inputs.watershed_context_vox, inputs.grid)
+    resolved = resolved_plan(faces.plan)
+    if super_blocks.levels > 1:
+        resolved["super_block_vox"] = list(super_blocks.shape_vox)
+    parameters = {**config.parameters(), "resolved": resolved}
+    return [faces, *GraphWork(faces, super_blocks, config.merge_functions, parameters).passes()]
+
+
+def faces_pass(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:
+    """The first pass: faces between fragments, counted block by block."""
+    plan = plan_faces(config, inputs.naming, inputs.grid.voxel_size_nm)
+    parameters = {"part": FACES, "resolved": resolved_plan(plan)}
+    return BlockTask(
+        stage=STAGE,
+        experiment=experiment,
+        key=work_key(STAGE, parameters, inputs.identities),
+        config=parameters,
+        inputs=inputs.identities,
+        plan=plan,
+        outputs={},
+        open=partial(_open_counting, inputs),
+        label=FACES,
+        may_have_holes=True,
+    )
+
+
+@contextmanager
+def _open_counting(inputs: AgglomerateInputs) -> Iterator[BlockFunction]:
+    def count_block(block: Block) -> BlockOutput:
+        read = box_with_lower_neighbours(block.write, inputs.naming.total)
+        faces = count_faces(inputs.affs.read(block.write), inputs.fragments.read(read), block.write, read)
+        return BlockOutput(edges={FACES: faces}, facts={FACES: int(faces.count.sum()), "rows": len(faces)})
+
+    yield count_block
+
+
+def scoring_pass(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> BlockTask:
+    """The only pass for fragments that end at block faces: edges, scored block by block."""
     check_block_merge_functions(config)
     if config.super_block is not None:
         raise ConfigError(
@@ -64,13 +114,13 @@ def _blocks_task(experiment: Experiment, config: AgglomerateConfig, inputs: Aggl
         inputs=inputs.identities,
         plan=blocks,
         outputs={},
-        open=lambda: _opened(inputs, config.merge_functions),
+        open=partial(_open_scoring, inputs, config.merge_functions),
         may_have_holes=True,
     )
 
 
 @contextmanager
-def _opened(inputs: AgglomerateInputs, merge_functions: tuple[str, ...]) -> Iterator[BlockFunction]:
+def _open_scoring(inputs: AgglomerateInputs, merge_functions: tuple[str, ...]) -> Iterator[BlockFunction]:
     def score_block(block: Block) -> BlockOutput:
         read = block.read.intersect(inputs.naming.total)
         affs, fragments = inputs.affs.read(read), inputs.fragments.read(read)
@@ -79,3 +129,13 @@ def _opened(inputs: AgglomerateInputs, merge_functions: tuple[str, ...]) -> Iter
         return BlockOutput(edges=edges, facts=facts)
 
     yield score_block
+
+
+def resolved_plan(blocks: BlockPlan) -> dict[str, Any]:
+    """What the lengths of the table mean in voxels."""
+    return {
+        "total_begin_vox": list(blocks.total.begin_vox),
+        "total_shape_vox": list(blocks.total.shape_vox),
+        "block_shape_vox": list(blocks.write_shape_vox),
+        "context_vox": list(blocks.context_vox),
+    }

@@ -1,4 +1,4 @@
-"""Super-blocks: parts of the volume whose graphs fit one memory, joined eight by eight until one is the whole.
+"""Super-blocks: parts of the volume whose graphs fit into memory, joined eight by eight until one is the whole.
 
     level 1              level 2         level 3           A super-block of level 1 is made of whole blocks whose faces
     +--+--+--+--+--+     +-----+-----+-+  +-----------+    were counted; each level doubles the edges. The last has one.
@@ -7,22 +7,50 @@
     |  |  |  |  |  |     +-----+-----+-+  |           |    upper half along z, 2 along y, 1 along x, added up.
     +--+--+--+--+--+     +-----+-----+-+  +-----------+
 
-Which fragments of a super-block may be named outside of it? A block names a fragment only if it saw its seed, and the
-id tells where the seed is (1 + its place in the target). So those with a seed outside, or no farther inside than the
-context of watershed; and those named by the blocks directly above, which count the faces of our uppermost voxels.
+Which fragments of a super-block can occur outside of it? A block uses the id of a fragment only if it saw its seed, and
+the id contains the position of the seed (1 + position in the target). So those with a seed outside, or no farther
+inside than the context of watershed; and those in the blocks directly above, which count the faces of the uppermost
+voxels.
+
+The graph is agglomerated in super-blocks: up, then down.
+
+    rows of faces --level 1--> left --level 2--> left ... --last level--> every pair has its score
+                                                                    |
+    edges of the graph <--level 1-- settled <--level 2-- settled <--+
+
+Going up, every super-block merges what cannot depend on others, and stores what is left. Going down, it merges again,
+and what the level above settled completes its scores. A volume of one super-block needs one step. The blocks of these
+passes are super-blocks, so any workers process them. Only the last pass writes edges of the graph; the others write
+intermediate files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_agglomerate.face_graph import FaceGraph, add_faces, graph_of, rows_of
+from lsdflow_agglomerate.graph_agglomeration import (
+    SuperBlock,
+    agglomerate_super_block,
+    graph_of_faces,
+    graph_of_parts,
+    settled,
+)
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_contract.graph import FACES, RagEdges, RagFaces, RegionFaces
+from lsdflow_contract.manifest import work_key
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.engine.accepted_failures import recorded_numbers, result_key
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 
 PARTS = 8
 
@@ -107,3 +135,158 @@ def _layers_above(box: Box) -> Iterator[Box]:
 
 def _negative(vox: Vox3) -> Vox3:
     return -vox[0], -vox[1], -vox[2]
+
+
+@dataclass(frozen=True)
+class GraphWork:
+    """What all passes share: the pass that counted the faces, the super-blocks, and the settings of the stage."""
+
+    faces: BlockTask
+    super_blocks: SuperBlocks
+    merge_functions: tuple[str, ...]
+    config: dict[str, Any]
+
+    def passes(self) -> list[BlockTask]:
+        """The passes in their order; the last one makes the edges of the graph."""
+        up: list[BlockTask] = []
+        for level in range(1, self.super_blocks.levels):
+            up.append(self._pass("left", level, up[-1:], partial(_merging, self, level, tuple(up))))
+        down: list[BlockTask] = []
+        for level in range(self.super_blocks.levels, 0, -1):
+            open_blocks = partial(_settling, self, level, tuple(up), tuple(down))
+            down.append(self._pass("settled", level, [*up[-1:], *down[-1:]], open_blocks))
+        return [*up, *down]
+
+    def _pass(self, part: str, level: int, before: list[BlockTask], open_blocks: Any) -> BlockTask:
+        last = part == "settled" and level == 1
+        plan = self.super_blocks.plan(level)
+        config = self.config if last else {**self.config, "part": part, "level": level}
+        inputs = {
+            **self.faces.inputs,
+            FACES: result_key(self.faces),
+            **{f"pass {n}": task.key for n, task in enumerate(before)},
+        }
+        experiment = self.faces.experiment
+        return replace(
+            self.faces,
+            experiment=_with(experiment, files=not last, alone=len(plan) == 1),
+            key=work_key(self.faces.stage, config, inputs),
+            config=config,
+            inputs=inputs,
+            plan=plan,
+            open=open_blocks,
+            label="edges" if last else f"{part}_{level}",
+            may_have_holes=False,
+        )
+
+    def graphs(self, level: int, number: int, up: tuple[BlockTask, ...]) -> Iterator[tuple[str, FaceGraph]]:
+        """The graph of a super-block for each merge function, from rows of faces or what is left of its parts."""
+        if level == 1:
+            box = self.super_blocks.plan(1).block(number).write
+            whole = add_faces(_stored_faces(self.faces, self.super_blocks.face_blocks(box)))
+        for name in self.merge_functions:
+            if level == 1:
+                yield name, graph_of_faces(whole, name)
+            else:
+                parts = self.super_blocks.parts(level, number).values()
+                yield name, graph_of_parts([_left_of(up[level - 2], name, part) for part in parts], name)
+
+    def waiting(self, graph: FaceGraph, block: Block) -> UInt64s:
+        """Fragments of a super-block that rows outside of it may name."""
+        ids = np.unique(np.concatenate([graph.u, graph.v]))
+        near = ids[self.super_blocks.near_the_outside(ids, block.write)]
+        above = _stored_faces(self.faces, self.super_blocks.face_blocks_above(block.write))
+        named = [np.intersect1d(ids, ends) for rows in above for ends in (rows.u, rows.v)]
+        return np.unique(np.concatenate([near, *named]))
+
+    def merged(self, graph: FaceGraph, block: Block, merge_function: str) -> SuperBlock:
+        """A super-block after its merges."""
+        return agglomerate_super_block(graph, self.waiting(graph, block), merge_function)
+
+
+@contextmanager
+def _merging(work: GraphWork, level: int, up: tuple[BlockTask, ...]) -> Iterator[BlockFunction]:
+    """Up: merge, and store what is left."""
+
+    def merge_block(block: Block) -> BlockOutput:
+        edges: dict[str, RagEdges] = {}
+        for name, graph in work.graphs(level, block.number, up):
+            edges[f"left_{name}"] = rows_of(work.merged(graph, block, name).left)
+        return BlockOutput(edges=edges, facts={name: len(rows) for name, rows in edges.items()})
+
+    yield merge_block
+
+
+@contextmanager
+def _settling(
+    work: GraphWork, level: int, up: tuple[BlockTask, ...], down: tuple[BlockTask, ...]
+) -> Iterator[BlockFunction]:
+    """Down: the scores of all pairs of a super-block; for each part of it, or at level 1 for the graph."""
+
+    def settle_block(block: Block) -> BlockOutput:
+        edges: dict[str, RagEdges] = {}
+        for name, graph in work.graphs(level, block.number, up):
+            part = work.merged(graph, block, name)
+            if down:
+                whole, number = work.super_blocks.whole(level, block.number)
+                above = down[-1].rag_store.read_edges(down[-1].key, _settled_name(name, number), whole)
+                scores = settled(graph, part, above)
+            else:
+                scores = RagEdges(graph.u, graph.v, part.score)
+            if level == 1:
+                edges[name] = scores
+            else:
+                parts = work.super_blocks.parts(level, block.number)
+                left = {number: _left_of(up[level - 2], name, below) for number, below in parts.items()}
+                edges |= {_settled_name(name, number): rows for number, rows in _by_part(scores, left).items()}
+        return BlockOutput(edges=edges, facts={f"edges_{name}": len(rows) for name, rows in edges.items()})
+
+    yield settle_block
+
+
+def _by_part(scores: RagEdges, left: dict[int, FaceGraph]) -> dict[int, RagEdges]:
+    """The scores for each part: of a pair that several name, for the first only, which then answers for it."""
+    found, rest = {}, scores
+    for number in range(PARTS):
+        named = _is_among(rest, left[number]) if number in left else np.zeros(len(rest), bool)
+        found[number] = _rows(rest, named)
+        rest = _rows(rest, ~named)
+    return found
+
+
+def _is_among(edges: RagEdges, graph: FaceGraph) -> NDArray[np.bool_]:
+    pair = np.dtype([("u", np.uint64), ("v", np.uint64)])
+    ours, theirs = np.empty(len(edges), pair), np.empty(len(graph), pair)
+    ours["u"], ours["v"], theirs["u"], theirs["v"] = edges.u, edges.v, graph.u, graph.v
+    return np.isin(ours, theirs)
+
+
+def _rows(edges: RagEdges, chosen: NDArray[np.bool_]) -> RagEdges:
+    return RagEdges(edges.u[chosen], edges.v[chosen], edges.merge_score[chosen])
+
+
+def _settled_name(merge_function: str, part: int) -> str:
+    return f"settled_{merge_function}_{part}"
+
+
+def _left_of(up: BlockTask, merge_function: str, number: int) -> FaceGraph:
+    rows = up.rag_store.read_edges(up.key, f"left_{merge_function}", number)
+    if not isinstance(rows, RegionFaces):
+        raise BadData("these rows are no faces of regions", where=up.marks.where, hint=f"run {up.stage} repair")
+    return graph_of(rows)
+
+
+def _stored_faces(faces: BlockTask, numbers: list[int]) -> Iterator[RagFaces]:
+    """The rows of blocks; accepted failed ones have none, so the scores are those of the other faces."""
+    for number in sorted({*numbers} - recorded_numbers(faces)):
+        rows = faces.rag_store.read_edges(faces.key, FACES, number)
+        if not isinstance(rows, RagFaces):
+            raise BadData("these rows are no faces", where=faces.marks.where, hint=f"run {faces.stage} repair")
+        yield rows
+
+
+def _with(experiment: Experiment, *, files: bool, alone: bool) -> Experiment:
+    """The experiment as a pass sees it: rows of work in files; a single block is done by the coordinator itself."""
+    store = StoreTable(engine="files") if files else experiment.store
+    compute = experiment.compute.model_copy(update={"runner": "serial"}) if alone else experiment.compute
+    return replace(experiment, store=store, compute=compute)

@@ -1,31 +1,71 @@
-"""One block: from what is read (with context) to what is written: ids of the write box and the nodes of the graph.
+"""One block: from the affinities of its read box to the fragments of its write box and the nodes of the graph.
 
-read box  +-------------------+      fragments are made in the read box, so that those at the rim of the write box
-          |   +-----------+   |      look like those that the neighbour block makes;
-          |   | write box |   |      then cropped, cut into connected pieces, numbered, named.
+read box  +-------------------+      Fragments are made in the read box, so that those at the edge of the write box are
+          |   +-----------+   |      like those that the neighbouring block makes; then they are cropped.
+          |   | write box |   |
           |   +-----------+   |
           +-------------------+
+
+blocks      cropped fragments are cut into face-connected components, numbered, and named by block and number.
+seamless    fragments have the ids of their seeds, and are not cut. The nodes describe the voxels of the write box only;
+            those of all blocks that contain a part of a fragment add up. Where processes are thicker than the context,
+            blocks see other seeds: there the fragment ends at the face, and agglomerate joins it on the complete face.
+
+Affinities of bad sections (folds, knife marks, missing slices) are not used:
+
+    z     41   42   43   44   45            replace_sections = [43, 44]
+    zero  aa   aa   ..   ..   bb            no fragments there: the cell falls into two parts
+    copy  aa   aa   aa   bb   bb            fragments of the nearest good section (lower z on ties)
+
+z counts sections of the target volume from 0, so a section means the same in every block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.graph import RagNodes
-from lsdflow_watershed.fragments import FragmentRules, extract_fragments
-from lsdflow_watershed.ids import global_ids, number_components
-from lsdflow_watershed.mutex_fragments import MutexRules, extract_mutex_fragments
-from lsdflow_watershed.nodes import fragment_nodes
-from lsdflow_watershed.sections import Filling, replace_sections
+from lsdflow_watershed.distance import inside_mask, squared_distance
+from lsdflow_watershed.fragments import FragmentRules, drop_weak_fragments, extract_fragments
+from lsdflow_watershed.ids import global_ids, number_components, number_seeds, seed_ids
+from lsdflow_watershed.mutex import MutexRules, extract_mutex_fragments
+from lsdflow_watershed.nodes import fragment_nodes, partial_nodes
+from lsdflow_watershed.seamless_flood import flood_by_seed
+from lsdflow_watershed.seeds import label_seeds
+
+Filling = Literal["zero", "copy"]
+
+
+def replace_sections(
+    fragments: NDArray[np.uint32], begin_z: int, bad_z: Collection[int], filling: Filling
+) -> NDArray[np.uint32]:
+    """Clear the fragments of bad sections, or copy those of the nearest good section in this array.
+
+    :param fragments: (z, y, x) of which the first section is section `begin_z` of the volume.
+    :param bad_z: sections of the volume; those outside this array are ignored.
+    :returns: a new array; all 0 in a bad section without any good one to copy from.
+    """
+    bad = np.zeros(fragments.shape[0], bool)
+    bad[[z - begin_z for z in bad_z if 0 <= z - begin_z < fragments.shape[0]]] = True
+    good = np.flatnonzero(~bad)
+    replaced = fragments.copy()
+    for z in np.flatnonzero(bad):
+        if filling == "copy" and good.size:
+            replaced[z] = fragments[good[np.argmin(np.abs(good - z))]]
+        else:
+            replaced[z] = 0
+    return replaced
 
 
 @dataclass(frozen=True)
 class BlockPlace:
-    """Where a block lies on the target grid: its number, what it writes, what was read for it."""
+    """A block on the target grid: its number, write box and read box."""
 
     number: int
     write: Box
@@ -34,7 +74,7 @@ class BlockPlace:
 
 @dataclass(frozen=True)
 class BlockRules:
-    """What holds for every block: how fragments are made (mutex: by the mutex watershed), named, and bad sections."""
+    """The rules of every block: how fragments are made (mutex: by the mutex watershed) and named, and bad sections."""
 
     fragments: FragmentRules
     voxels_per_block: int
@@ -66,3 +106,45 @@ def fragments_of_block(
     ids = global_ids(numbers, place.number, rules.voxels_per_block)
     first_id = place.number * rules.voxels_per_block + 1
     return ids, fragment_nodes(numbers, count, first_id, place.write.begin_vox, grid)
+
+
+def seamless_fragments_of_block(
+    affs: NDArray[np.uint8], mask: NDArray[np.uint8] | None, place: BlockPlace, rules: BlockRules, grid: Geometry
+) -> tuple[NDArray[np.uint64], RagNodes]:
+    """Make the fragments of a block.
+
+    :param affs: (3, z, y, x) u8 of the read box.
+    :param mask: (z, y, x) u8 of the read box, fragments only where > 0; None = everywhere.
+    :param grid: the target volume: the ids of seeds are positions in it.
+    :returns: (z, y, x) u64 ids of the write box, 0 = no fragment; and a row for each id, ascending.
+    """
+    fragments, first = seeded_fragments(affs, mask, rules.fragments)
+    if rules.bad_z:
+        fragments = replace_sections(fragments, place.read.begin_vox[0], rules.bad_z, rules.filling)
+        if mask is not None:
+            fragments[mask == 0] = 0
+    ids = seed_ids(first, place.read, grid.shape_vox)
+    cropped = fragments[place.write.slices(relative_to=place.read.begin_vox)]
+    return ids[cropped], partial_nodes(cropped, ids, place.write.begin_vox, grid)
+
+
+def seeded_fragments(
+    affs: NDArray[np.uint8], mask: NDArray[np.uint8] | None, rules: FragmentRules
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Fragments of a box, numbered by their seeds.
+
+    :returns: (z, y, x) numbers 1..n, 0 = none; and (n,) row-major index of the first voxel of each seed in the box.
+    :raises BadData: when `affs` is no u8 array of three channels.
+    """
+    in_xy = rules.fragments_in_xy
+    inside = inside_mask(affs, in_xy)
+    if mask is not None:
+        inside &= mask > 0
+    distance = squared_distance(inside, in_xy)
+    seeds, first = number_seeds(label_seeds(distance, rules.min_seed_distance_vox, in_xy))
+    fragments = flood_by_seed(distance, seeds, in_xy)
+    if mask is not None:
+        fragments[mask == 0] = 0
+    if rules.filter_fragments > 0:
+        fragments = drop_weak_fragments(fragments, affs, rules.filter_fragments, in_xy)
+    return fragments, first

@@ -10,8 +10,7 @@ from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_runtime.blocks import BlockPlan, block_plan
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.flood import LARGEST_VOLUME_VOX
-from lsdflow_watershed.ids import check_id_range
-from lsdflow_watershed.seed_names import check_voxel_range
+from lsdflow_watershed.ids import check_id_range, check_voxel_range
 
 # In shortest voxel edges. Seamless fragments agree as far as the context reaches: with 48 their number is within 1 % of
 # one shot on FIB-25, with 32 within 6 % (benchmarks/block_invariance.py).

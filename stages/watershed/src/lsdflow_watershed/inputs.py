@@ -36,7 +36,7 @@ def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInp
 
     :raises MissingInput: predict has not finished, or an array is not there.
     :raises BadData: the affinities are no u8 array with an offset for each channel.
-    :raises ConfigError: an array does not lie on the voxels of the target.
+    :raises ConfigError: an array is not aligned with the voxels of the target.
     """
     predict = read_manifest(experiment.layout, "predict")
     grid = target_grid(experiment)

@@ -1,19 +1,22 @@
 """Mutex watershed: fragments from affinities to near and far voxels, without seeds and without a threshold.
 
 1. An affinity (0 to 1) plus the bias of its channel is the weight of an edge: above 0 it attracts, below 0 it repels.
-2. Edges are taken from strong to weak, attracting and repelling ones alike; two clusters that hold the ends of one
+2. Edges are processed from strong to weak, attracting and repelling ones alike. For the two clusters that contain the
+   ends of an edge:
 
-       attracting   become one, unless a mutex stands between them;       (o o)~~~(o o)   ->   (o o o o)
-       repelling    get a mutex between them: they never become one.      (o o) | (o o)
+       attracting   they become one, unless there is a mutex between them;       (o o)~~~(o o)   ->   (o o o o)
+       repelling    they get a mutex: they never become one.                     (o o) | (o o)
 
-3. What is left are the fragments. A voxel that nothing attracts is in none.
+3. The clusters are the fragments. A voxel that nothing attracts is in none.
+4. `remove_debris_vox`: clear fragments of few voxels.
+5. `filter_fragments` and `epsilon_agglomerate` as for seeded fragments, by the three nearest affinities.
 
-Edges of equal strength: by channel, attracting before repelling, by place. So the result is a function of the
+Edges of equal strength: by channel, attracting before repelling, by position. So the result is a function of the
 affinities alone, and it is that of `mwatershed.agglom(affs + bias, offsets)` where no two strengths are equal.
 
-Source: Wolf et al. (2019), The Mutex Watershed and its Objective, arXiv 1904.12654. How clusters and mutexes are kept:
-mutex_clusters.py. Grey levels are few, so edges are counted instead of sorted, and taken in rounds of as many as there
-are voxels; of a later round only those are looked at whose ends are still apart (Osipov et al. 2009, filter-Kruskal).
+Source: Wolf et al. (2019), The Mutex Watershed and its Objective, arXiv 1904.12654. Clusters and mutexes:
+mutex_clusters.py. Grey levels are few, so edges are counted instead of sorted, and processed in rounds of as many as
+there are voxels; of a later round only those whose ends are still apart (Osipov et al. 2009, filter-Kruskal).
 """
 
 from __future__ import annotations
@@ -24,15 +27,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_runtime.compiled import compiled
 from lsdflow_watershed.distance import FULL_SCALE
+from lsdflow_watershed.fragments import FragmentRules, agglomerate_until, drop_weak_fragments
 from lsdflow_watershed.mutex_clusters import Clusters
 
 Bytes = NDArray[np.uint8]
 _LEVELS = FULL_SCALE + 1
 # Weights nearer than this are equal: 51/255 - 0.2 is 0.
 _DECIMALS = 9
+_NEAREST = 3
+_EVERY_VOXEL: Vox3 = (1, 1, 1)
+# In shortest voxel edges; of 1, 2, 4 and 8 this was the best on FIB-25 (benchmarks/README.md).
+_USUAL_STRIDE_EDGES = 4
 
 
 @dataclass(frozen=True)
@@ -210,3 +219,77 @@ def _collect(
                 if one != other:
                     order[place] = begin
                     places[grey] = place + 1
+
+
+@dataclass(frozen=True)
+class MutexRules:
+    """The channels of the affinities, and the smallest fragment that is kept."""
+
+    channels: tuple[Channel, ...]
+    remove_debris_vox: int = 0
+
+
+def usual_stride_vox(voxel_size_nm: Nm3) -> Vox3:
+    """Every so many voxels per axis, about as far apart along each: with all of them, noise cuts cells to pieces."""
+    reach_nm = _USUAL_STRIDE_EDGES * min(voxel_size_nm)
+    z, y, x = (max(1, round(reach_nm / edge)) for edge in voxel_size_nm)
+    return z, y, x
+
+
+def mutex_channels(neighborhood: Sequence[Vox3], bias: Sequence[float], strides: Sequence[Vox3]) -> tuple[Channel, ...]:
+    """Offset, bias and stride of each channel: as given (one for all, or one each), else as published: every voxel.
+
+    :raises ConfigError: neither one nor as many as there are channels.
+    """
+    count = len(neighborhood)
+    if not bias:
+        bias = [-0.5] * count if count == _NEAREST else [0.0] * _NEAREST + [-1.0] * (count - _NEAREST)
+    if len(bias) == 1:
+        bias = [bias[0]] * count
+    if len(strides) <= 1:
+        strides = [_EVERY_VOXEL] * _NEAREST + [strides[0] if strides else _EVERY_VOXEL] * (count - _NEAREST)
+    for name, values in (("mutex_bias", bias), ("mutex_strides", strides)):
+        if len(values) != count:
+            raise ConfigError(
+                "not as many values as the affinities have channels",
+                where=f"watershed.{name}",
+                wanted=f"one, or {count}: for the offsets {[list(offset) for offset in neighborhood]}",
+                found=len(values),
+            )
+    return tuple(Channel(*of_channel) for of_channel in zip(neighborhood, bias, strides, strict=True))
+
+
+def extract_mutex_fragments(
+    affs: NDArray[np.uint8],
+    mask: NDArray[np.uint8] | None,
+    rules: FragmentRules,
+    mutex: MutexRules,
+    begin_vox: Vox3,
+) -> NDArray[np.uint32]:
+    """Make the fragments of one block.
+
+    :param affs: (channels, z, y, x) u8, the three nearest first.
+    :param mask: (z, y, x) u8, fragments only where > 0; None = everywhere.
+    :param begin_vox: where the box begins in the volume.
+    :returns: (z, y, x), 0 = no fragment; numbers mean nothing outside this array.
+    """
+    in_xy = rules.fragments_in_xy
+    chosen = [n for n, channel in enumerate(mutex.channels) if not (in_xy and channel.offset_vox[0])]
+    values = affs if len(chosen) == len(affs) else affs[chosen]
+    fragments = mutex_watershed(values, [mutex.channels[n] for n in chosen], mask, begin_vox)
+    if mutex.remove_debris_vox > 1:
+        fragments = remove_debris(fragments, mutex.remove_debris_vox)
+    if rules.filter_fragments > 0:
+        fragments = drop_weak_fragments(fragments, affs, rules.filter_fragments, in_xy)
+    if rules.epsilon_agglomerate > 0:
+        fragments = agglomerate_until(fragments, affs, rules.epsilon_agglomerate)
+    return fragments
+
+
+def remove_debris(fragments: NDArray[np.uint32], smallest_vox: int) -> NDArray[np.uint32]:
+    """Clear fragments of fewer than `smallest_vox` voxels."""
+    sizes = np.bincount(fragments.ravel())
+    kept = np.arange(sizes.size, dtype=np.uint32)
+    kept[sizes < smallest_vox] = 0
+    cleared: NDArray[np.uint32] = kept[fragments]
+    return cleared

@@ -127,7 +127,7 @@ def _root(parent: Int32s, voxel: int) -> int:
 
 @compiled
 def _place(pairs: Pairs, one: int | np.int64, other: int | np.int64) -> tuple[np.int64, np.uint64]:
-    """Where the pair lies in the set, or would."""
+    """The index of the pair in the set, or the free one for it."""
     pair = (np.uint64(min(one, other)) << np.uint64(32)) | np.uint64(max(one, other))
     mixed = pair * np.uint64(0x9E3779B97F4A7C15)
     last = np.uint64(pairs.size - 1)

@@ -20,7 +20,7 @@ def fragment_nodes(numbers: NDArray[np.uint64], count: int, first_id: int, begin
     :param numbers: (z, y, x) local numbers 1..count of the block, 0 = none; each number occurs.
     :param first_id: id of number 1; number n has id first_id + n - 1.
     :param begin_vox: index of the first voxel of the block on `grid`.
-    :param grid: the target volume, which says where its voxels lie in nm.
+    :param grid: the grid of the target volume, for positions in nm.
     """
     size, total = _sizes_and_sums(numbers, count)
     ids = np.arange(count, dtype=np.uint64) + np.uint64(first_id)
@@ -28,7 +28,7 @@ def fragment_nodes(numbers: NDArray[np.uint64], count: int, first_id: int, begin
 
 
 def partial_nodes(numbers: NDArray[np.uint32], ids: NDArray[np.uint64], begin_vox: Vox3, grid: Geometry) -> RagNodes:
-    """Measure the parts of fragments that lie in a block: size and centre of these voxels alone; parts add up.
+    """Measure the parts of fragments in a block: size and centre of these voxels alone; parts add up.
 
     :param numbers: (z, y, x) numbers below n, 0 = none; not all of them occur.
     :param ids: (n,) id of each number, ascending.

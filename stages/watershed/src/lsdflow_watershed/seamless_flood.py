@@ -6,14 +6,14 @@ belongs to the seed whose flood reaches it first, with time (level, step, way, s
     level   smallest depth on the way from the seed: deep levels come first
     step    voxels of just that depth walked since that level began; a hill is climbed in no time, and as a whole
     way     the time of the voxel before, and so on back to the seed: over the steeper side first
-    seed    number of the seed, which follows the place of its first voxel in the volume (seed_names.py)
+    seed    number of the seed, in the order of their first voxels in the volume (ids.py)
 
     depth   7 5 3 3 8 6 3 3 5 7     level 3: both floods come the same way and walk one voxel a step; they reach the
     flood   A A A A A A B B B B     unseeded hill in the middle in the same step: A, the smaller, gets all of it
 
 A queue that is first in first out keeps the order of ways by itself. Voxels with one level, step and way share a turn;
-of all floods that reach a voxel or a hill from one turn the smallest seed wins. So the order in which voxels lie in
-memory takes no part in it: flip the axes, and the result is the flipped one.
+of all floods that reach a voxel or a hill from one turn the smallest seed wins. So the order of voxels in
+memory does not matter: flip the axes, and the result is the flipped one.
 
 A voxel waits in the queue of its depth, behind those that were reached before it; the queue of the current level grows
 while it is emptied. Of a voxel that is reached, the word holds the turn instead of the depth. It is marked until its
@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_runtime.compiled import compiled
-from lsdflow_watershed.flood_words import LABEL, MARK, ONE, UInt32s, UInt64s, flood_words, labels_of
+from lsdflow_watershed.flood import LABEL, MARK, ONE, UInt32s, UInt64s, labels_of, pack_voxels
 
 Moves = tuple[np.uint64, np.uint64, np.uint64]
 TURN = MARK - ONE
@@ -49,7 +49,7 @@ def flood_by_seed(distance_squared: NDArray[np.int32], seeds: UInt32s, in_xy: bo
     """
     if seeds.size == 0:
         return seeds.copy()
-    words = flood_words(distance_squared, seeds, in_xy)
+    words = pack_voxels(distance_squared, seeds, in_xy)
     _sink(words.word, words.waiting, (words.first, words.tail), words.moves)
     return labels_of(words, seeds.shape)
 

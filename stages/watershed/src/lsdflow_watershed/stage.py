@@ -18,13 +18,12 @@ from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockT
 from lsdflow_runtime.io.target import knows_target, target_grid
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_runtime.store.stores import store_facts
-from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block
+from lsdflow_watershed.block_fragments import BlockPlace, BlockRules, fragments_of_block, seamless_fragments_of_block
 from lsdflow_watershed.blocking import check_sections, check_seed_ids, plan_blocks
 from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.fragments import FragmentRules
 from lsdflow_watershed.inputs import WatershedInputs, note_mask, open_inputs, open_mask, read_mask
-from lsdflow_watershed.mutex_fragments import MutexRules, mutex_channels, usual_stride_vox
-from lsdflow_watershed.seamless_block import seamless_fragments_of_block
+from lsdflow_watershed.mutex import MutexRules, mutex_channels, usual_stride_vox
 
 STAGE = "watershed"
 
