@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.lock_file import Holder
 from lsdflow_command.processes import pid_namespace
-from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.telling.activity import with_activity
 from lsdflow_launch.telling.state import status_of

@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
+from lsdflow_command.monitoring import monitored
 from lsdflow_command.progress import Progress
-from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.experiment import Experiment, load_experiment
 
 HERE = Path(__file__).resolve().parent

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from lsdflow_command.attempts import FOLDER
+from lsdflow_command.metrics import GAUGES, StageMetrics
+from lsdflow_command.monitoring import monitored
 from lsdflow_command.progress import Progress
-from lsdflow_command.watching.attempts import FOLDER
-from lsdflow_command.watching.metrics import GAUGES, StageMetrics
-from lsdflow_command.watching.monitoring import monitored
 
 from .conftest import REPOSITORY, make_experiment
 

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lsdflow_command import progress as progress_module
+from lsdflow_command.attempts import FOLDER, Attempt
+from lsdflow_command.metrics import BLOCK_SECONDS, LABELS, BlockCounts, StageMetrics
+from lsdflow_command.monitoring import monitored
 from lsdflow_command.progress import Progress
-from lsdflow_command.watching.attempts import FOLDER, Attempt
-from lsdflow_command.watching.metrics import BLOCK_SECONDS, LABELS, BlockCounts, StageMetrics
-from lsdflow_command.watching.monitoring import monitored
 
 from .conftest import make_experiment
 

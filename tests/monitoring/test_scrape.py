@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lsdflow_command.watching.attempts import AttemptReader
+from lsdflow_command.attempts import AttemptReader
 
 from .conftest import BLOCKS, REPOSITORY, Watched, eventually
 

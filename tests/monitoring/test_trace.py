@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lsdflow_command.attempts import FOLDER, AttemptLog, AttemptReader
+from lsdflow_command.metrics import BlockCounts
 from lsdflow_command.runfolder import run_folder
-from lsdflow_command.watching.attempts import FOLDER, AttemptLog, AttemptReader
-from lsdflow_command.watching.metrics import BlockCounts
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_contract.experiment import Experiment
 from lsdflow_launch.telling.trace import COLUMNS

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsdflow_command.watching.attempts import AttemptReader
+from lsdflow_command.attempts import AttemptReader
 from lsdflow_contract.errors import BadData, BlocksFailed, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest

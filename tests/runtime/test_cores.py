@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_command.cores import available_cores, cgroup_quota, slurm_cores
+from lsdflow_command.machine import available_cores, cgroup_quota, slurm_cores
 
 
 def written(root: Path, files: dict[str, str]) -> Path:

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from lsdflow_command.memory import MIB, free_memory_bytes, memory_limit_bytes
+from lsdflow_command.machine import MIB, free_memory_bytes, memory_limit_bytes
 
 
 def test_free_memory_is_what_the_tightest_of_machine_cgroups_and_job_leaves(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lsdflow_command.watching.resources import Memory, Usage, memory, usage, workers_of
+from lsdflow_command.resources import Memory, Usage, memory, usage, workers_of
 
 MIB = 2**20
 # Linux adds up the pages of a process per processor, and compares the peak with a sum that may lag behind.

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lsdflow_command.watching.metrics import StageMetrics
-from lsdflow_command.watching.monitoring import monitored
+from lsdflow_command.metrics import StageMetrics
+from lsdflow_command.monitoring import monitored
 from lsdflow_training.trainer import train
 
 

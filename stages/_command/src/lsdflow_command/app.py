@@ -1,14 +1,18 @@
 """stage_app: one typer application per stage, the same verbs, options and exit codes everywhere.
 
-run       run the stage, or resume an interrupted run
-validate  report all problems; writes nothing
-plan      what a run would do
-status    what is done
-verify    re-read the results of a finished stage and check them
-repair    recompute what is missing or damaged, and nothing else (prepare, and stages that process blocks)
-schema    JSON schema of the stage's table
-worker    process blocks for a coordinator in another job (stages that process blocks)
-measure, doctor   called by lsdflow plan and lsdflow doctor (asked.py)
+run        run the stage, or resume an interrupted run
+validate   report all problems; writes nothing
+plan       what a run would do
+status     what is done
+verify     re-read the results of a finished stage and check them
+repair     recompute what is missing or damaged, and nothing else (prepare, and stages that process blocks)
+schema     JSON schema of the stage's table
+worker     process blocks for a coordinator in another job (stages that process blocks)
+
+Called by other commands of lsdflow:
+measure    compute a block, or some steps of a training, in a temporary folder, and report time and memory
+doctor     report what this command finds on this machine: devices of its network library, store of the experiment
+drop-rows  remove the done marks and the rows of results from the store, which `lsdflow clean` removes
 """
 
 from __future__ import annotations
@@ -17,10 +21,9 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from dataclasses import replace as replaced
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,9 +34,9 @@ from lsdflow_command.code_cache import use_own_code_cache
 from lsdflow_command.completion import experiment_folders, settings
 from lsdflow_command.console import error_text, form_log_lines, start_logging
 from lsdflow_command.interruption import end_if_asked, interrupt_on_signals, unwrapped_interrupts
+from lsdflow_command.monitoring import monitored
 from lsdflow_command.runfolder import run_folder
 from lsdflow_command.stage import Stage, load_stage
-from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import ConfigError, InternalError, Interrupted, StageError, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
@@ -41,9 +44,6 @@ from lsdflow_contract.model import StrictModel
 
 LOG = logging.getLogger("lsdflow")
 
-PLAN = "Show what a run would do: blocks, bytes, time."
-STATUS = "Show what is done so far."
-VERIFY = "Re-read the results of the finished stage and check them; the exit code is 0 only if all are correct."
 EXPERIMENT, SETTING = (
     "experiment.toml, or its folder",
     "table.key=value: replaces this setting of experiment.toml (repeat for more)",
@@ -54,6 +54,13 @@ ExperimentOption = Annotated[
 SetOption = Annotated[list[str] | None, typer.Option("--set", help=SETTING, autocompletion=settings)]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="also print tracebacks")]
+DescriptionsOption = Annotated[
+    Path | None,
+    typer.Option(hidden=True, help="plan from what earlier stages described in this folder, and describe the results"),
+]
+IntoOption = Annotated[Path, typer.Option(help="temporary folder, which must not exist yet; delete it afterwards")]
+MaybeExperiment = Annotated[Path | None, typer.Option("--experiment", "-e", help=EXPERIMENT)]
+KeyArgument = Annotated[list[str], typer.Argument(help="keys of results, or their beginnings")]
 
 
 def _warn_of_replace(given: bool) -> None:
@@ -62,10 +69,6 @@ def _warn_of_replace(given: bool) -> None:
 
 
 OldReplaceOption = Annotated[bool, typer.Option("--replace", hidden=True, callback=_warn_of_replace)]
-DescriptionsOption = Annotated[
-    Path | None,
-    typer.Option(hidden=True, help="plan from what earlier stages described in this folder, and describe the results"),
-]
 
 
 @dataclass(frozen=True)
@@ -86,17 +89,17 @@ def stage_app(stage: StageCommand) -> Verbs:
     app.callback(help=f"The stage {stage.name} of lsdflow. Example: {stage.name} run --experiment DIR")(
         _version_callback(stage)
     )
-    _add_run(app, stage)
-    _add_repair(app, stage)
-    _add_validate(app, stage)
-    _add_plan(app, stage)
-    add_report_verb(app, "status", STATUS, lambda experiment: stage.load().status(experiment))
-    add_report_verb(app, "verify", VERIFY, lambda experiment: stage.load().verify(experiment))
-    _add_schema(app, stage)
-    _add_worker(app, stage)
-    from lsdflow_command.asked import add_asked_verbs  # it needs this module whole
-
-    add_asked_verbs(app, stage)
+    _add_run_and_repair(app, stage)
+    _add_validate_and_plan(app, stage)
+    add_report_verb(app, "status", "Show what is done so far.", lambda experiment: stage.load().status(experiment))
+    add_report_verb(
+        app,
+        "verify",
+        "Re-read the results of the finished stage and check them; the exit code is 0 only if all are correct.",
+        lambda experiment: stage.load().verify(experiment),
+    )
+    _add_schema_and_worker(app, stage)
+    _add_verbs_for_other_commands(app, stage)
     return app
 
 
@@ -107,7 +110,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
         yield
     except StageError as error:
         _show_traceback(debug)
-        raise _told(error, as_json) from error
+        raise _reported(error, as_json) from error
     except typer.Exit:
         raise
     except (KeyboardInterrupt, typer.Abort) as error:  # Abort: no answer to a question
@@ -116,10 +119,10 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
     except Exception as error:
         _show_traceback(debug)
         what = f"internal: {type(error).__name__}: {error}"
-        raise _told(InternalError(what, hint="run with --debug and report it"), as_json) from error
+        raise _reported(InternalError(what, hint="run with --debug and report it"), as_json) from error
 
 
-def _told(error: StageError, as_json: bool) -> typer.Exit:
+def _reported(error: StageError, as_json: bool) -> typer.Exit:
     """Report an error, with as_json on stdout as JSON; the exception that ends the command with its code."""
     text = json.dumps(error.as_dict()) if as_json else error_text(error.message(), sys.stderr)
     typer.echo(text, err=not as_json)
@@ -147,6 +150,10 @@ def _name_file(error: StageError, experiment: Experiment) -> None:
         error.where = f"{path}: {error.where}" if error.where else path
 
 
+def _show_facts(facts: Mapping[str, Any], as_json: bool) -> None:
+    typer.echo(json.dumps(facts) if as_json else "\n".join(f"{k}: {v}" for k, v in facts.items()))
+
+
 def _version_callback(stage: StageCommand) -> Callable[..., None]:
     def print_version(wanted: bool) -> None:
         if wanted:
@@ -164,18 +171,38 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
     return callback
 
 
-def _load(path: Path, overrides: list[str] | None) -> Experiment:
-    return load_experiment(path, overrides or [])
+@contextmanager
+def _opened(
+    path: Path,
+    overrides: list[str] | None,
+    debug: bool,
+    as_json: bool = False,
+    *,
+    descriptions: Path | None = None,
+    interruptible: bool = False,
+) -> Iterator[Experiment]:
+    """The experiment of a verb; errors, and signals if `interruptible`, end the command with their exit code."""
+    with exit_codes(debug, as_json), interrupt_on_signals() if interruptible else nullcontext():
+        experiment = replace(load_experiment(path, overrides or []), descriptions=descriptions)
+        with naming_file(experiment):
+            yield experiment
 
 
-def _begin(stage: StageCommand, path: Path, overrides: list[str] | None) -> Experiment:
-    """The experiment of work that begins, which says in what form its log lines are."""
-    loaded = _load(path, overrides)
-    form_log_lines(loaded.compute.log_format, stage.name)
-    return loaded
+@contextmanager
+def _begun(stage: StageCommand, experiment: Experiment) -> Iterator[Stage]:
+    """The stage, for a verb that computes: it has a run folder and metrics, and signals interrupt it."""
+    config = experiment.table(stage.name, stage.config)
+    LOG.debug("%s: %s", experiment.path, config.model_dump_json())
+    with ExitStack() as run:
+        run.enter_context(run_folder(stage.name, experiment, config.model_dump(mode="json")))
+        run.enter_context(monitored(stage.name, experiment))
+        run.enter_context(unwrapped_interrupts())
+        loaded = stage.load()
+        end_if_asked()
+        yield loaded
 
 
-def _add_run(app: typer.Typer, stage: StageCommand) -> None:
+def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(help="Run the stage, or resume an interrupted run.")
     def run(
         experiment: ExperimentOption,
@@ -185,20 +212,26 @@ def _add_run(app: typer.Typer, stage: StageCommand) -> None:
         debug: DebugOption = False,
     ) -> None:
         del replace
-        with exit_codes(debug, as_json=json_), interrupt_on_signals():
-            loaded = _begin(stage, experiment, override)
-            config = loaded.table(stage.name, stage.config)
-            LOG.debug("%s: %s", loaded.path, config.model_dump_json())
-            folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
-            with naming_file(loaded), folder, monitored(stage.name, loaded), unwrapped_interrupts():
-                made = stage.load()
-                end_if_asked()
-                made.run(loaded)
+        with _opened(experiment, override, debug, json_, interruptible=True) as opened:
+            form_log_lines(opened.compute.log_format, stage.name)
+            with _begun(stage, opened) as begun:
+                begun.run(opened)
             if json_:
-                typer.echo(json.dumps(_made(loaded, stage.name)))
+                typer.echo(json.dumps(_results(opened, stage.name)))
+
+    @app.command(help="Re-read all results and recompute only those that are missing or damaged.")
+    def repair(
+        experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
+    ) -> None:
+        with _opened(experiment, override, debug, json_, interruptible=True) as opened:
+            form_log_lines(opened.compute.log_format, stage.name)
+            if not stage.load().repairable:
+                raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run")
+            with _begun(stage, opened) as begun:
+                _show_facts(begun.repair(opened), json_)
 
 
-def _made(experiment: Experiment, name: str) -> dict[str, Any]:
+def _results(experiment: Experiment, name: str) -> dict[str, Any]:
     """The results of a finished stage, from its manifest; {} if it has none (one process of many)."""
     if not experiment.layout.manifest(name).exists():
         return {}
@@ -206,27 +239,7 @@ def _made(experiment: Experiment, name: str) -> dict[str, Any]:
     return {"stage": name, "identity": manifest.identity, "outputs": manifest.outputs, "facts": manifest.facts}
 
 
-def _add_repair(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help="Re-read all results and recompute only those that are missing or damaged.")
-    def repair(
-        experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
-    ) -> None:
-        with exit_codes(debug, as_json=json_), interrupt_on_signals():
-            loaded = _begin(stage, experiment, override)
-            config = loaded.table(stage.name, stage.config)
-            made = stage.load()
-            if not made.repairable:
-                raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run")
-            folder = run_folder(stage.name, loaded, config.model_dump(mode="json"))
-            with folder, monitored(stage.name, loaded), unwrapped_interrupts():
-                _show_facts(made.repair(loaded), json_)
-
-
-def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
-    typer.echo(json.dumps(facts) if as_json else "\n".join(f"{k}: {v}" for k, v in facts.items()))
-
-
-def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
+def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(help="Report all configuration and input problems; writes nothing.")
     def validate(
         experiment: ExperimentOption,
@@ -235,27 +248,45 @@ def _add_validate(app: typer.Typer, stage: StageCommand) -> None:
         json_: JsonOption = False,
         debug: DebugOption = False,
     ) -> None:
-        with exit_codes(debug, as_json=json_):
-            loaded = replaced(_load(experiment, override), descriptions=descriptions)
-            with naming_file(loaded):
-                try:
-                    loaded.table(stage.name, stage.config)
-                    found = stage.load().validate(loaded)
-                finally:
-                    if descriptions is not None:
-                        _describe(stage, loaded)
-            for problem in found:
-                _name_file(problem, loaded)
+        with (
+            _opened(experiment, override, debug, json_, descriptions=descriptions) as opened,
+            _described(stage, opened),
+        ):
+            opened.table(stage.name, stage.config)
+            found = stage.load().validate(opened)
+        for problem in found:
+            _name_file(problem, opened)
         _show_problems(stage.name, found, json_)
 
+    @app.command(help="Show what a run would do: blocks, bytes, time.")
+    def plan(
+        experiment: ExperimentOption,
+        override: SetOption = None,
+        descriptions: DescriptionsOption = None,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        with _opened(experiment, override, debug, json_, descriptions=descriptions) as opened:
+            with _described(stage, opened):
+                facts = stage.load().plan(opened)
+            _show_facts(facts, json_)
 
-def _describe(stage: StageCommand, loaded: Experiment) -> None:
-    """Describe the results for the checks of later stages; where the settings are wrong, with the defaults."""
-    without_settings = {name: table for name, table in loaded.tables.items() if name != stage.name}
-    for candidate in (loaded, replaced(loaded, tables=without_settings)):
-        with suppress(StageError):
-            stage.load().describe(candidate)
-            return
+
+@contextmanager
+def _described(stage: StageCommand, experiment: Experiment) -> Iterator[None]:
+    """After the block, describe the results if later stages are to be planned from them.
+
+    Where the settings are wrong, they are described as with the defaults, so that later stages can be checked.
+    """
+    try:
+        yield
+    finally:
+        if experiment.descriptions is not None:
+            defaults = {name: table for name, table in experiment.tables.items() if name != stage.name}
+            for candidate in (experiment, replace(experiment, tables=defaults)):
+                with suppress(StageError):
+                    stage.load().describe(candidate)
+                    break
 
 
 def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None:
@@ -269,26 +300,6 @@ def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None
         raise typer.Exit(problems[0].exit_code)
 
 
-def _add_plan(app: typer.Typer, stage: StageCommand) -> None:
-    @app.command(help=PLAN)
-    def plan(
-        experiment: ExperimentOption,
-        override: SetOption = None,
-        descriptions: DescriptionsOption = None,
-        json_: JsonOption = False,
-        debug: DebugOption = False,
-    ) -> None:
-        with exit_codes(debug, as_json=json_):
-            loaded = replaced(_load(experiment, override), descriptions=descriptions)
-            with naming_file(loaded):
-                try:
-                    facts = stage.load().plan(loaded)
-                finally:
-                    if descriptions is not None:
-                        _describe(stage, loaded)
-            _show_facts(facts, json_)
-
-
 def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Experiment], dict[str, Any]]) -> None:
     """Give the application a verb that reports facts of an experiment."""
 
@@ -296,24 +307,55 @@ def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Exp
     def report(
         experiment: ExperimentOption, override: SetOption = None, json_: JsonOption = False, debug: DebugOption = False
     ) -> None:
-        with exit_codes(debug, as_json=json_):
-            loaded = _load(experiment, override)
-            with naming_file(loaded):
-                _show_facts(facts(loaded), json_)
+        with _opened(experiment, override, debug, json_) as opened:
+            _show_facts(facts(opened), json_)
 
 
-def _add_schema(app: typer.Typer, stage: StageCommand) -> None:
+def _add_schema_and_worker(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(help="Print the JSON schema of the stage's table in experiment.toml.")
     def schema() -> None:
         typer.echo(json.dumps(stage.config.model_json_schema()))
 
-
-def _add_worker(app: typer.Typer, stage: StageCommand) -> None:
     @app.command(
         help="Process blocks for a coordinator in another job (one that runs with --set compute.runner=cluster)."
     )
     def worker(experiment: ExperimentOption, override: SetOption = None, debug: DebugOption = False) -> None:
-        with exit_codes(debug), interrupt_on_signals():
-            loaded = _begin(stage, experiment, override)
-            with naming_file(loaded), monitored(stage.name, loaded, is_worker=True):
-                stage.load().join(loaded)
+        with _opened(experiment, override, debug, interruptible=True) as opened:
+            form_log_lines(opened.compute.log_format, stage.name)
+            with monitored(stage.name, opened, is_worker=True):
+                stage.load().join(opened)
+
+
+def _add_verbs_for_other_commands(app: typer.Typer, stage: StageCommand) -> None:
+    @app.command(help="Run one block, or some training steps, in a temporary folder and report time and memory.")
+    def measure(
+        experiment: ExperimentOption,
+        into: IntoOption,
+        override: SetOption = None,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        with _opened(experiment, override, debug, json_, interruptible=True) as opened:
+            _show_facts(stage.load().measure(opened, into.absolute()), json_)
+
+    @app.command(help="Report the devices that this command finds; with an experiment, also its store.")
+    def doctor(
+        experiment: MaybeExperiment = None,
+        override: SetOption = None,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        with exit_codes(debug, json_):
+            loaded = None if experiment is None else load_experiment(experiment, override or [])
+            _show_facts(stage.load().doctor(loaded), json_)
+
+    @app.command(name="drop-rows", hidden=True, help="Remove done marks and rows of results from the store.")
+    def drop_rows(
+        key: KeyArgument,
+        experiment: ExperimentOption,
+        override: SetOption = None,
+        json_: JsonOption = False,
+        debug: DebugOption = False,
+    ) -> None:
+        with _opened(experiment, override, debug, json_) as opened:
+            _show_facts(stage.load().drop_rows(opened, key), json_)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from lsdflow_command.console import is_quiet
-from lsdflow_command.watching.monitoring import MONITOR
+from lsdflow_command.monitoring import MONITOR
 
 LOG = logging.getLogger("lsdflow.progress")
 SECONDS_TO_FIRST_LINE = 3.0
@@ -25,7 +25,7 @@ class Progress:
     """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate.
 
     seconds: the run ends after these if it has not ended before.  gauges: values that only the metrics show, by their
-    names (watching.metrics.GAUGES).  `failed` units are shown beside those that are done; the caller sets it.
+    names (metrics.GAUGES).  `failed` units are shown beside those that are done; the caller sets it.
     """
 
     def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.console import JsonLines
-from lsdflow_command.watching.run_resources import resources_taken
+from lsdflow_command.resources import resources_taken
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import disk_errors, storage_errors, write_json

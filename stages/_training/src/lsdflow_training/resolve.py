@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any, TypeVar
 
-from lsdflow_command.cores import available_cores
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
 from lsdflow_contract.checkpoint import Bundle, Kind, UNetSpec
 from lsdflow_contract.errors import ConfigError

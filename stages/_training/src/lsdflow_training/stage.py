@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lsdflow_command.watching.monitoring import hand_over
+from lsdflow_command.monitoring import hand_over
 from lsdflow_contract.checkpoint import (
     BUNDLE_JSON,
     PLANNED,

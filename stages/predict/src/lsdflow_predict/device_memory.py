@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from lsdflow_command.memory import memory_limit_bytes
+from lsdflow_command.machine import memory_limit_bytes
 
 # Of the memory that is free when a worker starts; the rest is for its networks, their tiles and other workers.
 _SHARE_FOR_WINDOWS = 0.25

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lsdflow_command.memory import memory_limit_bytes
+from lsdflow_command.machine import memory_limit_bytes
 from lsdflow_contract.arrays import LSDS
 from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError

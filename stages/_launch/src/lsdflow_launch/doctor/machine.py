@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lsdflow_command.cores import available_cores
-from lsdflow_command.memory import free_memory_bytes, memory_limit_bytes
+from lsdflow_command.machine import available_cores, free_memory_bytes, memory_limit_bytes
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import STAGES

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.cores import available_cores
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs, UsageError
 from lsdflow_contract.experiment import STAGES, did_you_mean, with_its_table
 from lsdflow_contract.files import write_atomically

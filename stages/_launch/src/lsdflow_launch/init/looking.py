@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.cores import available_cores
-from lsdflow_command.memory import free_memory_bytes
+from lsdflow_command.machine import available_cores, free_memory_bytes
 from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lsdflow_command.cores import available_cores
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import (
     STAGES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsdflow_command.watching.attempts import DONE, FOLDER, KEY_LETTERS, AttemptReader
+from lsdflow_command.attempts import DONE, FOLDER, KEY_LETTERS, AttemptReader
 
 # Attempts at 10^6 blocks are some 100 MB: nobody waits for them to be read.
 MOST_BYTES = 50_000_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.cores import available_cores
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.attempts import DONE, FOLDER, AttemptReader
 from lsdflow_command.lock_file import LockFile
-from lsdflow_command.watching.attempts import DONE, FOLDER, AttemptReader
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS

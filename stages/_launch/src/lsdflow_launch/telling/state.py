@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.cores import available_cores
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import MissingInput, NotInstalled, StageError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.failed_blocks import own_failed_blocks

@@ -1,7 +1,7 @@
 """`lsdflow trace`: what was run, when, and what it took, as tables.
 
     trace.tsv                    a row per run of a stage, from the outcomes in runs/
-    runs/<stage>/trace.tsv       a row per attempt at a block, from what its workers noted (watching.attempts)
+    runs/<stage>/trace.tsv       a row per attempt at a block, from what its workers noted (lsdflow_command.attempts)
 
 The first columns are those of Nextflow's trace in its raw form (milliseconds, bytes, "-" for what is not known), so
 that what reads such tables reads these; block, attempt, host, gpu and error follow. Memory is the largest that the
@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.attempts import DONE, FAILED, Attempt, AttemptReader
 from lsdflow_command.processes import has_ended
-from lsdflow_command.watching.attempts import DONE, FAILED, Attempt, AttemptReader
 from lsdflow_contract.errors import Interrupted, StageError
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.files import read_json, write_atomically

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lsdflow_command.watching.attempts import KEY_LETTERS, AttemptReader
+from lsdflow_command.attempts import KEY_LETTERS, AttemptReader
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, FailedBlock

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
+from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import Progress
-from lsdflow_command.watching.attempts import AttemptLog
 from lsdflow_contract.errors import (
     BadData,
     BlocksFailed,

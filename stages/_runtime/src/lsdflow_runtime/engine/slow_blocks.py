@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from lsdflow_command.attempts import KEY_LETTERS, AttemptReader
 from lsdflow_command.interruption import end_if_asked
-from lsdflow_command.watching.attempts import KEY_LETTERS, AttemptReader
 from lsdflow_contract.errors import StageError
 from lsdflow_runtime.store.done_marks import BlockStore
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import zarr
 from numcodecs import Zstd
 
-from lsdflow_command.cores import available_cores
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.files import TEMPORARY_SUFFIX, fsync_folder
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"

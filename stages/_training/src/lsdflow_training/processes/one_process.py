@@ -16,9 +16,9 @@ from pathlib import Path
 
 from lsdflow_command.console import form_log_lines, start_logging
 from lsdflow_command.interruption import interrupt_on_signals
+from lsdflow_command.monitoring import monitored
 from lsdflow_command.processes import end_with_parent
 from lsdflow_command.stage import load_stage
-from lsdflow_command.watching.monitoring import monitored
 from lsdflow_contract.errors import InternalError, StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_training.processes.ranks import Ranks, ranks_of_environment

@@ -11,7 +11,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.cli import Verbs
 from lsdflow_command.completion import one_of
-from lsdflow_command.cores import available_cores
+from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_view.export.layers import LAYERS, USUAL

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lsdflow_command.memory import free_memory_bytes
+from lsdflow_command.machine import free_memory_bytes
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.files import write_atomically, write_json
 from lsdflow_contract.geometry import Box, Vox3

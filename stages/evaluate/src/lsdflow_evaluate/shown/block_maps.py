@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lsdflow_command.watching.attempts import DONE, KEY_LETTERS, Attempt
+from lsdflow_command.attempts import DONE, KEY_LETTERS, Attempt
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import Manifest

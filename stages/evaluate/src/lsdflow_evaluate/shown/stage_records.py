@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.watching.attempts import AttemptReader
+from lsdflow_command.attempts import AttemptReader
 from lsdflow_contract.errors import Interrupted, StageError
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import read_json

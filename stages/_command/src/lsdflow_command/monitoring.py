@@ -1,10 +1,11 @@
-"""Metrics of a running stage: a file that is written again and again, and a small HTTP server, each if wanted.
+"""Metrics of a running stage: a file that is written again and again, and a small HTTP server, each if configured.
 
     compute.metrics_every_s   metrics/<stage>-<host>-<pid>.prom, by rename, for the textfile collector of Prometheus'
                               node_exporter; first after that many seconds, so a short run leaves none
-    compute.metrics_address   HTTP for a Prometheus that scrapes the stage itself
+    compute.metrics_address   HTTP for a Prometheus that scrapes the stage itself: a port on loopback, or on an
+                              interface that the user names; never on all of them
 
-Neither may disturb the work: a file that cannot be written and a port that is taken are lines in the log. At its end a
+Neither may disturb the run: a file that cannot be written and a port that is taken are lines in the log. At its end a
 run writes its last file, marked as ended; the next run of the stage removes it, and those of processes that died.
 What is measured: metrics.py.
 """
@@ -24,15 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lsdflow_command.attempts import AttemptReader
 from lsdflow_command.processes import has_ended
-from lsdflow_command.watching.address import Address, address_of
-from lsdflow_command.watching.attempts import AttemptReader
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import Experiment
 
 if TYPE_CHECKING:
+    from lsdflow_command.metrics import StageMetrics
     from lsdflow_command.progress import Progress
-    from lsdflow_command.watching.metrics import StageMetrics
+import re
+from collections.abc import Mapping
+
+from lsdflow_contract.errors import ConfigError
 
 LOG = logging.getLogger("lsdflow.metrics")
 # What a process of another machine has not written for so long was left there by one that died.
@@ -43,6 +47,9 @@ WORKERS_WRITE_SECONDS = 60.0
 LAST_WRITE_SECONDS = 10.0
 # A process that is forked in the middle of an import could wait for ever for what is imported; then forks wait instead.
 _IMPORTING = threading.Lock()
+VARIABLE = "LSDFLOW_METRICS_ADDRESS"
+LOOPBACK = "127.0.0.1"
+_ADDRESS = re.compile(r"(?:([^\s:/]+):)?(\d{1,5})")
 
 
 @dataclass
@@ -178,7 +185,7 @@ def _metrics_of(monitor: Monitor) -> StageMetrics:
     _forks_wait_for_imports()
     with _IMPORTING:
         if monitor.metrics is None:
-            from lsdflow_command.watching.metrics import StageMetrics
+            from lsdflow_command.metrics import StageMetrics
 
             monitor.metrics = StageMetrics(monitor)
     return monitor.metrics
@@ -199,3 +206,40 @@ def _remove_left_behind(folder: Path, stage: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             if has_ended(host, int(pid)) or time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
                 path.unlink()
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host (name or IPv4 address of an interface) and a port; port 0 is any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def address_of(option: str | None, environment: Mapping[str, str]) -> Address | None:
+    """The address of compute.metrics_address, else of the environment; None if neither says one.
+
+    ConfigError (78) for what is no address, and for the address that means all interfaces.
+    """
+    text = option if option is not None else environment.get(VARIABLE, "")
+    if not text:
+        return None
+    where = "compute.metrics_address" if option is not None else f"${VARIABLE}"
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found[2]) > 65_535:
+        raise ConfigError("not an address of metrics", where=where, wanted="PORT or INTERFACE:PORT", found=text)
+    host = found[1] or LOOPBACK
+    if _is_everywhere(host):
+        hint = f"name one interface, or the port alone for {LOOPBACK}"
+        raise ConfigError("metrics are not served on all interfaces", where=where, found=text, hint=hint)
+    return Address(host, int(found[2]))
+
+
+def _is_everywhere(host: str) -> bool:
+    try:
+        return not any(socket.inet_aton(host))  # it also reads 0 and 0x0, as the server would
+    except OSError:
+        return False

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lsdflow_command.watching.resources import gpu_in_use, memory, usage
+from lsdflow_command.resources import gpu_in_use, memory, usage
 from lsdflow_contract.errors import Interrupted
 from lsdflow_contract.manifest import JOB_VARIABLE
 

@@ -7,11 +7,13 @@ is 0.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -108,3 +110,17 @@ def _lists_of_children(pid: int | str) -> Iterator[str]:
     for thread in threads:
         with suppress(OSError):
             yield (thread / "children").read_text()
+
+
+def resources_taken() -> dict[str, Any]:
+    """Of this process and its children that ended; memory is that of the largest process, this one or a child."""
+    used, (gpu, gpu_bytes) = usage(), gpu_in_use()
+    largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return {
+        "cpu_s": round(used.cpu_s, 2),
+        "peak_resident_bytes": max(memory().peak_resident, largest_child),
+        "read_bytes": used.read_bytes,
+        "written_bytes": used.written_bytes,
+        "gpu": gpu,
+        "gpu_bytes": gpu_bytes,
+    }

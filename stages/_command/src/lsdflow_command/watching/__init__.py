@@ -1,1 +1,0 @@
-"""A running stage seen from outside: attempts at blocks, what processes use, metrics for Prometheus."""
