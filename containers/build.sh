@@ -18,7 +18,7 @@ epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 3155328
 image=lsdflow/$stage:$version
 
 if [[ $BACKEND == tensorflow && ! -e stages/_tensorflow/$TORCH.lock ]]; then
-  printf 'error: no image of %s for TORCH=%s: tensorflow is locked for CPUs only\n   to do: %s\n' \
+  printf 'error: no image of %s for TORCH=%s: tensorflow is locked for CPUs only\n   fix: %s\n' \
     "$stage" "$TORCH" "$(order_of "$stage")" >&2
   exit 78
 fi

@@ -16,7 +16,7 @@ stage=$(known_stage "${1:-}")
 image=${IMAGE:-lsdflow/$stage:$(image_version "$stage")}
 folder=${SIF_DIR:-.cache/sif}
 apptainer=$(command -v apptainer || command -v singularity) || { echo "error: neither apptainer nor singularity is here" >&2; exit 66; }
-have_image "$image" || { printf 'error: no image %s\n   to do: %s\n' "$image" "$(order_of "$stage")" >&2; exit 66; }
+have_image "$image" || { printf 'error: no image %s\n   fix: %s\n' "$image" "$(order_of "$stage")" >&2; exit 66; }
 
 digest=$(digest_of "$image")
 version=$("$TOOL" image inspect --format '{{index .Config.Labels "org.opencontainers.image.version"}}' "$image")

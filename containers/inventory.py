@@ -120,7 +120,7 @@ def _ask_service(tools: Path, requirements: list[str]) -> list[dict[str, Any]]:
             NOT_ASKED,
             f"not audited: the vulnerability service {_service()} could not be asked\n"
             f"   found: {_last_line(done.stderr)}\n"
-            "   to do: run it where the service can be reached, or name another: AUDIT_SERVICE=pypi, osv or esms",
+            "   fix: run it where the service can be reached, or name another: AUDIT_SERVICE=pypi, osv or esms",
         ) from error
 
 

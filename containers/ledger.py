@@ -159,7 +159,7 @@ def may_build(stage: str) -> None:
             REFUSED,
             f"{stage} {entry.version} is published ({entry.digest}), and a published version does not change\n"
             f"   changed since: {', '.join(changed)}\n"
-            f"   to do: raise the version in stages/{stage}/pyproject.toml, and say why in its CHANGELOG.md",
+            f"   fix: raise the version in stages/{stage}/pyproject.toml, and say why in its CHANGELOG.md",
         )
 
 
@@ -181,7 +181,7 @@ def publish(stage: str, registry: str) -> str:
         raise Refusal(
             REFUSED,
             f"{stage} {version} is published as {entry.digest}\n   found: {known or 'an image of other content'}\n"
-            f"   to do: raise the version in stages/{stage}/pyproject.toml",
+            f"   fix: raise the version in stages/{stage}/pyproject.toml",
         )
     _require_publishable(stage, version, labels)
     _require_free_tag(stage, f"{name}:{version}", local)
@@ -223,7 +223,7 @@ def _require_free_tag(stage: str, tagged: str, local: str) -> None:
         raise Refusal(
             REFUSED,
             f"{tagged} is in the registry, made of other content, and this ledger does not know it\n"
-            f"   to do: pull the newest commit; else raise the version in stages/{stage}/pyproject.toml",
+            f"   fix: pull the newest commit; else raise the version in stages/{stage}/pyproject.toml",
         )
 
 

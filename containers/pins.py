@@ -54,7 +54,7 @@ def _pins_of(backends: dict[str, str]) -> dict[str, str]:
         except Refusal as refusal:
             if refusal.code != MISSING:
                 raise
-            missing.append(f"{refusal}\n   to do: {order_of(stage, backend)}")
+            missing.append(f"{refusal}\n   fix: {order_of(stage, backend)}")
     if missing:
         raise Refusal(MISSING, "\n".join(missing))
     return pins

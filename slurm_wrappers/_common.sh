@@ -16,7 +16,7 @@ fail() {
   local code=$1 name text
   printf 'error: %s\n' "$2" >&2
   shift 2
-  for name in wanted found 'to do' note; do
+  for name in wanted found fix note; do
     text=${1:-}
     shift || true
     if [[ -n $text ]]; then printf '%8s: %s\n' "$name" "$text" >&2; fi
@@ -108,8 +108,8 @@ sif_order() {
   printf 'make sif STAGE=%s%s' "$1" "$more"
 }
 
-# variant_hint STAGE: for a pin of the time when images with torch for CPU and for CUDA had the same version.
-variant_hint() {
+# variant_fix STAGE: for a pin of the time when images with torch for CPU and for CUDA had the same version.
+variant_fix() {
   if is_one_of "$1" "${TORCH_STAGES[@]}" && [[ $PIN_VERSION != *-* ]]; then
     printf ': it names no variant, write %s-cuda or %s-cpu' "$PIN_VERSION" "$PIN_VERSION"
   fi
@@ -134,7 +134,7 @@ find_sif() {
     fi
   fi
   [[ -r $SIF ]] || fail "$MISSING" "no SIF of $1" "$SIF" "$(cd "$folder" 2>/dev/null && echo "${1}"_*.sif)" \
-    "$(sif_order "$1") SIF_DIR=$folder, or correct $(stage_key "$1")_IMAGE in images.env$(variant_hint "$1")" \
+    "$(sif_order "$1") SIF_DIR=$folder, or correct $(stage_key "$1")_IMAGE in images.env$(variant_fix "$1")" \
     "the folder is images in [cluster] of experiment.toml; for a stage by hand it may also be LSDFLOW_IMAGES"
 }
 

@@ -25,7 +25,7 @@ INTRODUCTION = f"""\
 Made from the sources (`docs/generate/errors_page.py`): the codes are those of
 `{CLASSES}`, the messages those that the code raises; `{FILLED_IN}` is
 filled in when it happens. An error says what is wrong, **where**, what was **wanted**, what was **found**, what
-**to do**; with `--json` the same as fields (`error`, `exit_code`, `what`, `where`, `wanted`, `found`, `hint`), with
+**fix**; with `--json` the same as fields (`error`, `exit_code`, `what`, `where`, `wanted`, `found`, `fix`), with
 `--debug` also the traceback.
 How messages look in full, for {{cases}} mistakes made on purpose: [what lsdflow says to bad input](bad_input.md).
 Symptoms that are no errors: [troubleshooting](troubleshooting.md).
@@ -56,7 +56,7 @@ class Raised:
     what: str
     error: str
     package: str
-    hint: str
+    fix: str
 
 
 def text(repository: Path) -> str:
@@ -94,9 +94,9 @@ def raised_messages(repository: Path, names: set[str]) -> Iterator[Raised]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names and node.args:
                 what = _written(node.args[0])
-                hints = [_written(k.value) for k in node.keywords if k.arg == "hint"]
+                fixes = [_written(k.value) for k in node.keywords if k.arg == "fix"]
                 if what.strip(FILLED_IN + " :"):
-                    yield Raised(what, getattr(node.func, "id", ""), package, hints[0] if hints else "")
+                    yield Raised(what, getattr(node.func, "id", ""), package, fixes[0] if fixes else "")
 
 
 def _written(node: ast.expr) -> str:
@@ -116,7 +116,7 @@ def _section(error: ErrorClass, messages: list[Raised]) -> str:
     head = f"\n## {error.code}: {error.name} {{#{error.anchor}}}\n\n{plain(error.meaning)}\n\n"
     if not messages:
         return head + "No message of its own in the sources.\n"
-    rows = [(_anchored(m), plain(NOT_A_STAGE.get(m.package, m.package.lstrip("_"))), plain(m.hint)) for m in messages]
+    rows = [(_anchored(m), plain(NOT_A_STAGE.get(m.package, m.package.lstrip("_"))), plain(m.fix)) for m in messages]
     return head + table(("message", "told by", "to do"), rows)
 
 

@@ -70,7 +70,7 @@ def _message(case: Case, text: str) -> str:
     started = next((i for i, line in enumerate(lines) if re.match(r"(error|[a-z-]+): ", line)), 0)
     parts: list[str] = []
     for line in lines[started:]:
-        named = re.match(r"\s*(where|wanted|found|to do): ", line)
+        named = re.match(r"\s*(where|wanted|found|fix): ", line)
         if parts and not named:
             break
         part = line.strip().removeprefix("error: ")

@@ -214,7 +214,7 @@ def test_a_write_that_failed_says_what_to_do(tmp_path: Path, number: int, to_do:
 
     with pytest.raises(StorageFailure, match=os.strerror(number)) as caught:
         write_atomically(tmp_path / "a.json", fail)
-    assert to_do in caught.value.hint
+    assert to_do in caught.value.fix
     assert str(tmp_path / "a.json") in str(caught.value)
 
 

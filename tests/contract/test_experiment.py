@@ -1,4 +1,4 @@
-"""The experiment file: strict, with hints."""
+"""The experiment file: strict, with fixes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Words(StrictModel):
 
 
 @pytest.mark.parametrize(
-    ("table", "what", "hint"),
+    ("table", "what", "fix"),
     [
         ({"method": "mutx"}, "words.method: Input should be 'seeded' or 'mutex'", "did you mean 'mutex'?"),
         ({"method": "waterz"}, "words.method: Input should be 'seeded' or 'mutex'", ""),
@@ -122,11 +122,11 @@ class Words(StrictModel):
     ],
 )
 def test_a_misspelt_key_or_word_is_told_with_the_nearest(
-    tmp_path: Path, table: dict[str, object], what: str, hint: str
+    tmp_path: Path, table: dict[str, object], what: str, fix: str
 ) -> None:
     (tmp_path / "experiment.toml").write_text("")
     experiment = dataclasses.replace(load_experiment(tmp_path), tables={"words": table})
     with pytest.raises(ConfigError) as caught:
         experiment.table("words", Words)
     assert caught.value.what.startswith(what)
-    assert caught.value.hint == hint
+    assert caught.value.fix == fix

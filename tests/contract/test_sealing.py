@@ -66,8 +66,8 @@ def test_a_changed_manifest_says_what_to_run(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"blocks": 8', '"blocks": 0'))
     with pytest.raises(BadData, match=r"agglomerate\.json") as caught:
         read_manifest(layout, "agglomerate")
-    assert "agglomerate run" in caught.value.hint
-    assert "lsdflow repair" in caught.value.hint
+    assert "agglomerate run" in caught.value.fix
+    assert "lsdflow repair" in caught.value.fix
 
 
 def test_no_flipped_bit_of_a_side_car_gives_another_table_or_drops_one(tmp_path: Path) -> None:
@@ -156,4 +156,4 @@ def test_what_is_no_object_or_no_json_names_the_file_and_the_remedy(tmp_path: Pa
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(BadData, match=r"a\.json") as caught:
             read_sealed(tmp_path / "a.json", "run it again")
-        assert caught.value.hint == "run it again"
+        assert caught.value.fix == "run it again"

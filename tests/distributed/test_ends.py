@@ -51,7 +51,7 @@ def test_one_loss_that_is_not_finite_ends_all_naming_process_and_batch(training)
     for error in spoilt.errors.values():
         assert error.what == "the loss is not finite"
         assert error.where == "iteration 1, process 1, batch 2"
-        assert error.hint.endswith("there is no checkpoint yet")
+        assert error.fix.endswith("there is no checkpoint yet")
     assert spoilt.iterations() == []
 
 
@@ -73,7 +73,7 @@ def test_a_process_that_does_not_fit_in_memory_ends_all_with_what_to_change(trai
     assert large.live(2, before=[None, run_out_of_memory]) == [78, 78]
     for error in large.errors.values():
         assert error.what == "the training does not fit in memory"
-        assert "num_fmaps" in error.hint
+        assert "num_fmaps" in error.fix
 
 
 def test_processes_that_do_not_come_are_named() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.checkpoint import BUNDLE_JSON, WEIGHTS, Bundle, UNetSpec, bundle_folder, read_best
-from lsdflow_contract.errors import BadData, ConfigError, MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, Writer
@@ -335,7 +335,7 @@ def test_two_at_once_and_a_training_without_checkpoints_are_refused(experiment: 
     checks = looking(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}))
 
     def second(_iteration: int, _stage: str) -> None:
-        with pytest.raises(NotOurs, match="at work"):
+        with pytest.raises(OutputConflict, match="at work"):
             checks.look()
 
     looking(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}, before=second), every=30).look()

@@ -196,9 +196,7 @@ def test_a_failed_or_interrupted_init_leaves_nothing_behind(
 def test_a_volume_that_cannot_be_used_is_the_error_of_init_and_can_be_helped_by_settings(
     seen: dict[str, Any], tmp_path: Path
 ) -> None:
-    seen["problems"] = [
-        BadData("no volume format is recognised", where="raw.zarr", hint="name the container").as_dict()
-    ]
+    seen["problems"] = [BadData("no volume format is recognised", where="raw.zarr", fix="name the container").as_dict()]
     told = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), code=65).stderr
     assert "no volume format is recognised" in told
     assert "--set prepare.training.KEY=VALUE" in told

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from lsdflow_agglomerate.stage import Agglomerate
 from lsdflow_contract.arrays import LABELS, RAW
 from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, UNetSpec, bundle_folder
-from lsdflow_contract.errors import MissingInput, NotOurs
+from lsdflow_contract.errors import MissingInput, OutputConflict
 from lsdflow_contract.experiment import STAGES as EXPERIMENT_STAGES
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Geometry
@@ -122,7 +122,7 @@ def test_nothing_is_moved_while_a_stage_is_at_work(archived: Experiment) -> None
     lease = archived.layout.stage_runs("segment") / "lease"
     lease.parent.mkdir(parents=True, exist_ok=True)
     lease.write_text(json.dumps({"token": "x", "host": "elsewhere", "pid": os.getpid()}))
-    with pytest.raises(NotOurs, match="segment is at work"):
+    with pytest.raises(OutputConflict, match="segment is at work"):
         migrate(archived.layout)
     assert (archived.layout.root / "fragments.zarr").is_dir()
 

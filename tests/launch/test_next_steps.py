@@ -90,24 +90,24 @@ def test_without_arguments_the_first_steps_are_shown(monkeypatch: pytest.MonkeyP
     assert all(part.strip() in told for part in FIRST_STEPS)
 
 
-def hint(path: Path) -> str:
+def first_fix(path: Path) -> str:
     with pytest.raises(MissingInput) as caught:
         load_experiment(path)
-    return caught.value.hint
+    return caught.value.fix
 
 
 def test_an_empty_folder_is_told_how_an_experiment_begins(tmp_path: Path) -> None:
-    assert f"lsdflow init {tmp_path} --volume" in hint(tmp_path)
-    assert f"lsdflow demo {tmp_path}" in hint(tmp_path)
+    assert f"lsdflow init {tmp_path} --volume" in first_fix(tmp_path)
+    assert f"lsdflow demo {tmp_path}" in first_fix(tmp_path)
 
 
 @pytest.mark.parametrize("mark", [".zarray", "zarr.json", "attributes.json", "info"])
 def test_a_volume_in_place_of_an_experiment_is_told_from_one(tmp_path: Path, mark: str) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / mark).touch()
-    assert f"lsdflow init exp --volume {tmp_path / 'raw'}" in hint(tmp_path / "raw")
+    assert f"lsdflow init exp --volume {tmp_path / 'raw'}" in first_fix(tmp_path / "raw")
 
 
 def test_experiments_below_or_of_nearly_that_name_are_offered(experiment: Path) -> None:
-    assert hint(experiment.parent) == f"there is an experiment in it: {experiment}"
-    assert hint(experiment.parent / "my-exp") == f"did you mean {experiment}?"
+    assert first_fix(experiment.parent) == f"there is an experiment in it: {experiment}"
+    assert first_fix(experiment.parent / "my-exp") == f"did you mean {experiment}?"

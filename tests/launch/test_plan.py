@@ -554,7 +554,7 @@ def test_of_several_processes_it_is_said_that_one_alone_was_measured(tmp_path: P
 
 
 def test_a_training_that_is_never_measured_says_why_and_what_tells_its_speed(tmp_path: Path) -> None:
-    refused = {"exit_code": 2, "what": "a training with tensorflow is not measured", "hint": "its log tells its speed"}
+    refused = {"exit_code": 2, "what": "a training with tensorflow is not measured", "fix": "its log tells its speed"}
     plan = make_plan(make(tmp_path / "a"), Asked(measure=True), of_training(TRAINING, refused))
     printed = io.StringIO()
     show_plan(plan, plain_console(file=printed))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from lsdflow_command.lock_file import Holder, LockFile
 from lsdflow_contract.checkpoint import BestCheckpoint, read_best, write_best
-from lsdflow_contract.errors import MissingInput, NotOurs, StoreUnreachable
+from lsdflow_contract.errors import MissingInput, OutputConflict, StoreUnreachable
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
@@ -133,7 +133,7 @@ def test_a_stage_at_work_loses_nothing(experiment: Experiment) -> None:
     first, _ = results_of(experiment.layout)
     lock = LockFile(experiment.layout.stage_runs("watershed") / "lock")
     lock.path.write_text(json.dumps(Holder("id", "elsewhere", 1).__dict__))
-    with pytest.raises(NotOurs, match="at work"):
+    with pytest.raises(OutputConflict, match="at work"):
         drop(experiment, [first])
     assert len(results_of(experiment.layout)) == 2
 
@@ -255,7 +255,7 @@ def test_a_training_that_writes_its_losses_now_is_not_dropped(trained: Experimen
     losses.write_text("iteration\n")
     use(layout, "train-lsd", "2")
     (unfinished,) = [result for result in results_of(layout) if not result.finished]
-    with pytest.raises(NotOurs, match="may be at work"):
+    with pytest.raises(OutputConflict, match="may be at work"):
         drop(trained, [unfinished])
     os.utime(losses, (0, 0))
     drop(trained, [unfinished])

@@ -34,7 +34,7 @@ def test_the_whole_chain_and_a_tenth_must_fit_on_the_disk(
     assert problems(experiment, NEEDED * 1.1 + 1, monkeypatch) == []
     (told,) = problems(experiment, NEEDED * 1.1 - 1000, monkeypatch)
     assert (told["exit_code"], told["where"]) == (74, str(experiment.layout.root))
-    assert told["hint"].startswith("free some space")
+    assert told["fix"].startswith("free some space")
     assert "evaluate" not in told["wanted"]
 
 
@@ -60,4 +60,4 @@ def test_a_mistake_in_the_table_of_the_cluster_is_told_beside_the_others(
     loaded = load_experiment(experiment.path, ["cluster.partition_gpus=gpu"])
     told = problems(loaded, 0, monkeypatch)
     assert [problem["exit_code"] for problem in told] == [78, 74]
-    assert "did you mean 'partition_gpu'?" in told[0]["hint"]
+    assert "did you mean 'partition_gpu'?" in told[0]["fix"]

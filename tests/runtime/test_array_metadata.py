@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 from lsdflow_contract.arrays import AFFS, SEGMENTATION
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.geometry import Geometry
 from lsdflow_runtime.io.array_metadata import make_array
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
@@ -58,7 +58,7 @@ def test_groups_are_added_to_a_container_of_an_earlier_version_that_is_resumed(
 def test_an_array_made_anew_in_the_other_format_is_found_from_the_root(tmp_path: Path) -> None:
     output = written(tmp_path / "a.zarr", 3)
     other = OutputArray(output.path, SEGMENTATION, GRID, GRID.box, (8, 8, 8), 2)
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         other.create({**PROVENANCE, "key": "other work"})
     shutil.rmtree(output.folder)
     other.create({**PROVENANCE, "key": "other work"})
@@ -112,7 +112,7 @@ def test_damaged_metadata_are_not_taken_for_those_of_somebody_else(tmp_path: Pat
     (output.folder / "zarr.json").write_text("{")
     with pytest.raises(BadData) as caught:
         output.create(PROVENANCE)
-    assert "lsdflow repair" in caught.value.hint
+    assert "lsdflow repair" in caught.value.fix
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -123,7 +123,7 @@ def test_lost_or_damaged_metadata_are_written_again_and_chunks_stay(tmp_path: Pa
     for name in [p.name for p in files if p.name in (".zarray", ".zattrs", "zarr.json")]:
         for damage in (lambda path: path.unlink(), lambda path: path.write_text("{")):
             damage(output.folder / name)
-            with pytest.raises((BadData, MissingInput, NotOurs)):
+            with pytest.raises((BadData, MissingInput, OutputConflict)):
                 output.create(PROVENANCE)
             output.restore_metadata(PROVENANCE)
             assert np.array_equal(output.open().read(GRID.box), values)

@@ -92,7 +92,7 @@ def _reference(make_experiment: Make) -> Experiment:
     return experiment
 
 
-@pytest.mark.parametrize(("name", "code"), [("NotOurs", 73), ("NoVoxelSize", 65)])
+@pytest.mark.parametrize(("name", "code"), [("OutputConflict", 73), ("NoVoxelSize", 65)])
 def test_an_error_of_a_worker_keeps_its_class_and_exit_code_however_deep_the_class_is(
     make_experiment: Make, name: str, code: int
 ) -> None:

@@ -125,7 +125,7 @@ def test_colour_is_for_terminals_unless_the_user_says_otherwise(
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert ("\x1b[" in console.error_text("it broke\n   to do: mend it", stream)) is wanted
+    assert ("\x1b[" in console.error_text("it broke\n   fix: mend it", stream)) is wanted
 
 
 def test_folders_of_experiments_come_first_and_others_as_the_way_to_one(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_every_convention_is_understood(attributes: dict[str, Any], axes: str, s
 
 def test_missing_voxel_size_is_refused_with_the_key_that_sets_it() -> None:
     with pytest.raises(BadData) as caught:
-        placed({"offset": [0, 0, 0]}, fix="[prepare.target] voxel_size")
-    assert '[prepare.target] voxel_size = "40, 8, 8 nm"' in caught.value.hint
+        placed({"offset": [0, 0, 0]}, setting="[prepare.target] voxel_size")
+    assert '[prepare.target] voxel_size = "40, 8, 8 nm"' in caught.value.fix
 
 
 def test_conflict_names_both_values_and_sources() -> None:

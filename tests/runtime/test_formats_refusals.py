@@ -40,14 +40,14 @@ def container(tmp_path: Path) -> Path:
 def test_missing_path_names_a_near_one(container: Path) -> None:
     with pytest.raises(MissingInput) as caught:
         open_source(container.with_name("b.zarr"), None, DATASET)
-    assert str(container) in caught.value.hint
+    assert str(container) in caught.value.fix
 
 
 def test_missing_dataset_lists_those_that_exist(container: Path) -> None:
     with pytest.raises(MissingInput) as caught:
         open_source(container, "volumes/row")
     assert DATASET in caught.value.found
-    assert f"{DATASET!r}" in caught.value.hint
+    assert f"{DATASET!r}" in caught.value.fix
 
 
 def test_missing_hdf5_dataset_lists_those_that_exist(tmp_path: Path) -> None:

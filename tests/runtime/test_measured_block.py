@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_runtime.blocks import BlockPlan
@@ -58,7 +58,7 @@ def test_a_measurement_refuses_a_folder_that_holds_something(make_experiment: Ma
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         measure_block(block_task(make_experiment("a")), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
 

@@ -1,4 +1,4 @@
-"""What only the MongoDB engine has to do: the field's format, faults of the server, secrets, others' databases."""
+"""What only the MongoDB engine has fix: the field's format, faults of the server, secrets, others' databases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lsdflow_contract.errors import (
     ConfigError,
     InternalError,
     MissingInput,
-    NotOurs,
+    OutputConflict,
     PermissionDenied,
     StoreUnreachable,
 )
@@ -374,8 +374,8 @@ def test_a_database_of_another_experiment_is_refused(make_mongo: MakeMongo, tmp_
     open_store(first).begin("watershed", "k")
     file = first.resolve(first.store.uri_file or "")
     second = experiment_at(tmp_path / "second", file, database=first.store.database or "")
-    assert [type(problem) for problem in problems_of_store(second)] == [NotOurs]
-    with pytest.raises(NotOurs, match="another experiment"):
+    assert [type(problem) for problem in problems_of_store(second)] == [OutputConflict]
+    with pytest.raises(OutputConflict, match="another experiment"):
         open_store(second).begin("watershed", "k")
     assert problems_of_store(first) == []
 
@@ -384,7 +384,7 @@ def test_a_graph_that_old_scripts_wrote_is_never_written_into(make_mongo: MakeMo
     experiment = make_mongo()
     with mongod.admin() as client:
         client[experiment.store.database]["nodes"].insert_one({"id": 1, "center_z": 0.0})
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         open_store(experiment).rag.write_nodes("k", 0, NODES)
     assert len(documents(mongod, experiment, "nodes")) == 1
 

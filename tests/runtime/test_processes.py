@@ -16,7 +16,7 @@ import pytest
 
 from lsdflow_command import processes
 from lsdflow_command.processes import end_with_parent, has_ended, one_at_a_time, pid_namespace
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 
 
 def test_only_a_process_of_this_machine_that_is_gone_has_certainly_ended() -> None:
@@ -35,7 +35,7 @@ def test_the_second_is_refused_and_named_and_the_next_gets_in(tmp_path: Path) ->
     lock = tmp_path / "not yet there" / "lock"
     with (
         one_at_a_time(lock, "prepare"),
-        pytest.raises(NotOurs, match="another prepare"),
+        pytest.raises(OutputConflict, match="another prepare"),
         one_at_a_time(lock, "prepare"),
     ):
         pytest.fail("two at once")

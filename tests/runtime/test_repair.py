@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_contract.errors import BadData, NotOurs
+from lsdflow_contract.errors import BadData, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
@@ -147,7 +147,7 @@ def test_a_damaged_pack_of_marks_is_named_and_its_blocks_are_made_again_with_the
             look()
         assert caught.value.exit_code == 65
         assert caught.value.where == str(pack_of(finished))
-        assert "toy repair" in caught.value.hint
+        assert "toy repair" in caught.value.fix
     assert single.exists()
     found = repair(finished)
     after = state(finished)
@@ -181,7 +181,7 @@ def test_results_of_other_parameters_are_refused_and_left_alone(finished: Experi
     from lsdflow_toy.stage import repair
 
     before = state(finished)
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         repair(make_experiment("a", "compute.runner=serial", "experiment.seed=3"))
     assert state(finished) == before
 

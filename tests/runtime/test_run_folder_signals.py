@@ -89,7 +89,7 @@ def test_a_signal_to_the_whole_group_ends_with_75_one_message_and_no_traceback_o
     assert process.returncode == 75, text
     assert "Traceback" not in text
     assert text.count(f"error: stopped by {told.name}") == 1
-    assert "to do: run the same command again" in text
+    assert "fix: run the same command again" in text
     found = outcome(experiment)
     assert (found["exit_code"], found["error"]["error"]) == (75, "Interrupted")
     assert told.name in found["error"]["what"]

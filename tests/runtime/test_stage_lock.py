@@ -17,7 +17,7 @@ import pytest
 
 from lsdflow_command import lock_file
 from lsdflow_command.lock_file import Holder, LockFile, stage_lock
-from lsdflow_contract.errors import Interrupted, NotOurs
+from lsdflow_contract.errors import Interrupted, OutputConflict
 
 ELSEWHERE = {"id": "x", "host": "elsewhere", "pid": 1, "job": ""}
 
@@ -35,7 +35,7 @@ def _hold(folder: str, go: float, answers: multiprocessing.Queue, done: threadin
         with stage_lock(Path(folder)):
             answers.put("held")
             done.wait(60)
-    except NotOurs:
+    except OutputConflict:
         answers.put("refused")
 
 
@@ -59,7 +59,7 @@ def test_of_eight_that_try_at_once_one_holds_the_lock(tmp_path: Path, dead: bool
 
 def test_a_lock_of_a_live_coordinator_elsewhere_is_respected_and_named(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(json.dumps(ELSEWHERE))
-    with pytest.raises(NotOurs, match="elsewhere") as caught, stage_lock(tmp_path):
+    with pytest.raises(OutputConflict, match="elsewhere") as caught, stage_lock(tmp_path):
         pass
     assert caught.value.exit_code == 73
     assert json.loads((tmp_path / "lock").read_text()) == ELSEWHERE
@@ -127,8 +127,8 @@ def _try(folder: Path, go: float, answers: multiprocessing.Queue, done: threadin
     while time.monotonic() < go:
         pass
     try:
-        holder = file.acquire(lambda found, _age_s: NotOurs(found.host))
-    except NotOurs:
+        holder = file.acquire(lambda found, _age_s: OutputConflict(found.host))
+    except OutputConflict:
         answers.put("refused")
         return
     answers.put("held")
@@ -144,7 +144,7 @@ def test_a_killed_process_of_this_machine_does_not_make_its_successor_wait(tmp_p
     child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
-    with pytest.raises(NotOurs), stage_lock(tmp_path):
+    with pytest.raises(OutputConflict), stage_lock(tmp_path):
         pass
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -167,7 +167,7 @@ def test_a_coordinator_in_another_pid_namespace_with_this_host_name_keeps_its_lo
         held = json.loads((tmp_path / "lock").read_text())
         held["pid"] = 2**22 + 1  # more than Linux gives: no process here has it
         (tmp_path / "lock").write_text(json.dumps(held))
-        with pytest.raises(NotOurs, match=socket.gethostname()), stage_lock(tmp_path):
+        with pytest.raises(OutputConflict, match=socket.gethostname()), stage_lock(tmp_path):
             pass
         assert LockFile(tmp_path / "lock").live_holder() == Holder(**held)
         child.stdin.close()
@@ -178,7 +178,7 @@ def test_an_earlier_start_of_the_same_job_does_not_make_the_requeued_one_wait(
 ) -> None:
     (tmp_path / "lock").write_text(json.dumps({**ELSEWHERE, "job": "17 restart 0"}))
     monkeypatch.setenv("LSDFLOW_JOB", "18 restart 0")
-    with pytest.raises(NotOurs), stage_lock(tmp_path):
+    with pytest.raises(OutputConflict), stage_lock(tmp_path):
         pass
     monkeypatch.setenv("LSDFLOW_JOB", "17 restart 1")
     with stage_lock(tmp_path):
@@ -196,7 +196,7 @@ def test_a_coordinator_that_lost_its_lock_is_stopped_with_73(tmp_path: Path, mon
             time.sleep(10)
 
     started = time.monotonic()
-    with pytest.raises(NotOurs, match="elsewhere"):
+    with pytest.raises(OutputConflict, match="elsewhere"):
         hold()
     assert time.monotonic() - started < 5
     assert json.loads((tmp_path / "lock").read_text()) == ELSEWHERE

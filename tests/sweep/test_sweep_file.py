@@ -75,21 +75,21 @@ WRONG_VALUES = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_sweep_file_gives_one_clear_message(sweep_file: Callable[[str], Path], kind: str) -> None:
-    text, what, hint = WRONG[kind]
+    text, what, fix = WRONG[kind]
     with pytest.raises(ConfigError) as caught:
         load_sweep(sweep_file(text))
     assert what in caught.value.what
-    assert hint in caught.value.hint
+    assert fix in caught.value.fix
     assert "grid.toml" in caught.value.where
 
 
 @pytest.mark.parametrize("kind", WRONG_KEYS)
 def test_a_key_that_no_stage_has_is_refused_with_did_you_mean(sweep_file: Callable[[str], Path], kind: str) -> None:
-    text, what, hint = WRONG_KEYS[kind]
+    text, what, fix = WRONG_KEYS[kind]
     caught = refused(sweep_file(f"[axes]\n{text}"))
     assert isinstance(caught, ConfigError)
     assert what in caught.what
-    assert hint in caught.hint
+    assert fix in caught.fix
 
 
 @pytest.mark.parametrize("kind", WRONG_VALUES)

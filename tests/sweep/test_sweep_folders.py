@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_contract.errors import MissingInput, NotOurs
+from lsdflow_contract.errors import MissingInput, OutputConflict
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
@@ -119,7 +119,7 @@ def test_a_base_that_finished_with_other_settings_is_refused_and_what_was_brough
     require_fresh_base(sweep, lambda stage, _arguments: {"predict": {"finished": False}}[stage])
     for stage in ("prepare", "train-acrlsd"):
         fake(stage, arguments)
-    with pytest.raises(NotOurs, match="predict of the base finished with other settings"):
+    with pytest.raises(OutputConflict, match="predict of the base finished with other settings"):
         require_fresh_base(sweep, lambda stage, _arguments: told[stage])
     told["predict"] = {"finished": True}
     require_fresh_base(sweep, lambda stage, _arguments: told[stage])
@@ -129,7 +129,7 @@ def test_another_sweep_in_the_same_folder_is_refused_before_a_byte_changes(sweep
     _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
     before = {path: path.read_bytes() for path in made.root.rglob("*") if path.is_file()}
     (base / "experiment.toml").write_text((base / "experiment.toml").read_text().replace("0.1", "0.05"))
-    with pytest.raises(NotOurs, match="another sweep lies in this folder"):
+    with pytest.raises(OutputConflict, match="another sweep lies in this folder"):
         prepared(sweep_file("[axes]\n'segment.threshold' = [0.1, 0.2]\n"))
     assert {path: path.read_bytes() for path in made.root.rglob("*") if path.is_file()} == before
 
@@ -138,7 +138,7 @@ def test_a_base_that_changed_after_prepare_is_refused(sweep_file: Write, base: P
     _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
     open_sweep(made.root).require_base()
     (base / "experiment.toml").write_text((base / "experiment.toml").read_text() + "# another\n")
-    with pytest.raises(NotOurs, match="changed after the sweep was prepared"):
+    with pytest.raises(OutputConflict, match="changed after the sweep was prepared"):
         open_sweep(made.root).require_base()
 
 
@@ -156,7 +156,7 @@ def test_a_link_never_replaces_what_stands_there(tmp_path: Path) -> None:
     link_stages(["prepare"], tmp_path / "a", tmp_path / "b")
     link_stages(["prepare"], tmp_path / "a", tmp_path / "b")
     (tmp_path / "c" / VOLUME).mkdir(parents=True)
-    with pytest.raises(NotOurs, match="something else stands"):
+    with pytest.raises(OutputConflict, match="something else stands"):
         link_stages(["prepare"], tmp_path / "a", tmp_path / "c")
 
 

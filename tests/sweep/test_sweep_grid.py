@@ -76,12 +76,12 @@ def test_conditions_on_one_axis_are_either_and_on_two_axes_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "hint"), [("experiment.sead=0", "experiment.seed"), ("experiment.mode=mtlsb", "did you mean 'mtlsd'")]
+    ("condition", "fix"), [("experiment.sead=0", "experiment.seed"), ("experiment.mode=mtlsb", "did you mean 'mtlsd'")]
 )
-def test_a_condition_that_names_nothing_is_refused_with_the_nearest_name(condition: str, hint: str) -> None:
+def test_a_condition_that_names_nothing_is_refused_with_the_nearest_name(condition: str, fix: str) -> None:
     with pytest.raises(UsageError, match=r"no axis|no value") as caught:
         runs_where(GRID, [condition])
-    assert hint in caught.value.hint
+    assert fix in caught.value.fix
 
 
 def test_a_part_that_there_is_not_is_refused() -> None:

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner  # noqa: E402
 
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_best, read_bundle  # noqa: E402
-from lsdflow_contract.errors import BadData, ConfigError, Interrupted, NotOurs  # noqa: E402
+from lsdflow_contract.errors import BadData, ConfigError, Interrupted, OutputConflict  # noqa: E402
 from lsdflow_contract.layout import ExperimentLayout  # noqa: E402
 from lsdflow_contract.manifest import read_manifest  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_naming_the_iteration(prepar
     with pytest.raises(BadData, match="not finite") as caught:
         run(training, tmp_path / "t", max_iteration=2)
     assert caught.value.where == "iteration 1, batch 1"
-    assert "there is no checkpoint yet" in caught.value.hint
+    assert "there is no checkpoint yet" in caught.value.fix
     assert not bundle_iterations(tmp_path / "t" / "checkpoints")
 
 
@@ -190,14 +190,14 @@ def test_weights_that_are_not_finite_are_never_saved(prepared, tmp_path, monkeyp
     with pytest.raises(BadData, match="weights are not finite") as caught:
         run(prepared("affinities"), tmp_path / "t", max_iteration=3, checkpoint_every=1)
     assert caught.value.where == "iteration 2, batch 2"
-    assert caught.value.hint.endswith("the last checkpoint is that of iteration 1")
+    assert caught.value.fix.endswith("the last checkpoint is that of iteration 1")
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [1]
 
 
 def test_another_training_here_is_refused(prepared, tmp_path) -> None:
     training = prepared("affinities")
     run(training, tmp_path / "t", train_with_torch, max_iteration=1)
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         train(training.recipe, training.sources, tmp_path / "t", "another key")
 
 

@@ -17,7 +17,7 @@ def test_this_environment_has_no_tensorflow_and_says_so(prepared, tmp_path) -> N
     assert importlib.util.find_spec("tensorflow") is None
     (problem,) = tensorflow_problems("tensorflow")
     assert "no tensorflow" in problem.what
-    assert "setup-tensorflow" in problem.hint
+    assert "setup-tensorflow" in problem.fix
     assert problem.exit_code == 78
     with pytest.raises(ConfigError, match="no tensorflow"):
         tensorflow_backend()
@@ -35,7 +35,7 @@ def test_the_way_to_tensorflow_is_an_environment_in_a_clone_and_a_variant_of_the
     monkeypatch.setenv("LSDFLOW_REVISION", revision)
     (problem,) = tensorflow_problems("tensorflow")
     ways = {"make setup-tensorflow", "BACKEND=tensorflow"}
-    assert [w for w in ways if w in problem.hint] == [way]
+    assert [w for w in ways if w in problem.fix] == [way]
 
 
 def test_torch_is_always_there() -> None:

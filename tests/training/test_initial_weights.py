@@ -12,7 +12,7 @@ gp = pytest.importorskip("gunpowder")
 torch = pytest.importorskip("torch")
 
 from lsdflow_contract.checkpoint import bundle_folder, read_best  # noqa: E402
-from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, NotOurs  # noqa: E402
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_training.build import new_network  # noqa: E402
 from lsdflow_training.prepared import Prepared  # noqa: E402
@@ -93,5 +93,5 @@ def test_weights_that_change_or_are_damaged_after_they_were_found_are_refused(pr
     (folder / "bundle.json").write_text(
         json.dumps({**described, "weights_sha256": hashlib.sha256(changed).hexdigest()})
     )
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         new_network(recipe)

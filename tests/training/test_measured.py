@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lsdflow_contract.errors import ConfigError, NotOurs
+from lsdflow_contract.errors import ConfigError, OutputConflict
 from lsdflow_train_acrlsd.cli import app
 from lsdflow_training import measured
 from lsdflow_training.measured import measure_training, steady_speed
@@ -37,7 +37,7 @@ def test_steps_are_done_elsewhere_and_the_experiment_stays_as_it_is(
     assert 0 < told["it_per_s"] < 1000
     assert told["peak_rss_mib"] > 100
     assert [path for path in sorted(tmp_path.rglob("*")) if tmp_path / "steps" not in (path, *path.parents)] == before
-    with pytest.raises(NotOurs, match="not empty"):
+    with pytest.raises(OutputConflict, match="not empty"):
         measure_training(made, tmp_path / "steps")
 
 

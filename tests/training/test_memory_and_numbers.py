@@ -46,7 +46,7 @@ def test_a_step_that_does_not_fit_in_memory_names_the_options_that_take_less(
     monkeypatch.setattr(trainer_module, "train_step", raising(error))
     with pytest.raises(ConfigError, match="does not fit in memory") as caught:
         run(prepared("affinities"), tmp_path / "t")
-    assert all(option in caught.value.hint for option in KNOBS)
+    assert all(option in caught.value.fix for option in KNOBS)
     assert caught.value.found in (str(error).splitlines() or ["MemoryError"])
 
 
@@ -56,7 +56,7 @@ def test_a_patch_that_does_not_fit_in_memory_is_the_same_error(prepared, tmp_pat
     with pytest.raises(ConfigError, match="does not fit in memory") as caught:
         run(prepared("affinities", num_workers=workers), tmp_path / "t")
     assert caught.value.where == "making batch 1"
-    assert "num_workers" in caught.value.hint
+    assert "num_workers" in caught.value.fix
 
 
 def test_other_faults_of_a_step_are_not_called_memory(prepared, tmp_path, monkeypatch) -> None:
@@ -87,7 +87,7 @@ def test_a_loss_that_is_not_finite_names_its_batches_and_the_last_checkpoint_tha
     with pytest.raises(BadData, match="loss is not finite") as caught:
         run(training, tmp_path / "t", max_iteration=4)
     assert caught.value.where == "iteration 2, batches 3, 4"
-    assert caught.value.hint.endswith("the last checkpoint is that of iteration 1")
+    assert caught.value.fix.endswith("the last checkpoint is that of iteration 1")
 
 
 def overflow_in_step(monkeypatch, iteration: int) -> None:
@@ -112,7 +112,7 @@ def test_weights_that_are_not_finite_are_never_saved(prepared, tmp_path, monkeyp
     with pytest.raises(BadData, match="weights are not finite") as caught:
         run(training, tmp_path / "t", max_iteration=last)
     assert caught.value.where == "iteration 4, batch 4"
-    assert caught.value.hint.endswith("the last checkpoint is that of iteration 2")
+    assert caught.value.fix.endswith("the last checkpoint is that of iteration 2")
     assert bundle_iterations(tmp_path / "t" / "checkpoints") == [2]
     monkeypatch.undo()
     assert run(training, tmp_path / "t", max_iteration=4).iteration == 4
@@ -128,5 +128,5 @@ def test_a_training_that_goes_wrong_at_once_says_that_there_is_no_checkpoint(pre
     with pytest.raises(BadData, match="loss is not finite") as caught:
         made.run()
     assert caught.value.where == "iteration 1, batch 1"
-    assert caught.value.hint.endswith("there is no checkpoint yet")
+    assert caught.value.fix.endswith("there is no checkpoint yet")
     assert not bundle_iterations(tmp_path / "t" / "checkpoints")

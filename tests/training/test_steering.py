@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lsdflow_contract.arrays import MASK  # noqa: E402
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_best, read_bundle  # noqa: E402
-from lsdflow_contract.errors import BadData, ConfigError, Interrupted, NotOurs  # noqa: E402
+from lsdflow_contract.errors import BadData, ConfigError, Interrupted, OutputConflict  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_training import loss_bands  # noqa: E402
 from lsdflow_training import trainer as trainer_module  # noqa: E402
@@ -81,7 +81,7 @@ def test_a_resumed_training_with_an_average_has_the_bits_of_an_uninterrupted_one
 
 def test_an_average_makes_another_training(prepared, tmp_path) -> None:
     run(prepared("affinities"), tmp_path / "t", max_iteration=1)
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         run(prepared("affinities", average_decay=DECAY), tmp_path / "t", max_iteration=2)
 
 
@@ -99,7 +99,7 @@ def test_patience_without_held_out_data_is_refused_by_validate_and_run(prepared)
     (found,) = training_problems(made.experiment, made.config, "train-acrlsd", "affinities")
     assert isinstance(found, ConfigError)
     assert found.where == "train-acrlsd.patience_iterations"
-    assert found.hint.startswith("set validation_fraction = 0.05")
+    assert found.fix.startswith("set validation_fraction = 0.05")
     with pytest.raises(ConfigError, match="no validation loss"):
         run_training(made)
     assert not made.folder.exists()

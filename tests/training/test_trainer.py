@@ -23,7 +23,7 @@ from lsdflow_contract.checkpoint import (  # noqa: E402
     read_best,
     read_bundle,
 )
-from lsdflow_contract.errors import BadData, Interrupted, NotOurs  # noqa: E402
+from lsdflow_contract.errors import BadData, Interrupted, OutputConflict  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_network.composition import AcrLsd  # noqa: E402
 from lsdflow_network.inference import load_network, load_predictor  # noqa: E402
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_stands_is_not_written_again(prepared, tmp_path) -> No
 
 def test_other_parameters_are_refused(prepared, tmp_path) -> None:
     run(prepared("affinities"), tmp_path / "t", max_iteration=2)
-    with pytest.raises(NotOurs):
+    with pytest.raises(OutputConflict):
         run(prepared("affinities", learning_rate=0.5), tmp_path / "t", max_iteration=3)
 
 

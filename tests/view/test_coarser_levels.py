@@ -11,7 +11,7 @@ import pytest
 import zarr
 from shown_experiment import MERGE_FUNCTION, looked_up, make_shown_experiment
 
-from lsdflow_contract.errors import MissingInput, NotOurs, UsageError
+from lsdflow_contract.errors import MissingInput, OutputConflict, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
@@ -115,7 +115,7 @@ def test_what_is_no_export_of_this_experiment_is_refused(experiment: Experiment,
         manifest = read_manifest(experiment.layout, stage).model_copy(update={"identity": "other"})
         experiment.layout.manifest(stage).unlink()
         manifest.write(experiment.layout)
-    with pytest.raises(NotOurs, match="nothing in the export can be shown") as caught:
+    with pytest.raises(OutputConflict, match="nothing in the export can be shown") as caught:
         open_gallery(experiment, tmp_path / "levels")
     assert "segmentation was exported from other data" in str(caught.value.found)
 

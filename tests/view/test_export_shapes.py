@@ -144,7 +144,7 @@ def test_a_damaged_table_is_told_with_the_folder_to_remove(
     file.write_bytes(file.read_bytes()[:-8] if left is None else left)
     with pytest.raises(BadData, match="damaged table of segments") as told:
         _export(tiny.experiment, tmp_path / "o")
-    assert str(file.parent) in told.value.hint
+    assert str(file.parent) in told.value.fix
     shutil.rmtree(file.parent)
     _export(tiny.experiment, tmp_path / "o")
     assert _tree(tmp_path / "o") == _tree(alone)

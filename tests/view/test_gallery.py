@@ -115,7 +115,7 @@ def test_a_table_that_does_not_ascend_is_refused(tmp_path: Path) -> None:
 def test_tables_of_other_fragments_are_not_shown(tmp_path: Path) -> None:
     make_shown_experiment(tmp_path)
     beside = next((tmp_path / "luts").glob("*0.1000.json"))
-    write_sealed(beside, {**read_sealed(beside, hint=""), "fragments_fingerprint": "older"})
+    write_sealed(beside, {**read_sealed(beside, fix=""), "fragments_fingerprint": "older"})
     volume = open_gallery(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
     assert [lut.threshold for lut in volume.luts] == [0.285, 0.9]
 

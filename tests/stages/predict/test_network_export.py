@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_network.composition import AcrLsd
 from lsdflow_network.inference import load_network, raw_to_network
 from lsdflow_network.quantise import quantise_u8
@@ -55,6 +55,6 @@ def test_another_file_is_never_written_over(make_experiment):
     experiment = make_experiment("mtlsd").experiment()
     out = experiment.layout.root / "network.pt"
     out.write_text("mine")
-    with pytest.raises(NotOurs, match="already"):
+    with pytest.raises(OutputConflict, match="already"):
         export_network(experiment, out)
     assert out.read_text() == "mine"

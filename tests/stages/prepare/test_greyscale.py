@@ -48,7 +48,7 @@ def test_unknown_range_is_refused_with_minimum_and_maximum(raw: np.ndarray) -> N
     with pytest.raises(BadData) as caught:
         to_u8(raw, None, "a")
     assert "minimum 3, maximum 4095" in caught.value.found
-    assert caught.value.hint == "give the range: raw_range = [3, 4095]"
+    assert caught.value.fix == "give the range: raw_range = [3, 4095]"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -42,7 +42,7 @@ def test_negative_labels_are_refused_with_the_way_to_ignore_them() -> None:
     with pytest.raises(BadData) as caught:
         block([0, -3, 5, -3], np.int32)
     assert "2 voxels" in caught.value.found
-    assert caught.value.hint.endswith("ignore_ids = [-3]")
+    assert caught.value.fix.endswith("ignore_ids = [-3]")
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(MINUS_3, np.uint64), (-3, np.int64), (-3, np.int16)])

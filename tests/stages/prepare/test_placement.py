@@ -51,7 +51,7 @@ def test_labels_elsewhere_are_laid_on_the_raw_grid() -> None:
 def test_offset_between_voxels_is_bad_data_with_the_nearest_that_fits() -> None:
     with pytest.raises(BadData) as caught:
         lay_on(labels((410.0, 80.0, 0.0), (10, 20, 30)), RAW, "ids", "raw")
-    assert "nearest that fits" in caught.value.hint
+    assert "nearest that fits" in caught.value.fix
 
 
 def test_other_voxel_size_is_bad_data_naming_both() -> None:

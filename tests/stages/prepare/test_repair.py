@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_prepare import writing
@@ -116,7 +116,7 @@ def test_another_form_of_the_source_is_refused(finished: Experiment, put: Put, r
     put("volumes/raw", raw.astype(np.float32) / 255)
     with pytest.raises(BadData, match="not what it was") as caught:
         Prepare().repair(finished)
-    assert "prepare run" in caught.value.hint
+    assert "prepare run" in caught.value.fix
 
 
 def test_a_source_that_is_gone_and_a_volume_never_made_are_missing_input(finished: Experiment, tmp_path: Path) -> None:
@@ -130,6 +130,6 @@ def test_a_source_that_is_gone_and_a_volume_never_made_are_missing_input(finishe
 
 def test_other_parameters_are_refused_and_nothing_is_touched(finished: Experiment, experiment: Make) -> None:
     before = content(finished)
-    with pytest.raises(NotOurs, match="other parameters"):
+    with pytest.raises(OutputConflict, match="other parameters"):
         Prepare().repair(experiment(raw_range=[0, 100]))
     assert content(finished) == before

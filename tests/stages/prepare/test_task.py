@@ -18,7 +18,7 @@ import tifffile
 import zarr
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.errors import BadData, Interrupted, NotOurs, StageError
+from lsdflow_contract.errors import BadData, Interrupted, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_prepare import writing
@@ -372,7 +372,7 @@ def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment:
     folder = loaded.layout.training_volume("a")
     shutil.rmtree(folder)
     zarr.create_array(folder / RAW.dataset, data=raw, zarr_format=2)
-    with pytest.raises(NotOurs, match="not ours"):
+    with pytest.raises(OutputConflict, match="not ours"):
         Prepare().run(loaded)
 
 
@@ -382,7 +382,7 @@ def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment:
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(NotOurs, match="another prepare"):
+        with pytest.raises(OutputConflict, match="another prepare"):
             Prepare().run(loaded)
 
 

@@ -18,7 +18,7 @@ from pymongo import ASCENDING
 from typer.testing import CliRunner
 
 from lsdflow_contract.arrays import FRAGMENTS, SEGMENTATION
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs, UsageError
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import read_lut
@@ -383,7 +383,7 @@ def test_another_graph_stays_unless_replace_is_said(
 ) -> None:
     dump = write_dump(tmp_path / "dump", collections)
     manifests = {path: path.read_bytes() for path in (native.layout.root / "manifests").iterdir()}
-    with pytest.raises(NotOurs, match="results of watershed"):
+    with pytest.raises(OutputConflict, match="results of watershed"):
         take(native, dump)
     collections["edges_mean"][3]["merge_score"] = 9.0
     with pytest.raises(BadData):

@@ -38,7 +38,7 @@ def test_a_changed_count_of_blocks_is_bad_data_not_another_segmentation(make_exp
     for verb in (Segment().verify, lambda e: Segment().run(e)):
         with pytest.raises(BadData, match=r"agglomerate\.json") as caught:
             verb(experiment)
-        assert "agglomerate run" in caught.value.hint
+        assert "agglomerate run" in caught.value.fix
 
 
 def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(make_experiment: Make) -> None:
@@ -50,7 +50,7 @@ def test_verify_reports_a_lut_that_was_cut_short_and_the_copy_for_older_readers(
             path.write_bytes(damaged)
             with pytest.raises(BadData, match=name) as caught:
                 Segment().verify(experiment)
-            assert "segment repair" in caught.value.hint
+            assert "segment repair" in caught.value.fix
         path.write_bytes(content)
     assert Segment().verify(experiment)["verified"]
 

@@ -287,7 +287,7 @@ def test_a_block_without_its_rows_is_refused_naming_it_and_who_repairs_it(
     (experiment.layout.store / collection / key / f"{block}.parquet").unlink()
     with pytest.raises(BadData, match=f"the rows of block {block}") as caught:
         Segment().run(experiment)
-    assert (caught.value.exit_code, caught.value.hint) == (65, f"make it again: {stage} repair")
+    assert (caught.value.exit_code, caught.value.fix) == (65, f"make it again: {stage} repair")
     assert not experiment.layout.manifest("segment").exists()
 
 

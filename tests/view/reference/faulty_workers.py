@@ -75,7 +75,7 @@ def written_then_killed(write: Write, flag: Path, number: int) -> None:
 
 def full(_: int) -> None:
     """No space left."""
-    raise StorageFailure("writing failed: No space left on device", where="here", hint="free some space")
+    raise StorageFailure("writing failed: No space left on device", where="here", fix="free some space")
 
 
 def odd(_: int) -> None:

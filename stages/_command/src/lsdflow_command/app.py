@@ -119,7 +119,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
     except Exception as error:
         _show_traceback(debug)
         what = f"internal: {type(error).__name__}: {error}"
-        raise _reported(InternalError(what, hint="run with --debug and report it"), as_json) from error
+        raise _reported(InternalError(what, fix="run with --debug and report it"), as_json) from error
 
 
 def _reported(error: StageError, as_json: bool) -> typer.Exit:
@@ -226,7 +226,7 @@ def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
         with _opened(experiment, override, debug, json_, interruptible=True) as opened:
             form_log_lines(opened.compute.log_format, stage.name)
             if not stage.load().repairable:
-                raise UsageError(f"{stage.name} does not work on blocks", hint=f"{stage.name} run")
+                raise UsageError(f"{stage.name} does not work on blocks", fix=f"{stage.name} run")
             with _begun(stage, opened) as begun:
                 _show_facts(begun.repair(opened), json_)
 

@@ -48,7 +48,7 @@ def _told_as_json(wrong: TyperException) -> int:
     """The exit code of a wrong command line, which is reported on stdout."""
     context, format_message = getattr(wrong, "ctx", None), getattr(wrong, "format_message", wrong.__str__)
     command = context.command_path if context else ""
-    error = UsageError(format_message(), where=command, hint=f"{command} --help" if command else "")
+    error = UsageError(format_message(), where=command, fix=f"{command} --help" if command else "")
     typer.echo(json.dumps(error.as_dict()))
     return error.exit_code
 
@@ -77,7 +77,7 @@ def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(verb)
     def with_logging(*, quiet: bool, verbose: bool, **values: Any) -> Any:
         if quiet and verbose:
-            error = UsageError("--quiet and --verbose are opposites", hint="leave one out")
+            error = UsageError("--quiet and --verbose are opposites", fix="leave one out")
             typer.echo(f"error: {error.message()}", err=True)
             raise typer.Exit(error.exit_code)
         if quiet or verbose:

@@ -29,7 +29,7 @@ LEVELS = {"quiet": logging.ERROR, NORMAL: logging.INFO, "verbose": logging.DEBUG
 _HANDLER = "lsdflow-stderr"
 Role = Literal["error", "warning", "good", "weak", "next"]
 _CODES: dict[Role, str] = {"error": "31;1", "warning": "33", "good": "32", "weak": "2", "next": "36"}
-_PARTS = re.compile(r"^( *to do:)", re.MULTILINE)
+_PARTS = re.compile(r"^( *fix:)", re.MULTILINE)
 
 
 class JsonLines(logging.Formatter):

@@ -51,7 +51,7 @@ class EndOfWork:
 
 def interrupted_by(number: int) -> Interrupted:
     """What a signal ends the work with."""
-    return Interrupted(f"stopped by {signal.Signals(number).name}", hint=GO_ON)
+    return Interrupted(f"stopped by {signal.Signals(number).name}", fix=GO_ON)
 
 
 def heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:

@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lsdflow_command.processes import has_ended, pid_namespace
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import JOB_VARIABLE
@@ -69,7 +69,7 @@ class Holder:
         return has_ended(self.host, self.pid, self.namespace)
 
 
-Refusal = Callable[[Holder, float], NotOurs]
+Refusal = Callable[[Holder, float], OutputConflict]
 
 
 @dataclass(frozen=True)
@@ -173,18 +173,18 @@ class LockFile:
 def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
     """Hold the lock file in `folder` within the block.
 
-    Raises NotOurs (73) with the message `refusal` if another process holds the lock, or takes it over meanwhile: then
-    this process gets SIGTERM.
+    Raises OutputConflict (73) with the message `refusal` if another process holds the lock, or takes it over meanwhile:
+    then this process gets SIGTERM.
     """
     file, lost = LockFile(folder / "lock"), threading.Event()
 
-    def refused(found: Holder | None, age_s: float | None = None) -> NotOurs:
+    def refused(found: Holder | None, age_s: float | None = None) -> OutputConflict:
         who = "another process" if found is None else f"{found.host}, process {found.pid} {found.job}".strip()
-        return NotOurs(
+        return OutputConflict(
             refusal,
             where=file.path,
             found=who if age_s is None else f"{who}; last sign of life {age_s:.0f} s ago",
-            hint=f"wait until it ends; if it is dead, run again {EXPIRY_SECONDS:.0f} s after its last sign of life",
+            fix=f"wait until it ends; if it is dead, run again {EXPIRY_SECONDS:.0f} s after its last sign of life",
         )
 
     def stop() -> None:

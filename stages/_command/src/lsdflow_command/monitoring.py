@@ -233,8 +233,8 @@ def address_of(option: str | None, environment: Mapping[str, str]) -> Address | 
         raise ConfigError("not an address of metrics", where=where, wanted="PORT or INTERFACE:PORT", found=text)
     host = found[1] or LOOPBACK
     if _is_everywhere(host):
-        hint = f"name one interface, or the port alone for {LOOPBACK}"
-        raise ConfigError("metrics are not served on all interfaces", where=where, found=text, hint=hint)
+        fix = f"name one interface, or the port alone for {LOOPBACK}"
+        raise ConfigError("metrics are not served on all interfaces", where=where, found=text, fix=fix)
     return Address(host, int(found[2]))
 
 

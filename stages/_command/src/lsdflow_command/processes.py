@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_contract.files import storage_errors
 
 LOG = logging.getLogger("lsdflow")
@@ -66,7 +66,7 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 def one_at_a_time(lock: Path, what: str) -> Iterator[None]:
     """Only one process at a time gets past this lock file; the lock falls with its process.
 
-    Raises NotOurs (73) naming `what` if another one has it. On a file system without locks: a warning.
+    Raises OutputConflict (73) naming `what` if another one has it. On a file system without locks: a warning.
     """
     with storage_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -75,8 +75,8 @@ def one_at_a_time(lock: Path, what: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            hint = "wait until it ends"
-            raise NotOurs(f"another {what} is at work in this experiment", where=lock, hint=hint) from error
+            fix = "wait until it ends"
+            raise OutputConflict(f"another {what} is at work in this experiment", where=lock, fix=fix) from error
         except OSError as error:
             LOG.warning("warning: this file system has no locks (%s): do not run %s twice at once", error, what)
         yield

@@ -45,8 +45,8 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
     except Exception as error:
         outcome["error"] = {"error": type(error).__name__, "what": str(error)}
         _note(handlers, "the run ended", error)
-        what, hint = f"internal: {type(error).__name__}: {error}", "report it with this file, which has the traceback"
-        raise InternalError(what, where=folder / LOG_FILE, hint=hint) from error
+        what, fix = f"internal: {type(error).__name__}: {error}", "report it with this file, which has the traceback"
+        raise InternalError(what, where=folder / LOG_FILE, fix=fix) from error
     except BaseException as error:
         outcome["error"] = {"error": type(error).__name__, "what": str(error)}
         _note(handlers, "the run ended", error)

@@ -58,7 +58,7 @@ class Stage(ABC):
     def join(self, experiment: Experiment) -> None:
         """Process blocks for a coordinator in another job. UsageError (2) for a stage without blocks."""
         del experiment
-        raise UsageError(f"{self.name} does not work on blocks: it has no workers", hint=f"{self.name} run")
+        raise UsageError(f"{self.name} does not work on blocks: it has no workers", fix=f"{self.name} run")
 
     def worker(self, experiment: Experiment) -> None:
         """Body of a worker process: process blocks for the coordinator that the environment names."""
@@ -85,4 +85,4 @@ def load_stage(name: str) -> Stage:
     for found in entry_points(group=ENTRY_POINTS, name=name):
         stage: Stage = found.load()()
         return stage
-    raise InternalError("no such stage is installed", wanted=name, hint="install its package again")
+    raise InternalError("no such stage is installed", wanted=name, fix="install its package again")

@@ -177,7 +177,7 @@ def read_bundle(folder: Path) -> Bundle:
             where=folder,
             wanted=f"a folder with {BUNDLE_JSON} and {WEIGHTS}",
             found=folder.name,
-            hint="give the folder of a bundle, or an iteration",
+            fix="give the folder of a bundle, or an iteration",
         )
     if not path.exists():
         raise MissingInput("no checkpoint bundle", where=folder, wanted=BUNDLE_JSON)
@@ -203,7 +203,7 @@ def _require_as_written(folder: Path, description: Any) -> None:
             where=folder / BUNDLE_JSON,
             wanted=f"sha256 {wanted[:64]}",
             found=f"sha256 {found}",
-            hint=f"use another checkpoint; if you changed it on purpose, delete {hash_file}",
+            fix=f"use another checkpoint; if you changed it on purpose, delete {hash_file}",
         )
 
 
@@ -218,12 +218,12 @@ def read_best(path: Path) -> BestCheckpoint:
     Programs of earlier contracts refuse a file with more fields, so the weights of the bundle take the place of a seal.
     """
     if not path.exists():
-        raise MissingInput("no checkpoint has been chosen", where=path, hint="train first")
-    hint = f"choose again: {path.parent.name} run (by loss), or lsdflow check-checkpoints (by VOI)"
+        raise MissingInput("no checkpoint has been chosen", where=path, fix="train first")
+    fix = f"choose again: {path.parent.name} run (by loss), or lsdflow check-checkpoints (by VOI)"
     try:
         best = BestCheckpoint.model_validate(read_json(path))
     except ValidationError as error:
-        raise BadData("damaged file", where=path, found=error, hint=hint) from error
+        raise BadData("damaged file", where=path, found=error, fix=fix) from error
     description = bundle_folder(path.parent / "checkpoints", best.iteration) / BUNDLE_JSON
     found = read_json(description) if description.exists() else {}
     weights = found.get("weights_sha256", "") if isinstance(found, dict) else ""
@@ -233,6 +233,6 @@ def read_best(path: Path) -> BestCheckpoint:
             where=path,
             wanted=f"iteration {best.iteration} with weights {best.weights_sha256[:12]}",
             found=f"weights {weights[:12]}",
-            hint=hint,
+            fix=fix,
         )
     return best

@@ -11,18 +11,18 @@ class StageError(Exception):
     exit_code = 70
 
     def __init__(
-        self, what: str, *, where: object = "", wanted: object = "", found: object = "", hint: str = ""
+        self, what: str, *, where: object = "", wanted: object = "", found: object = "", fix: str = ""
     ) -> None:
         self.what = what
         self.where = str(where)
         self.wanted = str(wanted)
         self.found = str(found)
-        self.hint = hint
+        self.fix = fix
         super().__init__(self.message())
 
     def message(self) -> str:
         """The full text: one line of what is wrong, then one indented line for each part that is known."""
-        parts = [("where", self.where), ("wanted", self.wanted), ("found", self.found), ("to do", self.hint)]
+        parts = [("where", self.where), ("wanted", self.wanted), ("found", self.found), ("fix", self.fix)]
         lines = [f"{name:>8}: {text}" for name, text in parts if text]
         return "\n".join([self.what, *lines])
 
@@ -35,7 +35,8 @@ class StageError(Exception):
             "where": self.where,
             "wanted": self.wanted,
             "found": self.found,
-            "hint": self.hint,
+            "fix": self.fix,
+            "hint": self.fix,  # the name until contract 2.1, for programs that read it
         }
 
 
@@ -73,7 +74,7 @@ class InternalError(StageError):
     exit_code = 70
 
 
-class NotOurs(StageError):
+class OutputConflict(StageError):
     """The output exists and was made by something else, with other parameters, or is being made by another run."""
 
     exit_code = 73
@@ -129,7 +130,12 @@ def rebuilt(parts: Mapping[str, object]) -> StageError:
     same_code = [kind for kind in kinds if kind.exit_code == parts.get("exit_code")]
     kind = next(iter(named + same_code), InternalError)
     texts = {name: str(parts.get(name, "")) for name in ("where", "wanted", "found")}
-    return kind(str(parts["what"]), **texts, hint=str(parts.get("hint", "")))
+    return kind(str(parts["what"]), **texts, fix=fix_of(parts))
+
+
+def fix_of(parts: Mapping[str, object]) -> str:
+    """The fix of an error that `as_dict` described; until contract 2.1 it was called hint."""
+    return str(parts.get("fix", parts.get("hint", "")))
 
 
 def _kinds(base: type[StageError]) -> Iterator[type[StageError]]:

@@ -192,9 +192,9 @@ class Experiment:
         except PermissionError as error:
             raise PermissionDenied("no permission to look there", where=path, found=error) from error
         except (OSError, RuntimeError, ValueError) as error:
-            hint = "correct the path: a link that leads to itself, a name that is too long, or a character of no name"
+            fix = "correct the path: a link that leads to itself, a name that is too long, or a character of no name"
             raise ConfigError(
-                "the path cannot be used", where=self.path, found=f"{path!r}: {error}", hint=hint
+                "the path cannot be used", where=self.path, found=f"{path!r}: {error}", fix=fix
             ) from error
         return found
 
@@ -207,7 +207,7 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     path = path / "experiment.toml" if path.is_dir() else path
     if not path.is_file():
         folder = path.parent if path.suffix == ".toml" else path
-        raise MissingInput("no experiment file", where=path, hint=first_step(folder))
+        raise MissingInput("no experiment file", where=path, fix=first_step(folder))
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -226,18 +226,18 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A hint for a misspelt word: the nearest known one, or the list of all."""
+    """A fix for a misspelt word: the nearest known one, or the list of all."""
     return nearest(word, known) or f"known: {', '.join(known)}"
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A hint for a misspelt word where one that is known is near, else nothing."""
+    """A fix for a misspelt word where one that is known is near, else nothing."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def with_its_table(override: str, keys: Mapping[str, Collection[str]]) -> str:
-    """A hint for `key=value` without a table: the tables whose `keys` have it; empty if there is none."""
+    """A fix for `key=value` without a table: the tables whose `keys` have it; empty if there is none."""
     key = override.partition("=")[0].strip()
     tables = [table for table, known in keys.items() if key and key in known]
     return f"did you mean {' or '.join(f'{table}.{override.strip()}' for table in tables)}?" if tables else ""
@@ -255,7 +255,7 @@ def _apply_override(tables: dict[str, Any], override: str) -> None:
         keys = {name: set(given) for name, given in tables.items() if isinstance(given, Mapping)}
         keys |= {name: set(model.model_fields) for name, model in common.items()}
         raise ConfigError(
-            "an override is table.key=value", where="--set", found=override, hint=with_its_table(override, keys)
+            "an override is table.key=value", where="--set", found=override, fix=with_its_table(override, keys)
         )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -274,7 +274,7 @@ def _refuse_unknown_tables(tables: dict[str, Any], path: Path) -> None:
     known = ("experiment", "store", "compute", "cluster", *STAGES)
     for name, value in tables.items():
         if name not in known:
-            raise ConfigError(f"unknown table [{name}]", where=path, hint=did_you_mean(name, known))
+            raise ConfigError(f"unknown table [{name}]", where=path, fix=did_you_mean(name, known))
         if not isinstance(value, dict):
             raise ConfigError(f"{name} must be a table", where=path, wanted=f"[{name}]", found=repr(value))
 
@@ -292,15 +292,15 @@ def _config_error(error: ValidationError, model: type[StrictModel], table: str, 
     dotted = _dotted(table, first["loc"])
     others = dict.fromkeys(_dotted(table, e["loc"]) for e in more)
     others.pop(dotted, None)
-    hints = [_nearest_word(first), f"also wrong: {', '.join(others)}" if others else ""]
-    hint = "; ".join(filter(None, hints))
+    fixes = [_nearest_word(first), f"also wrong: {', '.join(others)}" if others else ""]
+    fix = "; ".join(filter(None, fixes))
     found = _short(_LOGIN.sub("***@", repr(first["input"])))
     if first["type"] == "extra_forbidden":
-        hint = did_you_mean(str(first["loc"][-1]), _keys_of(model, nested=len(first["loc"]) > 1))
-        return ConfigError(f"unknown key {dotted}", where=path, found=found, hint=hint)
+        fix = did_you_mean(str(first["loc"][-1]), _keys_of(model, nested=len(first["loc"]) > 1))
+        return ConfigError(f"unknown key {dotted}", where=path, found=found, fix=fix)
     said = dict.fromkeys(e["msg"] for e in (first, *more) if _dotted(table, e["loc"]) == dotted)
     text = " or ".join(said).removeprefix("Value error, ")
-    return ConfigError(f"{dotted}: {text}", where=path, found=found, hint=hint)
+    return ConfigError(f"{dotted}: {text}", where=path, found=found, fix=fix)
 
 
 def _dotted(table: str, location: Sequence[int | str]) -> str:

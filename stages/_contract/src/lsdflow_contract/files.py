@@ -32,12 +32,12 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        hint = "ask its owner for the right to write, or use a folder of your own"
-        raise PermissionDenied("may not write", where=path, found=f"uid {os.geteuid()}", hint=hint) from error
+        fix = "ask its owner for the right to write, or use a folder of your own"
+        raise PermissionDenied("may not write", where=path, found=f"uid {os.geteuid()}", fix=fix) from error
     except OSError as error:
-        hint = _STORAGE_HINTS.get(error.errno or 0, "")
-        found = _space_left(path) if hint == _NO_SPACE else ""
-        raise StorageFailure(f"writing failed: {error.strerror}", where=path, found=found, hint=hint) from error
+        fix = _STORAGE_HINTS.get(error.errno or 0, "")
+        found = _space_left(path) if fix == _NO_SPACE else ""
+        raise StorageFailure(f"writing failed: {error.strerror}", where=path, found=found, fix=fix) from error
 
 
 @contextlib.contextmanager

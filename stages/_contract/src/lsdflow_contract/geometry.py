@@ -214,7 +214,7 @@ def whole_voxels(length_nm: Nm3, voxel_size_nm: Nm3, field: str) -> Vox3:
             f"{field} is not a whole number of voxels",
             wanted=f"multiples of the voxel size {_text(voxel_size_nm)} nm",
             found=f"{_text(length_nm)} nm = {_text(tuple(exact))} voxels",
-            hint=f"nearest that fits: {nearest} nm",
+            fix=f"nearest that fits: {nearest} nm",
         )
     return _three(rounded)
 

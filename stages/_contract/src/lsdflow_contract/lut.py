@@ -118,7 +118,7 @@ def read_lut(path: Path) -> Lut:
         with np.load(path, allow_pickle=False) as archive:
             table = archive[LUT_KEY]
     except (*_DAMAGE, *_DAMAGED_ZIP) as error:
-        raise BadData(f"not a LUT: needs key {LUT_KEY}", where=path, found=error, hint=_REPAIR) from error
+        raise BadData(f"not a LUT: needs key {LUT_KEY}", where=path, found=error, fix=_REPAIR) from error
     if table.ndim != 2 or table.shape[0] != 2 or table.dtype.kind not in "ui":
         raise BadData("not a LUT", where=path, wanted="integers (2, N)", found=f"{table.dtype} {table.shape}")
     return Lut(table[0].astype(np.uint64), table[1].astype(np.uint64))

@@ -159,19 +159,19 @@ def remove_manifest(layout: ExperimentLayout, stage: str, keys: Collection[str])
 
 def _read(path: Path, stage: str) -> Manifest:
     if not path.exists():
-        raise MissingInput(f"the stage {stage} has not finished", where=path, hint=f"run it first: {stage} run")
-    hint = f"write it again, from what is done: {stage} run, or lsdflow repair EXPERIMENT"
+        raise MissingInput(f"the stage {stage} has not finished", where=path, fix=f"run it first: {stage} run")
+    fix = f"write it again, from what is done: {stage} run, or lsdflow repair EXPERIMENT"
     try:
         raw = read_json(path)
         if isinstance(raw, dict):
             require_contract(str(raw.get("contract", "")), path)
             if isinstance(raw.get("facts"), dict) and SEAL in raw["facts"]:
                 raw[SEAL] = raw["facts"].pop(SEAL)
-        return Manifest.model_validate(unsealed(raw, path, hint))
+        return Manifest.model_validate(unsealed(raw, path, fix))
     except ValidationError as error:
-        raise BadData("damaged manifest", where=path, found=error, hint=hint) from error
+        raise BadData("damaged manifest", where=path, found=error, fix=fix) from error
     except BadData as error:
-        error.hint = hint
+        error.fix = fix
         raise
 
 
@@ -183,7 +183,7 @@ def require_contract(found: str, where: Path) -> None:
             where=where,
             wanted="contract " + " or ".join(f"{major}.x" for major in READ_MAJORS),
             found=found or "none",
-            hint="use the image that wrote it, or make the artefact again",
+            fix="use the image that wrote it, or make the artefact again",
         )
 
 

@@ -45,7 +45,7 @@ def read_geometry(attributes: Mapping[str, Any], shape_vox: Vox3, where: object)
             where=where,
             wanted="an attribute resolution or voxel_size (z, y, x; nm)",
             found=f"attributes {sorted(attributes)}",
-            hint='give it in the experiment file: voxel_size = "40, 8, 8 nm"',
+            fix='give it in the experiment file: voxel_size = "40, 8, 8 nm"',
         )
     voxel_size = _one_of(found, where)
     if min(voxel_size) <= 0:
@@ -88,7 +88,7 @@ def understanding_metadata(where: object) -> Iterator[None]:
             "the metadata of the volume cannot be understood",
             where=where,
             found=f"{type(error).__name__}: {error}"[:300],
-            hint="correct the metadata, or write the volume again with a library of its format",
+            fix="correct the metadata, or write the volume again with a library of its format",
         ) from error
 
 
@@ -110,7 +110,7 @@ def _one_of(found: dict[str, Nm3], where: object) -> Nm3:
             "two attributes give different voxel sizes",
             where=where,
             found="; ".join(f"{k} = {v}" for k, v in found.items()),
-            hint="correct the attributes, or give voxel_size in the experiment file",
+            fix="correct the attributes, or give voxel_size in the experiment file",
         )
     return values[0]
 

@@ -13,7 +13,7 @@ _VOLUME_MARKS = (".zarray", ".zgroup", "zarr.json", "attributes.json", "info")
 
 
 def first_step(folder: Path) -> str:
-    """The hint for somebody who named `folder` as an experiment."""
+    """The fix for somebody who named `folder` as an experiment."""
     if folder.is_file() or any((folder / mark).is_file() for mark in _VOLUME_MARKS):
         return f"this looks like a volume; make an experiment with it: lsdflow init exp --volume {folder}"
     below = list(_experiments(folder))

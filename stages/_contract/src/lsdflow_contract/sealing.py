@@ -32,15 +32,15 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, SEAL: hash_of(content)}
 
 
-def unsealed(value: Any, where: object, hint: str) -> dict[str, Any]:
+def unsealed(value: Any, where: object, fix: str) -> dict[str, Any]:
     """The content of a sealed value, without its seal.
 
-    Raises BadData (65) with `hint` if it is no JSON object, was changed, or lacks the seal that its contract wrote.
+    Raises BadData (65) with `fix` if it is no JSON object, was changed, or lacks the seal that its contract wrote.
     """
     if not isinstance(value, dict):
-        raise BadData("not a JSON object", where=where, found=type(value).__name__, hint=hint)
+        raise BadData("not a JSON object", where=where, found=type(value).__name__, fix=fix)
     content = {name: part for name, part in value.items() if name != SEAL}
-    _require_seal(content, value.get(SEAL), content.get("contract"), where, hint)
+    _require_seal(content, value.get(SEAL), content.get("contract"), where, fix)
     return content
 
 
@@ -49,21 +49,21 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
     write_json(path, sealed(value))
 
 
-def read_sealed(path: Path, hint: str) -> dict[str, Any]:
-    """The content of a sealed file. MissingInput (66) if absent; BadData (65) as `unsealed`; `hint`: what to run."""
+def read_sealed(path: Path, fix: str) -> dict[str, Any]:
+    """The content of a sealed file. MissingInput (66) if absent; BadData (65) as `unsealed`; `fix`: what to run."""
     try:
         raw = read_json(path)
     except BadData as error:
-        error.hint = hint
+        error.fix = fix
         raise
-    return unsealed(raw, path, hint)
+    return unsealed(raw, path, fix)
 
 
-def require_sha256(path: Path, wanted: Any, hint: str) -> None:
+def require_sha256(path: Path, wanted: Any, fix: str) -> None:
     """BadData (65) if a file is not the one whose sha256 was recorded. Files of contracts before 1.8 have none."""
     found = hash_of_file(path)
     if wanted is not None and found != wanted:
-        raise _changed(path, f"sha256 {str(wanted)[:64]}", f"sha256 {found}", hint)
+        raise _changed(path, f"sha256 {str(wanted)[:64]}", f"sha256 {found}", fix)
 
 
 def seal_array(folder: Path) -> None:
@@ -93,7 +93,7 @@ def _array_documents(folder: Path) -> dict[str, Any]:
             try:
                 found[name] = read_json(folder / name)
             except BadData as error:
-                error.hint = _REPAIR_ARRAY
+                error.fix = _REPAIR_ARRAY
                 raise
     return found
 
@@ -105,17 +105,17 @@ def _attributes(documents: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _require_seal(content: Any, seal: Any, contract: Any, where: object, hint: str) -> None:
+def _require_seal(content: Any, seal: Any, contract: Any, where: object, fix: str) -> None:
     if seal is None:
         if _is_sealed_by(contract):
-            raise BadData("the file has lost its seal: it is damaged or was changed", where=where, hint=hint)
+            raise BadData("the file has lost its seal: it is damaged or was changed", where=where, fix=fix)
         return
     try:
         found = hash_of(content)
     except ValueError as error:
-        raise BadData("damaged file", where=where, found=error, hint=hint) from error
+        raise BadData("damaged file", where=where, found=error, fix=fix) from error
     if found != seal:
-        raise _changed(where, "the sha256 that its seal names", "another sha256", hint)
+        raise _changed(where, "the sha256 that its seal names", "another sha256", fix)
 
 
 def _is_sealed_by(contract: Any) -> bool:
@@ -125,11 +125,11 @@ def _is_sealed_by(contract: Any) -> bool:
     return major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= SEALED_SINCE
 
 
-def _changed(where: object, wanted: str, found: str, hint: str) -> BadData:
+def _changed(where: object, wanted: str, found: str, fix: str) -> BadData:
     return BadData(
         "the file is damaged or was changed after it was written",
         where=where,
         wanted=wanted,
         found=found,
-        hint=hint,
+        fix=fix,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_bundle
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, StageError
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import current_key, read_kept_manifest, read_manifest
@@ -92,11 +92,11 @@ def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None
 def _move_copy_aside(copy: Path) -> None:
     """Rename a folder that was a link to the results before the experiment was copied by a program that follows links.
 
-    Raises NotOurs (73) if the place for it is taken.
+    Raises OutputConflict (73) if the place for it is taken.
     """
     aside = copy.with_name(f"{copy.name}.copy")
     if aside.exists():
-        raise NotOurs("two folders hold the same training", where=copy, found=aside, hint="move one of them away")
+        raise OutputConflict("two folders hold the same training", where=copy, found=aside, fix="move one of them away")
     copy.rename(aside)
     LOG.warning("%s was a copy of a result, and is no longer used: it is now %s and can be deleted", copy, aside)
 

@@ -18,7 +18,7 @@ def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
         raise MissingInput(
             "the predicted LSDs are not stored: there is nothing to compare with",
             where=experiment.layout.manifest("predict"),
-            hint="set predict.store_lsds = true and predict again",
+            fix="set predict.store_lsds = true and predict again",
         )
     return predict.output_array(experiment.layout, "lsds")
 
@@ -37,7 +37,7 @@ def lsd_sigma_nm(experiment: Experiment, predict: Manifest, given: Nm3 | None, k
     raise ConfigError(
         "the sigma of the predicted LSDs is not known: the network that made them is not in train/",
         where=key,
-        hint=f'set it: {key} = "80 nm"',
+        fix=f'set it: {key} = "80 nm"',
     )
 
 

@@ -67,7 +67,7 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     """
     for name in (first, last):
         if name not in STAGES:
-            raise UsageError(f"no stage {name!r}", wanted=", ".join(STAGES), hint=did_you_mean(name, STAGES))
+            raise UsageError(f"no stage {name!r}", wanted=", ".join(STAGES), fix=did_you_mean(name, STAGES))
     begin, end = STAGES.index(first), STAGES.index(last)
     if begin > end:
         raise UsageError(f"{first} comes after {last}", wanted=" -> ".join(STAGES))
@@ -88,7 +88,7 @@ def finished_mendable_stages(experiment: Experiment) -> tuple[str, ...]:
             "no finished stage can be repaired",
             where=experiment.layout.root,
             wanted=", ".join(mendable),
-            hint="lsdflow run resumes the stages that are not finished",
+            fix="lsdflow run resumes the stages that are not finished",
         )
     return found
 

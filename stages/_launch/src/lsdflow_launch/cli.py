@@ -13,6 +13,7 @@ from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.cli import Verbs, version_line
 from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.console import start_logging
+from lsdflow_contract.errors import fix_of
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.answer import following, result_facts, show_result, stdout_for_json, tell
 from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of
@@ -210,8 +211,9 @@ def _print_problems(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     for stage, problems in found.items():
         for problem in problems:
             typer.echo(f"{stage}: {problem['what']}", err=True)
-            for name, part in (("where", "where"), ("wanted", "wanted"), ("found", "found"), ("to do", "hint")):
-                if text := problem.get(part):
+            parts = {name: problem.get(name) for name in ("where", "wanted", "found")} | {"fix": fix_of(problem)}
+            for name, text in parts.items():
+                if text:
                     typer.echo(f"  {name:>8}: {text}", err=True)
 
 

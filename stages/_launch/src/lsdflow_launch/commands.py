@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from lsdflow_command.interruption import heard
-from lsdflow_contract.errors import InternalError, MissingInput, StageError
+from lsdflow_contract.errors import InternalError, MissingInput, StageError, fix_of
 from lsdflow_launch.shared_start import answer_of
 
 LOG = logging.getLogger("lsdflow.run")
@@ -40,7 +40,7 @@ def stage_command(stage: str) -> Path:
     raise MissingInput(
         f"the command {stage} is not installed",
         where=f"{', '.join(filter(None, folders))} and PATH",
-        hint=f"run make setup, or name the folder that holds it in {BIN_VARIABLE}",
+        fix=f"run make setup, or name the folder that holds it in {BIN_VARIABLE}",
     )
 
 
@@ -62,7 +62,7 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
 
 def error_of(answer: Mapping[str, Any]) -> StageError:
     """The error that a stage reported as JSON, with its exit code."""
-    parts = {name: str(answer.get(name, "")) for name in ("where", "wanted", "found", "hint")}
+    parts = {name: str(answer.get(name, "")) for name in ("where", "wanted", "found")} | {"fix": fix_of(answer)}
     error = StageError(str(answer.get("what") or json.dumps(answer)), **parts)
     error.exit_code = int(answer["exit_code"])
     return error

@@ -34,7 +34,7 @@ from lsdflow_launch.results import require_idle
 def migrate(layout: ExperimentLayout) -> dict[str, str]:
     """Move what finished stages of contract 1 have left; new path by old path, relative to the experiment.
 
-    Raises NotOurs (73), before anything is moved, if a stage is at work; MissingInput (66) if a container is gone.
+    Raises OutputConflict (73), before anything is moved, if a stage runs; MissingInput (66) if a container is gone.
     """
     for stage in STAGES:
         require_idle(layout, stage)

@@ -30,7 +30,7 @@ def run_on(place: str, experiment: Experiment, first: str, last: str, containing
     Raises UsageError (2) for an unknown place or stage; what Containers.check raises before anything runs.
     """
     if place not in PLACES:
-        raise UsageError(f"unknown backend {place!r}", wanted=", ".join(PLACES), hint=did_you_mean(place, PLACES))
+        raise UsageError(f"unknown backend {place!r}", wanted=", ".join(PLACES), fix=did_you_mean(place, PLACES))
     stages = stages_of(experiment, first, last)
     with kept_up_to_date(experiment):
         if place == "slurm":

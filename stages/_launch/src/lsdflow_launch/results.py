@@ -25,7 +25,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.lock_file import LockFile
 from lsdflow_command.processes import one_at_a_time
-from lsdflow_contract.errors import MissingInput, NotOurs, StageError, UsageError
+from lsdflow_contract.errors import MissingInput, OutputConflict, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.hashing import hash_of
@@ -156,14 +156,14 @@ def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
     """
     found = [result for result in results_of(layout) if result.stage == stage and result.key.startswith(key)]
     if len(found) > 1:
-        raise UsageError("several results begin so", found=", ".join(r.key for r in found), hint="give the whole key")
+        raise UsageError("several results begin so", found=", ".join(r.key for r in found), fix="give the whole key")
     if not found or _kept(layout, stage, found[0].key) is None:
         raise MissingInput(
             f"no finished result of {stage} has this key",
             where=layout.results / stage,
             wanted=key,
             found=", ".join(r.key for r in results_of(layout) if r.stage == stage) or "none",
-            hint=f"lsdflow results {layout.root}",
+            fix=f"lsdflow results {layout.root}",
         )
     manifest = read_kept_manifest(layout, stage, found[0].key)
     if stage in TRAININGS:
@@ -187,7 +187,7 @@ def _lsd_training(layout: ExperimentLayout) -> str:
 
 
 def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
-    """Remove results. NotOurs (73), before anything is removed, if a stage of one of them is at work."""
+    """Remove results. OutputConflict (73), before anything is removed, if a stage of one of them is at work."""
     layout = experiment.layout
     keys: dict[str, list[str]] = {}
     for result in dropped:
@@ -230,27 +230,29 @@ def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:
 
 
 def require_idle(layout: ExperimentLayout, stage: str) -> None:
-    """NotOurs (73) if a stage is at work: a stage with blocks holds a lock file, another one a lock of its results."""
+    """OutputConflict (73) if a stage runs: a stage with blocks holds a lock file, another one a lock of its results."""
     runs = layout.stage_runs(stage)
     holder = LockFile(runs / "lock").live_holder() or LockFile(runs / NAME_OF_OLD_LOCKS).live_holder()
     if holder is not None:
-        raise NotOurs(f"{stage} is at work", where=layout.results / stage, found=holder.host, hint="wait for its end")
+        raise OutputConflict(
+            f"{stage} is at work", where=layout.results / stage, found=holder.host, fix="wait for its end"
+        )
     if layout.results_lock(stage).exists():
         with one_at_a_time(layout.results_lock(stage), stage):
             return
 
 
 def _require_no_training(layout: ExperimentLayout, result: Result) -> None:
-    """NotOurs (73) if a training that has not finished has written its losses in the last minutes."""
+    """OutputConflict (73) if a training that has not finished has written its losses in the last minutes."""
     losses = layout.result(result.stage, result.key) / "loss.csv"
     with suppress(FileNotFoundError):
         age_s = time.time() - losses.stat().st_mtime
         if not result.finished and age_s < TRAINING_SECONDS:
-            raise NotOurs(
+            raise OutputConflict(
                 f"{result.stage} may be at work on this result",
                 where=losses,
                 found=f"written {duration(max(age_s, 0))} ago",
-                hint=f"wait until it ends, or for {duration(TRAINING_SECONDS)}",
+                fix=f"wait until it ends, or for {duration(TRAINING_SECONDS)}",
             )
 
 

@@ -53,5 +53,5 @@ def viewer_command() -> Path:
         return stage_command(VIEWER)
     except MissingInput as error:
         error.what = "the viewers are not installed"
-        error.hint = "make setup-view, once, in the clone of lsdflow: they have an environment of their own"
+        error.fix = "make setup-view, once, in the clone of lsdflow: they have an environment of their own"
         raise

@@ -56,7 +56,7 @@ def _require_writable_folders(experiment: Experiment) -> None:
                 where=folder,
                 wanted="a folder in which this user may write",
                 found=f"uid {os.geteuid()}",
-                hint="ask its owner for write permission, or create the experiment in your own folder",
+                fix="ask its owner for write permission, or create the experiment in your own folder",
             )
 
 
@@ -71,7 +71,7 @@ def _require_image_variants(experiment: Experiment) -> None:
                 where=f"{path}: {pin.key}",
                 wanted=f'{pin.name}:<version>{TENSORFLOW}, as {stage}.backend = "tensorflow" needs',
                 found=pin,
-                hint=f'pin that variant of the image, or set {stage}.backend = "torch"',
+                fix=f'pin that variant of the image, or set {stage}.backend = "torch"',
             )
 
 
@@ -86,5 +86,5 @@ def _require_room(experiment: Experiment, to_come: Mapping[str, float]) -> None:
             where=experiment.layout.root,
             wanted=f"about {sum(needed.values()) * SPARE / 1e9:.1f} GB ({parts}, and a tenth to spare)",
             found=f"{free / 1e9:.1f} GB free",
-            hint="free some space, put the experiment on a larger disk, or choose a part of the volume with roi",
+            fix="free some space, put the experiment on a larger disk, or choose a part of the volume with roi",
         )

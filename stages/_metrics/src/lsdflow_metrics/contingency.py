@@ -137,7 +137,7 @@ def positions_in(ids: UInt64s, sorted_ids: UInt64s, what: str) -> Int64s:
             f"{int(missing.sum())} ids of {what} are not in the lookup table",
             wanted="an entry for each fragment",
             found=f"no entry for id {int(ids[missing][0])}",
-            hint="the lookup table and the fragments come from different runs: run segment again",
+            fix="the lookup table and the fragments come from different runs: run segment again",
         )
     position[~found] = -1
     return position

@@ -85,7 +85,7 @@ def _read_weights(path: Path, wanted_sha256: str) -> dict[str, Tensor]:
             where=path,
             wanted=f"sha256 {wanted_sha256}",
             found=f"sha256 {found}",
-            hint="use an older checkpoint, or copy the bundle again",
+            fix="use an older checkpoint, or copy the bundle again",
         )
     try:
         return load(content)

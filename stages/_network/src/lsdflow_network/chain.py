@@ -32,7 +32,7 @@ def chain_shapes(lsd_spec: shapes.HasFactors, affinity_spec: shapes.HasFactors, 
             where=f"raw input {list(input_vox)} vox",
             wanted=f"LSDs of at least {list(wanted)} vox, of the same parity",
             found=f"{list(lsds)} vox",
-            hint="enlarge the input shape",
+            fix="enlarge the input shape",
         )
     return ChainShapes(input_vox, lsds, (z, y, x), shapes.output_shape_vox(affinity_spec, (z, y, x)))
 

@@ -50,7 +50,7 @@ def require_precision(device: str, precision: str, where: str) -> None:
         where=where,
         wanted="a GPU, or a CPU with the instructions AVX-512 or AVX-NE-CONVERT",
         found=f"{found}, ONEDNN_MAX_CPU_ISA={limit}" if limit else found,
-        hint='set the precision to "float32"; if jobs run on nodes with GPUs, check the settings on such a node',
+        fix='set the precision to "float32"; if jobs run on nodes with GPUs, check the settings on such a node',
     )
 
 

@@ -155,5 +155,5 @@ def check_lsd_bundle(bundle: Bundle, lsd_bundle: Bundle, where: Path) -> None:
             where=where,
             wanted=f"weights sha256 {bundle.lsd_bundle_sha256}",
             found=f"weights sha256 {lsd_bundle.weights_sha256}",
-            hint="predict with the LSD bundle the affinity bundle names, or train the affinity network again",
+            fix="predict with the LSD bundle the affinity bundle names, or train the affinity network again",
         )

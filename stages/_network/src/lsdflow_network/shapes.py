@@ -65,7 +65,7 @@ def output_shape_vox(spec: HasFactors, input_shape_vox: Vox3) -> Vox3:
             where=f"downsample_factors {[list(f) for f in spec.downsample_factors]}",
             wanted=f"{list(below) if below else 'nothing smaller is possible'} or {list(above)} vox",
             found=f"{list(input_shape_vox)} vox",
-            hint=f"valid sizes go in steps of {list(tile_step_vox(spec))} vox",
+            fix=f"valid sizes go in steps of {list(tile_step_vox(spec))} vox",
         )
     return z, y, x
 

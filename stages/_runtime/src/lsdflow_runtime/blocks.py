@@ -53,7 +53,7 @@ class BlockPlan:
 
     def __post_init__(self) -> None:
         if self.total.is_empty:
-            raise ConfigError("the region to work on is empty", found=str(self.total), hint="check the roi")
+            raise ConfigError("the region to work on is empty", found=str(self.total), fix="check the roi")
         if min(self.write_shape_vox) < 1 or min(self.context_vox) < 0:
             raise ConfigError(
                 "block shape must be positive, context not negative", found=(self.write_shape_vox, self.context_vox)
@@ -98,7 +98,7 @@ def block_plan(total: Box, write_shape_vox: Vox3, context_vox: Vox3, stage: str)
         return BlockPlan(total, write_shape_vox, context_vox)
     except ConfigError as error:
         error.where = error.where or f"{stage}.block_shape, {stage}.context"
-        error.hint = error.hint or "at least 1 voxel along each axis of a block, 0 or more of context"
+        error.fix = error.fix or "at least 1 voxel along each axis of a block, 0 or more of context"
         raise
 
 

@@ -58,7 +58,7 @@ def find_cluster(environment: Mapping[str, str]) -> Cluster:
             where="WORLD_SIZE (torchrun)" if "WORLD_SIZE" in environment else "SLURM_NTASKS, SLURM_STEP_NUM_TASKS",
             wanted=f"a cluster of {started}",
             found=f"one of {found.size}",
-            hint="start them by srun, give each a TF_CONFIG, or start one alone: `processes` is for its devices",
+            fix="start them by srun, give each a TF_CONFIG, or start one alone: `processes` is for its devices",
         )
     return found
 
@@ -85,7 +85,7 @@ def _not_a_cluster(text: str, reason: str) -> ConfigError:
         where=f"TF_CONFIG={text[:200]}",
         wanted='{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}',
         found=reason,
-        hint="correct it, or unset it: in a SLURM step it is made from SLURM's own variables",
+        fix="correct it, or unset it: in a SLURM step it is made from SLURM's own variables",
     )
 
 
@@ -108,7 +108,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster:
             where=f"task {rank}",
             wanted=host,
             found=here,
-            hint="srun --distribution=block, or set TF_CONFIG yourself",
+            fix="srun --distribution=block, or set TF_CONFIG yourself",
         )
     return Cluster(workers, rank)
 

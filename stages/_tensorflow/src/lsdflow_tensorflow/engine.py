@@ -107,7 +107,7 @@ class Engine:
                 "another process of this training is gone",
                 where=f"iteration {number}",
                 found=str(error)[:300],
-                hint="run the same command again to resume from the last checkpoint",
+                fix="run the same command again to resume from the last checkpoint",
             ) from error
         processes = self.replicas // len(patches)
         if agreed[3] != number * processes:

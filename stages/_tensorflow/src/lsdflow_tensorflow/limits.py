@@ -31,7 +31,7 @@ def require_possible(recipe: Recipe, cluster: Cluster) -> None:
                 "this option is there with torch only",
                 where=f"{recipe.stage}.{name}",
                 found=f'{value} with backend = "tensorflow"',
-                hint='leave it out, or choose backend = "torch"',
+                fix='leave it out, or choose backend = "torch"',
             )
     if step.effective_batch != cluster.size * how.processes:
         raise ConfigError(

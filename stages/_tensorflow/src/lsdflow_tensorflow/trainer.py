@@ -109,7 +109,7 @@ class TensorflowTrainer:
                 raise Interrupted(
                     f"training stopped by {stop.name or 'a signal to another process'} at iteration {self.iteration}",
                     where=self.checkpoints,
-                    hint="run the same command again to resume",
+                    fix="run the same command again to resume",
                 )
         rate = (self.iteration - begun_at) / max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.cluster.is_chief else None

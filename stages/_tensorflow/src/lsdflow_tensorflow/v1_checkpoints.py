@@ -32,7 +32,7 @@ def checkpoint_files(prefix: Path) -> list[Path]:
             where=prefix.parent,
             wanted=", ".join(path.name for path in wanted),
             found=f"no {', '.join(missing)}",
-            hint="copy all files of the checkpoint, or correct --from",
+            fix="copy all files of the checkpoint, or correct --from",
         )
     return wanted
 
@@ -60,7 +60,7 @@ def graph_nodes(prefix: Path) -> list[GraphNode]:
     try:
         graph.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise BadData("the graph is damaged", where=path, found=error, hint="copy it again") from error
+        raise BadData("the graph is damaged", where=path, found=error, fix="copy it again") from error
     return [_node(node) for node in graph.graph_def.node]
 
 
@@ -81,5 +81,5 @@ def _reading(prefix: Path) -> Iterator[None]:
             "the checkpoint is damaged or cut short",
             where=prefix,
             found=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            hint="copy it again, or use another iteration",
+            fix="copy it again, or use another iteration",
         ) from error

@@ -26,7 +26,7 @@ def tensorflow_problems(backend: str) -> list[NotInstalled]:
             f"this environment has no tensorflow: {' and '.join(missing)} not installed",
             where="backend",
             found='"tensorflow"',
-            hint=f'{where_tensorflow_is()}; or backend = "torch" (same networks, same bundle)',
+            fix=f'{where_tensorflow_is()}; or backend = "torch" (same networks, same bundle)',
         )
     ]
 
@@ -40,13 +40,13 @@ def lsds_problems(lsd_engine: str) -> list[NotInstalled]:
             "this environment does not have the package lsds",
             where="lsd_engine",
             found='"lsds"',
-            hint='pip install lsds there, or lsd_engine = "lsdflow" (the same values, faster)',
+            fix='pip install lsds there, or lsd_engine = "lsdflow" (the same values, faster)',
         )
     ]
 
 
 def where_tensorflow_is() -> str:
-    """What somebody without tensorflow is to do: in an image (those tell their revision) use its variant."""
+    """What somebody without tensorflow is fix: in an image (those tell their revision) use its variant."""
     if os.environ.get(REVISION_VARIABLE):
         order = "make image STAGE=... BACKEND=tensorflow TORCH=cpu"
         return f"run the image variant <version>-tensorflow of this stage ({order}), pinned in images.env"

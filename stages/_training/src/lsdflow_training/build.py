@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lsdflow_contract.checkpoint import Bundle
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_network.bundle import load_bundle
 from lsdflow_network.composition import AcrLsd
 from lsdflow_network.precision import choose_precision, memory_format
@@ -36,7 +36,7 @@ def new_network(recipe: Recipe) -> UNet:
     if recipe.initial is not None:
         bundle, weights = load_bundle(recipe.initial.folder)
         if bundle.weights_sha256 != recipe.initial.sha256:
-            raise NotOurs("the weights to begin with were changed meanwhile", where=recipe.initial.folder)
+            raise OutputConflict("the weights to begin with were changed meanwhile", where=recipe.initial.folder)
         network.load_state_dict(weights)
         LOG.info("begins with the weights of %s", recipe.initial.folder)
     return network

@@ -26,7 +26,7 @@ from lsdflow_contract.checkpoint import (
     bundle_folder,
     hash_of_description,
 )
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
 from lsdflow_network.bundle import load_bundle, save_bundle
 from lsdflow_training.averaged_weights import AveragedWeights
@@ -72,7 +72,7 @@ def read_checkpoint(checkpoints: Path, iteration: int) -> Resumed:
 def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
     """The newest checkpoint that can be read; damaged ones are skipped with a warning. None: start anew.
 
-    Raises NotOurs if the newest was trained with other parameters or volumes, BadData if all are damaged.
+    Raises OutputConflict if the newest was trained with other parameters or volumes, BadData if all are damaged.
     """
     damaged: list[str] = []
     for iteration in reversed(_iterations(checkpoints)):
@@ -83,12 +83,12 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
             damaged.append(f"{error.where}: {error.what}")
             continue
         if resumed.bundle.training_key != training_key:
-            raise NotOurs(
+            raise OutputConflict(
                 "the checkpoints here were trained with other parameters or volumes",
                 where=bundle_folder(checkpoints, iteration),
                 wanted=f"training key {training_key[:12]}",
                 found=f"training key {resumed.bundle.training_key[:12]}",
-                hint=f"move {checkpoints.parent} away: each training has a folder of its own",
+                fix=f"move {checkpoints.parent} away: each training has a folder of its own",
             )
         return resumed
     if damaged:
@@ -96,7 +96,7 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
             "all checkpoints are damaged",
             where=checkpoints,
             found="; ".join(damaged),
-            hint=f"put a copy of one of them back, or delete {checkpoints.parent} to train from the start",
+            fix=f"put a copy of one of them back, or delete {checkpoints.parent} to train from the start",
         )
     return None
 

@@ -118,7 +118,7 @@ def _check_sigma(recipe: Recipe) -> None:
         wanted=f"from half a voxel to half the input of the network: at most {_text(half_nm)} nm "
         f"(input {list(seen)} vox)",
         found=f"{_text(targets.sigma_nm)} nm = {_text(sigma_vox)} vox",
-        hint=f'"{10 * min(targets.voxel_size_nm):g} nm" is usual (10 of the shortest voxel edges), or a larger '
+        fix=f'"{10 * min(targets.voxel_size_nm):g} nm" is usual (10 of the shortest voxel edges), or a larger '
         "input_shape_vox",
     )
 
@@ -131,7 +131,7 @@ def _check_downsample(recipe: Recipe) -> None:
             where=f"{recipe.stage}.lsd_downsample",
             wanted=f"a divisor of {list(output)} vox",
             found=step,
-            hint="set lsd_downsample = 1, or another input_shape_vox",
+            fix="set lsd_downsample = 1, or another input_shape_vox",
         )
 
 
@@ -143,7 +143,7 @@ def _check_misalignment(recipe: Recipe) -> None:
             where=f"{recipe.stage}.max_misalign_vox",
             wanted=f"less than half the input of the network, {[y, x]} vox (y, x)",
             found=reach,
-            hint="10 voxels are usual for misaligned sections",
+            fix="10 voxels are usual for misaligned sections",
         )
 
 

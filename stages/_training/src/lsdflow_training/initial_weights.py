@@ -29,7 +29,7 @@ def find_initial_weights(place: Path, unet: UNetSpec, outputs: dict[str, int]) -
                 "no weights to begin with",
                 where=place,
                 wanted=f"the folder of a checkpoint ({BUNDLE_JSON}), or train/<stage> of an experiment (best.json)",
-                hint="correct initial_weights",
+                fix="correct initial_weights",
             )
         folder = bundle_folder(place / "checkpoints", read_best(place / "best.json").iteration)
     bundle = read_bundle(folder)
@@ -47,5 +47,5 @@ def _require_same_network(bundle: Bundle, unet: UNetSpec, outputs: dict[str, int
             where=folder,
             wanted=", ".join(f"{name} {ours[name]}" for name in differ),
             found=", ".join(f"{name} {theirs[name]}" for name in differ),
-            hint="set num_fmaps, fmap_inc_factor and downsample_factors as the bundle has them",
+            fix="set num_fmaps, fmap_inc_factor and downsample_factors as the bundle has them",
         )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_training.backends import tensorflow_backend
 from lsdflow_training.prepared import Prepared
 from lsdflow_training.processes.distribution import Distribution
@@ -31,11 +31,13 @@ STEPS_OF_THE_START = 2
 def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = None) -> dict[str, Any]:
     """Iterations a second of one process, and memory; `folder` is left with what was written.
 
-    Raises NotOurs (73) for a folder that holds something, ConfigError (78) where tensorflow is asked for and not there,
-    and what a training raises. GPU memory is told of torch alone.
+    Raises OutputConflict (73) for a folder that is not empty, ConfigError (78) where tensorflow is configured and not
+    installed, and what a training raises. GPU memory is reported for torch alone.
     """
     if folder.is_dir() and any(folder.iterdir()):
-        raise NotOurs("the folder of the measurement is not empty", where=folder, hint="name one that does not exist")
+        raise OutputConflict(
+            "the folder of the measurement is not empty", where=folder, fix="name one that does not exist"
+        )
     with_tensorflow = prepared.config.backend == "tensorflow"
     if with_tensorflow:
         train = tensorflow_backend().train_alone

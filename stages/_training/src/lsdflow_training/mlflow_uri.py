@@ -24,7 +24,7 @@ def checked_uri(uri: str | None) -> str | None:
         raise ConfigError(
             "the address of MLflow is no place for a user, a password or a query: it is logged and kept",
             where="mlflow",
-            hint="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) in the "
+            fix="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) in the "
             "environment, or write ~/.mlflow/credentials (mode 0600)",
         )
     if not (_is_server(parts.scheme, host) or _is_folder(parts.scheme, parts.netloc, parts.path)):
@@ -41,7 +41,7 @@ def mlflow_problems(uri: str | None) -> list[NotInstalled]:
             "this environment has no MLflow",
             where="mlflow",
             wanted="the package mlflow-skinny",
-            hint="`make setup-mlflow`, or leave mlflow out: loss.csv and log/ (TensorBoard) are written anyway",
+            fix="`make setup-mlflow`, or leave mlflow out: loss.csv and log/ (TensorBoard) are written anyway",
         )
     ]
 
@@ -65,5 +65,5 @@ def _unusable() -> ConfigError:
         "MLflow cannot be reached this way",
         where="mlflow",
         wanted='"local", http(s)://host:port, or file:///folder',
-        hint='"local" needs no server: the runs lie in train/mlruns',
+        fix='"local" needs no server: the runs lie in train/mlruns',
     )

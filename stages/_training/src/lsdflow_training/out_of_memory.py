@@ -29,6 +29,6 @@ def does_not_fit(error: BaseException, where: str) -> ConfigError:
         "the training does not fit in memory",
         where=where,
         found=first_line(error),
-        hint='smaller input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
+        fix='smaller input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
         "checkpoint_activations = true; if it is the memory of the machine: fewer num_workers",
     )

@@ -149,7 +149,7 @@ def choose_device(wanted: str) -> str:
         return "cuda" if gpu_count() else "cpu"
     if wanted.startswith("cuda") and not gpu_count():
         raise ConfigError(
-            "there is no GPU here", where="compute.device", wanted=wanted, found="no CUDA device", hint='use "auto"'
+            "there is no GPU here", where="compute.device", wanted=wanted, found="no CUDA device", fix='use "auto"'
         )
     return wanted
 
@@ -186,7 +186,7 @@ def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
             where="num_fmaps, fmap_inc_factor, downsample_factors",
             wanted=f"at most {MOST_FMAPS} at the deepest level",
             found=f"{spec.num_fmaps} x {spec.fmap_inc_factor}^{len(spec.downsample_factors)} = {deepest}",
-            hint="the published networks have 12 feature maps, 6 times more at each of 3 levels",
+            fix="the published networks have 12 feature maps, 6 times more at each of 3 levels",
         )
     return spec
 

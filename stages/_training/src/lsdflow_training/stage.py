@@ -240,7 +240,7 @@ def verify_training(experiment: Experiment, stage: str) -> dict[str, Any]:
             where=layout.best_checkpoint(stage),
             wanted=best.weights_sha256[:12],
             found=bundle.weights_sha256[:12],
-            hint=f"run {stage} again",
+            fix=f"run {stage} again",
         )
     return {"iteration": best.iteration, "identity": manifest.identity, "verified": True}
 

@@ -69,7 +69,7 @@ def train(
     """Train to recipe.schedules.max_iteration, resuming what is in `folder`; group: with these other processes.
 
     Raises Interrupted (75) after a signal, BadData if the loss or the weights are not finite, ConfigError if it does
-    not fit in memory, NotOurs if the folder holds another training.
+    not fit in memory, OutputConflict if the folder holds another training.
     """
     with memory_errors(recipe):
         return Trainer(recipe, sources, folder, training_key, lsd, group or Group()).run()
@@ -135,7 +135,7 @@ class Trainer:
                 raise Interrupted(
                     f"training stopped by {stop.name or 'a signal to another process'} at iteration {self.iteration}",
                     where=self.checkpoints,
-                    hint="run the same command again to resume",
+                    fix="run the same command again to resume",
                 )
         seconds = max(time.monotonic() - self.started, 1e-9)
         best = self._choose() if self.group.writes else None

@@ -33,7 +33,7 @@ class Watch:
                 "`validation_fraction` selects no labelled voxels, so early stopping cannot be used",
                 where="the end in z of the training volumes",
                 wanted="voxels there that the mask trains",
-                hint="raise validation_fraction, correct the mask, or leave patience_iterations out",
+                fix="raise validation_fraction, correct the mask, or leave patience_iterations out",
             )
 
     def look(self, iteration: int, validation_loss: float) -> None:

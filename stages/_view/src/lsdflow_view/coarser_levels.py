@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_runtime.io.volumes import open_volume
 from lsdflow_view.export.layers import USUAL, open_layer
@@ -19,25 +19,25 @@ LOG = logging.getLogger("lsdflow.view")
 
 
 def exported_images(experiment: Experiment, export: Path) -> dict[str, Path]:
-    """The folder of the multiscale image of each volume in `export`; those of other data are left out, and told.
+    """The folder of the multiscale image of each volume in `export`; those of other data are left out and reported.
 
-    Raises MissingInput (66) if it is no finished export, NotOurs (73) if nothing in it is of this experiment as it is.
+    Raises MissingInput (66) if it is no finished export, OutputConflict (73) if none of it is of the present results.
     """
     finished = finished_layers(export)
     if finished is None:
         raise MissingInput(
-            "no finished OME-NGFF export", where=export, hint="lsdflow export ome DIR FOLDER, then name that FOLDER"
+            "no finished OME-NGFF export", where=export, fix="lsdflow export ome DIR FOLDER, then name that FOLDER"
         )
     there = {name: image_folder(export, name, "labels") for name in USUAL if name in finished}
     wrong = {name: what for name, folder in there.items() if (what := _what_is_wrong(experiment, name, folder))}
     if wrong.keys() == there.keys():
         found = "; ".join(f"{name} {what}" for name, what in wrong.items())
-        raise NotOurs(
+        raise OutputConflict(
             "nothing in the export can be shown for this experiment",
             where=export,
             wanted=f"an export of {experiment.layout.root} as it is now",
             found=found or "no volume that a viewer shows in levels",
-            hint="export again, to a new folder: lsdflow export ome DIR FOLDER",
+            fix="export again, to a new folder: lsdflow export ome DIR FOLDER",
         )
     for name, what in wrong.items():
         LOG.warning("%s: %s %s; what the experiment has of it is shown in one level", export, name, what)

@@ -85,7 +85,7 @@ def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
     shown = shown_volumes(experiment.layout, _truth_dataset(experiment), others=True)
     if not shown:
         raise MissingInput(
-            "there is no volume to show", where=experiment.layout.root, hint="run prepare first: lsdflow run DIR"
+            "there is no volume to show", where=experiment.layout.root, fix="run prepare first: lsdflow run DIR"
         )
     volumes = {volume.name: _opened(volume) for volume in shown}
     images = {} if export is None else exported_images(experiment, export)

@@ -19,7 +19,7 @@ def open_napari(gallery: Gallery, position_nm: Nm3 | None) -> None:
             "napari is not installed",
             where=sys.prefix,
             found=error,
-            hint="without --napari the same is shown in neuroglancer; to have napari, in the clone: "
+            fix="without --napari the same is shown in neuroglancer; to have napari, in the clone: "
             f"uv pip install --python {sys.executable} 'napari[all]'   (uv: .venv/tools/bin/uv)",
         ) from error
     viewer = napari.Viewer(title="lsdflow")

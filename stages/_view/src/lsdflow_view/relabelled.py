@@ -129,7 +129,7 @@ def relabel(fragments: UInt64s, lut: Lut, where: str) -> UInt64s:
         raise BadData(
             f"fragment {int(unknown[0])} is not in the lookup table",
             where=where,
-            hint="the fragments changed after segment read the graph: run segment again",
+            fix="the fragments changed after segment read the graph: run segment again",
         )
     segments = np.zeros(len(runs), np.uint64)
     segments[known] = lut.segments[place[known]]
@@ -141,7 +141,7 @@ def relabel(fragments: UInt64s, lut: Lut, where: str) -> UInt64s:
 def _ascending(path: Path) -> Lut:
     lut = read_lut(path)
     if not bool((lut.fragments[1:] > lut.fragments[:-1]).all()):
-        raise BadData("the lookup table is not ascending", where=path, hint="run segment again")
+        raise BadData("the lookup table is not ascending", where=path, fix="run segment again")
     return lut
 
 

@@ -82,7 +82,7 @@ class ViewServer(ThreadingHTTPServer):
             super().__init__((address, port), _Handler)
         except (OSError, OverflowError) as error:
             raise UsageError(
-                "cannot listen there", where=f"{host}:{port}", found=error, hint="another --port"
+                "cannot listen there", where=f"{host}:{port}", found=error, fix="another --port"
             ) from error
 
     @property

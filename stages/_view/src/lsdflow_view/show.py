@@ -49,7 +49,7 @@ def show_experiment(
     `exported_images`.
     """
     if export is not None and listening is None:
-        raise UsageError("napari shows the volumes themselves", where="--export", hint="leave --napari or --export out")
+        raise UsageError("napari shows the volumes themselves", where="--export", fix="leave --napari or --export out")
     gallery = open_gallery(experiment, export)
     position_nm = position_of(gallery, at)
     if listening is None:

@@ -65,7 +65,7 @@ def check_names(fragments: NDArray[np.uint64], naming: FragmentNaming, write: Bo
             where=f"volumes/fragments {write}",
             wanted=f"ids of blocks of {naming.block_shape_vox} voxels inside it",
             found=f"{foreign.size} others, first {foreign[0]}",
-            hint="run watershed again",
+            fix="run watershed again",
         )
 
 

@@ -39,7 +39,7 @@ def plan_faces(config: AgglomerateConfig, naming: FragmentNaming, voxel_size_nm:
             "seamless fragments are scored on complete faces, without context",
             where="agglomerate.context",
             found=str(config.context),
-            hint="leave context out",
+            fix="leave context out",
         )
     if config.block_shape is None:
         return BlockPlan(naming.total, naming.block_shape_vox)
@@ -68,7 +68,7 @@ def plan_super_blocks(
                 where="agglomerate.super_block",
                 wanted=f"multiples of {edges} voxels",
                 found=shape_vox,
-                hint="leave super_block out",
+                fix="leave super_block out",
             )
     # A block that super-blocks cut sees seeds beyond the cut by as much as it reaches across.
     cut = (w if s % w else 1 for s, w in zip(shape_vox, naming.block_shape_vox, strict=True))
@@ -84,7 +84,7 @@ def check_whole_blocks(shape_vox: Vox3, watershed_shape_vox: Vox3) -> None:
             where="agglomerate.block_shape",
             wanted=f"multiples of {watershed_shape_vox} voxels",
             found=shape_vox,
-            hint="leave block_shape out to use the blocks of watershed",
+            fix="leave block_shape out to use the blocks of watershed",
         )
 
 

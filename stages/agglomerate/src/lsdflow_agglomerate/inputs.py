@@ -58,7 +58,7 @@ def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> Agglomerat
             where=fragments.where,
             wanted=f"key {watershed.key[:12]}",
             found=f"key {str(fragments.provenance.get('key', 'none'))[:12]}",
-            hint="run watershed again",
+            fix="run watershed again",
         )
     resolved = watershed.config["resolved"]
     identities = {"predict": predict.identity, "watershed": watershed.identity}
@@ -87,7 +87,7 @@ def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
             where=where,
             wanted=f"affinities {predict.identity[:12]}",
             found=f"affinities {watershed.inputs.get('predict', 'none')[:12]}",
-            hint="run watershed again",
+            fix="run watershed again",
         )
     id_mode = watershed.config.get("id_mode")
     if id_mode not in ("blocks", "seamless") or "resolved" not in watershed.config:

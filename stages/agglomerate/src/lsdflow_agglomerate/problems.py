@@ -35,7 +35,7 @@ def _check_id_mode(experiment: Experiment, config: AgglomerateConfig) -> None:
         where=f"agglomerate.{name}",
         wanted=f'watershed.id_mode = "{"blocks" if seamless else "seamless"}", or no {name}',
         found=str(given),
-        hint=f"leave {name} out",
+        fix=f"leave {name} out",
     )
 
 
@@ -48,7 +48,7 @@ def check_block_merge_functions(config: AgglomerateConfig) -> None:
             where="agglomerate.merge_functions",
             wanted=", ".join(WATERZ_NAMES),
             found=", ".join(unknown),
-            hint='choose another one, or set watershed.id_mode = "seamless"',
+            fix='choose another one, or set watershed.id_mode = "seamless"',
         )
 
 
@@ -62,7 +62,7 @@ def _check_lsds(experiment: Experiment, config: AgglomerateConfig) -> None:
             where="agglomerate.scored_from",
             wanted="predict.store_lsds = true",
             found='scored_from = "lsds"',
-            hint='set predict.store_lsds = true, or scored_from = "affinities"',
+            fix='set predict.store_lsds = true, or scored_from = "affinities"',
         )
 
 

@@ -102,7 +102,7 @@ def scoring_pass(experiment: Experiment, config: AgglomerateConfig, inputs: Aggl
             "fragments of blocks are scored in blocks, without super-blocks",
             where="agglomerate.super_block",
             found=str(config.super_block),
-            hint="leave super_block out",
+            fix="leave super_block out",
         )
     blocks = plan_blocks(config, inputs.naming, inputs.watershed_context_vox, inputs.grid.voxel_size_nm)
     resolved = {**config.parameters(), "resolved": resolved_plan(blocks)}

@@ -41,11 +41,11 @@ def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:
             where=experiment.layout.manifest("segment"),
             wanted=f"fragments {watershed.identity[:12]}",
             found=f"segmentation of fragments {manifest.inputs.get('watershed', 'unknown')[:12]}",
-            hint="run agglomerate and segment again",
+            fix="run agglomerate and segment again",
         )
     fragments = open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
     folder = luts_of(experiment.layout, manifest)
     luts = find_luts(folder, watershed.identity, manifest.inputs.get("agglomerate", ""))
     if not luts:
-        raise MissingInput("no lookup table of these fragments", where=folder, hint="run segment again")
+        raise MissingInput("no lookup table of these fragments", where=folder, fix="run segment again")
     return Segmented(manifest, fragments, luts)

@@ -31,7 +31,7 @@ def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
             raise ConfigError("no name or no source of skeletons", where="evaluate.skeletons", wanted=wanted)
         path = experiment.resolve(source)
     if not path.exists():
-        raise MissingInput("no skeletons there", where=path, hint='"truth", "auto", "none", or a file or folder')
+        raise MissingInput("no skeletons there", where=path, fix='"truth", "auto", "none", or a file or folder')
 
 
 def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
@@ -42,7 +42,7 @@ def _require_regions(experiment: Experiment, config: EvaluateConfig) -> None:
             raise MissingInput(
                 "a region to score, but no truth",
                 where="evaluate.roi, threshold_roi or regions",
-                hint="give prepare.target.truth, or take the region out of [evaluate]",
+                fix="give prepare.target.truth, or take the region out of [evaluate]",
             )
         return
     scored_regions(experiment, config, grid, truth.labels.box)

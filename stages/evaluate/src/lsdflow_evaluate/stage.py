@@ -115,7 +115,7 @@ def _require_report(experiment: Experiment, manifest: Manifest) -> None:
     """MissingInput (66) for files that are missing, BadData (65) for scores that are not those of the manifest."""
     missing = [path for path in OUTPUTS.values() if not (experiment.layout.root / path).is_file()]
     if missing:
-        raise MissingInput("parts of the report are missing", where=", ".join(missing), hint="run: evaluate run")
+        raise MissingInput("parts of the report are missing", where=", ".join(missing), fix="run: evaluate run")
     kept = experiment.layout.result(STAGE, manifest.key) / "scores.json"
     # Contracts before 2.1 kept no scores beside the manifest.
     for path in (experiment.layout.root / OUTPUTS["scores"], *([kept] if kept.parent.exists() else [])):
@@ -126,7 +126,7 @@ def _require_report(experiment: Experiment, manifest: Manifest) -> None:
                 where=path,
                 wanted=manifest.identity[:12],
                 found=identity[:12],
-                hint="run: evaluate run",
+                fix="run: evaluate run",
             )
 
 

@@ -87,7 +87,7 @@ def check_weights(networks: Networks) -> None:
                 where=path,
                 wanted=f"sha256 {found.bundle.weights_sha256}",
                 found=f"sha256 {sha256}",
-                hint="choose another predict.checkpoint, or copy the bundle again",
+                fix="choose another predict.checkpoint, or copy the bundle again",
             )
 
 
@@ -125,7 +125,7 @@ def _chosen_folder(experiment: Experiment, wanted: int | str, stage: str) -> Pat
             where=checkpoints,
             wanted=wanted,
             found=f"iterations: {there}",
-            hint=f"choose one of these: predict.{'lsd_checkpoint' if stage == LSD_STAGE else 'checkpoint'}",
+            fix=f"choose one of these: predict.{'lsd_checkpoint' if stage == LSD_STAGE else 'checkpoint'}",
         )
     return folder
 
@@ -143,13 +143,13 @@ def _lsd_bundle(experiment: Experiment, config: PredictConfig, affinities: Bundl
             return _require_kind(found, "lsd")
         there.append(f"{iteration}: {found.bundle.weights_sha256[:12]}")
     if not there:
-        raise MissingInput("no LSD checkpoint", where=checkpoints, hint="run train-lsd, or give predict.lsd_checkpoint")
+        raise MissingInput("no LSD checkpoint", where=checkpoints, fix="run train-lsd, or give predict.lsd_checkpoint")
     raise ContractMismatch(
         "the LSD network that the affinity network was trained with is not there",
         where=checkpoints,
         wanted=f"weights sha256 {wanted}",
         found="; ".join(there),
-        hint="give its folder as predict.lsd_checkpoint, or train the affinity network again",
+        fix="give its folder as predict.lsd_checkpoint, or train the affinity network again",
     )
 
 
@@ -161,7 +161,7 @@ def _require_kind(found: BundleAt, wanted: Kind) -> BundleAt:
             where=found.folder,
             wanted=f"{wanted}: gives {_OUTPUTS[wanted]}",
             found=f"{bundle.kind} from {bundle.writer.stage}: {bundle.unet.in_channels} in, gives {bundle.outputs}",
-            hint=f"correct predict.{'lsd_checkpoint' if wanted == 'lsd' else 'checkpoint'} or experiment.mode",
+            fix=f"correct predict.{'lsd_checkpoint' if wanted == 'lsd' else 'checkpoint'} or experiment.mode",
         )
     inputs, outputs = 1 + (10 if wanted == "acrlsd" else 0), _outputs(bundle)
     if bundle.outputs != outputs or bundle.unet.in_channels != inputs:
@@ -199,7 +199,7 @@ def _check_lsd_identity(affinities: BundleAt, lsds: BundleAt | None, config: Pre
         where=lsds.folder,
         wanted=f"weights sha256 {wanted}",
         found=f"weights sha256 {found}",
-        hint='predict.lsd_checkpoint = "trained_with", or predict.allow_lsd_mismatch = true',
+        fix='predict.lsd_checkpoint = "trained_with", or predict.allow_lsd_mismatch = true',
     )
 
 
@@ -220,6 +220,6 @@ def _check_voxel_size(found: BundleAt, target_nm: Nm3, config: PredictConfig) ->
         where="prepare.target.voxel_size" if planned else found.folder,
         wanted=f"{trained_nm} nm (z, y, x)",
         found=f"target: {target_nm} nm",
-        hint="take a network trained at the voxel size of the target, resample the target with a tool of yours before "
+        fix="take a network trained at the voxel size of the target, resample the target with a tool of yours before "
         "prepare, or predict.allow_voxel_size_mismatch = true",
     )

@@ -25,7 +25,7 @@ def choose_device(wanted: str, worker: int = 0) -> str:
             where="compute.device",
             wanted=wanted,
             found=f"{count} GPUs",
-            hint='device = "auto" or "cpu"; in a container: was it started with --nv / --gpus?',
+            fix='device = "auto" or "cpu"; in a container: was it started with --nv / --gpus?',
         )
     return wanted
 

@@ -108,7 +108,7 @@ def open_mask(experiment: Experiment, config: PredictConfig, raw: Volume) -> Vol
     try:
         mask = open_volume(experiment.layout.target_volume, config.mask, raw.geometry)
     except MissingInput as error:
-        error.hint = f"correct predict.mask; {error.hint}"
+        error.fix = f"correct predict.mask; {error.fix}"
         raise
     if mask.dtype.kind not in "ub" or mask.channels:
         raise BadData(

@@ -72,5 +72,5 @@ def memory_problem(scheme: Scheme, networks: Networks, experiment: Experiment) -
             where="predict.block_shape, predict.tile_shape, compute.workers",
             wanted=f"{workers} workers x {need / 1e9:.1f} GB",
             found=f"{have / 1e9:.1f} GB",
-            hint="make predict.tile_shape or predict.block_shape smaller, use fewer compute.workers, or ask for more",
+            fix="make predict.tile_shape or predict.block_shape smaller, use fewer compute.workers, or ask for more",
         )

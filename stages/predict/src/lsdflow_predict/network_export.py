@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lsdflow_contract.errors import InternalError, NotOurs
+from lsdflow_contract.errors import InternalError, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Vox3
@@ -50,10 +50,10 @@ class BytesToBytes(nn.Module):
 def export_network(experiment: Experiment, out: Path) -> dict[str, Any]:
     """Write `out`; what stands in its description. Nothing is predicted.
 
-    Raises NotOurs (73) if `out` exists, and what predict raises for its networks (65, 66, 76).
+    Raises OutputConflict (73) if `out` exists, and what predict raises for its networks (65, 66, 76).
     """
     if out.exists():
-        raise NotOurs("there is a file of that name already", where=out, hint="choose another --out")
+        raise OutputConflict("there is a file of that name already", where=out, fix="choose another --out")
     networks = gather(experiment).networks
     check_weights(networks)
     names, input_vox, output_vox = _form(networks)

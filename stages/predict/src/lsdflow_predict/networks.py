@@ -36,7 +36,7 @@ def grey_levels(network: Network, raw: Tensor, lsds: Tensor | None, names: Seque
         raise BadData(
             "the network gives NaN or infinity",
             where=f"tile {where}",
-            hint="the weights are broken (training diverged?): choose an earlier predict.checkpoint",
+            fix="the weights are broken (training diverged?): choose an earlier predict.checkpoint",
         )
     return levels
 
@@ -68,5 +68,5 @@ def _explained(error: Exception, where: Box) -> Exception:
         "the network does not fit in memory for one tile",
         where=f"tile {where}, output of the network {list(where.shape_vox)} vox",
         found=first_line(error),
-        hint="make predict.tile_shape smaller, or give the worker a GPU of its own (compute.workers)",
+        fix="make predict.tile_shape smaller, or give the worker a GPU of its own (compute.workers)",
     )

@@ -81,7 +81,7 @@ def refuse_unknown_range(dtype: np.dtype[np.generic], low: float, high: float, w
         where=where,
         wanted="uint8, or float in [0, 1], or a range",
         found=f"{dtype}, {sampled}minimum {low:g}, maximum {high:g}",
-        hint=f"give the range: raw_range = [{low:g}, {high:g}]",
+        fix=f"give the range: raw_range = [{low:g}, {high:g}]",
     )
 
 
@@ -106,5 +106,5 @@ def refuse_non_finite(raw: NDArray[Any], where: str) -> None:
             where=where,
             wanted="finite grey values",
             found=f"{found.voxels} voxels, the first at z,y,x = {found.first} of this block",
-            hint="repair the volume, or leave the region out with roi",
+            fix="repair the volume, or leave the region out with roi",
         )

@@ -181,9 +181,9 @@ def _unscaled(table: TrainingVolume | TargetVolume, raw: SourceVolume) -> Traini
     return table.model_copy(update=changes)
 
 
-def _geometry(source: SourceVolume, table: TrainingVolume | TargetVolume, fix: str) -> Geometry:
+def _geometry(source: SourceVolume, table: TrainingVolume | TargetVolume, setting: str) -> Geometry:
     typed = None if table.voxel_size is None else table.voxel_size.to_nm((1.0, 1.0, 1.0))
-    return source.geometry(voxel_size_nm=typed, expansion_factor=table.expansion_factor, fix=fix)
+    return source.geometry(voxel_size_nm=typed, expansion_factor=table.expansion_factor, setting=setting)
 
 
 def _warn_override(raw: SourceVolume, table: TrainingVolume | TargetVolume, name: str, findings: Findings) -> None:
@@ -204,7 +204,7 @@ def _refuse_channels(raw: SourceVolume, channel: int | None) -> None:
         where=raw.where,
         wanted="one channel, chosen by raw_channel",
         found=f"{count} channels" + ("" if channel is None else f", raw_channel = {channel}"),
-        hint=f"raw_channel = 0 ... {count - 1}",
+        fix=f"raw_channel = 0 ... {count - 1}",
     )
 
 
@@ -235,7 +235,7 @@ def _open_labels(table: TrainingVolume | TargetVolume, resolve: Resolve) -> Sour
         return open_source(resolve(given), dataset, LABELS.dataset)
     if detect_format(resolve(table.raw), table.raw_dataset or RAW.dataset) in SINGLE_VOLUME_FORMATS:
         raise ConfigError(
-            "labels are not given", where=table.raw, hint="this format holds one volume: set labels = PATH"
+            "labels are not given", where=table.raw, fix="this format holds one volume: set labels = PATH"
         )
     return open_source(resolve(table.raw), dataset or LABELS.dataset)
 
@@ -251,7 +251,7 @@ def _check_overlay(
     if inputs is None:
         return
     if source.where == inputs.raw.where:
-        raise ConfigError("raw and labels are the same array", where=source.where, hint="set labels_dataset")
+        raise ConfigError("raw and labels are the same array", where=source.where, fix="set labels_dataset")
     geometry = _geometry(source, table, fix_key(inputs.name, inputs.role))
     placed = placement.lay_on(geometry, inputs.geometry, source.where, inputs.raw.where)
     whole = inputs.geometry.box

@@ -59,7 +59,7 @@ def refuse_label_type(dtype: np.dtype[np.generic], where: str) -> None:
             where=where,
             wanted="an integer type: one number per neuron, 0 = background",
             found=dtype,
-            hint="float cannot hold ids above 2^53: export the labels again as uint64",
+            fix="float cannot hold ids above 2^53: export the labels again as uint64",
         )
 
 
@@ -72,7 +72,7 @@ def _refuse_negative(labels: NDArray[Any], special: NDArray[np.bool_], where: st
             where=where,
             wanted="ids >= 0",
             found=f"{int(np.count_nonzero(negative))} voxels with {values}",
-            hint=f"if these mark voxels to be ignored: ignore_ids = {values}",
+            fix=f"if these mark voxels to be ignored: ignore_ids = {values}",
         )
 
 
@@ -97,6 +97,6 @@ def mask_states(mask: NDArray[Any], train_value: int, where: str) -> NDArray[np.
             where=where,
             wanted=f"0 ignore, {train_value} train, 2 background",
             found=f"values {values} in {int(np.count_nonzero(unknown))} voxels",
-            hint=f"if {values[0]} means train: mask_train_value = {values[0]}",
+            fix=f"if {values[0]} means train: mask_train_value = {values[0]}",
         )
     return states

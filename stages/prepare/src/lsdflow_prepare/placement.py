@@ -66,7 +66,7 @@ def lay_on(labels: Geometry, raw: Geometry, where: str, raw_where: str) -> Place
             where=where,
             wanted=f"voxel size {raw.voxel_size_nm} nm, offset {raw.offset_nm} nm plus whole voxels ({raw_where})",
             found=f"voxel size {labels.voxel_size_nm} nm, offset {labels.offset_nm} nm",
-            hint=error.hint or "correct the metadata of one of the two",
+            fix=error.fix or "correct the metadata of one of the two",
         ) from error
     return Placed(Box(shift, labels.shape_vox), where)
 
@@ -81,15 +81,15 @@ def require_cover(placed: Placed, region: Box, whole: Box, raw_where: str, pad_l
     exact = placed.box == region if region == whole else covered == region
     if exact or (pad_labels and not covered.is_empty):
         return covered
-    hint = "correct the offset in the metadata of one of the two"
+    fix = "correct the offset in the metadata of one of the two"
     if not covered.is_empty:
-        hint = "take the common region with roi, or set pad_labels = true to ignore what labels do not cover"
+        fix = "take the common region with roi, or set pad_labels = true to ignore what labels do not cover"
     raise BadData(
         f"{placed.where} and raw do not cover the same region",
         where=placed.where,
         wanted=f"shape {region.shape_vox} at voxel {region.begin_vox} (raw, {raw_where})",
         found=f"shape {placed.box.shape_vox} at voxel {placed.box.begin_vox} of raw",
-        hint=hint,
+        fix=fix,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from lsdflow_contract.errors import BadData, NotOurs
+from lsdflow_contract.errors import BadData, OutputConflict
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import Manifest
 from lsdflow_prepare.config import PrepareConfig
@@ -22,12 +22,12 @@ HINT = "bring the source back as it was, or make another volume from what it is 
 
 
 def require_same_work(table: PrepareConfig, manifest: Manifest, label: str, plans: list[WritePlan]) -> None:
-    """Raise NotOurs (73) if the table is another one now, BadData (65) if the sources of the volume are."""
+    """Raise OutputConflict (73) if the table is another one now, BadData (65) if the sources of the volume are."""
     if manifest.config != table.model_dump(mode="json"):
-        raise NotOurs(
+        raise OutputConflict(
             "the volumes were made with other parameters",
             where=plans[0].arrays.container,
-            hint=f"restore the earlier [{STAGE}] settings, or make other volumes with these: prepare run",
+            fix=f"restore the earlier [{STAGE}] settings, or make other volumes with these: prepare run",
         )
     made, now = manifest.inputs.get(label, ""), plans[0].arrays.key
     if made != now:
@@ -36,7 +36,7 @@ def require_same_work(table: PrepareConfig, manifest: Manifest, label: str, plan
             where=plans[0].arrays.container,
             wanted=f"sources of key {made[:12]}",
             found=f"key {now[:12]}",
-            hint=HINT,
+            fix=HINT,
         )
 
 
@@ -78,5 +78,5 @@ def _changed(where: str) -> BadData:
         where=where,
         wanted="the checksums of the journal",
         found="other values",
-        hint=HINT,
+        fix=HINT,
     )

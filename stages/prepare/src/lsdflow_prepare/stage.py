@@ -54,7 +54,7 @@ class Prepare(Stage):
 
         Raises:
             BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
-            NotOurs: arrays of another program where these would be; another prepare at work here.
+            OutputConflict: arrays of another program where these would be; another prepare at work here.
         """
         started, findings = time.time(), Findings()
         with _opened(experiment, findings) as volumes:

@@ -55,7 +55,7 @@ def refuse_missing_chunks(source: SourceVolume, box: Box, sparse: bool) -> None:
             where=source.where,
             wanted="every chunk of the volume",
             found=f"no chunk {missing[0]} (missing ones lie within {low} ... {high}, axes {source.axes})",
-            hint="copy the volume again; if empty chunks were left out on purpose: sparse = true",
+            fix="copy the volume again; if empty chunks were left out on purpose: sparse = true",
         )
 
 

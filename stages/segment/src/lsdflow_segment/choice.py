@@ -81,7 +81,7 @@ def require_truth_if_asked(experiment: Experiment, config: SegmentConfig, there:
     raise MissingInput(
         "advice by truth needs truth",
         where=made / config.truth_dataset if made.exists() else "segment.advice",
-        hint='give truth to prepare, or set segment.advice = "stability"',
+        fix='give truth to prepare, or set segment.advice = "stability"',
     )
 
 

@@ -163,7 +163,7 @@ def places_of(ids: UInt64s, nodes: SortedIds) -> NDArray[Any]:
             f"{unknown} edges name a fragment that is not a node of the graph",
             wanted="both ends among the nodes",
             found=f"fragment {int(ids[np.argmin(position)])}",
-            hint="nodes and edges come from different runs: run agglomerate again",
+            fix="nodes and edges come from different runs: run agglomerate again",
         )
     return position
 
@@ -175,7 +175,7 @@ def _position_type(nodes: int) -> type[np.signedinteger[Any]]:
 def require_fragments(fragments: UInt64s) -> None:
     """BadData unless there are fragments, ascending, distinct, none 0."""
     if not len(fragments):
-        raise BadData("the graph has no fragments", hint="is the volume empty or masked out? look at the fragments")
+        raise BadData("the graph has no fragments", fix="is the volume empty or masked out? look at the fragments")
     if fragments[0] == 0:
         raise BadData("a node of the graph has id 0, which is background", wanted="fragment ids from 1")
     if len(fragments) > 1 and not bool(np.all(fragments[1:] > fragments[:-1])):

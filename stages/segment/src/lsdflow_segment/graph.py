@@ -49,7 +49,7 @@ class GraphSource:
                 f"no edges of merge function {wanted}",
                 wanted=f"edges_{wanted}",
                 found=", ".join(f"edges_{m}" for m in self.merge_functions),
-                hint=f"{did_you_mean(wanted, self.merge_functions)}; or add it to agglomerate.merge_functions",
+                fix=f"{did_you_mean(wanted, self.merge_functions)}; or add it to agglomerate.merge_functions",
             )
         return wanted
 
@@ -127,7 +127,7 @@ def graph_source(experiment: Experiment) -> GraphSource:
             where=experiment.layout.manifest("agglomerate"),
             wanted=f"fragments {watershed.identity[:12]}",
             found=f"edges of fragments {made_from[:12]}",
-            hint="run agglomerate again",
+            fix="run agglomerate again",
         )
     return GraphSource(watershed, agglomerate, merge_functions_of(agglomerate.config))
 
@@ -160,7 +160,7 @@ def read_nodes(store: RagStore, source: GraphSource) -> Iterator[tuple[NDArray[n
     for block, nodes in zip(numbers, _naming(made, store.iter_nodes(made.key, blocks)), strict=False):
         _require_own_ids(made, block, nodes.id)
         if not nodes.id.all():
-            raise BadData("a node of the graph has id 0, which is background", hint="run watershed again")
+            raise BadData("a node of the graph has id 0, which is background", fix="run watershed again")
         yield nodes.id, nodes.size_vox
 
 
@@ -190,7 +190,7 @@ def _require_own_ids(made: Manifest, block: int, ids: NDArray[np.uint64]) -> Non
             f"block {block} of the graph has nodes with ids that are not its own, or twice the same",
             wanted=f"ids {first} to {last}, each once",
             found=f"{len(foreign) + len(repeated)} such ids; id {wrong} belongs to {owner}",
-            hint=f"make it again: {made.writer.stage} repair; if that finds nothing: remove "
+            fix=f"make it again: {made.writer.stage} repair; if that finds nothing: remove "
             f"store/blocks/{made.writer.stage}, and {made.writer.stage} run",
         )
 
@@ -210,7 +210,7 @@ def _naming(made: Manifest, rows: Iterator[Rows]) -> Iterator[Rows]:
     try:
         yield from rows
     except BadData as error:
-        error.hint = "import the graph again" if imported else f"make it again: {made.writer.stage} repair"
+        error.fix = "import the graph again" if imported else f"make it again: {made.writer.stage} repair"
         raise
 
 
@@ -234,7 +234,7 @@ def _require_scores(edges: RagEdges) -> None:
             f"{int(wrong.sum())} edges have a score outside [0, 1]",
             wanted="score = 1 - affinity, 0 to 1, or none",
             found=f"{float(scores[wrong][0])}",
-            hint="run agglomerate again",
+            fix="run agglomerate again",
         )
 
 
@@ -250,5 +250,5 @@ def require_merge_function(experiment: Experiment, wanted: str | None) -> None:
             where="segment.merge_function",
             wanted=f"one of agglomerate.merge_functions: {', '.join(map(str, made))}",
             found=wanted,
-            hint=f"add {wanted} to agglomerate.merge_functions, or choose one of these",
+            fix=f"add {wanted} to agglomerate.merge_functions, or choose one of these",
         )

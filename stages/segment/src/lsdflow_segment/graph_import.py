@@ -18,7 +18,7 @@ from typing import Any
 from lsdflow_command.lock_file import stage_lock
 from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import FRAGMENTS
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StageError
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest, work_key
@@ -80,7 +80,7 @@ class _Import:
 def import_graph(experiment: Experiment, options: ImportOptions) -> None:
     """Read the graph, check it, and leave it as watershed and agglomerate would have.
 
-    Raises NotOurs (73) if the experiment has another graph already, BadData (65) with counts of everything wrong.
+    Raises OutputConflict (73) if the experiment has another graph, BadData (65) with counts of everything wrong.
     """
     fragments = _fragments(experiment)
     graph = open_foreign(options.sources, options.database, experiment.store.retry_s)
@@ -163,7 +163,7 @@ def _require_one(works: set[object], where: str) -> None:
             "rows of several works of lsdflow",
             where=where,
             found=", ".join(sorted(map(str, works))),
-            hint='dump one of them: mongodump --query \'{"key": "..."}\'',
+            fix='dump one of them: mongodump --query \'{"key": "..."}\'',
         )
 
 
@@ -206,7 +206,7 @@ def _fragments(experiment: Experiment) -> Volume:
             "a graph can be imported where its fragments lie",
             where=error.where,
             found=error.what,
-            hint="run prepare, and put or link the fragments: fragments.zarr, array volumes/fragments",
+            fix="run prepare, and put or link the fragments: fragments.zarr, array volumes/fragments",
         ) from error
 
 
@@ -218,7 +218,7 @@ def _wanted(graph: ForeignGraph, merge_functions: tuple[str, ...]) -> Mapping[st
                 where=graph.nodes.where,
                 wanted=f"edges_{name}",
                 found=", ".join(f"edges_{there}" for there in graph.edges),
-                hint=did_you_mean(name, list(graph.edges)),
+                fix=did_you_mean(name, list(graph.edges)),
             )
     return {name: graph.edges[name] for name in merge_functions or graph.edges}
 
@@ -231,15 +231,15 @@ def _is_there(work: _Import) -> bool:
 
 
 def _require_place(work: _Import, replace: bool) -> None:
-    """NotOurs (73) if the experiment has a graph that this import does not replace."""
+    """OutputConflict (73) if the experiment has a graph that this import does not replace."""
     layout = work.experiment.layout
     for stage, key in work.keys.items():
         there = layout.manifest(stage).exists()
         if there and not replace and read_manifest(layout, stage).key != key:
-            raise NotOurs(
+            raise OutputConflict(
                 f"the experiment has the results of {stage} already",
                 where=layout.manifest(stage),
-                hint="import into an experiment of its own, or say --replace",
+                fix="import into an experiment of its own, or say --replace",
             )
 
 

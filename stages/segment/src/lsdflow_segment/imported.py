@@ -40,11 +40,11 @@ class Faults:
             self._counts[kind] = self._counts.get(kind, 0) + count
             self._first.setdefault(kind, examples[0])
 
-    def require_none(self, what: str, where: str, hint: str) -> None:
+    def require_none(self, what: str, where: str, fix: str) -> None:
         """BadData (65) with all kinds, if there is any."""
         if self._counts:
             found = "; ".join(f"{count} {kind} (first: {self._first[kind]})" for kind, count in self._counts.items())
-            raise BadData(what, where=where, found=found, hint=hint)
+            raise BadData(what, where=where, found=found, fix=fix)
 
 
 class NodeImport:
@@ -115,8 +115,8 @@ class EdgeImport:
 
     def finish(self, where: str) -> None:
         """BadData (65) that counts every kind of wrong edge, if there is any."""
-        hint = "do nodes and edges belong to one run, and is score = 1 - affinity (null: never merged)?"
-        self._faults.require_none("the edges cannot be used", where, hint)
+        fix = "do nodes and edges belong to one run, and is score = 1 - affinity (null: never merged)?"
+        self._faults.require_none("the edges cannot be used", where, fix)
 
     def _is_unknown(self, ids: UInt64s) -> NDArray[np.bool_]:
         return ~(_found(self._nodes.inside, ids)[1] | _found(self._nodes.outside, ids)[1])

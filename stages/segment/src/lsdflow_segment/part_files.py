@@ -95,8 +95,8 @@ def read_rows(folder: Path, kind: str, part: int, dtype: np.dtype[Any], counts: 
     path = folder / name
     found = path.stat().st_size if path.exists() else 0
     if found != wanted * dtype.itemsize:
-        hint = f"remove {folder} and run segment again"
-        raise BadData("rows of a part are lost", where=path, wanted=f"{wanted} rows", found=f"{found} bytes", hint=hint)
+        fix = f"remove {folder} and run segment again"
+        raise BadData("rows of a part are lost", where=path, wanted=f"{wanted} rows", found=f"{found} bytes", fix=fix)
     return np.memmap(path, dtype, "r")
 
 

@@ -39,7 +39,7 @@ def relabel(fragments: UInt64s, lut_fragments: UInt64s, lut_segments: UInt64s, w
             where=f"{where} voxel {position}".strip(),
             wanted="an entry for each fragment",
             found=f"{len(lut_fragments)} entries, none for {int(flat[missing_at])}",
-            hint="the fragments changed after segment read the graph: run segment again",
+            fix="the fragments changed after segment read the graph: run segment again",
         )
     return segments.reshape(fragments.shape)
 

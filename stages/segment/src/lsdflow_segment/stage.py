@@ -280,7 +280,7 @@ def _relabelling(experiment: Experiment) -> BlockTask:
     folder = graph_folder(experiment.layout.luts, config.run_type, source.agglomerate.identity)
     summary = read_summary(folder, merge_function)
     if summary["key"] != tables_key(config, source, merge_function) or not is_complete(folder, summary):
-        raise MissingInput("the thresholds of this graph are not computed", where=folder, hint="run: segment run")
+        raise MissingInput("the thresholds of this graph are not computed", where=folder, fix="run: segment run")
     return relabelling_task(experiment, config, source, merge_function, float(summary["chosen"]))
 
 

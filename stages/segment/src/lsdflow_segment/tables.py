@@ -137,10 +137,10 @@ def read_summary(folder: Path, merge_function: str) -> dict[str, Any]:
     """The summary of a merge function. MissingInput if segment has not made it, BadData if it is damaged."""
     path = summary_path(folder, merge_function)
     if not path.exists():
-        raise MissingInput("the thresholds are not computed", where=path, hint="run: segment run")
+        raise MissingInput("the thresholds are not computed", where=path, fix="run: segment run")
     summary = read_sealed(path, _REPAIR)
     if not {"key", "chosen", "thresholds"} <= summary.keys():
-        raise BadData("damaged threshold summary", where=path, hint=_REPAIR)
+        raise BadData("damaged threshold summary", where=path, fix=_REPAIR)
     return summary
 
 
@@ -156,11 +156,11 @@ def require_undamaged(folder: Path, summary: Mapping[str, Any]) -> None:
         for name in filter(None, (row["lut"], row["legacy_lut"])):
             path = folder / name
             if not path.exists():
-                raise MissingInput("a lookup table is lost", where=path, hint=_REPAIR)
+                raise MissingInput("a lookup table is lost", where=path, fix=_REPAIR)
             require_sha256(path, row.get(NPZ_SHA256), _REPAIR)
         side_car = read_side_car(folder / row["lut"])
         if side_car.get("key") != summary["key"] or side_car.get(NPZ_SHA256) != row.get(NPZ_SHA256):
-            raise BadData("the side-car of a lookup table is of another run", where=folder / row["lut"], hint=_REPAIR)
+            raise BadData("the side-car of a lookup table is of another run", where=folder / row["lut"], fix=_REPAIR)
 
 
 def _copy(source: Path, target: Path) -> None:

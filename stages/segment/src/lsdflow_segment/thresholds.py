@@ -58,6 +58,6 @@ def require_computed(threshold: float, computed: Sequence[float], merge_function
             f"no table for threshold {threshold:.4f} of {merge_function}",
             wanted=f"threshold {threshold:.4f}",
             found=", ".join(f"{t:.4f}" for t in computed) or "none",
-            hint="choose one of these, or widen thresholds_minmax / thresholds_step and run segment again",
+            fix="choose one of these, or widen thresholds_minmax / thresholds_step and run segment again",
         )
     return wanted / _PARTS

@@ -58,7 +58,7 @@ def require_same_sizes(found: SegmentSizes, wanted: SegmentSizes) -> None:
         "the segmentation does not have the voxels that the graph says",
         wanted=f"{len(wanted.ids)} segments, segment {segment} with {expected} voxels",
         found=f"{len(found.ids)} segments, segment {segment} with {voxels} voxels",
-        hint="fragments and graph come from different runs: run watershed again",
+        fix="fragments and graph come from different runs: run watershed again",
     )
 
 

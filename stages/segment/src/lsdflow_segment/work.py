@@ -116,5 +116,5 @@ def _sorted_lut(path: Path, mapped_path: Path) -> Lut:
         return Lut(*mapped(mapped_path))
     lut = read_lut(path)
     if not bool((lut.fragments[1:] > lut.fragments[:-1]).all()):
-        raise BadData("the lookup table is not ascending", where=path, hint="run segment again")
+        raise BadData("the lookup table is not ascending", where=path, fix="run segment again")
     return lut

@@ -29,7 +29,7 @@ def check_lsd_bundle(bundle: Bundle, targets: Targets) -> None:
         where=_SETTINGS if bundle.is_planned else f"LSD bundle of iteration {bundle.iteration}",
         wanted="; ".join(f"{name} {pair[1]}" for name, pair in wrong.items()),
         found="; ".join(f"{name} {pair[0]}" for name, pair in wrong.items()),
-        hint="give train-lsd and train-acrlsd the same sigma and volumes of the same voxel size",
+        fix="give train-lsd and train-acrlsd the same sigma and volumes of the same voxel size",
     )
 
 

@@ -78,7 +78,7 @@ def check_id_range(block_count: int, voxels_per_block: int) -> None:
             "fragment ids do not fit into 64 bits",
             wanted=f"largest id below 2^63 = {ID_LIMIT}",
             found=f"{block_count} blocks of {voxels_per_block} voxels: largest id {largest}",
-            hint="choose a block_shape that wastes fewer voxels outside the volume",
+            fix="choose a block_shape that wastes fewer voxels outside the volume",
         )
 
 
@@ -133,12 +133,12 @@ def check_voxel_range(total: Box, grid_shape_vox: Vox3) -> None:
             "fragment ids do not fit into 64 bits",
             wanted=f"at most 2^63 - 1 = {ID_LIMIT - 1} voxels in the target",
             found=f"{grid_shape_vox}: {largest} voxels",
-            hint='watershed.id_mode = "blocks", or a smaller target',
+            fix='watershed.id_mode = "blocks", or a smaller target',
         )
     if not Box((0, 0, 0), grid_shape_vox).contains(total):
         raise ConfigError(
             "seeds outside the target have no place in it",
             wanted=f"affinities inside {Box((0, 0, 0), grid_shape_vox)}",
             found=str(total),
-            hint='watershed.id_mode = "blocks"',
+            fix='watershed.id_mode = "blocks"',
         )

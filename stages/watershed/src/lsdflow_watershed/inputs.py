@@ -61,7 +61,7 @@ def open_mask(experiment: Experiment, config: WatershedConfig, grid: Geometry) -
         return None
     path = experiment.resolve(config.mask_file)
     if not path.exists():
-        raise MissingInput("the mask is not there", where=path, hint="correct watershed.mask_file, or leave it empty")
+        raise MissingInput("the mask is not there", where=path, fix="correct watershed.mask_file, or leave it empty")
     volume = open_volume(path, config.mask_dataset, grid)
     if volume.channels or volume.dtype.kind not in "ub":
         raise BadData(

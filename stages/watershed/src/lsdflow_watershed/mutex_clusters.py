@@ -86,7 +86,7 @@ class Clusters:
                     "too many mutexes for one block",
                     where="watershed.block_shape",
                     wanted=f"less than {_MOST_ENTRIES // 2}",
-                    hint="make watershed.block_shape smaller, or watershed.mutex_strides larger",
+                    fix="make watershed.block_shape smaller, or watershed.mutex_strides larger",
                 )
             more = np.empty(min(other.size // 2 + 2, _MOST_ENTRIES - other.size), np.int32)
             other, following = np.concatenate([other, more]), np.concatenate([following, more])

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from lsdflow_contract.arrays import AFFS, RAW, ArraySpec
-from lsdflow_contract.errors import BadData, NotOurs, NoVoxelSize
+from lsdflow_contract.errors import BadData, NoVoxelSize, OutputConflict
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.graph import RagEdges, RagNodes
 from lsdflow_contract.manifest import Manifest, work_key
@@ -96,7 +96,7 @@ def _open(experiment: Experiment, factor: int) -> Iterator[BlockFunction]:
             msg = "poisoned"
             raise ValueError(msg)
         if (root / "bad").exists() and block.number == 1:
-            kinds = {"": BadData, "NotOurs": NotOurs, "NoVoxelSize": NoVoxelSize}
+            kinds = {"": BadData, "OutputConflict": OutputConflict, "NoVoxelSize": NoVoxelSize}
             raise kinds[(root / "bad").read_text()]("bad on request", where="toy")
         values = raw.read(block.read, outside="mirror").astype(np.uint64)
         inner = values[block.write.slices(block.read.begin_vox)] * factor

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lsdflow_command.processes import one_at_a_time
 from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, bundle_folder, bundle_iterations
-from lsdflow_contract.errors import MissingInput, NotOurs
+from lsdflow_contract.errors import MissingInput, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_contract.layout import ExperimentLayout
@@ -86,7 +86,7 @@ class Checks:
     def look(self) -> int:
         """Check what has not been checked, and choose. Returns the exit code of the first stage that failed, else 0.
 
-        Raises MissingInput (66) without checkpoints; NotOurs (73) if another check-checkpoints is at work.
+        Raises MissingInput (66) without checkpoints; OutputConflict (73) if another check-checkpoints is at work.
         """
         self._require_checkpoints()
         with self._alone():
@@ -115,7 +115,7 @@ class Checks:
         try:
             if self.compared():
                 self.choose()
-        except NotOurs as error:
+        except OutputConflict as error:
             if last:
                 raise
             LOG.warning("%s", error.what)
@@ -123,7 +123,7 @@ class Checks:
 
     def _require_checkpoints(self) -> None:
         if not self._iterations():
-            raise MissingInput("no checkpoints", where=self.experiment.layout.checkpoints(STAGE), hint="train first")
+            raise MissingInput("no checkpoints", where=self.experiment.layout.checkpoints(STAGE), fix="train first")
 
     def _due(self) -> list[int]:
         """Kept checkpoints whose turn it is: every N iterations, and what a finished training ended with."""

@@ -59,7 +59,7 @@ def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Checked
     regions: Mapping[str, Any] = answer["regions"]
     name = next(iter(regions)) if volume is None else volume
     if name not in regions:
-        raise ConfigError(f"no training volume {name!r}", where="--volume", hint=did_you_mean(name, list(regions)))
+        raise ConfigError(f"no training volume {name!r}", where="--volume", fix=did_you_mean(name, list(regions)))
     return region_of(name, regions[name])
 
 
@@ -69,7 +69,7 @@ def region_of(volume: str, facts: Mapping[str, Any]) -> CheckedRegion:
     held_out = int(facts["held_out_sections"])
     section_vox = shape[1] * shape[2]
     if section_vox * shape[0] == 0:
-        raise BadData("the training volume has no labels", where=volume, hint="name another one: --volume")
+        raise BadData("the training volume has no labels", where=volume, fix="name another one: --volume")
     sections = held_out or min(shape[0], max(1, MOST_TRAINED_VOX // section_vox))
     box = Box((begin[0] + shape[0] - sections, *begin[1:]), (sections, *shape[1:]))
     return CheckedRegion(volume, Box((0, 0, 0), _three(facts["raw_shape_vox"])), box, held_out > 0)

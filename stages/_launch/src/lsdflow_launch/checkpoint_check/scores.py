@@ -56,7 +56,7 @@ def best_row(bundle: Bundle, scores: Any, seconds: float, region: str, settings:
             "the check has no scores",
             where=region,
             found=scores.get("reason", "no labels in the region"),
-            hint="check on another training volume: --volume NAME",
+            fix="check on another training volume: --volume NAME",
         )
     best = min(rows, key=lambda row: (row["voi"], row["threshold"]))
     names = ("voi_split", "voi_merge", "voi", "adapted_rand_error", "threshold")
@@ -79,7 +79,7 @@ def read_rows(path: Path) -> list[CheckRow]:
         with path.open(encoding="utf-8", newline="") as file:
             return [_row(values) for values in csv.DictReader(file)]
     except (KeyError, ValueError, TypeError) as error:
-        raise BadData("damaged file", where=path, found=error, hint="delete it: the checks are made again") from error
+        raise BadData("damaged file", where=path, found=error, fix="delete it: the checks are made again") from error
 
 
 def write_rows(path: Path, rows: Sequence[CheckRow]) -> None:
@@ -100,7 +100,7 @@ def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow]) -> BestCheck
     ranked = sorted(rows, key=lambda row: (row.voi, -row.iteration))
     found = next(((row, b) for row in ranked if (b := _of_row(checkpoints, row)) is not None), None)
     if found is None:
-        raise MissingInput("no checked checkpoint is there", where=checkpoints, hint="train longer, or keep more")
+        raise MissingInput("no checked checkpoint is there", where=checkpoints, fix="train longer, or keep more")
     row, bundle = found
     best = BestCheckpoint(
         iteration=row.iteration,

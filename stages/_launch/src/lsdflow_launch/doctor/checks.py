@@ -43,4 +43,4 @@ def _experiment(folder: Path) -> tuple[Experiment | None, list[Finding]]:
     except MissingInput:
         return None, []
     except StageError as error:
-        return None, [fail("experiment file", f"{error.where}: {error.what}", error.hint or "lsdflow validate DIR")]
+        return None, [fail("experiment file", f"{error.where}: {error.what}", error.fix or "lsdflow validate DIR")]

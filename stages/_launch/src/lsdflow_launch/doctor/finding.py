@@ -15,7 +15,7 @@ class Finding:
     state: State
     subject: str
     found: str
-    to_do: str = ""
+    fix: str = ""
 
     def as_dict(self) -> dict[str, str]:
         """For --json."""
@@ -23,7 +23,7 @@ class Finding:
 
     def line(self) -> str:
         """As people read it."""
-        return f"{self.state:>4}  {self.subject}: {self.found}" + (f"\n      to do: {self.to_do}" if self.to_do else "")
+        return f"{self.state:>4}  {self.subject}: {self.found}" + (f"\n      fix: {self.fix}" if self.fix else "")
 
 
 def ok(subject: str, found: str) -> Finding:
@@ -31,11 +31,11 @@ def ok(subject: str, found: str) -> Finding:
     return Finding("ok", subject, found)
 
 
-def warn(subject: str, found: str, to_do: str = "") -> Finding:
+def warn(subject: str, found: str, fix: str = "") -> Finding:
     """A run works, but not for all that may be wanted."""
-    return Finding("warn", subject, found, to_do)
+    return Finding("warn", subject, found, fix)
 
 
-def fail(subject: str, found: str, to_do: str) -> Finding:
+def fail(subject: str, found: str, fix: str) -> Finding:
     """A run would fail."""
-    return Finding("FAIL", subject, found, to_do)
+    return Finding("FAIL", subject, found, fix)

@@ -31,8 +31,8 @@ def folder_findings(folder: Path, limit_s: float = MOUNT_S) -> Iterator[Finding]
     try:
         facts: dict[str, Any] = json.loads(answer.out)
     except json.JSONDecodeError:
-        to_do = "is the file server alive? df, ls; or use another folder"
-        yield fail("folder", f"{there}: {answer.problem or 'no answer'}", to_do)
+        fix = "is the file server alive? df, ls; or use another folder"
+        yield fail("folder", f"{there}: {answer.problem or 'no answer'}", fix)
         return
     yield from findings_of(there, facts)
 
@@ -43,7 +43,7 @@ def findings_of(folder: Path, facts: Mapping[str, Any]) -> Iterator[Finding]:
     yield _kind(folder, kind)
     yield _room(folder, facts)
     if "problem" in facts:
-        yield fail("writing", f"{folder}: {facts['problem']}", _to_do(facts.get("errno", 0)))
+        yield fail("writing", f"{folder}: {facts['problem']}", _fix(facts.get("errno", 0)))
         return
     for name, what in (("atomic_rename", "rename"), ("exclusive_creation", "making a name once")):
         fine = facts[name] is True
@@ -64,7 +64,7 @@ def clock(subject: str, ahead_s: float) -> Finding:
     return warn(subject, found, "times in reports will not fit together: run chrony or ntp on both")
 
 
-def _to_do(number: int) -> str:
+def _fix(number: int) -> str:
     if number in FULL:
         return "free some space, or raise the quota"
     if number in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
@@ -95,8 +95,8 @@ def _room(folder: Path, facts: Mapping[str, Any]) -> Finding:
 def _locks(facts: Mapping[str, Any]) -> Finding:
     if facts["flock"] is True:
         return ok("locks", "flock works")
-    to_do = "lsdflow needs none, but do not run prepare or the same sweep twice at once"
-    return warn("locks", f"no flock: {facts.get('flock_problem', '')}", to_do)
+    fix = "lsdflow needs none, but do not run prepare or the same sweep twice at once"
+    return warn("locks", f"no flock: {facts.get('flock_problem', '')}", fix)
 
 
 def _speed(facts: Mapping[str, Any]) -> Finding:

@@ -49,7 +49,7 @@ def _command(stage: str) -> Finding:
     try:
         command = stage_command(stage)
     except MissingInput as error:
-        return fail(stage, error.what, error.hint)
+        return fail(stage, error.what, error.fix)
     answer = ask_program([str(command), "--version"], STAGE_S)
     told = answer.out.strip()
     if answer.fine and f"(contract {CONTRACT_VERSION.split('.', maxsplit=1)[0]}." in told:
@@ -57,16 +57,16 @@ def _command(stage: str) -> Finding:
     return fail(stage, told or answer.problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
 
 
-def _at_least(subject: str, value: float, wanted: float, found: str, to_do: str) -> Finding:
-    return ok(subject, found) if value >= wanted else warn(subject, found, to_do)
+def _at_least(subject: str, value: float, wanted: float, found: str, fix: str) -> Finding:
+    return ok(subject, found) if value >= wanted else warn(subject, found, fix)
 
 
 def _open_files(soft: int, hard: int) -> Finding:
     found = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} at a time"
     if soft == resource.RLIM_INFINITY or soft >= OPEN_FILES:
         return ok("open files", found)
-    to_do = f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}"
-    return fail("open files", found, to_do)
+    fix = f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}"
+    return fail("open files", found, fix)
 
 
 def _umask() -> Finding:
@@ -79,12 +79,12 @@ def _umask() -> Finding:
     return ok("umask", f"{mask:04o}: {shared}")
 
 
-def _room(subject: str, folder: Path, wanted: int, to_do: str) -> Finding:
+def _room(subject: str, folder: Path, wanted: int, fix: str) -> Finding:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return fail(subject, f"{folder}: {error.strerror}", to_do)
+        return fail(subject, f"{folder}: {error.strerror}", fix)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return fail(subject, f"{folder}: this user may not write there", to_do)
+        return fail(subject, f"{folder}: this user may not write there", fix)
     found = f"{folder}: {free / GIB:.1f} GiB free"
-    return ok(subject, found) if free >= wanted else warn(subject, found, to_do)
+    return ok(subject, found) if free >= wanted else warn(subject, found, fix)

@@ -20,7 +20,7 @@ def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
         if error.exit_code == 66 and not wanted:
             yield ok("scheduler", "no SLURM here: needed for lsdflow submit alone")
         else:
-            yield fail("scheduler", f"{error.what} {error.found}".strip(), error.hint or "run on a login node")
+            yield fail("scheduler", f"{error.what} {error.found}".strip(), error.fix or "run on a login node")
         return
     listed = ", ".join(f"{p.name} ({p.nodes} nodes, {p.time_limit}, {p.state})" for p in partitions.values())
     yield (
@@ -37,15 +37,15 @@ def _asked_for(experiment: Experiment, partitions: dict[str, Partition], *, cert
     try:
         settings = job_settings(cluster_of(experiment), experiment)
     except StageError as error:
-        yield fail("[cluster]", error.what, error.hint)
+        yield fail("[cluster]", error.what, error.fix)
         return
     named = {name for k, v in settings.items() if k.endswith("_PARTITION") for name in v.split(",") if name}
     missing = sorted(named - set(partitions))
     down = sorted(name for name in named & set(partitions) if partitions[name].state != "up")
-    to_do = f"set cluster.partition_cpu and cluster.partition_gpu: {', '.join(partitions)}"
+    fix = f"set cluster.partition_cpu and cluster.partition_gpu: {', '.join(partitions)}"
     if missing:
         say = fail if certain else warn
-        yield say("partitions of [cluster]", f"there is no {', '.join(missing)}", to_do)
+        yield say("partitions of [cluster]", f"there is no {', '.join(missing)}", fix)
     if down:
         yield warn("partitions of [cluster]", f"not up: {', '.join(down)}", "jobs will wait; sinfo tells")
     if not missing and not down:

@@ -32,7 +32,7 @@ def store_findings(experiment: Experiment | None) -> Iterator[Finding]:
 def findings_of(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """What the facts of a mongo store mean."""
     if "problem" in facts:
-        yield fail("store", f"mongo at {facts.get('address', '?')}: {facts['problem']}", str(facts.get("hint", "")))
+        yield fail("store", f"mongo at {facts.get('address', '?')}: {facts['problem']}", str(facts.get("fix", "")))
         return
     yield ok("store", f"mongo {facts['version']} at {facts['address']}, {facts['seconds_to_answer']:.2f} s an answer")
     if facts["lets_strangers_in"]:
@@ -53,6 +53,6 @@ def _safety(facts: Mapping[str, Any]) -> Finding:
     if facts.get("replica_set"):
         return ok("writes of the store", f"{found}, replica set {facts['replica_set']}")
     if (8, 0, 32) <= version <= (8, 0, 38):
-        to_do = "a replica set of one member, or 7.0"
-        return warn("writes of the store", f"{found}; this version alone may lose them when it is killed", to_do)
+        fix = "a replica set of one member, or 7.0"
+        return warn("writes of the store", f"{found}; this version alone may lose them when it is killed", fix)
     return ok("writes of the store", f"{found}, one server")

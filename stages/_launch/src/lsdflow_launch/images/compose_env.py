@@ -64,7 +64,7 @@ def write_compose_env(experiment: Experiment) -> ComposeEnv:
         _write_secrets(root / "secrets", experiment.database)
     for name, value in values.items():
         if _UNSAFE.search(value):
-            raise ConfigError(f"{name}: compose cannot take this path", found=value, hint="no quotes, no colons")
+            raise ConfigError(f"{name}: compose cannot take this path", found=value, fix="no quotes, no colons")
     values |= {f"{key_of(stage)}_DIGEST": digest for stage, digest in digests.items()}
     path = root / "compose.env"
     write_if_changed(path, (HEADER + "".join(f"{k}='{v}'\n" for k, v in values.items())).encode())
@@ -92,12 +92,12 @@ def _checked_digest(engine: DockerLike, stage: str, pin: Pin) -> str:
         return pin.digest
     require_image(stage, pin, image)
     if pin.digest and not engine.knows(str(pin)):
-        hint = f"publish the image, or leave the digest out of {pin.key}, or: lsdflow run --on container"
+        fix = f"publish the image, or leave the digest out of {pin.key}, or: lsdflow run --on container"
         raise ConfigError(
             "compose finds an image by a registry's digest only",
             where=pin.key,
             found=f"id of a local image, {pin}",
-            hint=hint,
+            fix=fix,
         )
     return pin.digest or image.digest
 
@@ -111,8 +111,8 @@ def _folder_of_inputs(experiment: Experiment) -> Path | None:
         return None
     common = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in paths]))
     if common == Path("/"):
-        hint = "put them (or links to them) below one folder, or: lsdflow run --on container"
-        raise ConfigError("the inputs lie all over the machine", found=", ".join(map(str, paths)), hint=hint)
+        fix = "put them (or links to them) below one folder, or: lsdflow run --on container"
+        raise ConfigError("the inputs lie all over the machine", found=", ".join(map(str, paths)), fix=fix)
     return common
 
 
@@ -142,5 +142,5 @@ def _require_private(path: Path) -> None:
             where=path,
             wanted="mode 0600",
             found=f"mode {mode:04o}",
-            hint=f"chmod 600 {path}",
+            fix=f"chmod 600 {path}",
         )

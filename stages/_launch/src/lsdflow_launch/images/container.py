@@ -15,7 +15,7 @@ from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import DIGEST_VARIABLE
 from lsdflow_launch.commands import run_command
-from lsdflow_launch.images.engines import Call, Engine, Image, engine_named, key_hint
+from lsdflow_launch.images.engines import Call, Engine, Image, engine_named, key_fix
 from lsdflow_launch.images.mounts import URI_FILE_VARIABLE, mounts_of, uri_file_of
 from lsdflow_launch.images.pins import Pin, pin_of_stage, read_pins
 
@@ -118,7 +118,7 @@ def require_image(stage: str, pin: Pin, image: Image) -> None:
                 where=f"{pin} ({image.reference})",
                 wanted=f"{what} {wanted}",
                 found=f"{what} {found}" if found else f"no {what} on the image",
-                hint=key_hint(stage)
+                fix=key_fix(stage)
                 + (f"; this launcher reads contract {CONTRACT_VERSION}" if what == "contract" else ""),
             )
 

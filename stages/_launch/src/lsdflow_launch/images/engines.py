@@ -80,7 +80,7 @@ class DockerLike:
             f"the image of {stage} is not on this machine",
             where=f"{self.program}, {pin.key} of images.env",
             wanted=pin,
-            hint=f"{self.program} pull {pin}   or, in a clone of that version: {order}{pin.advice}",
+            fix=f"{self.program} pull {pin}   or, in a clone of that version: {order}{pin.advice}",
         )
 
     def command(self, stage: str, image: Image, call: Call) -> list[str]:
@@ -162,9 +162,9 @@ def sif_of(folder: Path, stage: str, pin: Pin) -> Path:
         return others[0]
     if not short and others:
         names = ", ".join(p.name for p in others)
-        raise ConfigError(f"several SIFs of {pin}", where=folder, found=names, hint=f"pin the digest: {pin.key}")
-    hint = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={folder}{pin.advice}"
-    raise MissingInput(f"the SIF of {stage} is not there", where=folder, wanted=wanted.name, hint=hint)
+        raise ConfigError(f"several SIFs of {pin}", where=folder, found=names, fix=f"pin the digest: {pin.key}")
+    fix = f"make sif STAGE={stage}{pin.make_option} SIF_DIR={folder}{pin.advice}"
+    raise MissingInput(f"the SIF of {stage} is not there", where=folder, wanted=wanted.name, fix=fix)
 
 
 def engine_named(name: str | None, sif_folder: Path | None) -> Engine:
@@ -174,7 +174,7 @@ def engine_named(name: str | None, sif_folder: Path | None) -> Engine:
     is told no folder of SIFs.
     """
     if name is not None and name not in (*ENGINES, "apptainer"):
-        raise UsageError(f"no engine {name!r}", wanted=", ".join(ENGINES), hint=did_you_mean(name, ENGINES))
+        raise UsageError(f"no engine {name!r}", wanted=", ".join(ENGINES), fix=did_you_mean(name, ENGINES))
     programs = {"singularity": ("apptainer", "singularity"), "apptainer": ("apptainer", "singularity")}
     for wanted in (name,) if name else ENGINES:
         for program in programs.get(wanted, (wanted,)):
@@ -182,7 +182,7 @@ def engine_named(name: str | None, sif_folder: Path | None) -> Engine:
                 return _engine(program, sif_folder)
     wanted_name = name or ", ".join(ENGINES)
     raise MissingInput(
-        "nothing here runs containers", wanted=wanted_name, hint="install one, or: lsdflow run --on local"
+        "nothing here runs containers", wanted=wanted_name, fix="install one, or: lsdflow run --on local"
     )
 
 
@@ -190,8 +190,8 @@ def _engine(program: str, sif_folder: Path | None) -> Engine:
     if program in ("docker", "podman"):
         return DockerLike(program)
     if sif_folder is None:
-        hint = "lsdflow run DIR --on container --images FOLDER, or images = FOLDER in [cluster]"
-        raise ConfigError(f"{program} needs the folder of the SIFs", hint=hint)
+        fix = "lsdflow run DIR --on container --images FOLDER, or images = FOLDER in [cluster]"
+        raise ConfigError(f"{program} needs the folder of the SIFs", fix=fix)
     return Apptainer(program, sif_folder)
 
 
@@ -219,6 +219,6 @@ def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def key_hint(stage: str) -> str:
+def key_fix(stage: str) -> str:
     """Where a stage's pin is changed."""
     return f"change {key_of(stage)} in images.env, or build and pull what it names"

@@ -69,9 +69,7 @@ def read_pins(path: Path) -> dict[str, Pin]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise MissingInput(
-            "no pinned images", where=path, hint="lsdflow init writes it; or copy another one"
-        ) from error
+        raise MissingInput("no pinned images", where=path, fix="lsdflow init writes it; or copy another one") from error
     except UnicodeDecodeError as error:
         raise ConfigError("not a text file", where=path, found=error) from error
     pins: dict[str, Pin] = {}
@@ -98,13 +96,13 @@ def _pin_of(line: str, where: str) -> Pin:
     if not equals:
         raise ConfigError("not a pin", where=where, wanted=FORM, found=repr(line))
     if key not in KEYS:
-        raise ConfigError(f"unknown key {key!r}", where=where, hint=did_you_mean(key.strip(), KEYS))
+        raise ConfigError(f"unknown key {key!r}", where=where, fix=did_you_mean(key.strip(), KEYS))
     match = _PIN.fullmatch(value)
     if match is None:
         raise ConfigError(f"{key}: not an image", where=where, wanted=FORM, found=repr(value))
     name, version, digest = match["name"], match["version"], match["digest"] or ""
     if not version or version == "latest":
         found = "latest" if version else "no version"
-        hint = "a pin must mean the same image next year: name a version"
-        raise ConfigError(f"{key}: an image without a fixed version", where=where, wanted=FORM, found=found, hint=hint)
+        fix = "a pin must mean the same image next year: name a version"
+        raise ConfigError(f"{key}: an image without a fixed version", where=where, wanted=FORM, found=found, fix=fix)
     return Pin(key, name, version, digest)

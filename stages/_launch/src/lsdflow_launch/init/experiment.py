@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores
-from lsdflow_contract.errors import ConfigError, MissingInput, NotOurs, UsageError
+from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError
 from lsdflow_contract.experiment import STAGES, did_you_mean, with_its_table
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
@@ -61,14 +61,14 @@ def init_experiment(start: Start) -> ExperimentLayout:
 def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start], Seen] = look) -> Draft:
     """The experiment that `init` would write, with what is proposed after a look at the volumes.
 
-    Raises NotOurs (73) if there is an experiment already, MissingInput (66) for a volume that does not exist,
+    Raises OutputConflict (73) if there is an experiment already, MissingInput (66) for a volume that does not exist,
     UsageError (2) for a folder in a volume,
     ConfigError (78) for a malformed override, or one of a table, key or word that there is not; what `look` raises.
     """
     layout = ExperimentLayout(start.root)
     if layout.experiment_toml.exists():
-        hint = f"choose another folder, or continue with this one: lsdflow status {start.root}"
-        raise NotOurs("the folder already holds an experiment", where=layout.experiment_toml, hint=hint)
+        fix = f"choose another folder, or continue with this one: lsdflow status {start.root}"
+        raise OutputConflict("the folder already holds an experiment", where=layout.experiment_toml, fix=fix)
     sources = [path for path in (*start.train, start.volume, start.labels, start.truth) if path is not None]
     for path in sources:
         if not path.exists():
@@ -133,15 +133,15 @@ def _refuse_unknown_words(start: Start, schema: Mapping[str, Any]) -> None:
     for option, word in (("profile", start.profile), ("mode", start.mode)):
         words = known[option].get("enum", [])
         if word is not None and word not in words:
-            raise ConfigError(f"no {option} {word!r}", where=f"--{option}", hint=did_you_mean(word, words))
+            raise ConfigError(f"no {option} {word!r}", where=f"--{option}", fix=did_you_mean(word, words))
 
 
 def _refuse_unknown(table: str, key: str, schemas: Mapping[str, dict[str, Any]]) -> None:
     if table not in schemas:
-        raise ConfigError(f"no table {table!r}", where="--set", hint=did_you_mean(table, list(schemas)))
+        raise ConfigError(f"no table {table!r}", where="--set", fix=did_you_mean(table, list(schemas)))
     known = list(schemas[table].get("properties", {}))
     if key not in known:
-        raise ConfigError(f"no key {table}.{key}", where="--set", hint=did_you_mean(key, known))
+        raise ConfigError(f"no key {table}.{key}", where="--set", fix=did_you_mean(key, known))
 
 
 def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
@@ -175,10 +175,10 @@ def _parsed(override: str, schemas: Mapping[str, dict[str, Any]]) -> tuple[list[
     dotted, equals, text = override.partition("=")
     parts = dotted.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
-        hint = with_its_table(override, {table: schema.get("properties", {}) for table, schema in schemas.items()})
-        if hint and parts[0] in OWN_OPTIONS:
-            hint = f"{hint.removesuffix('?')}, or --{parts[0]} {text.strip()}?"
-        raise ConfigError("an override is table.key=value", where="--set", found=override, hint=hint)
+        fix = with_its_table(override, {table: schema.get("properties", {}) for table, schema in schemas.items()})
+        if fix and parts[0] in OWN_OPTIONS:
+            fix = f"{fix.removesuffix('?')}, or --{parts[0]} {text.strip()}?"
+        raise ConfigError("an override is table.key=value", where="--set", found=override, fix=fix)
     try:
         return parts, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

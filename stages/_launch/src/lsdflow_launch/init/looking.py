@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_command.machine import available_cores, free_memory_bytes
-from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError
+from lsdflow_contract.errors import InternalError, NoVoxelSize, StageError, UsageError, fix_of
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
@@ -121,7 +121,7 @@ def _without_voxel_size(problem: Mapping[str, Any]) -> NoVoxelSize:
         where=problem["where"],
         wanted=problem["wanted"],
         found=problem["found"],
-        hint='give it, z, y, x: lsdflow init ... --voxel-size "40, 8, 8 nm"',
+        fix='give it, z, y, x: lsdflow init ... --voxel-size "40, 8, 8 nm"',
     )
 
 
@@ -131,12 +131,12 @@ def _unusable(problem: Mapping[str, Any]) -> StageError:
     setting = (
         "for `init`, settings of the volumes are: --set prepare.training.KEY=VALUE, --set prepare.target.KEY=VALUE"
     )
-    error = StageError(problem["what"], **parts, hint="; ".join(filter(None, (problem["hint"], setting))))
+    error = StageError(problem["what"], **parts, fix="; ".join(filter(None, (fix_of(problem), setting))))
     error.exit_code = problem["exit_code"]
     return error
 
 
 def _without_labels(start: Start, answer: Mapping[str, Any]) -> UsageError:
     found = "; ".join(problem["what"] for problem in answer["problems"])
-    hint = "lsdflow init ... --train LABELLED.zarr, or --labels LABELS.zarr (zarr, N5, HDF5, TIFF, precomputed)"
-    return UsageError("there are no labels to train on", where=start.volume, found=found, hint=hint)
+    fix = "lsdflow init ... --train LABELLED.zarr, or --labels LABELS.zarr (zarr, N5, HDF5, TIFF, precomputed)"
+    return UsageError("there are no labels to train on", where=start.volume, found=found, fix=fix)

@@ -28,7 +28,7 @@ def refuse_place_in_volume(root: Path, sources: Sequence[Path]) -> None:
             "an experiment cannot lie in a volume",
             where=root,
             found=f"{found} is a volume",
-            hint="name a folder of its own: lsdflow init DIR --volume VOLUME",
+            fix="name a folder of its own: lsdflow init DIR --volume VOLUME",
         )
 
 

@@ -56,7 +56,7 @@ def require_known_keys(experiment: Experiment, ask: Ask = ask_stage) -> None:
         known = list(ask(table, ["schema"]).get("properties", {})) if table in STAGES else []
         key = rest.partition(".")[0]
         if known and key not in known:
-            raise ConfigError(f"no key {table}.{key}", where="--set", found=override, hint=did_you_mean(key, known))
+            raise ConfigError(f"no key {table}.{key}", where="--set", found=override, fix=did_you_mean(key, known))
 
 
 def _plain(node: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def add_plan_verb(app: typer.Typer) -> None:
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, [*(override or []), *_workers(folder, workers)])
             if on not in PLACES:
-                raise UsageError(f"unknown backend {on!r}", wanted="local or slurm", hint=nearest(on, list(PLACES)))
+                raise UsageError(f"unknown backend {on!r}", wanted="local or slurm", fix=nearest(on, list(PLACES)))
             if compared:
                 _compare(experiment, as_json)
                 return

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.errors import MissingInput, StageError, fix_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
@@ -153,12 +153,12 @@ def _why_not(told: Mapping[str, Any]) -> str:
     """Inputs that are not made yet come of themselves; what else is refused says what to do."""
     if told["exit_code"] == MissingInput.exit_code:
         return f"nothing can be measured yet: {told['what']}"
-    return f"not measured: {told['what']}" + (f" ({told['hint']})" if told.get("hint") else "")
+    return f"not measured: {told['what']}" + (f" ({fix})" if (fix := fix_of(told)) else "")
 
 
 def require_finished_something(like: Experiment, made: Mapping[str, Made]) -> None:
     """MissingInput (66) for an experiment that nothing can be learnt from."""
     if not any(m.finished for m in made.values()):
         raise MissingInput(
-            "no stage of that experiment has finished", where=like.layout.root, hint="name one that was run with --like"
+            "no stage of that experiment has finished", where=like.layout.root, fix="name one that was run with --like"
         )

@@ -26,7 +26,7 @@ class Warn:
 
     stage: str
     what: str
-    to_do: str
+    fix: str
     certain: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def warnings_of(experiment: Experiment, plan: Plan) -> list[Warn]:
 
 def _of_disk(plan: Plan) -> Iterator[Warn]:
     needed, files, room = plan.left("bytes_written"), plan.left("files"), plan.room
-    to_do = "free some space, put the experiment on a larger disk, or choose a part of the volume with roi"
+    fix = "free some space, put the experiment on a larger disk, or choose a part of the volume with roi"
     if needed.value is not None and needed.value * SPARE > room.free_bytes:
         what = f"{_about(needed, size)} are still to be written, {size(room.free_bytes)} are free"
-        yield Warn(DISK, what, to_do, certain=needed.value > room.free_bytes)
+        yield Warn(DISK, what, fix, certain=needed.value > room.free_bytes)
     if files.value is not None and room.free_files is not None and files.value > room.free_files:
         what = f"{files.value:.0f} files are still to be made, {room.free_files} may be"
         yield Warn(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)

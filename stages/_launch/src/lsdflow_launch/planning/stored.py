@@ -77,8 +77,8 @@ def compare(experiment: Experiment, made: Mapping[str, Made]) -> list[Comparison
     """
     before = predicted_stages(experiment)
     if not before:
-        hint = "make one before the run: lsdflow plan DIR --measure"
-        raise MissingInput("there is no plan to compare with", where=experiment.layout.plan, hint=hint)
+        fix = "make one before the run: lsdflow plan DIR --measure"
+        raise MissingInput("there is no plan to compare with", where=experiment.layout.plan, fix=fix)
     found = []
     for stage, what in made.items():
         actual = _actual(what) if what.finished else {}

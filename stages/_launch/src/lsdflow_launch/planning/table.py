@@ -116,7 +116,7 @@ def _totals(plan: Plan) -> Iterator[str]:
 
 def _warnings(plan: Plan) -> Iterator[str]:
     for warn in plan.warnings:
-        yield f"warning: {warn.stage}: {warn.what}; {warn.to_do}"
+        yield f"warning: {warn.stage}: {warn.what}; {warn.fix}"
 
 
 def plain_console(**settings: Any) -> Console:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, NotOurs, StoreUnreachable
+from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, OutputConflict, StoreUnreachable
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_launch.slurm.jobs import Submitted, Task, newest_submission, submitted_jobs, tasks_of
 from lsdflow_launch.slurm.submit import submit
@@ -62,12 +62,12 @@ def waiting_jobs(experiment: Experiment) -> list[Submitted]:
 
 
 def refuse_if_queued(experiment: Experiment) -> None:
-    """NotOurs (73) while jobs of an earlier submission wait or run: a second chain would be in their way."""
+    """OutputConflict (73) while jobs of an earlier submission wait or run: a second chain would be in their way."""
     if found := waiting_jobs(experiment):
-        raise NotOurs(
+        raise OutputConflict(
             "this experiment's jobs are in the queue",
             found=", ".join(f"{job.stage} {job.role} {job.job}" for job in found[:4]),
-            hint="lsdflow status; to begin anew: lsdflow cancel; more workers: lsdflow submit --only-workers",
+            fix="lsdflow status; to begin anew: lsdflow cancel; more workers: lsdflow submit --only-workers",
         )
 
 

@@ -78,17 +78,17 @@ def ask_slurm(command: Sequence[str], limit_s: float | None = None) -> str:
     Raises MissingInput (66) if it is not installed, StoreUnreachable (69) if SLURM does not answer.
     """
     if shutil.which(command[0]) is None:
-        raise MissingInput(f"no {command[0]} here", hint="run this on a login node of the cluster")
+        raise MissingInput(f"no {command[0]} here", fix="run this on a login node of the cluster")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
         found = f"no answer within {limit_s:.0f} s"
-        raise StoreUnreachable(f"{command[0]} does not answer", found=found, hint="try again later") from error
+        raise StoreUnreachable(f"{command[0]} does not answer", found=found, fix="try again later") from error
     if done.returncode == 0:
         return done.stdout
     if "Invalid job id" in done.stderr:
         return ""
-    raise StoreUnreachable(f"{command[0]} does not answer", found=done.stderr.strip()[-500:], hint="try again later")
+    raise StoreUnreachable(f"{command[0]} does not answer", found=done.stderr.strip()[-500:], fix="try again later")
 
 
 def tasks_of(jobs: Sequence[Submitted]) -> dict[str, list[Task]]:
@@ -192,7 +192,7 @@ def cancel_submission(experiment: Experiment) -> list[str]:
     submission = newest_submission(experiment)
     if submission is None:
         raise MissingInput(
-            "nothing was submitted", where=experiment.path.parent / "runs" / "submit", hint="lsdflow submit"
+            "nothing was submitted", where=experiment.path.parent / "runs" / "submit", fix="lsdflow submit"
         )
     lines = []
     tasks = tasks_of(jobs := submitted_jobs(submission))

@@ -89,7 +89,7 @@ def _require_partition(name: str, stage: str, gpu: bool, there: Mapping[str, Par
         where=f"{where}, jobs of {stage}",
         wanted=f"one of {', '.join(fitting)}" if fitting else "a partition with GPUs; there is none",
         found=f"partitions {', '.join(there)}",
-        hint='set cluster.partition_gpu ("": run on CPUs)' if gpu else "set cluster.partition_cpu",
+        fix='set cluster.partition_gpu ("": run on CPUs)' if gpu else "set cluster.partition_cpu",
     )
 
 

@@ -39,7 +39,7 @@ def wrappers_folder() -> Path:
         "the wrappers of the cluster are not here",
         where=folders[0],
         wanted="pipeline.sh",
-        hint=f"name their folder in {WRAPPERS_VARIABLE}: slurm_wrappers of a clone",
+        fix=f"name their folder in {WRAPPERS_VARIABLE}: slurm_wrappers of a clone",
     )
 
 
@@ -72,10 +72,10 @@ def settings_text(experiment: Experiment) -> str:
     for key, value in settings:
         if any(character in value for character in FORBIDDEN):
             raise ConfigError(
-                f"{key} holds a quote or a line break", found=repr(value), hint="write it in experiment.toml"
+                f"{key} holds a quote or a line break", found=repr(value), fix="write it in experiment.toml"
             )
         if key in ("BIND", "BIND_RO", "MONGO_URI_FILE") and any(c in value for c in ":,"):
-            raise ConfigError("a folder with : or , cannot be bound", found=value, hint="rename it, or use a link")
+            raise ConfigError("a folder with : or , cannot be bound", found=value, fix="rename it, or use a link")
     return "".join(f"{key}='{value}'\n" for key, value in settings if value)
 
 
@@ -96,7 +96,7 @@ def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool
 
 def _pipeline(experiment: Experiment, options: Sequence[str], settings: str, dry_run: bool) -> int:
     if not dry_run and shutil.which("sbatch") is None:
-        raise MissingInput("no sbatch here", hint="run this on a login node of the cluster, or look with --dry-run")
+        raise MissingInput("no sbatch here", fix="run this on a login node of the cluster, or look with --dry-run")
     command = [str(wrappers_folder() / "pipeline.sh"), "--experiment", str(experiment.path.parent), *options]
     command += ["--dry-run"] if dry_run else []
     return subprocess.run(command, input=settings, text=True, check=False).returncode

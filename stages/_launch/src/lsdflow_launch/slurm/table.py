@@ -185,5 +185,5 @@ def _resources(
 def require_block_stage(stage: str) -> None:
     """ConfigError (78) unless the stage works on blocks, that is: has workers."""
     if stage not in BLOCK_STAGES:
-        hint = nearest(stage, BLOCK_STAGES)
-        raise ConfigError(f"{stage} has no workers", wanted=", ".join(BLOCK_STAGES), hint=hint)
+        fix = nearest(stage, BLOCK_STAGES)
+        raise ConfigError(f"{stage} has no workers", wanted=", ".join(BLOCK_STAGES), fix=fix)

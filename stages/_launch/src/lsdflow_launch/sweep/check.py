@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import ConfigError, NotOurs, StageError, UsageError
+from lsdflow_contract.errors import ConfigError, OutputConflict, StageError, UsageError, fix_of
 from lsdflow_contract.experiment import (
     STAGES,
     ComputeTable,
@@ -60,11 +60,11 @@ def require_valid(sweep: Sweep, ask: Ask) -> None:
 def _table_of(key: str, path: Path) -> str:
     table, dot, rest = key.partition(".")
     if not dot or not rest:
-        raise ConfigError("an axis is table.key", where=path, found=repr(key), hint=did_you_mean(table, TABLES))
+        raise ConfigError("an axis is table.key", where=path, found=repr(key), fix=did_you_mean(table, TABLES))
     if table not in TABLES:
-        raise ConfigError(f"no table {table!r}", where=path, found=repr(key), hint=did_you_mean(table, TABLES))
+        raise ConfigError(f"no table {table!r}", where=path, found=repr(key), fix=did_you_mean(table, TABLES))
     if key == "experiment.name":
-        raise ConfigError("the sweep itself names its runs", where=path, found=repr(key), hint="take this axis out")
+        raise ConfigError("the sweep itself names its runs", where=path, found=repr(key), fix="take this axis out")
     return table
 
 
@@ -75,8 +75,8 @@ def _require_key(key: str, schemas: Mapping[str, dict[str, Any]], path: Path) ->
         known = _properties(node, schemas[table].get("$defs", {}))
         if part not in known:
             dotted = ".".join([table, *parts[: depth + 1]])
-            hint = did_you_mean(part, list(known)) if known else f"{dotted.rpartition('.')[0]} is a value, not a table"
-            raise ConfigError(f"no key {dotted}", where=path, found=repr(key), hint=hint)
+            fix = did_you_mean(part, list(known)) if known else f"{dotted.rpartition('.')[0]} is a value, not a table"
+            raise ConfigError(f"no key {dotted}", where=path, found=repr(key), fix=fix)
         node = known[part]
 
 
@@ -136,12 +136,12 @@ def _named(problem: Mapping[str, Any], sweep: Sweep, run: Run, scratch: Path) ->
     at = ", ".join(f"{axis} = {label}" for axis, label in run.at.items())
     told = str(problem["where"]).replace(str(scratch / str(run.number) / "experiment.toml"), "").lstrip(": ")
     where = f"{sweep.path}: {at}" + (f": {told}" if told else "")
-    parts = {name: problem.get(name, "") for name in ("wanted", "found", "hint")}
+    parts = {name: problem.get(name, "") for name in ("wanted", "found")} | {"fix": fix_of(problem)}
     return kinds.get(int(problem["exit_code"]), StageError)(str(problem["what"]), where=where, **parts)
 
 
 def require_fresh_base(sweep: Sweep, ask: Ask) -> None:
-    """NotOurs (73) if a stage that the runs take over from the base finished with other settings than it has now."""
+    """OutputConflict (73) if a stage that the runs share with the base finished with other settings than it has now."""
     first = planned_runs(sweep, sweep.default_folder)[0].nodes[0]
     shared = first.stages if first.is_base else ()
     layout = sweep.base.layout
@@ -150,8 +150,8 @@ def require_fresh_base(sweep: Sweep, ask: Ask) -> None:
         if stage not in shared or not layout.manifest(stage).exists():
             return
         if ask(stage, stage_arguments("status", sweep.base)).get("finished") is False:
-            raise NotOurs(
+            raise OutputConflict(
                 f"{stage} of the base finished with other settings or inputs than it has now",
                 where=sweep.base.path,
-                hint=f"run it again: lsdflow run {sweep.base.path.parent} --to {stage}",
+                fix=f"run it again: lsdflow run {sweep.base.path.parent} --to {stage}",
             )

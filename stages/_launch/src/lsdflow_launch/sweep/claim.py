@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lsdflow_command.lock_file import EXPIRY_SECONDS, Holder, LockFile
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 
 LOG = logging.getLogger("lsdflow.sweep")
 
 
-class AtWorkElsewhere(NotOurs):
+class AtWorkElsewhere(OutputConflict):
     """Another process holds the claim."""
 
 
@@ -37,10 +37,10 @@ def claim_of(folder: Path) -> LockFile:
     return LockFile(folder / "runs" / "sweep" / "claim")
 
 
-def _refusal(claim: LockFile, found: Holder, age_s: float) -> NotOurs:
+def _refusal(claim: LockFile, found: Holder, age_s: float) -> OutputConflict:
     return AtWorkElsewhere(
         "another process works on this run",
         where=claim.path,
         found=f"{found.host}, process {found.pid}; last sign of life {age_s:.0f} s ago",
-        hint=f"wait until it ends; if it is dead, run again in {EXPIRY_SECONDS:.0f} s",
+        fix=f"wait until it ends; if it is dead, run again in {EXPIRY_SECONDS:.0f} s",
     )

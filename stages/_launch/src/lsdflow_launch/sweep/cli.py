@@ -149,7 +149,7 @@ def merge(
 def chosen_runs(sweep: SweepFolder, part: str | None, where: list[str], *, array: bool) -> list[PlannedRun]:
     """The runs that the options name. UsageError (2) for a part, axis or value that there is not."""
     if part and array:
-        raise UsageError("--part and --array name the part twice", hint="leave one out")
+        raise UsageError("--part and --array name the part twice", fix="leave one out")
     number, parts = _array_part(os.environ) if array else _part(part) if part else (1, 1)
     chosen = {run.name for run in runs_where(grid_runs(sweep), where)}
     return [run for run in runs_of_part(sweep, number, parts) if run.name in chosen]
@@ -167,13 +167,13 @@ def _array_part(environment: Mapping[str, str]) -> tuple[int, int]:
     names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN")
     values = {name: environment.get(name, "") for name in names}
     if not all(value.isdigit() for value in values.values()):
-        raise UsageError("this is no task of a SLURM array", where="--array", found=str(values), hint="use --part 2/4")
+        raise UsageError("this is no task of a SLURM array", where="--array", found=str(values), fix="use --part 2/4")
     here, count, first = (int(value) for value in values.values())
     step = max(1, int(environment.get("SLURM_ARRAY_TASK_STEP") or 1))
     place, rest = divmod(here - first, step)
     if rest or not 0 <= place < count:
-        hint = "submit --array=1-N, or run a part of it again with --part"
-        raise UsageError("the array has gaps: which part this task is, is not known", found=str(values), hint=hint)
+        fix = "submit --array=1-N, or run a part of it again with --part"
+        raise UsageError("the array has gaps: which part this task is, is not known", found=str(values), fix=fix)
     return place + 1, count
 
 

@@ -86,7 +86,7 @@ class Sweep:
 def load_sweep(path: Path) -> Sweep:
     """Read SWEEP.toml. Raises MissingInput (66), ConfigError (78) with one message; writes nothing."""
     if not path.is_file():
-        raise MissingInput("no sweep file", where=path, hint="README of _launch shows one")
+        raise MissingInput("no sweep file", where=path, fix="README of _launch shows one")
     try:
         tables = SweepTables.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -112,7 +112,7 @@ def load_sweep(path: Path) -> Sweep:
 
 def _axes(tables: Mapping[str, Any], path: Path) -> Iterator[Axis]:
     if not tables:
-        raise ConfigError("[axes] is empty", where=path, hint='name a key: "experiment.seed" = [0, 1, 2]')
+        raise ConfigError("[axes] is empty", where=path, fix='name a key: "experiment.seed" = [0, 1, 2]')
     for name, value in tables.items():
         if isinstance(value, Mapping) and name not in TABLES:
             yield _named_axis(name, value, path)
@@ -135,7 +135,7 @@ def _plain_axis(key: str, values: Any, path: Path) -> Axis:
     if not isinstance(values, list):
         raise ConfigError("an axis is a list of values", where=where, wanted=f"[{label_of(values)}, ...]", found=values)
     if not values:
-        raise ConfigError("the axis is empty", where=where, hint="give it values, or take the axis out")
+        raise ConfigError("the axis is empty", where=where, fix="give it values, or take the axis out")
     for value in values:
         _require_plain(value, where)
     return Axis(key, _distinct([Point(label_of(value), {key: value}) for value in values], where))
@@ -144,7 +144,7 @@ def _plain_axis(key: str, values: Any, path: Path) -> Axis:
 def _named_axis(name: str, points: Mapping[str, Any], path: Path) -> Axis:
     where = f"{path}: axes.{name}"
     if not points:
-        raise ConfigError("the axis is empty", where=where, hint="give it values, or take the axis out")
+        raise ConfigError("the axis is empty", where=where, fix="give it values, or take the axis out")
     found = []
     for label, settings in points.items():
         if not isinstance(settings, Mapping) or not settings:
@@ -154,7 +154,7 @@ def _named_axis(name: str, points: Mapping[str, Any], path: Path) -> Axis:
         _require_plain(dict(settings), where)
         found.append(Point(label, dict(settings)))
     if any(set(point.settings) != set(found[0].settings) for point in found):
-        raise ConfigError("the points of one axis set different keys", where=where, hint="set all keys in each point")
+        raise ConfigError("the points of one axis set different keys", where=where, fix="set all keys in each point")
     return Axis(name, _distinct(found, where))
 
 
@@ -202,7 +202,7 @@ def _known_axes(wanted: Sequence[str] | None, names: Sequence[str], key: str, pa
         return None
     for name in wanted:
         if name not in names:
-            raise ConfigError(f"{key}: no axis {name!r}", where=path, hint=did_you_mean(name, names))
+            raise ConfigError(f"{key}: no axis {name!r}", where=path, fix=did_you_mean(name, names))
     return tuple(name for name in names if name in wanted)
 
 
@@ -212,8 +212,8 @@ def _config_error(error: ValidationError, path: Path) -> ConfigError:
     if first["type"] == "extra_forbidden":
         models: dict[str, type[StrictModel]] = {"split": SplitTable, "means": MeansTable}
         model = models.get(str(first["loc"][0]), SweepTables) if len(first["loc"]) > 1 else SweepTables
-        hint = did_you_mean(str(first["loc"][-1]), list(model.model_fields))
-        return ConfigError(f"unknown key {dotted}", where=path, found=repr(first["input"]), hint=hint)
+        fix = did_you_mean(str(first["loc"][-1]), list(model.model_fields))
+        return ConfigError(f"unknown key {dotted}", where=path, found=repr(first["input"]), fix=fix)
     if first["type"] == "missing":
         return ConfigError(f"{dotted} is missing", where=path, wanted=SweepTables.model_fields[dotted].description)
     return ConfigError(f"{dotted}: {first['msg']}", where=path, found=repr(first["input"]))

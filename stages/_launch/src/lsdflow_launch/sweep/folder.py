@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.files import write_if_changed
 from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.manifest import require_contract
@@ -65,15 +65,15 @@ class SweepFolder:
         return self.run_folder(run) / RESULT_NAME
 
     def require_base(self) -> None:
-        """NotOurs (73) if the base's experiment file is another than the runs were made from; MissingInput (66)."""
+        """OutputConflict (73) if the base's experiment file has changed since the runs were made; MissingInput (66)."""
         path = Path(os.path.normpath(self.root / self.plan.base_file))
         if not path.is_file():
             raise MissingInput("the base experiment is not there", where=path)
         if hash_of_file(path) != self.plan.base_hash:
-            raise NotOurs(
+            raise OutputConflict(
                 "the base experiment was changed after the sweep was prepared",
                 where=path,
-                hint="put it back, or prepare the sweep in another folder",
+                fix="put it back, or prepare the sweep in another folder",
             )
 
 
@@ -93,7 +93,7 @@ def planned(sweep: Sweep, root: Path) -> SweepPlan:
 def write_folders(sweep: Sweep, root: Path) -> SweepFolder:
     """Write sweep.json and the experiment file of every run and shared folder; a grid that grew keeps what it has.
 
-    Raises NotOurs (73) if a run's file would become another: another sweep, or another base.
+    Raises OutputConflict (73) if a run's file would become another: another sweep, or another base.
     """
     folder = SweepFolder(root.resolve(), planned(sweep, root))
     texts: dict[Path, str] = {}
@@ -105,8 +105,8 @@ def write_folders(sweep: Sweep, root: Path) -> SweepFolder:
                 texts[path] = experiment_text_of(sweep.base, settings, path.parent.name, path.parent)
     for path, text in texts.items():
         if path.is_file() and path.read_text(encoding="utf-8") != text:
-            hint = "prepare into another folder; an axis may grow at any time, its keys and the base may not change"
-            raise NotOurs("another sweep lies in this folder", where=path, hint=hint)
+            fix = "prepare into another folder; an axis may grow at any time, its keys and the base may not change"
+            raise OutputConflict("another sweep lies in this folder", where=path, fix=fix)
     images = sweep.base.layout.images_env
     for path, text in texts.items():
         write_if_changed(path, text.encode())
@@ -120,11 +120,11 @@ def open_sweep(root: Path) -> SweepFolder:
     """A prepared sweep. MissingInput (66) if there is none, BadData (65) if damaged, ContractMismatch (76)."""
     path = root / PLAN_NAME
     if not path.is_file():
-        raise MissingInput("no prepared sweep", where=root, hint=f"lsdflow sweep prepare SWEEP.toml {root}")
-    hint = "prepare the sweep again"
-    raw = read_sealed(path, hint)
+        raise MissingInput("no prepared sweep", where=root, fix=f"lsdflow sweep prepare SWEEP.toml {root}")
+    fix = "prepare the sweep again"
+    raw = read_sealed(path, fix)
     require_contract(str(raw.get("contract", "")), path)
     try:
         return SweepFolder(root.resolve(), SweepPlan.model_validate(raw))
     except ValidationError as error:
-        raise BadData("damaged plan of a sweep", where=path, found=error, hint=hint) from error
+        raise BadData("damaged plan of a sweep", where=path, found=error, fix=fix) from error

@@ -119,9 +119,9 @@ def runs_where(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
         known = list(dict.fromkeys(run.at[axis] for run in runs)) if runs and axis in runs[0].at else None
         if known is None:
             axes = list(runs[0].at) if runs else []
-            raise UsageError(f"no axis {axis!r}", where="--where", found=condition, hint=did_you_mean(axis, axes))
+            raise UsageError(f"no axis {axis!r}", where="--where", found=condition, fix=did_you_mean(axis, axes))
         if label not in known:
-            raise UsageError(f"{axis} has no value {label!r}", where="--where", hint=did_you_mean(label, known))
+            raise UsageError(f"{axis} has no value {label!r}", where="--where", fix=did_you_mean(label, known))
         wanted.setdefault(axis, set()).add(label)
     return [run for run in runs if all(run.at[axis] in labels for axis, labels in wanted.items())]
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import luts_of
@@ -55,7 +55,7 @@ def _containers(stage: str, layout: ExperimentLayout) -> list[Path]:
 def link_stages(stages: Iterable[str], source: Path, target: Path) -> None:
     """Link what finished stages of the experiment folder `source` made into `target`; links that stand there stay.
 
-    Raises NotOurs (73) if something else stands at the place of a link.
+    Raises OutputConflict (73) if something else stands at the place of a link.
     """
     layout = ExperimentLayout(source)
     for stage in stages:
@@ -75,5 +75,5 @@ def _link(path: Path, link: Path) -> None:
         except FileExistsError as error:
             if link.exists() and link.samefile(path):
                 return
-            hint = "a run of a sweep is no place for other results: move it away"
-            raise NotOurs("something else stands where a shared result belongs", where=link, hint=hint) from error
+            fix = "a run of a sweep is no place for other results: move it away"
+            raise OutputConflict("something else stands where a shared result belongs", where=link, fix=fix) from error

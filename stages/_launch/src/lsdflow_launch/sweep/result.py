@@ -82,13 +82,13 @@ def read_result(path: Path) -> RunResult | None:
     """A run's result; None if it has none. BadData (65) if it is damaged, ContractMismatch (76)."""
     if not path.is_file():
         return None
-    hint = "remove it and run the sweep"
-    raw = read_sealed(path, hint)
+    fix = "remove it and run the sweep"
+    raw = read_sealed(path, fix)
     require_contract(str(raw.get("contract", "")), path)
     try:
         return RunResult.model_validate(raw)
     except ValidationError as error:
-        raise BadData("damaged result of a run", where=path, found=error, hint=hint) from error
+        raise BadData("damaged result of a run", where=path, found=error, fix=fix) from error
 
 
 def last_error(experiment: Experiment, stage: str) -> dict[str, Any]:

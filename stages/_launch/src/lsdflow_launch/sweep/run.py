@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lsdflow_contract.errors import BlocksFailed, Interrupted, NotOurs, UsageError
+from lsdflow_contract.errors import BlocksFailed, Interrupted, OutputConflict, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import STOPPED, Chain
@@ -37,7 +37,7 @@ PLACES = ("local", "container")
 def caller_at(place: str, sweep: SweepFolder, containing: Containing) -> Caller:
     """What runs a stage at a place: the installed command, or the image. UsageError (2) for an unknown place."""
     if place not in PLACES:
-        raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), hint=did_you_mean(place, PLACES))
+        raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), fix=did_you_mean(place, PLACES))
     if place == "local":
         return run_stage
     # The base names the folder of SIFs relative to itself. Runs link to results in the base and in shared/.
@@ -132,14 +132,14 @@ class SweepRunner:
             caller=recorded,
         ).run()
         if code in STOPPED:
-            raise Interrupted("the sweep was stopped", where=experiment.path.parent, hint="run it again to resume")
+            raise Interrupted("the sweep was stopped", where=experiment.path.parent, fix="run it again to resume")
         return _ended(code, failures[0][0], last_error(experiment, failures[0][0])) if failures else _ended(0)
 
 
 def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
     """Run the stage prepare wherever the sweep needs it, each once. Returns the exit code of the first that failed.
 
-    Raises NotOurs (73) if another process is at it.
+    Raises OutputConflict (73) if another process is at it.
     """
     nodes = {node.folder: node for run in sweep.plan.runs for node in run.nodes if STAGES[0] in node.stages}
     for node in nodes.values():
@@ -161,7 +161,7 @@ def exit_code_of(came: dict[str, Came]) -> int:
     """79 if a run failed, 73 if one was left to another process, else 0."""
     if "failed" in came.values():
         return BlocksFailed.exit_code
-    return NotOurs.exit_code if "at work elsewhere" in came.values() else 0
+    return OutputConflict.exit_code if "at work elsewhere" in came.values() else 0
 
 
 def _ended(code: int, stage: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:

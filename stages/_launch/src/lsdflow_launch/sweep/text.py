@@ -48,7 +48,7 @@ def _lay(tables: dict[str, Any], dotted: str, value: Any) -> None:
     for parent in parents:
         node = node.setdefault(parent, {}) if isinstance(node, dict) else None
     if not isinstance(node, dict):
-        raise ConfigError(f"{dotted} names a part of a value, not of a table", where="axes", hint="set the whole value")
+        raise ConfigError(f"{dotted} names a part of a value, not of a table", where="axes", fix="set the whole value")
     node[key] = copy.deepcopy(value)
 
 

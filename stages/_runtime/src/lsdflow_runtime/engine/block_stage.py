@@ -65,7 +65,7 @@ class BlockStage(Stage):
     def run(self, experiment: Experiment) -> None:
         """Process all blocks that are not done, and leave the manifest.
 
-        Results of other settings stay where they are. Raises NotOurs (73) if another coordinator works on the stage.
+        Results of other settings stay where they are. Raises OutputConflict (73) if another coordinator runs the stage.
         """
         with sole_coordinator(self.name, experiment):
             self.process(experiment)
@@ -87,7 +87,7 @@ class BlockStage(Stage):
             "the coordinator processes a pass that this worker does not have",
             where=experiment.path,
             found=f"key {key[:12]}",
-            hint="let both run the same image and settings",
+            fix="let both run the same image and settings",
         )
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class BlockTask:
         }
 
     def create_outputs(self) -> None:
-        """Make the output arrays. NotOurs (73) if something else is in the place of one.
+        """Make the output arrays. OutputConflict (73) if something else is in the place of one.
 
         If an array had been deleted and is created again, the done marks are removed.
         """

@@ -59,8 +59,8 @@ def run_task(task: BlockTask, keys: Collection[str] = (), earlier: Sequence[Bloc
 
     keys: of all passes of the run. earlier: the passes before this one; the manifest names their arrays too.
 
-    Raises NotOurs (73) for outputs of somebody else, BlocksFailed (79) if blocks failed that are not accepted, or the
-    error that stopped it.
+    Raises OutputConflict (73) for outputs of another program, BlocksFailed (79) if blocks failed that are not accepted,
+    or the error that stopped it.
     """
     started = time.time()
     executed = run_blocks(task, keys)
@@ -261,7 +261,7 @@ def require_all_done(task: BlockTask, unexplained: str = "not done", accepted: C
         f"{len(missing)} of {len(task.plan)} blocks of {task.stage} are not done",
         where=task.marks.where,
         found="; ".join(lines),
-        hint="fix the cause and run the same command again: it processes only these blocks",
+        fix="fix the cause and run the same command again: it processes only these blocks",
     )
 
 

@@ -113,7 +113,7 @@ class CoordinatorFile:
             found: dict[str, Any] = read_json(self.path)
             return Coordinator(**{**found, "overrides": tuple(found["overrides"])})
         except (KeyError, TypeError) as error:
-            raise BadData("not the file of a coordinator", where=self.path, found=error, hint="delete it") from error
+            raise BadData("not the file of a coordinator", where=self.path, found=error, fix="delete it") from error
 
     def write(self, coordinator: Coordinator) -> None:
         """Replace the file."""
@@ -139,7 +139,7 @@ class CoordinatorFile:
 def sole_coordinator(stage: str, experiment: Experiment) -> Iterator[None]:
     """Coordinate a stage within the block; with runner = "cluster", the coordinator file follows the state.
 
-    Raises NotOurs (73) if another coordinator works on the stage.
+    Raises OutputConflict (73) if another coordinator works on the stage.
     """
     file = CoordinatorFile.of(stage, experiment)
     with stage_lock(file.folder):
@@ -209,7 +209,7 @@ def own_address() -> str:
         raise ConfigError(
             "this machine knows only its loopback address",
             found=address,
-            hint=f"set {HOST_VARIABLE} to the address that the workers can reach",
+            fix=f"set {HOST_VARIABLE} to the address that the workers can reach",
         )
     return address
 
@@ -272,7 +272,7 @@ class _Worker:
             raise Interrupted(
                 f"no coordinator of {self.stage} answered for {limit_s:.0f} s",
                 where=self.file.path,
-                hint=f"start it: {self.stage} run --set compute.runner=cluster",
+                fix=f"start it: {self.stage} run --set compute.runner=cluster",
             )
         time.sleep(POLL_SECONDS)
 
@@ -303,7 +303,7 @@ class _Worker:
                 f"the worker process died {self.failures} times in a row",
                 where=os.uname().nodename,
                 found=f"exit code {child.exitcode}",
-                hint="the lines above say why; other workers process the blocks",
+                fix="the lines above say why; other workers process the blocks",
             )
         time.sleep(POLL_SECONDS)
 

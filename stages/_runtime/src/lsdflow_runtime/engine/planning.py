@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import InternalError, NotOurs
+from lsdflow_contract.errors import InternalError, OutputConflict
 from lsdflow_contract.experiment import StoreTable
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_runtime.blocks import BlockPlan
@@ -114,10 +114,12 @@ def _require_descriptions(task: BlockTask) -> None:
 def measure_block(task: BlockTask, folder: Path) -> dict[str, Any]:
     """Seconds, bytes, files and memory of one block; `folder` is left with what was written.
 
-    Raises NotOurs (73) for a folder that holds something, and what the block itself raises.
+    Raises OutputConflict (73) for a folder that holds something, and what the block itself raises.
     """
     if folder.is_dir() and any(folder.iterdir()):
-        raise NotOurs("the folder of the measurement is not empty", where=folder, hint="name one that does not exist")
+        raise OutputConflict(
+            "the folder of the measurement is not empty", where=folder, fix="name one that does not exist"
+        )
     elsewhere = _written_to(task, folder)
     elsewhere.create_outputs()
     first, number = blocks_to_measure(task.plan)

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from lsdflow_command.progress import Progress
-from lsdflow_contract.errors import BadData, NotOurs, StageError
+from lsdflow_contract.errors import BadData, OutputConflict, StageError
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, missing_in_result, own_failed_blocks
 from lsdflow_contract.graph import NODES_COLLECTION, edges_collection, overlaps_collection
 from lsdflow_contract.hashing import hash_of_array
@@ -43,9 +43,9 @@ LISTED = 10
 def verify_task(task: BlockTask) -> dict[str, Any]:
     """Check a finished stage; facts of what was checked.
 
-    Raises MissingInput (66) if the stage has not finished, NotOurs (73) for the results of other settings or inputs,
-    BlocksFailed (79) for blocks without a done mark that the manifest does not list as failed, BadData (65) naming
-    every block whose data is lost or damaged.
+    Raises MissingInput (66) if the stage has not finished, OutputConflict (73) for the results of other settings or
+    inputs, BlocksFailed (79) for blocks without a done mark that the manifest does not list as failed, BadData (65)
+    naming every block whose data is lost or damaged.
     """
     manifest = read_manifest(task.experiment.layout, task.stage)
     require_made(task, manifest.key)
@@ -64,14 +64,14 @@ def verify_task(task: BlockTask) -> dict[str, Any]:
 
 
 def require_made(task: BlockTask, current: str) -> None:
-    """NotOurs (73) if the current result, of key `current`, is that of other settings."""
+    """OutputConflict (73) if the current result, of key `current`, is that of other settings."""
     if current not in ("", task.key):
-        raise NotOurs(
+        raise OutputConflict(
             "the results were made with other parameters or inputs",
             where=task.experiment.layout.manifest(task.stage),
             wanted=f"key {task.key[:12]}",
             found=f"key {current[:12]}",
-            hint=f"run: {task.stage} run, or restore the earlier settings",
+            fix=f"run: {task.stage} run, or restore the earlier settings",
         )
 
 
@@ -98,7 +98,7 @@ def _require_identity(task: BlockTask, manifest: Manifest, records: Mapping[int,
             where=task.experiment.layout.manifest(task.stage),
             wanted=manifest.identity[:12],
             found=identity[:12],
-            hint=f"run {task.stage} again: what is done is not done again",
+            fix=f"run {task.stage} again: what is done is not done again",
         )
 
 
@@ -117,7 +117,7 @@ def _read_back(task: BlockTask, records: Mapping[int, Mapping[str, Any]]) -> int
             f"{len(problems)} parts of blocks of {task.stage} are lost or damaged",
             where=", ".join(str(output.folder) for output in task.outputs.values()) or task.experiment.layout.store,
             found="; ".join(problems[:LISTED]) + ("; ..." if len(problems) > LISTED else ""),
-            hint=f"recompute them: {task.stage} repair",
+            fix=f"recompute them: {task.stage} repair",
         )
     return len(numbers)
 
@@ -154,7 +154,7 @@ def _rows_checksum(task: BlockTask, name: str, block: Block) -> str:
 def invalidate_damaged(task: BlockTask) -> dict[str, Any]:
     """Remove the marks of finished blocks whose data is lost or damaged; facts of what was found.
 
-    Raises NotOurs (73) for outputs of another program, before anything is changed.
+    Raises OutputConflict (73) for outputs of another program, before anything is changed.
     """
     _restore_metadata(task)
     task.create_outputs()

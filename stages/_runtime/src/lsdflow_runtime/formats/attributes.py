@@ -50,7 +50,7 @@ def nm_per(unit: str, where: str) -> float:
             where=where,
             wanted="one of " + ", ".join(sorted(set(NM_PER_UNIT), key=lambda name: (NM_PER_UNIT[name], name))),
             found=repr(unit),
-            hint='correct the metadata, or give the size yourself: voxel_size = "40, 8, 8 nm"',
+            fix='correct the metadata, or give the size yourself: voxel_size = "40, 8, 8 nm"',
         )
     return factor
 
@@ -83,7 +83,7 @@ def check_axes(letters: str, ndim: int, where: str) -> None:
             where=where,
             wanted="3 axes (z,y,x), or 4-5 with one channel axis c and one time axis t",
             found=f"{ndim} axes named {letters!r}",
-            hint="name another dataset, or correct the axis names in its metadata",
+            fix="name another dataset, or correct the axis names in its metadata",
         )
 
 
@@ -117,7 +117,7 @@ def refuse_time_series(stored_shape: Sequence[int], axes: str, where: str) -> No
             where=where,
             wanted="one time point",
             found=f"{stored_shape[axes.index('t')]} time points",
-            hint="write the time point you want to a file of its own",
+            fix="write the time point you want to a file of its own",
         )
 
 

@@ -53,7 +53,7 @@ def place(
     *,
     voxel_size_nm: Nm3 | None = None,
     expansion_factor: float = 1.0,
-    fix: str = "voxel_size",
+    setting: str = "voxel_size",
 ) -> Geometry:
     """The geometry on which all claims agree.
 
@@ -63,7 +63,7 @@ def place(
         where: the volume, for messages.
         voxel_size_nm: the size that the user typed; it wins over the metadata, whose offset keeps its voxel position.
         expansion_factor: of expansion microscopy; sizes and offsets are divided by it (effective, pre-expansion nm).
-        fix: the config key that sets the voxel size, for messages.
+        setting: the config key that sets the voxel size, for messages.
 
     Raises:
         BadData: no voxel size, conflicting sizes or offsets, a size that is not positive.
@@ -71,15 +71,17 @@ def place(
     sizes = [claim for claim in claims if claim.voxel_size_nm is not None]
     offsets = [claim for claim in claims if claim.offset_nm is not None]
     if voxel_size_nm is None:
-        _refuse_missing(sizes, where, fix)
-        _refuse_conflict(sizes, "voxel_size_nm", where, fix)
+        _refuse_missing(sizes, where, setting)
+        _refuse_conflict(sizes, "voxel_size_nm", where, setting)
     size = voxel_size_nm or sizes[0].voxel_size_nm
-    offset = _offset_of(offsets, where, fix)
+    offset = _offset_of(offsets, where, setting)
     if size is None or min(size) <= 0:
-        raise BadData("voxel size must be positive", where=where, found=str(size), hint=_hint(fix))
+        raise BadData("voxel size must be positive", where=where, found=str(size), fix=_fix(setting))
     if min(size) < SMALLEST_NM or max(size) > LARGEST_NM:
         wanted = f"{SMALLEST_NM} to {LARGEST_NM:.0e} nm"
-        raise BadData("no microscope has this voxel size", where=where, wanted=wanted, found=str(size), hint=_hint(fix))
+        raise BadData(
+            "no microscope has this voxel size", where=where, wanted=wanted, found=str(size), fix=_fix(setting)
+        )
     scale = _rescale(voxel_size_nm, sizes, where)
     factor = float(expansion_factor)
     return Geometry(
@@ -89,10 +91,10 @@ def place(
     )
 
 
-def _offset_of(offsets: list[GeometryClaim], where: str, fix: str) -> Nm3:
+def _offset_of(offsets: list[GeometryClaim], where: str, setting: str) -> Nm3:
     if not offsets:
         return (0.0, 0.0, 0.0)
-    _refuse_conflict(offsets, "offset_nm", where, fix)
+    _refuse_conflict(offsets, "offset_nm", where, setting)
     return offsets[0].offset_nm or (0.0, 0.0, 0.0)
 
 
@@ -120,18 +122,18 @@ def _all_agree(claims: list[GeometryClaim]) -> bool:
     return all(agree(sizes[0], size) for size in sizes[1:])
 
 
-def _refuse_missing(sizes: list[GeometryClaim], where: str, fix: str) -> None:
+def _refuse_missing(sizes: list[GeometryClaim], where: str, setting: str) -> None:
     if not sizes:
         raise NoVoxelSize(
             "the volume does not say its voxel size",
             where=where,
             wanted="voxel_size, resolution, an OME scale or the like",
             found="none of them",
-            hint=_hint(fix),
+            fix=_fix(setting),
         )
 
 
-def _refuse_conflict(claims: list[GeometryClaim], key: str, where: str, fix: str) -> None:
+def _refuse_conflict(claims: list[GeometryClaim], key: str, where: str, setting: str) -> None:
     first = getattr(claims[0], key)
     for claim in claims[1:]:
         other = getattr(claim, key)
@@ -144,7 +146,7 @@ def _refuse_conflict(claims: list[GeometryClaim], key: str, where: str, fix: str
             where=where,
             wanted=f"one {name}, in nm, z,y,x",
             found=f"{claims[0].source}: {_text(first)} nm; {claim.source}: {_text(other)} nm",
-            hint=_hint(fix) if name == "voxel size" else "correct one of the two offsets in the metadata",
+            fix=_fix(setting) if name == "voxel size" else "correct one of the two offsets in the metadata",
         )
 
 
@@ -152,5 +154,5 @@ def _text(values: Nm3) -> str:
     return "(" + ", ".join(f"{value:g}" for value in values) + ")"
 
 
-def _hint(fix: str) -> str:
-    return f'set {fix} = "40, 8, 8 nm" (your own numbers, z,y,x) in experiment.toml'
+def _fix(setting: str) -> str:
+    return f'set {setting} = "40, 8, 8 nm" (your own numbers, z,y,x) in experiment.toml'

@@ -73,8 +73,8 @@ def detect_format(path: Path, dataset: str = "") -> str:
     if len(found) == 1:
         return found[0]
     what = "the path holds more than one volume format" if found else "no volume format is recognised"
-    hint = "leave the files of one format only" if found else "name the container itself, not a folder around it"
-    raise BadData(what, where=path, wanted=LOOKED_FOR, found=", ".join(found) or "none of these", hint=hint)
+    fix = "leave the files of one format only" if found else "name the container itself, not a folder around it"
+    raise BadData(what, where=path, wanted=LOOKED_FOR, found=", ".join(found) or "none of these", fix=fix)
 
 
 def open_source(path: Path, dataset: str | None = None, default: str = "") -> SourceVolume:
@@ -115,7 +115,7 @@ def _require(path: Path) -> None:
         return
     if ":/" in str(path):
         raise ConfigError(
-            "only local paths are read", where=path, hint="mount or copy the volume, then name the local path"
+            "only local paths are read", where=path, fix="mount or copy the volume, then name the local path"
         )
     nearest = next((parent for parent in path.parents if parent.is_dir()), path.parent)
     near = difflib.get_close_matches(path.name, [entry.name for entry in nearest.iterdir()], n=1)
@@ -123,7 +123,7 @@ def _require(path: Path) -> None:
         "no such file or folder",
         where=path,
         found=f"{nearest} exists",
-        hint=f"did you mean {nearest / near[0]}?" if near else "check the path; in a container, check its --bind",
+        fix=f"did you mean {nearest / near[0]}?" if near else "check the path; in a container, check its --bind",
     )
 
 

@@ -57,7 +57,7 @@ def no_such_dataset(container: Path, dataset: str, existing: Iterable[str]) -> M
         where=container,
         wanted=dataset or "an array",
         found=", ".join(known[:SHOWN]) + (" ..." if len(known) > SHOWN else "") or "no arrays",
-        hint=f"did you mean {near[0]!r}?" if near else "name one of the datasets found",
+        fix=f"did you mean {near[0]!r}?" if near else "name one of the datasets found",
     )
 
 

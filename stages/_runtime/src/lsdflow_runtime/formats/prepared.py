@@ -27,7 +27,7 @@ from numcodecs import Zstd
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import ArraySpec
-from lsdflow_contract.errors import BadData, MissingInput, NotOurs, StorageFailure
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict, StorageFailure
 from lsdflow_contract.files import fsync_folder, storage_errors, write_json
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_contract.hashing import hash_of, hash_of_array
@@ -85,10 +85,10 @@ class PreparedArrays:
             return False
 
     def refuse_others(self) -> None:
-        """NotOurs (73) for arrays of another program under our names."""
+        """OutputConflict (73) for arrays of another program under our names."""
         for folder in map(self._final, self.specs):
             if folder.exists() and _key_of(folder) != self.key:
-                raise NotOurs("the output exists and is not ours", where=folder, hint="move it away")
+                raise OutputConflict("the output exists and is not ours", where=folder, fix="move it away")
 
     def start(self) -> dict[int, Note]:
         """Make the arrays, or take up those of an interrupted run; returns the bricks noted so far."""

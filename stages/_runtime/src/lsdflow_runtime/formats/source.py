@@ -106,11 +106,13 @@ class SourceVolume:
         return None if self.grid is None else shape_zyx(self.grid.chunk_shape, self.axes)
 
     def geometry(
-        self, *, voxel_size_nm: Nm3 | None = None, expansion_factor: float = 1.0, fix: str = "voxel_size"
+        self, *, voxel_size_nm: Nm3 | None = None, expansion_factor: float = 1.0, setting: str = "voxel_size"
     ) -> Geometry:
         """The position of the volume in nm; see `claims.place` for the rules and errors."""
         size, factor = voxel_size_nm, expansion_factor
-        return place(self.claims, self.shape_vox, self.where, voxel_size_nm=size, expansion_factor=factor, fix=fix)
+        return place(
+            self.claims, self.shape_vox, self.where, voxel_size_nm=size, expansion_factor=factor, setting=setting
+        )
 
     def read(self, box: Box) -> NDArray[np.generic]:
         """The voxels of `box` as ([c,] z, y, x), stored type, C-contiguous.
@@ -184,7 +186,7 @@ def reading(where: str) -> Iterator[None]:
         raise
     except PermissionError as error:
         raise PermissionDenied(
-            "no permission to read", where=where, found=str(error), hint="chmod, or another user"
+            "no permission to read", where=where, found=str(error), fix="chmod, or another user"
         ) from error
     except FileNotFoundError as error:
         raise MissingInput("a file of the volume is missing", where=where, found=str(error)) from error
@@ -195,5 +197,5 @@ def reading(where: str) -> Iterator[None]:
         if is_of_storage(error):
             raise StorageFailure("the storage failed while reading", where=where, found=text) from error
         raise BadData(
-            "the data cannot be read", where=where, found=text, hint="the file is truncated or damaged, re-copy it"
+            "the data cannot be read", where=where, found=text, fix="the file is truncated or damaged, re-copy it"
         ) from error

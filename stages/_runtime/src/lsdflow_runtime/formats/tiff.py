@@ -55,7 +55,7 @@ def open_tiff(path: Path, dataset: str = "") -> SourceVolume:
         BadData: colour images, slices of different shape or type, a file that is no TIFF.
     """
     if dataset.strip("/"):
-        raise ConfigError("a TIFF has no datasets", where=path, found=repr(dataset), hint="leave the dataset name out")
+        raise ConfigError("a TIFF has no datasets", where=path, found=repr(dataset), fix="leave the dataset name out")
     return _open_folder(path) if path.is_dir() else _open_file(path)
 
 
@@ -122,7 +122,7 @@ def _refuse_missing_slices(files: list[Path], folder: Path) -> None:
         wanted=f"numbers in steps of {step}"
         + (f", also {', '.join(map(str, missing[:SLICES_LISTED]))}" * bool(missing)),
         found=f"{files[place + 1].name} follows {files[place].name}",
-        hint="copy the missing slices; if they do not exist, put copies of their neighbours in their place; if the "
+        fix="copy the missing slices; if they do not exist, put copies of their neighbours in their place; if the "
         "numbers are not those of sections, number the files again",
     )
 
@@ -153,7 +153,7 @@ def _slice_form(file: Path) -> tuple[tuple[int, int], np.dtype[np.generic]]:
                 where=file,
                 wanted="one page, y,x",
                 found=f"{len(tiff.pages)} pages of shape {page.shape}",
-                hint="give a multi-page file by its own name; split colour channels",
+                fix="give a multi-page file by its own name; split colour channels",
             )
         return (int(page.shape[0]), int(page.shape[1])), np.dtype(page.dtype)
 

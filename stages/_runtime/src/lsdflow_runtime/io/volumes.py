@@ -26,7 +26,7 @@ from lsdflow_contract.errors import (
     BadData,
     ConfigError,
     MissingInput,
-    NotOurs,
+    OutputConflict,
     StorageFailure,
 )
 from lsdflow_contract.failed_blocks import failed_blocks_of_array
@@ -163,7 +163,7 @@ class Volume:
                 "a chunk cannot be read",
                 where=f"{self.where} {box}",
                 found=error,
-                hint="make the damaged blocks again (repair of the stage that wrote them), or copy the file again",
+                fix="make the damaged blocks again (repair of the stage that wrote them), or copy the file again",
             ) from error
 
     def _read_mirrored(self, box: Box) -> npt.NDArray[Any]:
@@ -187,7 +187,7 @@ class Volume:
                     where=file,
                     wanted=f"the values of {box}",
                     found="no file",
-                    hint="the data is lost or was never made: run repair of the stage that writes it",
+                    fix="the data is lost or was never made: run repair of the stage that writes it",
                 )
 
     def _chunk_files(self, box: Box) -> Iterator[Path]:
@@ -209,7 +209,7 @@ class Volume:
                 where=self.where,
                 wanted=f"multiples of {self.chunk_shape_vox}",
                 found=str(local),
-                hint="choose a block shape that is a multiple of the chunk shape",
+                fix="choose a block shape that is a multiple of the chunk shape",
             )
 
 
@@ -226,7 +226,7 @@ def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volum
             array = zarr.open_array(folder, mode="r+" if folder.exists() else "r")
         except (FileNotFoundError, zarr.errors.ContainsGroupError) as error:
             raise MissingInput(
-                "no such array", where=folder, hint=f"arrays there: {', '.join(arrays_below(path, is_array)) or 'none'}"
+                "no such array", where=folder, fix=f"arrays there: {', '.join(arrays_below(path, is_array)) or 'none'}"
             ) from error
         z, y, x = array.shape[-3:]
         geometry = read_geometry(dict(array.attrs), (z, y, x), folder)
@@ -272,7 +272,7 @@ class OutputArray:
     def create(self, provenance: Mapping[str, Any]) -> bool:
         """Make the array; nothing to do (False) if it is there with the same key.
 
-        Raises NotOurs (73) if something else is there.
+        Raises OutputConflict (73) if something else is there.
         """
         if self.folder.exists():
             self._require_same_work(provenance)
@@ -300,12 +300,12 @@ class OutputArray:
         except (MissingInput, BadData):
             found = {}
         if found.get("key") != provenance["key"]:
-            raise NotOurs(
+            raise OutputConflict(
                 "another array is in the place of the output",
                 where=self.folder,
                 wanted=f"key {str(provenance['key'])[:12]}",
                 found=f"key {str(found.get('key', 'none'))[:12]}",
-                hint="move it away, or use another experiment folder",
+                fix="move it away, or use another experiment folder",
             )
 
     def _create(self, folder: Path, provenance: Mapping[str, Any]) -> None:

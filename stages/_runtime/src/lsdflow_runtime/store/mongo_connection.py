@@ -36,7 +36,7 @@ from lsdflow_contract.errors import (
     ConfigError,
     InternalError,
     MissingInput,
-    NotOurs,
+    OutputConflict,
     PermissionDenied,
     StageError,
     StorageFailure,
@@ -105,11 +105,11 @@ def address_in(file: Path, database: str | None = None) -> MongoAddress:
             "not a MongoDB URI",
             where=file,
             wanted="mongodb://USER:PASSWORD@HOST:27017/?authSource=DATABASE, one line",
-            hint="write : / ? # [ ] @ % in user and password as %3A %2F %3F %23 %5B %5D %40 %25",
+            fix="write : / ? # [ ] @ % in user and password as %3A %2F %3F %23 %5B %5D %40 %25",
         ) from None
     database = database or parts["database"]
     if not database:
-        raise ConfigError("the URI names no database", where=file, hint="name it: --database NAME, or HOST:27017/NAME")
+        raise ConfigError("the URI names no database", where=file, fix="name it: --database NAME, or HOST:27017/NAME")
     password = parts["password"] or ""
     secrets = tuple(s for s in {uri, password, quote_plus(password), unquote_plus(password)} if s)
     hosts = ",".join(f"{host}:{port}" for host, port in parts["nodelist"])
@@ -177,7 +177,7 @@ def open_client(address: MongoAddress, uri: str | list[str], **options: Any) -> 
             "the options of the MongoDB URI cannot be used",
             where=address.file,
             found=address.clean(f"{type(error).__name__}: {error}"),
-            hint="check the TLS files and options named in it",
+            fix="check the TLS files and options named in it",
         ) from None
 
 
@@ -206,7 +206,7 @@ def _uri_file(experiment: Experiment) -> Path:
     raise ConfigError(
         "the store is mongo, but no file with its URI is named",
         where=experiment.path,
-        hint=f'set [store] uri_file = "mongo.uri", or {URI_FILE_VARIABLE}=FILE in the environment',
+        fix=f'set [store] uri_file = "mongo.uri", or {URI_FILE_VARIABLE}=FILE in the environment',
     )
 
 
@@ -219,12 +219,12 @@ def _secret_text(file: Path) -> str:
                 where=file,
                 wanted="mode 0600 or 0400",
                 found=f"mode {mode:04o}",
-                hint=f"chmod 600 {file}",
+                fix=f"chmod 600 {file}",
             )
         text = file.read_text(encoding="utf-8").strip()
     except FileNotFoundError as error:
-        hint = "write mongodb://USER:PASSWORD@HOST:27017/?authSource=DATABASE into it, then chmod 600"
-        raise MissingInput("no file with the URI of the store", where=file, hint=hint) from error
+        fix = "write mongodb://USER:PASSWORD@HOST:27017/?authSource=DATABASE into it, then chmod 600"
+        raise MissingInput("no file with the URI of the store", where=file, fix=fix) from error
     except PermissionError as error:
         raise PermissionDenied("may not read the URI of the store", where=file, found=f"uid {os.geteuid()}") from error
     except (UnicodeDecodeError, OSError):
@@ -242,7 +242,7 @@ def _database_name(experiment: Experiment) -> str:
             where=experiment.path,
             wanted="at most 63 letters, digits, _ and -; not admin, local or config",
             found=name,
-            hint='set [store] database = "..."',
+            fix='set [store] database = "..."',
         )
     return name
 
@@ -269,20 +269,22 @@ def stage_error(error: PyMongoError, address: MongoAddress) -> StageError:
     codes = codes_of(error)
     found = address.clean(f"{type(error).__name__}: {_first_sentence(error)}")
     if codes & REFUSED_CODES:
-        hint = "check user, password and authSource in the URI file"
-        return PermissionDenied("the store refuses this user and password", where=address, hint=hint)
+        fix = "check user, password and authSource in the URI file"
+        return PermissionDenied("the store refuses this user and password", where=address, fix=fix)
     if codes & FORBIDDEN_CODES:
-        hint = "give the user readWrite on this database, or name its password in the URI file"
-        return PermissionDenied("the store does not allow this", where=address, found=found, hint=hint)
+        fix = "give the user readWrite on this database, or name its password in the URI file"
+        return PermissionDenied("the store does not allow this", where=address, found=found, fix=fix)
     if codes & FULL_CODES:
-        return StorageFailure("the disk of the store is full", where=address, hint="free some space and run again")
+        return StorageFailure("the disk of the store is full", where=address, fix="free some space and run again")
     if codes & FOREIGN_CODES:
-        hint = 'choose another database ([store] database = "...")'
-        return NotOurs("the database holds rows or indexes of another program", where=address, found=found, hint=hint)
+        fix = 'choose another database ([store] database = "...")'
+        return OutputConflict(
+            "the database holds rows or indexes of another program", where=address, found=found, fix=fix
+        )
     if not is_transient(error) and isinstance(error, OperationFailure):
         return InternalError("the store refuses a request of lsdflow", where=address, found=found)
-    hint = "is mongod running there and reachable from this machine? check host, port and TLS options in the URI file"
-    return StoreUnreachable("the store does not answer", where=address, found=found, hint=hint)
+    fix = "is mongod running there and reachable from this machine? check host, port and TLS options in the URI file"
+    return StoreUnreachable("the store does not answer", where=address, found=found, fix=fix)
 
 
 def _first_sentence(error: PyMongoError) -> str:

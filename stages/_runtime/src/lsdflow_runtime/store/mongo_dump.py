@@ -112,8 +112,8 @@ class BsonFile:
             raise self._wrong("not a BSON file, or a damaged one", error) from error
 
     def _wrong(self, what: str, found: object) -> BadData:
-        hint = "copy the file again, or dump again: mongodump --collection NAME --out FOLDER"
-        return BadData(what, where=f"{self.path} after document {self.documents}", found=found, hint=hint)
+        fix = "copy the file again, or dump again: mongodump --collection NAME --out FOLDER"
+        return BadData(what, where=f"{self.path} after document {self.documents}", found=found, fix=fix)
 
 
 class _Hashed:

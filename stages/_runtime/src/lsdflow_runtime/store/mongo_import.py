@@ -106,7 +106,7 @@ class OldCollection:
         """The documents after an `_id`, whatever its type: a query with $gt would see those of one type only."""
 
         def read(db: Any) -> list[Document]:
-            found = db[self.name].find().hint([("_id", ASCENDING)]).sort("_id", ASCENDING)
+            found = db[self.name].find().fix([("_id", ASCENDING)]).sort("_id", ASCENDING)
             return list((found if after is None else found.min([("_id", after)])).limit(PAGE + (after is not None)))
 
         return self.connection.call(read)[after is not None :]
@@ -149,7 +149,7 @@ def open_foreign(sources: Sequence[Path], database: str | None, retry_s: float) 
             where=", ".join(str(source) for source in sources),
             wanted="nodes and edges_<merge_function>, of a database or as .bson or .bson.gz",
             found=", ".join(sorted(found)) or "none of them",
-            hint="a dump: its folder dump/<database>, or --from for every file; a database: check --database",
+            fix="a dump: its folder dump/<database>, or --from for every file; a database: check --database",
         )
     blocks = {name: rows for name, rows in sorted(found.items()) if BLOCKS.fullmatch(name)}
     return ForeignGraph(found[NODES_COLLECTION], edges, blocks)
@@ -208,7 +208,7 @@ def collections_in(source: Path, database: str | None, retry_s: float) -> list[t
             raise UsageError(
                 "the database of an experiment of lsdflow",
                 where=connection.address,
-                hint="segment run reads its own; to move a graph: mongodump, then --from the folder of the dump",
+                fix="segment run reads its own; to move a graph: mongodump, then --from the folder of the dump",
             )
         return [(name, OldCollection(connection, name)) for name in names]
     match = DUMPED.fullmatch(source.name)
@@ -217,7 +217,7 @@ def collections_in(source: Path, database: str | None, retry_s: float) -> list[t
             "neither a BSON file nor a file with a MongoDB URI",
             where=source,
             wanted="nodes.bson, edges_<merge_function>.bson (.gz); or one line mongodb://...",
-            hint="the name of a BSON file is that of its collection: rename it or make a link",
+            fix="the name of a BSON file is that of its collection: rename it or make a link",
         )
     return [(match[1], BsonFile(source))]
 

@@ -28,7 +28,7 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import BulkWriteError
 
-from lsdflow_contract.errors import BadData, InternalError, NotOurs
+from lsdflow_contract.errors import BadData, InternalError, OutputConflict
 from lsdflow_contract.graph import (
     FACES,
     NODES_COLLECTION,
@@ -167,8 +167,8 @@ class MongoRagStore:
 
     def _missing(self, collection: str, block: int) -> BadData:
         where = f"{self.connection.address}.{collection} block {block}"
-        hint = "run repair of the stage that writes it"
-        return BadData("rows of the graph that should exist do not", where=where, hint=hint)
+        fix = "run repair of the stage that writes it"
+        return BadData("rows of the graph that should exist do not", where=where, fix=fix)
 
     def _wanted_headers(self, collection: str, key: str, blocks: Iterable[int] | None) -> Iterator[Document]:
         """Headers of these blocks, none left out; None: those that are there. Ascending."""
@@ -201,14 +201,14 @@ class MongoRagStore:
         collection, key, block = header["collection"], header["key"], header["block"]
         find = _rows_of(key, block)
         documents = self.connection.call(lambda db: list(db[collection].find(find).sort("_id", ASCENDING)))
-        where, hint = f"{self.connection.address}.{collection} block {block}", "run repair of the stage that writes it"
+        where, fix = f"{self.connection.address}.{collection} block {block}", "run repair of the stage that writes it"
         try:
             found = rows(documents)
         except (KeyError, TypeError, ValueError, OverflowError, BadData) as error:
-            raise BadData("damaged rows of the graph", where=where, found=error, hint=hint) from error
+            raise BadData("damaged rows of the graph", where=where, found=error, fix=fix) from error
         if len(documents) != header["rows"] or checksum(found) != header["checksum"]:
             numbers = {"wanted": f"{header['rows']} rows as written", "found": f"{len(documents)} rows"}
-            raise BadData("lost or damaged rows of the graph", where=where, hint=hint, **numbers)
+            raise BadData("lost or damaged rows of the graph", where=where, fix=fix, **numbers)
         return found
 
 
@@ -252,13 +252,13 @@ def _put(collection: Collection[Document], documents: list[Document]) -> None:
 
 
 def _prepare(database: Database[Document], collection: str) -> None:
-    """Indexes, before the first row. NotOurs (73) for rows without a key: those of the old scripts."""
+    """Indexes, before the first row. OutputConflict (73) for rows without a key: those of the old scripts."""
     first = database[collection].find_one({}, {"key": 1})
     if first is not None and "key" not in first:
-        raise NotOurs(
+        raise OutputConflict(
             "the collection holds rows of another program",
             where=f"{database.name}.{collection}",
-            hint='choose another database ([store] database = "..."); old graphs are read by `segment import-graph`',
+            fix='choose another database ([store] database = "..."); old graphs are read by `segment import-graph`',
         )
     database[HEADERS].create_indexes([IndexModel([("key", ASCENDING)], name="key")])
     database[collection].create_indexes(list(_indexes(collection)))

@@ -22,7 +22,7 @@ from typing import Any
 from pymongo import ASCENDING, IndexModel
 
 from lsdflow_contract.arrays import RAW
-from lsdflow_contract.errors import MissingInput, NotOurs, PermissionDenied, StageError
+from lsdflow_contract.errors import MissingInput, OutputConflict, PermissionDenied, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box, Geometry
@@ -82,7 +82,7 @@ class MongoStore:
         return [document["key"] for document in found]
 
     def begin(self, stage: str, key: str) -> None:
-        """Claim the database and record the pass. NotOurs (73) if the database is another experiment's."""
+        """Claim the database and record the pass. OutputConflict (73) if the database is another experiment's."""
         self._claim()
         warn_if_open(self.connection.address)
         work = {"_id": f"{stage}/{key}", "kind": "work", "stage": stage, "key": key, "begun": time.time()}
@@ -95,7 +95,7 @@ class MongoStore:
                 self.drop(stage, other)
 
     def drop(self, stage: str, key: str) -> None:
-        """Remove the marks and the rows of a pass. NotOurs (73) if the database is another experiment's."""
+        """Remove the marks and the rows of a pass. OutputConflict (73) if the database is another experiment's."""
         self.require_ours()
         # The marks first: a mark without its rows would be trusted.
         self.blocks(stage, key).remove_all()
@@ -103,15 +103,15 @@ class MongoStore:
         self._remove_record(f"{stage}/{key}")
 
     def require_ours(self) -> None:
-        """NotOurs (73) if the database was claimed by another experiment; writes nothing."""
+        """OutputConflict (73) if the database was claimed by another experiment; writes nothing."""
         owner = self.connection.call(lambda db: db[ADMINISTRATION].find_one({"_id": OWNER}))
         if owner is not None and owner["experiment_id"] != self._own_id():
-            raise NotOurs(
+            raise OutputConflict(
                 "the database holds the graph of another experiment",
                 where=self.connection.address,
                 wanted=f"experiment {self.experiment.common.name} in {self.experiment.layout.root}",
                 found=f"experiment {owner['name']}, claimed {time.strftime('%Y-%m-%d', time.gmtime(owner['begun']))}",
-                hint='choose another database ([store] database = "..."), or restore store/owner.json',
+                fix='choose another database ([store] database = "..."), or restore store/owner.json',
             )
 
     def _claim(self) -> None:
@@ -209,12 +209,12 @@ class MongoBlocks:
                 self._delete_one(collection, number)
 
     def remove_damaged(self, blocks: int) -> set[int]:
-        """Nothing to do: each mark is a document of its own."""
+        """Nothing fix: each mark is a document of its own."""
         del blocks
         return set()
 
     def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
-        """Nothing to do: the server keeps many marks in few files."""
+        """Nothing fix: the server keeps many marks in few files."""
 
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""
@@ -327,7 +327,7 @@ def _require_rights(connection: MongoConnection) -> None:
             where=connection.address,
             wanted=", ".join(NEEDED),
             found=f"without {', '.join(missing)}",
-            hint="give the user the role readWrite on this database",
+            fix="give the user the role readWrite on this database",
         )
 
 

@@ -162,10 +162,10 @@ def in_ranges(numbers: Iterable[int]) -> dict[int, set[int]]:
 def damaged_pack(path: Path, found: object) -> BadData:
     """The error of a pack that cannot be read: the marks in it are nowhere else."""
     stage = path.parents[2].name
-    hint = f"run {stage} repair: blocks of this range are made again where their marks are lost, with the same bits"
+    fix = f"run {stage} repair: blocks of this range are made again where their marks are lost, with the same bits"
     first = int(path.stem) * PACK_BLOCKS
     wanted = f"marks of blocks {first} to {first + PACK_BLOCKS - 1}"
-    return BadData("damaged pack of done marks", where=path, wanted=wanted, found=found, hint=hint)
+    return BadData("damaged pack of done marks", where=path, wanted=wanted, found=found, fix=fix)
 
 
 def _table(texts: Mapping[int, str]) -> pa.Table:

@@ -196,7 +196,7 @@ def _count_rows(path: Path) -> int:
     try:
         return int(pq.read_metadata(path).num_rows)
     except (pa.ArrowException, OSError) as error:
-        raise BadData("damaged graph file", where=path, found=error, hint=_REPAIR) from error
+        raise BadData("damaged graph file", where=path, found=error, fix=_REPAIR) from error
 
 
 def _read_nodes(path: Path) -> RagNodes:
@@ -243,9 +243,9 @@ def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
         wanted = (table.schema.metadata or {}).get(ROWS_HASH, checksum.encode()).decode()
     except FileNotFoundError as error:
         missing = f"the rows of block {path.stem}"
-        raise BadData("a graph file that should exist does not", where=path, wanted=missing, hint=_REPAIR) from error
+        raise BadData("a graph file that should exist does not", where=path, wanted=missing, fix=_REPAIR) from error
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, BadData) as error:
-        raise BadData("damaged graph file", where=path, found=error, hint=_REPAIR) from error
+        raise BadData("damaged graph file", where=path, found=error, fix=_REPAIR) from error
     if checksum != wanted:
-        raise BadData("damaged graph file", where=path, wanted=wanted[:12], found=checksum[:12], hint=_REPAIR)
+        raise BadData("damaged graph file", where=path, wanted=wanted[:12], found=checksum[:12], fix=_REPAIR)
     return found

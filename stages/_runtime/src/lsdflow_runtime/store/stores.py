@@ -36,7 +36,7 @@ class Store(Protocol):
         """Keys of the passes of a stage, the newest last."""
 
     def begin(self, stage: str, key: str) -> None:
-        """Called before the blocks of a run. NotOurs (73) if the store is another experiment's."""
+        """Called before the blocks of a run. OutputConflict (73) if the store is another experiment's."""
 
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
         """Remove rows of other passes of the stage where they share collections with those of `keys` (mongo)."""
@@ -70,10 +70,10 @@ class FilesStore:
         return [key.name for key in sorted(keys, key=lambda key: key.stat().st_mtime)]
 
     def begin(self, stage: str, key: str) -> None:
-        """Nothing to do: the folder is the experiment's own."""
+        """Nothing fix: the folder is the experiment's own."""
 
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
-        """Nothing to do: each pass has its own folder."""
+        """Nothing fix: each pass has its own folder."""
 
     def drop(self, stage: str, key: str) -> None:
         """Remove the marks and the rows of a pass, the marks first."""
@@ -150,4 +150,4 @@ def _server_facts(connection: Any) -> dict[str, Any]:
 
 
 def _problem(error: StageError) -> dict[str, Any]:
-    return {"problem": f"{error.what}; {error.found}".rstrip("; "), "hint": error.hint}
+    return {"problem": f"{error.what}; {error.found}".rstrip("; "), "fix": error.fix}

@@ -106,7 +106,7 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
             where=f"training volume {self.name_of_volume}",
             wanted=wanted,
             found="none in the whole volume",
-            hint="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or take this "
+            fix="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or take this "
             "volume out of the training",
         )
 

@@ -26,7 +26,7 @@ def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> Data
             where="pipeline",
             wanted="these options at their defaults",
             found=", ".join(sorted(asked)),
-            hint='use pipeline = "gunpowder"',
+            fix='use pipeline = "gunpowder"',
         )
     return pipeline
 

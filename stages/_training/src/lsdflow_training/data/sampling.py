@@ -35,11 +35,11 @@ def chosen_volumes(layout: ExperimentLayout, config: TrainingConfig, there: Sequ
 def chosen_names(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> tuple[str, ...]:
     """The names in the config, or all that are `there`. MissingInput (66) if there are none, ConfigError (78)."""
     if not there:
-        where, hint = layout.manifest("prepare"), "give [[prepare.training]] and run prepare"
-        raise MissingInput("no training volumes", where=where, hint=hint)
+        where, fix = layout.manifest("prepare"), "give [[prepare.training]] and run prepare"
+        raise MissingInput("no training volumes", where=where, fix=fix)
     for name in config.volumes:
         if name not in there:
-            raise ConfigError(f"no training volume {name!r}", where="volumes", hint=did_you_mean(name, there))
+            raise ConfigError(f"no training volume {name!r}", where="volumes", fix=did_you_mean(name, there))
     names = config.volumes or tuple(there)
     if config.probabilities and len(config.probabilities) != len(names):
         raise ConfigError(
@@ -62,7 +62,7 @@ def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
                 where=other.path,
                 wanted=f"{list(first.voxel_size_nm)} nm, as {first.name}",
                 found=f"{list(other.voxel_size_nm)} nm",
-                hint="name those of one voxel size in volumes, or resample the others yourself before prepare",
+                fix="name those of one voxel size in volumes, or resample the others yourself before prepare",
             )
     return first.voxel_size_nm
 
@@ -103,7 +103,7 @@ def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest)
                     wanted=f"somewhere {recipe.min_masked:.0%} of {list(recipe.shapes.output_vox)} vox that are not "
                     "ignored",
                     found=f"{facts['trained_fraction']:.1%} of the volume is not ignored",
-                    hint="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or leave "
+                    fix="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or leave "
                     "the volume out of `volumes`",
                 )
             )
@@ -133,7 +133,7 @@ def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageE
             wanted="validation_fraction above 0",
             found=f"patience_iterations = {recipe.steering.patience}, "
             f"validation_fraction = {recipe.validation_fraction:g}",
-            hint="set validation_fraction = 0.05, or leave patience_iterations out",
+            fix="set validation_fraction = 0.05, or leave patience_iterations out",
         )
     ]
 
@@ -154,7 +154,7 @@ def _size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError
                     where=source.volume.path,
                     wanted=f"at least about {list(recipe.shapes.output_vox)} vox of labels (minimum {wanted})",
                     found=f"{list(have)} vox (without the validation slab)",
-                    hint="use a larger volume, a smaller input_shape_vox, or a smaller validation_fraction",
+                    fix="use a larger volume, a smaller input_shape_vox, or a smaller validation_fraction",
                 )
             )
     return problems

@@ -41,7 +41,7 @@ def open_training_volume(path: Path) -> TrainingVolume:
     labels outside the raw's grid).
     """
     if not path.is_dir():
-        raise MissingInput("no such training volume", where=path, hint="run prepare first")
+        raise MissingInput("no such training volume", where=path, fix="run prepare first")
     with understanding_metadata(path):
         return _training_volume(path)
 
@@ -73,7 +73,7 @@ def _geometry(path: Path, spec: ArraySpec) -> Geometry:
     folder = path / spec.dataset
     if not (folder / ".zarray").is_file():
         raise MissingInput(
-            f"the training volume has no {spec.dataset}", where=path, wanted="a zarr format 2 array", hint="run prepare"
+            f"the training volume has no {spec.dataset}", where=path, wanted="a zarr format 2 array", fix="run prepare"
         )
     require_sealed_array(folder)
     shape = read_json(folder / ".zarray").get("shape", [])

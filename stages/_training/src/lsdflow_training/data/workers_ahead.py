@@ -51,7 +51,7 @@ class BatchWorker:
                     "a process that makes patches has died",
                     where=f"process {self._process.pid}",
                     found=f"exit code {self._process.exitcode}",
-                    hint="run the same command again to resume; -9 is often a lack of memory: fewer num_workers",
+                    fix="run the same command again to resume; -9 is often a lack of memory: fewer num_workers",
                 ) from error
             if isinstance(item, StageError):
                 raise item

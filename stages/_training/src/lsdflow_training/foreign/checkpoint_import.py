@@ -75,7 +75,7 @@ def _wanted_kind(experiment: Experiment, stage: str, options: ImportOptions) -> 
     mode = experiment.common.mode
     if stage == "train-lsd" and mode != "acrlsd":
         raise UsageError(
-            f"mode {mode} has no separate LSD network", where=experiment.path, hint="train-acrlsd import-checkpoint"
+            f"mode {mode} has no separate LSD network", where=experiment.path, fix="train-acrlsd import-checkpoint"
         )
     wanted: Kind = "lsd" if stage == "train-lsd" else mode
     if options.kind not in (None, wanted):
@@ -84,7 +84,7 @@ def _wanted_kind(experiment: Experiment, stage: str, options: ImportOptions) -> 
             where=f"{experiment.path}: mode {mode}, {stage}",
             wanted=wanted,
             found=f"--kind {options.kind}",
-            hint="lsd goes to train-lsd, others to train-acrlsd; or correct experiment.mode",
+            fix="lsd goes to train-lsd, others to train-acrlsd; or correct experiment.mode",
         )
     return wanted
 
@@ -97,7 +97,7 @@ def _require_kind(read: ForeignCheckpoint, wanted: Kind) -> None:
             where=read.path,
             wanted=wanted,
             found=f"{found.kind}: {found.unet.in_channels} channels in, gives {found.outputs}",
-            hint="lsd goes to train-lsd, others to train-acrlsd in an experiment of their mode (experiment.mode)",
+            fix="lsd goes to train-lsd, others to train-acrlsd in an experiment of their mode (experiment.mode)",
         )
 
 
@@ -111,7 +111,7 @@ def _lsd_bundle(experiment: Experiment, wanted: str, told: NetJson) -> Bundle:
         iteration = read_best(layout.best_checkpoint("train-lsd")).iteration if wanted == "best" else int(wanted)
         bundle = read_bundle(bundle_folder(layout.checkpoints("train-lsd"), iteration))
     except MissingInput as error:
-        error.hint = "import the LSD network that it was trained with first: train-lsd import-checkpoint"
+        error.fix = "import the LSD network that it was trained with first: train-lsd import-checkpoint"
         raise
     if told.lsd_iteration is not None and bundle.iteration != told.lsd_iteration:
         raise ContractMismatch(
@@ -119,7 +119,7 @@ def _lsd_bundle(experiment: Experiment, wanted: str, told: NetJson) -> Bundle:
             where=layout.train_dir("train-lsd"),
             wanted=f"iteration {told.lsd_iteration} (lsds_iteration beside the checkpoint)",
             found=f"iteration {bundle.iteration}",
-            hint="import that LSD checkpoint, or name it: --lsd-checkpoint",
+            fix="import that LSD checkpoint, or name it: --lsd-checkpoint",
         )
     return bundle
 

@@ -65,7 +65,7 @@ def read_foreign(path: Path, factors: tuple[Vox3, ...] | None = None) -> Foreign
             "there is no such checkpoint",
             where=path,
             wanted="train_net_checkpoint_<iteration> (.index, .data-...) or model_checkpoint_<iteration>",
-            hint="--from is the path without .index",
+            fix="--from is the path without .index",
         )
     number = _ITERATION.search(prefix.name)
     return ForeignCheckpoint(prefix, network, int(number[1]) if number else None, _hash_of_files(files))
@@ -90,7 +90,7 @@ def _tensorflow_reader() -> ModuleType:
             "a checkpoint of TensorFlow can be read only where TensorFlow is installed",
             where=_TENSORFLOW_READER,
             found=error,
-            hint=where_tensorflow_is(),
+            fix=where_tensorflow_is(),
         ) from error
 
 
@@ -113,7 +113,7 @@ def _torch_state(path: Path) -> dict[str, Tensor]:
             where=path,
             wanted="a file that torch.load reads with weights_only=True",
             found=_reason(error),
-            hint="where it was made: torch.save({'model_state_dict': model.state_dict()}, path)" if code else "",
+            fix="where it was made: torch.save({'model_state_dict': model.state_dict()}, path)" if code else "",
         ) from error
     if isinstance(content, dict):
         content = next((content[key] for key in _STATE_KEYS if isinstance(content.get(key), dict)), content)

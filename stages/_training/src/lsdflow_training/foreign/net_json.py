@@ -38,7 +38,7 @@ def read_net_json(folder: Path, chosen: Path | None, unet: UNetSpec) -> NetJson:
     `unet`.
     """
     if chosen is not None and not chosen.is_file():
-        raise MissingInput("there is no such file", where=chosen, hint="correct --config")
+        raise MissingInput("there is no such file", where=chosen, fix="correct --config")
     path = chosen or next((folder / name for name in _PREDICTION if (folder / name).is_file()), None)
     prediction = {} if path is None else _table(path)
     training = _table(folder / _TRAINING) if (folder / _TRAINING).is_file() else {}
@@ -76,7 +76,7 @@ def _input_shape(table: dict[str, Any], unet: UNetSpec, path: Path | None) -> Vo
             where=path,
             wanted=f"input {list(wanted)} -> output {list(ours)}" if ours else "an input shape that the network takes",
             found=f"input {list(wanted)} -> output {None if output is None else [int(n) for n in output]}",
-            hint="give the file of this network: --config FILE",
+            fix="give the file of this network: --config FILE",
         )
     return wanted
 

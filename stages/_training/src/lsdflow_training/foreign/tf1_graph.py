@@ -47,5 +47,5 @@ def require_our_graph(nodes: Iterable[GraphNode], unet: UNetSpec, where: object)
             where=where,
             wanted=[list(f) for f in sorted(unet.downsample_factors)],
             found=[list(f) for f in pooling],
-            hint="if they came from --downsample-factors, correct them",
+            fix="if they came from --downsample-factors, correct them",
         )

@@ -118,7 +118,7 @@ class CropReader:
                 'pipeline = "gpu" cannot do all that this training asks for',
                 where="pipeline",
                 found=type(node).__name__,
-                hint='use pipeline = "gunpowder"',
+                fix='use pipeline = "gunpowder"',
             )
 
     def _keep_what_is_read(self, node: Any) -> None:

@@ -72,7 +72,7 @@ class Group:
             raise InternalError(
                 f"the processes do not have the same {what}",
                 where=f"process {', '.join(map(str, others))} of {self.ranks.world}",
-                hint="run the same command again to resume from the last checkpoint; if it comes again, look at the "
+                fix="run the same command again to resume from the last checkpoint; if it comes again, look at the "
                 "memory of these nodes",
             )
 
@@ -108,7 +108,7 @@ class Group:
             "another process of the training has ended or does not answer",
             where=f"process {self.ranks.rank} of {self.ranks.world}",
             found=str(broken).splitlines()[0],
-            hint="run the same command again to resume from the last checkpoint",
+            fix="run the same command again to resume from the last checkpoint",
         )
 
 
@@ -152,7 +152,7 @@ def _meet(ranks: Ranks, timeout_s: float) -> Store:
             where=f"{ranks.address}:{ranks.port}",
             wanted=f"{ranks.world} processes within {timeout_s:g} s",
             found=f"missing: process {names}",
-            hint="look into the logs of their nodes; can they reach this address (GLOO_SOCKET_IFNAME, a firewall)?",
+            fix="look into the logs of their nodes; can they reach this address (GLOO_SOCKET_IFNAME, a firewall)?",
         )
         left_s = until - time.monotonic()
         if missing or left_s <= 0:

@@ -96,14 +96,14 @@ def _error(
             return error
     for rank, code in codes.items():
         if code > 0 and code != Interrupted.exit_code:
-            return InternalError(f"process {rank} of the training failed", found=f"exit code {code}", hint=AGAIN)
+            return InternalError(f"process {rank} of the training failed", found=f"exit code {code}", fix=AGAIN)
     if stop:
-        return next(iter(told.values()), Interrupted(f"training stopped by {stop.name}", hint=AGAIN))
+        return next(iter(told.values()), Interrupted(f"training stopped by {stop.name}", fix=AGAIN))
     for rank, code in codes.items():
         if code < 0 and rank not in told:
-            found, hint = signal.Signals(-code).name, f"{AGAIN}; SIGKILL is often a lack of memory"
-            return Interrupted(f"process {rank} of the training was killed", found=found, hint=hint)
-    return next(iter(told.values()), Interrupted("the training was interrupted", hint=AGAIN))
+            found, fix = signal.Signals(-code).name, f"{AGAIN}; SIGKILL is often a lack of memory"
+            return Interrupted(f"process {rank} of the training was killed", found=found, fix=fix)
+    return next(iter(told.values()), Interrupted("the training was interrupted", fix=AGAIN))
 
 
 def _find(ranks: Ranks) -> Store | None:

@@ -70,7 +70,7 @@ def _not_here(address: str, port: int, reason: str) -> StoreUnreachable:
         "distributed rendezvous failed",
         where=f"{address}:{port}",
         found=reason,
-        hint="set MASTER_ADDR to an address of this machine and MASTER_PORT to a port that nobody uses",
+        fix="set MASTER_ADDR to an address of this machine and MASTER_PORT to a port that nobody uses",
     )
 
 
@@ -89,7 +89,7 @@ def connect(ranks: Ranks, timeout_s: float) -> Store:
             where=f"{ranks.address}:{ranks.port}",
             wanted=f"an answer within {timeout_s:g} s",
             found="missing: process 0",
-            hint="look into the log of its node; can this one reach its address?",
+            fix="look into the log of its node; can this one reach its address?",
         ) from error
     return PrefixStore(ranks.attempt, found)
 

@@ -145,7 +145,7 @@ def _lsds_function() -> Any:
         from lsd.train.local_shape_descriptor import get_local_shape_descriptors
     except ImportError as error:
         raise ConfigError(
-            'engine "lsds" needs the package lsds, which is not installed', hint='use engine "lsdflow" (same values)'
+            'engine "lsds" needs the package lsds, which is not installed', fix='use engine "lsdflow" (same values)'
         ) from error
     return get_local_shape_descriptors
 
@@ -160,5 +160,5 @@ def _check_engine(engine: str, voxel_size_nm: Nm3) -> None:
                 'engine "lsds" cuts voxel sizes to whole numbers',
                 wanted="whole nm",
                 found=voxel_size_nm,
-                hint='use engine "lsdflow"',
+                fix='use engine "lsdflow"',
             )

@@ -93,7 +93,7 @@ class Crew:
             raise Interrupted(
                 f"worker processes were lost {losses} times, and nothing was written meanwhile",
                 found="killed, or out of memory",
-                hint="run the same command again to resume; with fewer --workers, if memory is short",
+                fix="run the same command again to resume; with fewer --workers, if memory is short",
             )
         LOG.warning("a worker process was lost (killed, or out of memory): what it had under way is done again")
 
@@ -132,5 +132,5 @@ def _write(work: int, number: int) -> None:
         raise
     except Exception as error:
         # Errors of libraries may not survive the way to the coordinator.
-        what, hint = f"internal: {type(error).__name__}: {error}", "run with --debug and report it"
-        raise InternalError(what, hint=hint) from error
+        what, fix = f"internal: {type(error).__name__}: {error}", "run with --debug and report it"
+        raise InternalError(what, fix=fix) from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.lock_file import stage_lock
 from lsdflow_command.progress import Progress
-from lsdflow_contract.errors import NotOurs
+from lsdflow_contract.errors import OutputConflict
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
 from lsdflow_runtime.store.done_marks import DoneMarks
 from lsdflow_runtime.store.packed_marks import PACK_BLOCKS
@@ -47,18 +47,18 @@ class Work:
 def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[str, str]) -> Iterator[Path]:
     """Hold `out` for this process; yields the folder of what is under way.
 
-    finished: key of each layer that stands in `out` already; None if no export was ever finished there.
-    Raises NotOurs (73) if something else is there, other data was exported there, or another process exports to it.
+    finished: key of each layer that is in `out` already; None if no export was ever finished there.
+    Raises OutputConflict (73) if something else is there, other data was exported there, or another process exports.
     """
     under_way = out / UNDER_WAY
     _require_same(under_way, finished or {}, keys)
     with storage_errors(out):
         if finished is None and not under_way.is_dir() and out.exists() and (out.is_file() or any(out.iterdir())):
-            raise NotOurs(
+            raise OutputConflict(
                 "the folder to export to exists and is no export of lsdflow",
                 where=out,
                 wanted="a new or empty folder, or one of an earlier export",
-                hint="name another folder",
+                fix="name another folder",
             )
         under_way.mkdir(parents=True, exist_ok=True)
     with interrupt_on_signals(), stage_lock(under_way, "another process exports to this folder"):
@@ -68,7 +68,7 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
 
 
 def claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:
-    """Note the key of each layer before anything of it is written. Raises NotOurs (73) as `export_folder` does."""
+    """Record the key of each layer before anything of it is written. Raises OutputConflict (73) as `export_folder`."""
     write_json(under_way / NOTED, {**_require_same(under_way, finished, keys), **keys})
 
 
@@ -115,16 +115,16 @@ def _sweep(folder: Path) -> None:
 
 
 def _require_same(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """The keys that are known of the folder. NotOurs (73) if a layer of `keys` has another."""
+    """The keys that are known of the folder. OutputConflict (73) if a layer of `keys` has another."""
     noted = under_way / NOTED
     found = {**(read_json(noted) if noted.exists() else {}), **finished}
     other = [name for name, key in keys.items() if found.get(name, key) != key]
     if other:
-        raise NotOurs(
+        raise OutputConflict(
             f"{', '.join(other)}: another volume, or other levels of it, were exported to this folder",
             where=under_way.parent,
             wanted=f"key {keys[other[0]][:12]}",
             found=f"key {str(found[other[0]])[:12]}",
-            hint="name another folder, or remove this one",
+            fix="name another folder, or remove this one",
         )
     return found

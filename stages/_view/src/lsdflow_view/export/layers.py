@@ -50,7 +50,7 @@ def open_layers(experiment: Experiment, named: tuple[str, ...]) -> tuple[Layer, 
     """
     unknown = [name for name in named if name not in _KNOWN]
     if unknown:
-        raise UsageError("unknown layer", where="--layer", found=unknown[0], hint=did_you_mean(unknown[0], LAYERS))
+        raise UsageError("unknown layer", where="--layer", found=unknown[0], fix=did_you_mean(unknown[0], LAYERS))
     if named:
         return tuple(open_layer(experiment, name) for name in LAYERS if name in named)
     there = tuple(open_layer(experiment, name) for name in USUAL if _is_there(experiment, name))

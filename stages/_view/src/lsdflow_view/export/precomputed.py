@@ -132,5 +132,5 @@ def _record(out: Path) -> dict[str, Any] | None:
         return None
     record = read_json(path)
     if not (isinstance(record, dict) and isinstance(record.get("layers"), dict)):
-        raise BadData("damaged record of an export", where=path, hint="export to another folder")
+        raise BadData("damaged record of an export", where=path, fix="export to another folder")
     return record

@@ -32,7 +32,7 @@ class ReadBack:
             raise StorageFailure(
                 "what was read back is not what was written",
                 where=where,
-                hint="the storage loses or changes data: run the same command again, on other storage if it stays so",
+                fix="the storage loses or changes data: run the same command again, on other storage if it stays so",
             )
 
 

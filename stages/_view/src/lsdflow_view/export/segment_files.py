@@ -81,5 +81,5 @@ def _part(table: SegmentTable, first: np.uint64, end: np.uint64 | None) -> Segme
 
 
 def _damaged(path: Path, found: str) -> BadData:
-    hint = f"remove the folder {path.parent} and run the same command again"
-    return BadData("damaged table of segments", where=path, found=found, hint=hint)
+    fix = f"remove the folder {path.parent} and run the same command again"
+    return BadData("damaged table of segments", where=path, found=found, fix=fix)

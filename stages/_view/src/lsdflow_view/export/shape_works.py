@@ -128,7 +128,7 @@ class ShapeWork:
             f"level {self.level.number}",
             wanted=f"at most {self.options.memory_gib:g} GiB",
             found=f"about {gib:.1f} GiB",
-            hint=f"{coarser}allow more: --shape-memory-gib {gib:.1f}",
+            fix=f"{coarser}allow more: --shape-memory-gib {gib:.1f}",
         )
 
     @property

@@ -31,7 +31,7 @@ class Problem:
     where: str = ""
     wanted: str = ""
     found: str = ""
-    hint: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ def compare(experiment: Experiment, config: EvaluateConfig, segmented: Segmented
             "no table of the chosen threshold",
             where=luts_of(experiment.layout, segmented.manifest),
             wanted=f"{found.chosen[0]} at {found.chosen[1]:.4f}",
-            hint="run segment again",
+            fix="run segment again",
         )
     worst, more = _worst(config, counting, volumes, segmented, found)
     return Compared(found, worst, (*works, *more))

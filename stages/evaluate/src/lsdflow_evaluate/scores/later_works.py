@@ -55,7 +55,7 @@ class LaterWork:
             require_sha256(path, self.sha256.get(name), _REPAIR)
             found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise BadData("a file of the work is lost or damaged", where=path, found=error, hint=_REPAIR) from error
+            raise BadData("a file of the work is lost or damaged", where=path, found=error, fix=_REPAIR) from error
         return found
 
 
@@ -87,7 +87,7 @@ def find_work(experiment: Experiment, key: str) -> LaterWork:
             "the coordinator processes a pass that this worker does not have",
             where=folder,
             found=f"key {key[:12]}",
-            hint="let both run the same image and settings",
+            fix="let both run the same image and settings",
         )
     return _read_work(folder)
 

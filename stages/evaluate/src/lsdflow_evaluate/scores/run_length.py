@@ -49,7 +49,7 @@ class Skeletons:
         if len(self.edges) and (self.edges.min() < 0 or self.edges.max() >= len(self.neurons)):
             raise BadData("a skeleton edge names a node that is not there", found=int(self.edges.max()))
         if (self.neurons[self.edges[:, 0]] != self.neurons[self.edges[:, 1]]).any():
-            raise BadData("a skeleton edge joins two neurons", hint="every skeleton needs its own id")
+            raise BadData("a skeleton edge joins two neurons", fix="every skeleton needs its own id")
 
     @property
     def lengths_nm(self) -> Floats:
@@ -90,7 +90,7 @@ def run_lengths(skeletons: Skeletons, segments: UInt64s, merge_min_nodes: int = 
     lengths = skeletons.lengths_nm
     total = float(lengths.sum())
     if not total > 0:
-        raise BadData("the skeletons have no length", found=f"{len(lengths)} edges", hint="is the region too small?")
+        raise BadData("the skeletons have no length", found=f"{len(lengths)} edges", fix="is the region too small?")
     piece = _pieces(skeletons)[skeletons.edges[:, 0]]
     first, second = segments[skeletons.edges[:, 0]], segments[skeletons.edges[:, 1]]
     omitted = (first == 0) | (second == 0)

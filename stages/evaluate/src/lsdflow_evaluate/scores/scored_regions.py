@@ -75,6 +75,6 @@ def _mask(experiment: Experiment, dataset: str, grid: Geometry, name: str) -> Vo
         raise MissingInput(
             f"the mask of region {name} is not there",
             where=path / dataset,
-            hint=f"give evaluate.regions.{name}.mask a dataset of the target volume",
+            fix=f"give evaluate.regions.{name}.mask a dataset of the target volume",
         )
     return open_volume(path, dataset, grid)

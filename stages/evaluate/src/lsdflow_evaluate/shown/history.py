@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lsdflow_contract.errors import StageError
+from lsdflow_contract.errors import StageError, fix_of
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.failed_blocks import FailedBlock, failed_blocks_of_results
 from lsdflow_contract.files import read_json
@@ -52,7 +52,7 @@ class Collector:
 
 def problem_of(stage: str, error: dict[str, Any]) -> Problem:
     """The problem that a recorded error (StageError.as_dict) is."""
-    named = {name: str(error.get(name, "")) for name in ("what", "where", "wanted", "found", "hint")}
+    named = {name: str(error.get(name, "")) for name in ("what", "where", "wanted", "found")} | {"fix": fix_of(error)}
     return Problem(stage=stage, **{**named, "what": named["what"] or str(error.get("error", "unknown error"))})
 
 
@@ -89,7 +89,7 @@ def run_problems(experiment: Experiment) -> list[Problem]:
         for number in sorted(marks.failed() - known)[:MOST_FAILED_BLOCKS] if marks else ():
             record = problem_of(stage, marks.failure(number)) if marks else None
             if record:
-                problems.append(Problem(stage, f"block {number}: {record.what}", record.where, hint=record.hint))
+                problems.append(Problem(stage, f"block {number}: {record.what}", record.where, fix=record.fix))
     return problems
 
 
@@ -99,7 +99,7 @@ def accepted_problem(failed: FailedBlock) -> Problem:
         failed.stage,
         f"finished without block {failed.block}, as compute.failed_blocks allows: {failed.why}",
         where=str(failed.box),
-        hint="the scores leave it out; lsdflow run tries it again",
+        fix="the scores leave it out; lsdflow run tries it again",
     )
 
 

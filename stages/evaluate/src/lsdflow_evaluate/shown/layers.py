@@ -43,7 +43,7 @@ def shown_box(volumes: dict[str, Volume]) -> Box:
     for name in ("segmentation", "fragments", "affinities", "raw"):
         if name in volumes:
             return volumes[name].box
-    raise MissingInput("there is no volume to show", hint="run prepare first")
+    raise MissingInput("there is no volume to show", fix="run prepare first")
 
 
 def pictures(volume: Volume, name: str, box: Box, grid: Geometry, edge_vox: int) -> tuple[Picture, ...]:

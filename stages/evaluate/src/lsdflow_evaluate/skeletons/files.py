@@ -41,7 +41,7 @@ def read_skeletons_of_mongo(source: Path, name: str, retry_s: float) -> Skeleton
     order = np.argsort(found.id, kind="stable")
     ids = found.id[order]
     if len(np.unique(ids)) != len(ids):
-        raise BadData("a node id occurs twice", where=source, hint="node ids must be unique")
+        raise BadData("a node id occurs twice", where=source, fix="node ids must be unique")
     place = np.minimum(np.searchsorted(ids, found.edges), max(len(ids) - 1, 0))
     unknown = found.edges[ids[place] != found.edges] if len(ids) else found.edges
     if len(unknown):
@@ -145,7 +145,7 @@ def _whole(path: Path, line: int, text: str) -> int:
 def _joined(nodes: list[Node], pairs: list[tuple[int, int]], where: Path) -> Skeletons:
     place = {node[1]: number for number, node in enumerate(nodes)}
     if len(place) != len(nodes):
-        raise BadData("a node id occurs twice", where=where, hint="node ids must be unique in the file")
+        raise BadData("a node id occurs twice", where=where, fix="node ids must be unique in the file")
     unknown = [end for pair in pairs for end in pair if end not in place]
     if unknown:
         raise BadData("an edge names a node that is not there", where=where, found=unknown[0])

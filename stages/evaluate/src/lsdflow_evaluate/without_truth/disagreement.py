@@ -51,7 +51,7 @@ def disagreement(experiment: Experiment, config: EvaluateConfig) -> Disagreement
     except StageError as error:
         if config.lsd_error == "on":
             raise
-        return _not_made(f"{error.what}: {error.hint}" if error.hint else error.what)
+        return _not_made(f"{error.what}: {error.fix}" if error.fix else error.what)
     leave_work(experiment, task.key, task.config, {})
     run_blocks(task)
     found = mean_errors(task)
