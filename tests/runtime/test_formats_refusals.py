@@ -8,15 +8,16 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pytest
 import tifffile
 import zarr
 import zarr.codecs
-from numcodecs import AsType, Zstd
+from numcodecs import BZ2, LZ4, LZMA, AsType, Blosc, GZip, Zlib, Zstd
 
 from lsdflow_contract.errors import BadData, ConfigError, MissingInput, PermissionDenied, StageError, StorageFailure
 from lsdflow_contract.geometry import Box
@@ -76,6 +77,36 @@ def test_a_zstd_chunk_that_claims_more_than_a_chunk_holds_is_refused_before_it_i
         source.read(source.box)
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", [Blosc(), GZip(), Zlib(), LZ4(), BZ2(), LZMA(), Zstd()], ids=lambda c: c.codec_id)
+def test_a_chunk_that_unpacks_to_far_more_than_a_chunk_is_refused_in_little_memory(tmp_path: Path, codec: Any) -> None:
+    zarr.create_array(tmp_path / "a.zarr", data=DATA, chunks=(4, 3, 8), compressors=[codec], zarr_format=2)
+    source = open_source(tmp_path / "a.zarr")
+    assert (source.read(source.box) == DATA).all()
+    content = bytes(50 * 2**20)
+    bomb = zstd_without_size(content) if isinstance(codec, Zstd) else codec.encode(content)
+    (tmp_path / "a.zarr" / "0.0.0").write_bytes(bomb)
+    tracemalloc.start()
+    with pytest.raises(BadData, match="cannot be read"):
+        source.read(source.box)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+def zstd_without_size(content: bytes) -> bytes:
+    """A zstd frame whose header does not contain the size, as streaming writers make it."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return bytes(sink.getvalue())
+
+
+def test_zstd_chunks_without_their_size_are_read(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", data=DATA, chunks=DATA.shape, compressors=[Zstd()], zarr_format=2)
+    (tmp_path / "a.zarr" / "0.0.0").write_bytes(zstd_without_size(DATA.tobytes()))
+    source = open_source(tmp_path / "a.zarr")
+    assert (source.read(source.box) == np.asarray(array[:])).all()
 
 
 def test_a_zstd_chunk_with_what_other_codecs_add_to_it_is_read(tmp_path: Path) -> None:

@@ -2,17 +2,27 @@
 
 A dataset may be an array, an OME image (group with multiscales: the finest level is taken), or a scale pyramid (group
 with s0, s1, ...: s0 is taken). A coarser level is chosen by naming it: "volumes/raw/s1", "image/2".
+
+A few damaged or crafted bytes can unpack to more than the memory holds. So the size that a compressed chunk unpacks to
+is known before it is unpacked: from its header, else by unpacking it piece by piece until it is too much.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import math
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import zarr
 from zarr.abc.store import ByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -27,8 +37,9 @@ from lsdflow_runtime.formats.source import ChunkGrid, SourceVolume, reading
 from lsdflow_runtime.io.chunk_files import content_size
 
 MARKERS = (".zarray", ".zgroup", "zarr.json")
+METADATA = (*MARKERS, ".zattrs", ".zmetadata")
 DEFAULT_AXES = "tczyx"
-LONGEST_ZSTD_HEADER = 18  # bytes
+PIECE_BYTES = 2**20
 # A filter may make eight bytes of one, and checksums and headers add some.
 MOST_BYTES_OF_ONE, MOST_BYTES_ADDED = 8, 2**16
 
@@ -88,8 +99,8 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
         raise MissingInput("the scale level named in the metadata does not exist", where=where)
     with reading(where):
         array = zarr.open_array(store=str(folder), mode="r")
-        if any("zstd" in type(codec).__name__.lower() for codec in array.compressors):
-            array = zarr.open_array(store=_BoundedStore(folder, _chunk_bytes(array)), mode="r")
+        if codec := _codec_of(array):
+            array = zarr.open_array(store=_BoundedStore(array, folder, codec), mode="r")
     attributes = attributes_at(folder)
     axes = parse_axes(_axis_names(array, attributes), array.ndim, level.axes if level else DEFAULT_AXES, where)
     return SourceVolume(
@@ -106,25 +117,77 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
 
 
 class _BoundedStore(LocalStore):
-    """A folder whose zstd chunks are refused if they say that they unpack to far more than a chunk holds.
+    """A folder whose compressed chunks are refused if they unpack to far more than a chunk holds."""
 
-    A few damaged or crafted bytes could else fill the memory. Chunks that do not say it are passed on.
-    """
-
-    def __init__(self, folder: Path, chunk_bytes: int) -> None:
+    def __init__(self, array: zarr.Array[Any], folder: Path, codec: str) -> None:
         super().__init__(folder, read_only=True)
-        self._chunk_bytes = chunk_bytes
+        self._codec, self._chunk_bytes, self._in_shards = codec, _chunk_bytes(array), array.shards is not None
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """The stored bytes of a key. Raises ValueError for a chunk that claims too much."""
+        """The stored bytes of a key. Raises ValueError for a chunk that unpacks to too much."""
         value = await super().get(key, prototype, byte_range)
-        claimed = None if value is None else content_size(value[:LONGEST_ZSTD_HEADER].to_bytes())
-        if claimed is not None and claimed > MOST_BYTES_OF_ONE * self._chunk_bytes + MOST_BYTES_ADDED:
-            msg = f"{self.root / key}: a chunk of {self._chunk_bytes} bytes claims to hold {claimed}"
+        if value is None or key.rpartition("/")[2] in METADATA:
+            return value
+        most = MOST_BYTES_OF_ONE * self._chunk_bytes + MOST_BYTES_ADDED
+        # Of a shard the bytes may be several chunks: of them only the header of the first can be read here.
+        content = value.to_bytes()
+        size = content_size(content) if self._in_shards else unpacked_size(self._codec, content, most)
+        if size is not None and size > most:
+            msg = f"{self.root / key}: a chunk of {self._chunk_bytes} bytes unpacks to {size} or more"
             raise ValueError(msg)
         return value
+
+
+def unpacked_size(codec: str, content: bytes, most: int) -> int | None:
+    """Bytes that a chunk of `codec` unpacks to; where that is more than `most`, perhaps only the bytes up to there.
+
+    None where it cannot be known: the codec itself then reports what is wrong with the chunk.
+    """
+    if codec == "zstd" and (size := content_size(content)) is not None:
+        return size
+    if codec in HEADERS:
+        begin, end = HEADERS[codec]
+        return int.from_bytes(content[begin:end], "little") if len(content) >= end else None
+    size = 0
+    with suppress(OSError, EOFError, ValueError, lzma.LZMAError, zlib.error, pa.ArrowException):
+        for piece in PIECES[codec](content):
+            size += len(piece)
+            if size > most:
+                break
+        return size
+    return None
+
+
+def _pieces_of(stream: Any) -> Iterator[bytes]:
+    return iter(lambda: stream.read(PIECE_BYTES), b"")
+
+
+def _zlib_pieces(content: bytes) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj()
+    while piece := unpacker.decompress(content, PIECE_BYTES):
+        yield piece
+        content = unpacker.unconsumed_tail
+
+
+# Where the header of a chunk contains the size that it unpacks to.
+HEADERS = {"blosc": (4, 8), "lz4": (0, 4)}
+# What a chunk without such a header unpacks to, piece by piece.
+PIECES: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    "zstd": lambda content: _pieces_of(pa.CompressedInputStream(pa.BufferReader(content), "zstd")),
+    "gzip": lambda content: _pieces_of(gzip.GzipFile(fileobj=io.BytesIO(content))),
+    "zlib": _zlib_pieces,
+    "bz2": lambda content: _pieces_of(bz2.BZ2File(io.BytesIO(content))),
+    "lzma": lambda content: _pieces_of(lzma.LZMAFile(io.BytesIO(content))),  # noqa: SIM115 (of bytes in memory)
+}
+
+
+def _codec_of(array: zarr.Array[Any]) -> str | None:
+    """The codec by which the size of a chunk can be known before it is unpacked; in shards only zstd."""
+    names = [type(codec).__name__.lower().removesuffix("codec") for codec in array.compressors]
+    known = [name for name in names if name in HEADERS or name in PIECES]
+    return None if not known or (array.shards and known[-1] != "zstd") else known[-1]
 
 
 def _chunk_bytes(array: zarr.Array[Any]) -> int:
