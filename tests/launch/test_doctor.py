@@ -84,7 +84,7 @@ def test_a_folder_that_may_not_be_written_into_is_to_be_mended() -> None:
             facts = mount.tried_out(Path(name))
         found = states(folder.findings_of(Path(name), facts))["writing"]
     assert (found.state, "Permission denied" in found.found) == ("FAIL", True)
-    assert found.to_do == "use a folder that this user may write into"
+    assert found.fix == "use a folder that this user may write into"
 
 
 def test_a_full_disk_is_to_be_mended_and_says_to_free_space(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_full_disk_is_to_be_mended_and_says_to_free_space(tmp_path: Path) -> N
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     found = states(folder.findings_of(tmp_path, facts))["writing"]
-    assert (found.state, "free some space" in found.to_do) == ("FAIL", True)
+    assert (found.state, "free some space" in found.fix) == ("FAIL", True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,7 +129,7 @@ def test_a_file_system_without_hard_links_is_to_be_mended(tmp_path: Path, monkey
 
     monkeypatch.setattr(mount.os, "link", refuse)
     found = states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["writing"]
-    assert (found.state, "hard links" in found.to_do) == ("FAIL", True)
+    assert (found.state, "hard links" in found.fix) == ("FAIL", True)
 
 
 def test_a_file_server_whose_clock_is_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_limits_of_the_machine_that_stop_a_run_are_to_be_mended(monkeypatch: pyt
         assert os.umask(0o277) == 0o277, "the doctor changed the umask"
     finally:
         os.umask(before)
-    assert (found["open files"].state, found["open files"].to_do) == ("FAIL", "ulimit -n 4096")
+    assert (found["open files"].state, found["open files"].fix) == ("FAIL", "ulimit -n 4096")
     assert found["umask"].state == "FAIL"
 
 
@@ -253,7 +253,7 @@ def test_stages_that_are_missing_or_of_another_contract_are_to_be_mended(
 )
 def test_torch_must_see_the_gpus_that_the_driver_has(facts: dict[str, Any], gpus: int, state: str, to_do: str) -> None:
     found = gpu.torch_finding("predict", facts, gpus)
-    assert (found.state, to_do in found.to_do) == (state, True)
+    assert (found.state, to_do in found.fix) == (state, True)
 
 
 def test_a_driver_that_lists_no_gpu_is_to_be_mended(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_a_file_with_the_uri_that_others_may_read_is_to_be_mended(tmp_path: Path
     experiment = mongo(tmp_path / "a", "mongodb://alice:secret@127.0.0.1:1/db")
     (tmp_path / "a" / "uri").chmod(0o644)
     (found,) = store.findings_of(store_facts(experiment))
-    assert (found.state, "open to others" in found.found, "chmod 600" in found.to_do) == ("FAIL", True, True)
+    assert (found.state, "open to others" in found.found, "chmod 600" in found.fix) == ("FAIL", True, True)
 
 
 def test_a_living_store_tells_version_safety_login_and_clock(tmp_path: Path, mongod: Any) -> None:
@@ -390,7 +390,7 @@ def test_the_exit_code_is_1_only_for_what_is_to_be_mended(
     assert done.exit_code == code
     assert [line["state"] for line in json.loads(done.stdout)] == [line.state for line in lines]
     text = CliRunner().invoke(app, ["doctor", str(tmp_path)]).stdout
-    assert all(line.found in text and line.to_do in text for line in lines)
+    assert all(line.found in text and line.fix in text for line in lines)
 
 
 def test_a_broken_experiment_file_does_not_keep_the_rest_from_being_told(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsdflow_prepare.bricks import MEMORY_BYTES, brick_shape, bricks
+from lsdflow_prepare.writing import MEMORY_BYTES, brick_shape, bricks
 
 EDGES = st.integers(1, 3000)
 SHAPES = st.tuples(EDGES, EDGES, EDGES)

@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from lsdflow_contract.testing import voronoi_labels
-from lsdflow_prepare.components import SlabComponents
+from lsdflow_prepare.statistics import SlabComponents
 
 
 def reference(ids: np.ndarray) -> dict[int, int]:

@@ -1,12 +1,12 @@
-"""What is left of a volume when it is made: a small report beside its arrays, and the manifest of them all.
+"""What is left of a volume when it is finished: a small report beside its arrays, and the manifest of them all.
 
-The report holds what only reading the whole volume tells (neurons, coverage, warnings), so that a finished volume is
+The report holds what only reading the whole volume shows (neurons, coverage, warnings), so that a finished volume is
 never read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,24 @@ from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.inputs import VolumeInputs
-from lsdflow_prepare.sampling import probabilities
 from lsdflow_prepare.writing import VolumeSummary, WritePlan
 
 STAGE = "prepare"
+
+
+def probabilities(given: Sequence[float | None], labelled_voxels: Sequence[int]) -> list[float]:
+    """The given probabilities, or those proportional to the labelled voxels of the volumes; they sum to 1.
+
+    Raises:
+        BadData: no volume has a voxel that is not ignored.
+    """
+    numbers = [value for value in given if value is not None]
+    if given and len(numbers) == len(given):
+        return numbers
+    total = sum(labelled_voxels)
+    if given and total == 0:
+        raise BadData("no training volume has a voxel to train on", found="masks are 0 everywhere")
+    return [voxels / total for voxels in labelled_voxels]
 
 
 class VolumeReport(StrictModel):

@@ -109,7 +109,7 @@ def describe_volumes(experiment: Experiment) -> None:
             made, key = inputs.output_geometry, hash_of([label, volume.model_dump(mode="json")])
             outputs[label] = experiment.layout.result(STAGE, key) / f"{name}.zarr"
             for plan in write_plans(inputs, outputs[label], {"contract": CONTRACT_VERSION, "key": key}):
-                plan.arrays.mend_metadata()
+                plan.arrays.restore_metadata()
             size += bytes_needed(made.shape_vox, inputs.labels is not None)
             reports[label] = VolumeReport(
                 key=key,

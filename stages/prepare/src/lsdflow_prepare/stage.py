@@ -33,10 +33,9 @@ from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, key_of_all, make_manifest, make_report
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.look import describe_volumes, look_at
-from lsdflow_prepare.repair import mend, require_same_work
 from lsdflow_prepare.same_input import containers, recognised, remember
 from lsdflow_prepare.survey import survey
-from lsdflow_prepare.verify import LISTED, require_whole
+from lsdflow_prepare.verify import LISTED, repair_bricks, require_same_work, require_whole
 from lsdflow_prepare.writing import WritePlan, bytes_needed, write_plans, write_volume
 
 SURVEY_SECONDS = 6.0
@@ -137,13 +136,13 @@ class Prepare(Stage):
             for inputs, group in zip(volumes, plans, strict=True):
                 require_same_work(table, manifest, inputs.label, group)
             with _alone(experiment.layout):
-                mended = []
+                repaired = []
                 for inputs, group in zip(volumes, plans, strict=True):
                     made = manifest.facts["volumes"][inputs.label]["identity"]
-                    mended += mend(inputs.label, inputs, group, made)
+                    repaired += repair_bricks(inputs.label, inputs, group, made)
                 _finish(experiment, volumes, plans, findings, started)
         bricks = sum(len(plan.bricks) for group in plans for plan in group)
-        return {"bricks": bricks, "broken": len(mended), "parts": mended[:LISTED]}
+        return {"bricks": bricks, "broken": len(repaired), "parts": repaired[:LISTED]}
 
 
 def inspect(experiment: Experiment) -> Findings:

@@ -1,9 +1,15 @@
-"""Streaming one volume from its sources into prepared arrays, brick by brick, with all checks on the way."""
+"""Streaming one volume from its sources into prepared arrays, brick by brick, with all checks on the way.
+
+A brick is whole chunks of the output, few decodes of the input, and bounded memory: at least one input chunk, rounded
+up to whole output chunks, then grown along x, y and z as memory allows. Long rows read fastest, and slices of TIFF are
+decoded once where a whole plane fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +20,13 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_prepare import findings as rules
-from lsdflow_prepare.bricks import brick_shape, bricks
-from lsdflow_prepare.components import SlabComponents
 from lsdflow_prepare.greyscale import to_u8
 from lsdflow_prepare.inputs import VolumeInputs
-from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
+from lsdflow_prepare.statistics import LabelStatistics, RawStatistics, SlabComponents
 from lsdflow_prepare.survey import refuse_missing_chunks
 from lsdflow_runtime.formats.prepared import CHUNK_VOX, PreparedArrays
 
+MEMORY_BYTES = 512 << 20
 # Source values, float64 for the map to 8 bits, result; ids, states, comparisons and components.
 RAW_BYTES_PER_VOXEL = 20
 LABEL_BYTES_PER_VOXEL = 40
@@ -29,6 +34,36 @@ LABEL_BYTES_PER_VOXEL = 40
 Made = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 Count = Callable[[Mapping[str, NDArray[Any]], Mapping[str, Any]], None]
 Job = tuple[str, tuple[ArraySpec, ...], int, Vox3 | None]
+
+
+def brick_shape(shape_vox: Vox3, chunk_vox: int, bytes_per_voxel: int, source_chunk_vox: Vox3 | None = None) -> Vox3:
+    """Edge lengths of a brick: multiples of `chunk_vox`, within memory unless one chunk alone is more."""
+    limit = max(MEMORY_BYTES // bytes_per_voxel, chunk_vox**3)
+    whole = [_round_up(length, chunk_vox) for length in shape_vox]
+    wanted = source_chunk_vox or (chunk_vox,) * 3
+    edges = [min(_round_up(length, chunk_vox), most) for length, most in zip(wanted, whole, strict=True)]
+    for axis in (0, 1, 2):
+        while edges[0] * edges[1] * edges[2] > limit and edges[axis] > chunk_vox:
+            edges[axis] = _round_up(edges[axis] // 2, chunk_vox)
+    for axis in (2, 1):
+        others = edges[0] * edges[1] * edges[2] // edges[axis]
+        edges[axis] = max(edges[axis], min(whole[axis], limit // others // chunk_vox * chunk_vox))
+    return (edges[0], edges[1], edges[2])
+
+
+def bricks(shape_vox: Vox3, edge_vox: Vox3) -> list[Box]:
+    """Bricks in order of z, y, x; those at the end are cut off there."""
+    return list(_bricks(shape_vox, edge_vox))
+
+
+def _bricks(shape_vox: Vox3, edge_vox: Vox3) -> Iterator[Box]:
+    for z, y, x in product(*(range(0, n, e) for n, e in zip(shape_vox, edge_vox, strict=True))):
+        end = tuple(min(b + e, n) for b, e, n in zip((z, y, x), edge_vox, shape_vox, strict=True))
+        yield Box.from_bounds((z, y, x), (end[0], end[1], end[2]))
+
+
+def _round_up(length: int, step: int) -> int:
+    return max(step, -(-length // step) * step)
 
 
 @dataclass

@@ -142,7 +142,7 @@ class PreparedArrays:
             if number not in notes or self.noted_brick(box, notes[number]) is None
         ]
 
-    def mend_metadata(self) -> None:
+    def restore_metadata(self) -> None:
         """Write the metadata of finished arrays again where they are lost or damaged; chunks stay as they are."""
         with storage_errors(self.container):
             for folder in (p for s in self.specs for p in self._groups(s)):
