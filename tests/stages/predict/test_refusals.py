@@ -41,7 +41,7 @@ def test_nothing_is_wrong_with_the_tiny_experiment(make_experiment):
 
 
 def test_validate_does_not_wait_for_torch_to_load(make_experiment):
-    """It takes seconds; where there is a driver of GPUs it has to be asked."""
+    """Loading takes seconds; only the driver of a GPU makes it necessary."""
     code = (
         "import sys; from pathlib import Path;"
         "from lsdflow_network import devices; from lsdflow_predict.cli import app;"
@@ -159,17 +159,6 @@ def test_options_that_the_mode_does_not_have(make_experiment, setting):
 def test_all_problems_are_listed_at_once(make_experiment):
     settings = ('predict.mask="none"', "predict.checkpoint=99", 'predict.roi={begin="0 vox", shape="999 vox"}')
     assert {p.exit_code for p in Predict().validate(make_experiment().experiment(*settings))} == {66, 78}
-
-
-@pytest.mark.parametrize("passes", ["one", "two"])
-def test_results_of_other_settings_stay_and_count_again_without_a_block(make_experiment, passes):
-    experiment = make_experiment()
-    reference, first = experiment.affinities(f"predict.passes={passes}"), experiment.run(f"predict.passes={passes}")
-    other = experiment.run(f"predict.passes={passes}", "predict.outside=zero")
-    assert other.outputs["affs"] != first.outputs["affs"]
-    assert not np.array_equal(experiment.values(), reference)
-    assert experiment.run(f"predict.passes={passes}") == first
-    assert np.array_equal(experiment.values(), reference)
 
 
 def test_broken_weights_stop_the_run(make_experiment, micro_bundle):

@@ -61,12 +61,12 @@ def test_the_tile_that_fits_grows_with_the_memory_and_fits() -> None:
     assert all(network_bytes(spec, (edges[2],) * 3) < 500e6 for spec in specs)
 
 
-def test_windows_of_the_cpu_lie_in_main_memory() -> None:
+def test_windows_of_the_cpu_are_in_main_memory() -> None:
     assert choose_window_device("cpu", 10**15) == "cpu"
 
 
 @pytest.mark.parametrize(("needed", "device"), [(10, "cuda:1"), (500, "cpu")])
-def test_windows_lie_on_the_gpu_where_it_has_room(monkeypatch, needed: int, device: str) -> None:
+def test_windows_are_on_the_gpu_where_it_has_room(monkeypatch, needed: int, device: str) -> None:
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (1000, 2000))
     assert choose_window_device("cuda:1", needed) == device
 

@@ -54,10 +54,10 @@ def affinity_blocks(
     config: PredictConfig,
     device: str,
 ) -> BlockFunction:
-    """Load the network(s); the function that gives the `outputs` (name -> channels) of a block, u8, 0 outside the mask.
+    """Load the networks and return the function of a block: its `outputs` (name -> channels), u8, 0 outside the mask.
 
-    stored_lsds: the LSDs that the first of two passes has stored; without them those of the LSD network, if there is
-    one, are computed and stay in memory. Networks are evaluated on the torch device `device`.
+    stored_lsds: the LSDs that the first of two passes has stored. If there are none, an LSD network computes them for
+    each block and they stay in memory. Networks are evaluated on the torch device `device`.
     """
     affinities, lsds = inputs.affinities, inputs.lsds
     tiling = affinities.grid.tiling
@@ -99,9 +99,9 @@ def lsd_blocks(
     config: PredictConfig,
     device: str,
 ) -> BlockFunction:
-    """Load the LSD network; the function of the first of two passes: the LSDs of a block, u8 (10, z, y, x).
+    """Load the LSD network and return the function of a block of the first pass: its LSDs, u8 (10, z, y, x).
 
-    They are 0 where no affinity tile that owns a voxel inside the mask sees them.
+    They are 0 in blocks that no affinity tile with a voxel inside the mask needs.
     """
     window_device = choose_window_device(device, window_bytes(lsds.grid, lsds.grid))
     source = _lsd_source(_raw_reader(raw, config, window_device), lsds, config, device, window_device)
@@ -128,13 +128,13 @@ class Window:
     values: Tensor
 
     def crop(self, box: Box) -> Tensor:
-        """The values of `box`, which must lie inside."""
+        """The values of `box`, which must be inside."""
         return self.values[(..., *box.slices(self.box.begin_vox))]
 
 
 @dataclass
 class TileCache:
-    """The tiles used last, up to `capacity_bytes`. What is kept changes no value, only how often tiles are computed."""
+    """The tiles used last, up to `capacity_bytes`. The cache changes no value, only how often tiles are computed."""
 
     capacity_bytes: int
     _tiles: OrderedDict[Index3, Tensor] = field(default_factory=OrderedDict)
@@ -144,7 +144,7 @@ class TileCache:
         return index in self._tiles
 
     def get(self, index: Index3, compute: Callable[[Index3], Tensor]) -> Tensor:
-        """The tile, computed if it is not kept."""
+        """The tile `index`, computed if it is not in the cache."""
         if index in self._tiles:
             self._tiles.move_to_end(index)
             return self._tiles[index]
@@ -176,7 +176,7 @@ class LsdSource:
 
         def compute(index: Index3) -> Tensor:
             seen = self.tiling.input(index)
-            # A tile that was in the cache may have left it meanwhile: its raw is not in the window.
+            # The cache may have dropped a tile that it had when `missing` was listed: its raw is not in the window.
             raw = window.crop(seen) if window is not None and window.box.contains(seen) else self.raw(seen)
             output = grey_levels(self.network, raw, None, ("lsds",), self.tiling.output(index))
             return crop_to_cell(self.tiling, output).to(self.device).contiguous()
@@ -227,7 +227,7 @@ def predict_box(
 def grey_levels(network: Network, raw: Tensor, lsds: Tensor | None, names: Sequence[str], where: Box) -> Tensor:
     """Outputs `names` of one evaluation as u8, (sum of channels, z, y, x), on the network's device.
 
-    Raises ConfigError (the tile does not fit in memory) or BadData (the network gives NaN: its weights are broken).
+    Raises ConfigError if the tile does not fit in memory, BadData if the network gives NaN (its weights are broken).
     """
     try:
         levels, finite = network(raw, lsds, names)

@@ -1,6 +1,7 @@
-"""What predict reads, checked before any work: the target's raw and mask, and the networks with their tiles and blocks.
+"""What predict reads: the target's raw and mask, and the networks with their tiles and blocks.
 
-Only descriptions are read here: no voxels and no weights, and torch, which takes seconds to load, is not needed.
+It is checked before any block is computed. Only descriptions are read here, no voxels and no weights, and torch, which
+takes seconds to load, is not needed.
 """
 
 from __future__ import annotations

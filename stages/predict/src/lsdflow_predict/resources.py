@@ -49,7 +49,7 @@ def choose_device(wanted: str, worker: int = 0) -> str:
 def choose_window_device(device: str, needed_bytes: int) -> str:
     """Where the raw and the LSDs of a block are kept: on the GPU if they take little of its free memory, else "cpu".
 
-    This changes no bit of the results: they are bytes that are copied.
+    Results do not depend on it: the bytes are only copied.
     """
     if device.startswith("cuda") and needed_bytes <= _SHARE_FOR_WINDOWS * _free_gpu_bytes(device):
         return device
@@ -65,7 +65,7 @@ def window_bytes(grid: TileGrid, lsds: TileGrid | None) -> int:
 
 
 def tile_bytes(networks: Sequence[TiledNetwork]) -> int:
-    """Memory that one evaluation of the largest network takes, roughly, bytes; on a GPU it lies there."""
+    """Memory for one evaluation of the largest network, roughly, bytes: of the GPU where there is one."""
     return max(network_bytes(network.bundle.unet, network.grid.tiling.input_vox) for network in networks)
 
 
@@ -87,7 +87,7 @@ def check_main_memory(affinities: TiledNetwork, lsds: TiledNetwork | None, *, de
             where="predict.block_shape, predict.tile_shape, compute.workers",
             wanted=f"{workers} workers x {need / 1e9:.1f} GB",
             found=f"{have / 1e9:.1f} GB",
-            hint="make predict.tile_shape or predict.block_shape smaller, use fewer compute.workers, or ask for more",
+            hint="reduce predict.tile_shape, predict.block_shape or compute.workers, or request more memory",
         )
 
 
@@ -121,7 +121,7 @@ def region_multiply_adds(network: TiledNetwork) -> int:
 
 def one_pass_multiply_adds(lsds: TiledNetwork, affinities: TileGrid) -> float:
     """Multiplications of an LSD network whose LSDs stay in memory: tiles that blocks share count in each of them."""
-    tiles = affinities.tile_count * affinities.tiles_needed_of(lsds.grid.tiling)
+    tiles = affinities.tile_count * affinities.lsd_tiles_per_tile(lsds.grid.tiling)
     return tiles * multiply_adds(lsds.bundle.unet, lsds.grid.tiling.input_vox)
 
 

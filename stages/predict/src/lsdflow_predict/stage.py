@@ -9,7 +9,7 @@ plan, and workers that wait for a coordinator, do without.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class Predict(BlockStage):
 
 
 def _passes(experiment: Experiment, config: PredictConfig, inputs: Inputs) -> list[BlockTask]:
-    """The passes in their order. Their parameters, by these names, make the keys of all existing results."""
+    """The passes in their order."""
     if inputs.lsds is None or config.passes == "one":
         return [_affinity_pass(experiment, config, inputs, None)]
     lsd_pass = _lsd_pass(experiment, config, inputs, inputs.lsds)
@@ -129,14 +129,11 @@ def _affinity_pass(
         lsds_in_memory = inputs.lsds.grid.tiling
         parameters["lsds"] = asdict(lsds_in_memory)
 
-    @contextmanager
-    def open_blocks() -> Iterator[BlockFunction]:
+    def load(device: str, mask: Volume | None) -> BlockFunction:
         from lsdflow_predict.blocks import affinity_blocks
 
-        device = _prepare_worker(experiment.compute)
         stored = None if lsd_pass is None else lsd_pass.outputs["lsds"].open()
-        mask = _open_mask(experiment, config, inputs.raw)
-        yield affinity_blocks(inputs, stored, mask, outputs=outputs, config=config, device=device)
+        return affinity_blocks(inputs, stored, mask, outputs=outputs, config=config, device=device)
 
     return _block_task(
         experiment,
@@ -148,20 +145,17 @@ def _affinity_pass(
         parameters=parameters,
         identities=identities,
         lsds_in_memory=lsds_in_memory,
-        open_blocks=open_blocks,
+        load=load,
     )
 
 
 def _lsd_pass(experiment: Experiment, config: PredictConfig, inputs: Inputs, lsds: TiledNetwork) -> BlockTask:
     """The first of two passes: LSDs of the region and of what the affinity tiles see around it."""
 
-    @contextmanager
-    def open_blocks() -> Iterator[BlockFunction]:
+    def load(device: str, mask: Volume | None) -> BlockFunction:
         from lsdflow_predict.blocks import lsd_blocks
 
-        device = _prepare_worker(experiment.compute)
-        mask = _open_mask(experiment, config, inputs.raw)
-        yield lsd_blocks(inputs.raw, lsds, mask, inputs.affinities.grid, config=config, device=device)
+        return lsd_blocks(inputs.raw, lsds, mask, inputs.affinities.grid, config=config, device=device)
 
     return _block_task(
         experiment,
@@ -173,7 +167,7 @@ def _lsd_pass(experiment: Experiment, config: PredictConfig, inputs: Inputs, lsd
         parameters={"part": "lsds", "seen_by": asdict(inputs.affinities.grid.tiling)},
         identities={name: identity for name, identity in inputs.identities.items() if name != "network"},
         lsds_in_memory=None,
-        open_blocks=open_blocks,
+        load=load,
     )
 
 
@@ -188,35 +182,29 @@ def _block_task(
     parameters: dict[str, Any],
     identities: dict[str, str],
     lsds_in_memory: Tiling | None,
-    open_blocks: Callable[[], AbstractContextManager[BlockFunction]],
+    load: Callable[[str, Volume | None], BlockFunction],
 ) -> BlockTask:
-    """A pass over the blocks of `grid`; `parameters` and `identities` are those of this pass."""
-    bundle, setup = inputs.affinities.bundle, config.setup or experiment.common.mode
-    of_both_passes = {
-        "layer": asdict(grid),
-        "outside": config.outside,
-        "mask": config.mask,
-        "precision": config.precision,
-        "setup": setup,
-        "iteration": bundle.iteration,
-        "zarr_format": config.zarr_format,
-    }
-    key = work_key(STAGE, {**of_both_passes, **parameters}, identities)
-    resolved = {
-        "setup": setup,
-        "iteration": bundle.iteration,
-        "accepted": list(inputs.networks.accepted),
-        "scheme": {
-            "affinities": asdict(inputs.affinities.grid),
-            "lsds": None if inputs.lsds is None else asdict(inputs.lsds.grid),
-        },
-    }
-    specs = {"affs": affinities_to(bundle.neighborhood), "lsds": LSDS}
+    """A pass over the blocks of `grid`. `parameters`: those that the other pass does not have.
+
+    load(device, mask) loads the networks in a worker; it returns what the worker does with a block.
+    """
+
+    @contextmanager
+    def open_blocks() -> Iterator[BlockFunction]:
+        from lsdflow_predict.blocks import prepare_torch
+
+        prepare_torch(experiment.compute.threads_per_worker)
+        device = choose_device(experiment.compute.device, worker_number())
+        yield load(device, _open_mask(experiment, config, inputs.raw))
+
+    setup = config.setup or experiment.common.mode
+    key = work_key(STAGE, {**_parameters(config, inputs, grid, setup), **parameters}, identities)
+    specs = {"affs": affinities_to(inputs.affinities.bundle.neighborhood), "lsds": LSDS}
     return BlockTask(
         stage=STAGE,
         experiment=experiment,
         key=key,
-        config={**config.model_dump(mode="json"), "resolved": resolved},
+        config=_resolved(config, inputs, setup),
         inputs=identities,
         plan=BlockPlan(grid.region, grid.block_vox, grid.context_vox(lsds_in_memory)),
         outputs={
@@ -237,12 +225,29 @@ def _block_task(
     )
 
 
-def _prepare_worker(compute: ComputeTable) -> str:
-    """Set torch up in a process that computes blocks; the device of this worker."""
-    from lsdflow_predict.blocks import prepare_torch
+def _parameters(config: PredictConfig, inputs: Inputs, grid: TileGrid, setup: str) -> dict[str, Any]:
+    """What the key of either pass is made of; existing results have keys of these names and values."""
+    return {
+        "layer": asdict(grid),
+        "outside": config.outside,
+        "mask": config.mask,
+        "precision": config.precision,
+        "setup": setup,
+        "iteration": inputs.affinities.bundle.iteration,
+        "zarr_format": config.zarr_format,
+    }
 
-    prepare_torch(compute.threads_per_worker)
-    return choose_device(compute.device, worker_number())
+
+def _resolved(config: PredictConfig, inputs: Inputs, setup: str) -> dict[str, Any]:
+    """The options and what follows from them, for the manifest."""
+    lsds = None if inputs.lsds is None else asdict(inputs.lsds.grid)
+    resolved = {
+        "setup": setup,
+        "iteration": inputs.affinities.bundle.iteration,
+        "accepted": list(inputs.networks.accepted),
+        "scheme": {"affinities": asdict(inputs.affinities.grid), "lsds": lsds},
+    }
+    return {**config.model_dump(mode="json"), "resolved": resolved}
 
 
 def _open_mask(experiment: Experiment, config: PredictConfig, raw: Volume) -> Volume | None:
@@ -310,7 +315,7 @@ def _estimate(
         facts["lsd_tile_input_vox"] = list(lsds.grid.tiling.input_vox)
     if lsds is not None and lsd_pass is None:
         facts["multiply_adds"] += one_pass_multiply_adds(lsds, affinities.grid)
-        facts["lsd_tiles_per_affinity_tile"] = affinities.grid.tiles_needed_of(lsds.grid.tiling)
+        facts["lsd_tiles_per_affinity_tile"] = affinities.grid.lsd_tiles_per_tile(lsds.grid.tiling)
     records = [task.marks.record(number) for number in sorted(task.marks.done())[:1000]]
     seconds = [record["seconds"] for record in records if not record["facts"].get("blocks_outside_mask")]
     if seconds:

@@ -124,7 +124,7 @@ class TileGrid:
         bounds = (block.begin_vox, block.end_vox, read.begin_vox, read.end_vox)
         return _per_axis(lambda b, e, read_b, read_e: max(b - read_b, read_e - e), *bounds)
 
-    def tiles_needed_of(self, lsds: Tiling) -> float:
+    def lsd_tiles_per_tile(self, lsds: Tiling) -> float:
         """LSD tiles that one pass evaluates for each affinity tile of a block: the price of not storing LSDs.
 
         Larger blocks bring it towards 1; two passes evaluate each LSD tile once.
