@@ -232,6 +232,6 @@ def _check_voxel_size(found: ChosenBundle, target_nm: Nm3, config: PredictConfig
         where="prepare.target.voxel_size" if planned else found.folder,
         wanted=f"{trained_nm} nm (z, y, x)",
         found=f"target: {target_nm} nm",
-        hint="take a network trained at the voxel size of the target, resample the target with another tool before "
+        hint="take a network trained at the voxel size of the target, resample the target with a tool of yours before "
         "prepare, or predict.allow_voxel_size_mismatch = true",
     )

@@ -87,7 +87,7 @@ def check_main_memory(affinities: TiledNetwork, lsds: TiledNetwork | None, *, de
             where="predict.block_shape, predict.tile_shape, compute.workers",
             wanted=f"{workers} workers x {need / 1e9:.1f} GB",
             found=f"{have / 1e9:.1f} GB",
-            hint="reduce predict.tile_shape, predict.block_shape or compute.workers, or request more memory",
+            hint="make predict.tile_shape or predict.block_shape smaller, use fewer compute.workers, or ask for more",
         )
 
 
