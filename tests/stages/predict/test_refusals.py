@@ -40,17 +40,19 @@ def test_nothing_is_wrong_with_the_tiny_experiment(make_experiment):
     assert Predict().validate(make_experiment().experiment()) == []
 
 
-def test_validate_does_not_wait_for_torch_to_load(make_experiment):
+@pytest.mark.parametrize("verb", ["validate", "plan", "status"])
+def test_checking_and_planning_do_not_load_torch(make_experiment, verb):
     """Loading takes seconds; only the driver of a GPU makes it necessary."""
     code = (
         "import sys; from pathlib import Path;"
         "from lsdflow_network import devices; from lsdflow_predict.cli import app;"
         "devices.gpu_count.__defaults__ = (Path('/nowhere'),);"
-        "app(['validate', '--experiment', sys.argv[1]], standalone_mode=False); print('torch' in sys.modules)"
+        "app([sys.argv[1], '--experiment', sys.argv[2]], standalone_mode=False); print('torch' in sys.modules)"
     )
     experiment = make_experiment().experiment()
-    done = subprocess.run([sys.executable, "-c", code, experiment.path], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["predict: no problems found", "False"]
+    command = [sys.executable, "-c", code, verb, experiment.path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_it(make_experiment):

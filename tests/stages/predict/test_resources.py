@@ -10,7 +10,7 @@ from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.errors import ConfigError
 from lsdflow_network.costs import network_bytes, weights_of
 from lsdflow_network.unet import UNet
-from lsdflow_predict.resources import choose_device, choose_window_device, fitting_tile_edge
+from lsdflow_predict.resources import choose_device, choose_window_device, fitting_tile_edge, largest_tile_edge
 from lsdflow_predict.stage import Predict
 
 
@@ -59,6 +59,14 @@ def test_the_tile_that_fits_grows_with_the_memory_and_fits() -> None:
     assert sorted(set(edges)) == edges
     assert all(edge % 6 == 0 for edge in edges)
     assert all(network_bytes(spec, (edges[2],) * 3) < 500e6 for spec in specs)
+
+
+def test_workers_share_the_free_memory_of_their_gpu(monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (4 * 10**9, 8 * 10**9))
+    monkeypatch.setattr("lsdflow_predict.resources.gpu_count", lambda: 2)
+    specs = [a_spec(11), a_spec(1)]
+    assert largest_tile_edge(specs, "cuda:1", workers=8) == fitting_tile_edge(specs, 10**9) > 0
+    assert largest_tile_edge(specs, "cuda:1", workers=1) == fitting_tile_edge(specs, 4 * 10**9)
 
 
 def test_windows_of_the_cpu_are_in_main_memory() -> None:
