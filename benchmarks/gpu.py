@@ -93,7 +93,7 @@ def predict_lines(device: str, sizes: Sizes, folder: Path) -> Iterator[Line]:
     """Prediction: every precision at every tile; a tile that does not fit is reported."""
     from network_data import make_network
 
-    from lsdflow_predict.networks import prepare_torch
+    from lsdflow_predict.blocks import prepare_torch
 
     prepare_torch(torch.get_num_threads())
     make_network(folder, (sizes.fmaps, sizes.increase, sizes.factors, sizes.cube(sizes.tiles[0])[0]))
@@ -142,17 +142,16 @@ def lsd_tile(device: str, sizes: Sizes, folder: Path, tile: int, precision: str)
 def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: str) -> Callable[[], Any]:
     """One block of affinities with the LSDs around it, kept on the device."""
     from lsdflow_network.inference import load_predictor
-    from lsdflow_predict.patches import LsdSource, TileCache, Window, predict_box
-    from lsdflow_predict.scheme import plan_affinities, plan_lsds
-    from lsdflow_predict.unet_shapes import UNetShapes
+    from lsdflow_predict.blocks import LsdSource, TileCache, Window, predict_box
+    from lsdflow_predict.tiling import affinity_grid, lsd_grid
 
     lsd = load_predictor(bundle_in(folder), device=device, precision=stored_in(precision))
     affinity = load_predictor(bundle_in(folder / "affs"), device=device, precision=stored_in(precision))
     largest = output_shape_vox(sizes.spec(1), sizes.cube(tile))
     region = Box((0, 0, 0), (sizes.block,) * 3)
-    layer = plan_affinities(UNetShapes(sizes.spec(11)), region, largest, region.shape_vox)
-    lsds = plan_lsds(UNetShapes(sizes.spec(1)), layer, largest, region.shape_vox)
-    inputs = layer.tiling.inputs_hull(region)
+    affinities = affinity_grid(sizes.spec(11), region, largest, region.shape_vox)
+    lsds = lsd_grid(sizes.spec(1), affinities, largest, region.shape_vox)
+    inputs = affinities.tiling.inputs_hull(region)
     around = lsds.tiling.inputs_hull(inputs)
     raw = random_raw(around.shape_vox)
 
@@ -160,9 +159,9 @@ def acrlsd_block(device: str, sizes: Sizes, folder: Path, tile: int, precision: 
         seen = Window(around, raw.to(device))
         source = LsdSource(lsds.tiling, lsd.grey_levels, seen.crop, TileCache(0), device)
         return predict_box(
-            layer.tiling,
+            affinities.tiling,
             region,
-            list(layer.tiling.indices_touching(region)),
+            list(affinities.tiling.indices_touching(region)),
             network=affinity.grey_levels,
             outputs={"affs": 3},
             raw=Window(inputs, seen.crop(inputs)),

@@ -41,10 +41,10 @@ CORE_BLOCKS := \
   tests/stages/prepare/test_look.py \
   tests/stages/prepare/test_neuron_ids.py \
   tests/stages/prepare/test_placement.py \
-  tests/stages/predict/test_device_memory.py \
   tests/stages/predict/test_neighborhood.py \
   tests/stages/predict/test_refusals.py \
-  tests/stages/predict/test_tiles.py \
+  tests/stages/predict/test_resources.py \
+  tests/stages/predict/test_tiling.py \
   tests/stages/watershed/test_flood.py \
   tests/stages/watershed/test_fragments.py \
   tests/stages/watershed/test_ids.py \

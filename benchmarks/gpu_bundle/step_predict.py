@@ -40,9 +40,7 @@ from lsdflow_network.precision import choose_precision
 from lsdflow_network.shapes import output_shape_vox
 from lsdflow_network.testing import untrained_bundle
 from lsdflow_network.unet import UNet
-from lsdflow_predict.job import gather
 from lsdflow_predict.stage import Predict
-from lsdflow_predict.work import affinity_task
 from lsdflow_runtime.io.volumes import OutputArray
 
 VOXEL_NM = (8.0, 8.0, 8.0)
@@ -142,7 +140,7 @@ def row(made: Path, point: Point, sizes: Sizes, device: str, rates: Rates) -> li
     forget(experiment.layout)
     with Busy(device) as busy:
         Predict().run(experiment)
-    task = affinity_task(gather(experiment))
+    task = Predict().last_pass(experiment)
     records = list(task.marks.records().values())
     span_s = max(r["finished"] for r in records) - min(r["finished"] - r["seconds"] for r in records)
     voxels = sum(task.plan.block(number).write.size for number in range(len(task.plan)))

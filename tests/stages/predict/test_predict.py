@@ -1,4 +1,4 @@
-"""The stage on a tiny target: the same bits however it is cut up, and equal to one evaluation of the whole volume."""
+"""The stage on a tiny target: the same bits in any blocks, and equal to one evaluation of the whole volume."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def test_a_region_of_interest_is_a_crop_of_the_whole(make_experiment, begin):
     experiment = make_experiment()
     whole = experiment.affinities()
     roi = f'predict.roi={{begin="{begin[0]}, {begin[1]}, {begin[2]} vox", shape="110, 88, 96 nm"}}'
-    part = experiment.affinities(roi)
+    cropped = experiment.affinities(roi)
     z, y, x = (slice(b, b + n) for b, n in zip(begin, (11, 11, 12), strict=True))
-    assert part.shape == (3, 11, 11, 12)
-    assert _levels_apart(part, whole[:, z, y, x]) <= ROUNDING_LEVELS
+    assert cropped.shape == (3, 11, 11, 12)
+    assert _levels_apart(cropped, whole[:, z, y, x]) <= ROUNDING_LEVELS
     assert experiment.volume().geometry.offset_nm == (100.0 + 10 * begin[0], 8.0 * begin[1], 16.0 + 8 * begin[2])
     two = experiment.affinities(roi, 'predict.passes="two"')
-    assert np.array_equal(two, part)
+    assert np.array_equal(two, cropped)
 
 
 @pytest.mark.parametrize("passes", ["one", "two"])
@@ -141,14 +141,18 @@ def test_a_second_run_does_nothing(make_experiment):
     assert {p: p.stat().st_mtime_ns for p in chunks} == chunks
 
 
-def test_going_back_to_earlier_settings_makes_everything_again(make_experiment):
+@pytest.mark.parametrize("passes", ["one", "two"])
+def test_results_of_other_settings_are_kept_and_used_again(make_experiment, passes):
     experiment = make_experiment()
-    first = experiment.affinities()
-    experiment.run(TILES_OF_4)
-    assert np.array_equal(experiment.affinities(), first)
+    reference, first = experiment.affinities(f"predict.passes={passes}"), experiment.run(f"predict.passes={passes}")
+    other = experiment.run(f"predict.passes={passes}", "predict.outside=zero")
+    assert other.outputs["affs"] != first.outputs["affs"]
+    assert not np.array_equal(experiment.values(), reference)
+    assert experiment.run(f"predict.passes={passes}") == first
+    assert np.array_equal(experiment.values(), reference)
 
 
-def test_a_run_goes_on_with_the_missing_blocks(make_experiment):
+def test_a_run_resumes_with_the_missing_blocks(make_experiment):
     experiment = make_experiment()
     reference = experiment.affinities(BLOCKS_OF_8)
     Predict().last_pass(experiment.experiment(BLOCKS_OF_8)).marks.remove(2)
@@ -158,7 +162,7 @@ def test_a_run_goes_on_with_the_missing_blocks(make_experiment):
     assert np.array_equal(experiment.values(), reference)
 
 
-def test_plan_and_status_tell_blocks_and_time(make_experiment):
+def test_plan_and_status_report_blocks_and_time(make_experiment):
     experiment = make_experiment()
     settings = (BLOCKS_OF_8, 'predict.passes="two"')
     planned = Predict().plan(experiment.experiment(*settings, "predict.measure=true"))

@@ -1,9 +1,10 @@
-"""Which bundles predict uses: chosen, checked against one another and against the target, before any work."""
+"""Which networks predict uses: their bundles are chosen, and checked against one another and against the target."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
@@ -18,7 +19,6 @@ from lsdflow_contract.checkpoint import (
     read_bundle,
 )
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.layout import ExperimentLayout
@@ -26,6 +26,7 @@ from lsdflow_predict.config import PredictConfig
 
 LSD_STAGE = "train-lsd"
 AFFINITY_STAGES = ("train-acrlsd", "train-lsd")
+# Channels of each output; a network of further affinities gives a channel for each.
 _OUTPUTS: dict[str, dict[str, int]] = {
     "lsd": {"lsds": 10},
     "acrlsd": {"affs": 3},
@@ -35,8 +36,8 @@ _OUTPUTS: dict[str, dict[str, int]] = {
 
 
 @dataclass(frozen=True)
-class BundleAt:
-    """A bundle and the folder it lies in."""
+class ChosenBundle:
+    """A bundle and its folder."""
 
     folder: Path
     bundle: Bundle
@@ -44,37 +45,57 @@ class BundleAt:
 
 @dataclass(frozen=True)
 class Networks:
-    """The network that gives affinities and, for mode acrlsd, the LSD network before it."""
+    """The network that gives affinities and, for mode acrlsd, the LSD network before it.
 
-    affinities: BundleAt
-    lsds: BundleAt | None
+    accepted: the mismatches that the settings allow, as text.
+    """
+
+    affinities: ChosenBundle
+    lsds: ChosenBundle | None
     accepted: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> list[ChosenBundle]:
+        """The bundles: of the affinities and, if there is one, of the LSDs."""
+        return [self.affinities, *([self.lsds] if self.lsds else [])]
 
     @property
     def weights(self) -> dict[str, str]:
         """sha256 of the weights, by role."""
-        found = {"network": self.affinities.bundle.weights_sha256}
-        return found if self.lsds is None else {**found, "lsd_network": self.lsds.bundle.weights_sha256}
+        roles = ("network", "lsd_network")
+        return {role: found.bundle.weights_sha256 for role, found in zip(roles, self.chosen, strict=False)}
 
 
-def choose_networks(experiment: Experiment, config: PredictConfig, voxel_size_nm: Nm3) -> Networks:
-    """The bundles to predict with, for a target of `voxel_size_nm`.
+def choose_networks(
+    layout: ExperimentLayout,
+    mode: Mode,
+    config: PredictConfig,
+    voxel_size_nm: Nm3,
+    resolve: Callable[[str], Path],
+) -> Networks:
+    """The bundles to predict with, for a target of `voxel_size_nm`. Weights are not read.
 
-    Raises MissingInput (66: none there), BadData (65: damaged), ContractMismatch (76: wrong kind of network, another
+    resolve: gives the folder of a bundle that the options name by a path.
+    Raises MissingInput (66: no bundle), BadData (65: damaged), ContractMismatch (76: wrong kind of network, another
     LSD network than trained with, another voxel size).
     """
-    mode = experiment.common.mode
-    affinities = _affinity_bundle(experiment, config, mode)
-    lsds = _lsd_bundle(experiment, config, affinities) if mode == "acrlsd" else None
-    accepted = [*_check_lsd_identity(affinities, lsds, config)]
-    for found in (affinities, *([lsds] if lsds else [])):
+    stage = _affinity_stage(layout, mode)
+    affinities = _read_kind(_chosen_folder(layout, stage, config.checkpoint, resolve), mode)
+    lsds = None
+    if mode == "acrlsd" and config.lsd_checkpoint == "trained_with":
+        lsds = _lsds_trained_with(layout.checkpoints(LSD_STAGE), affinities.bundle.lsd_bundle_sha256)
+    elif mode == "acrlsd":
+        lsds = _read_kind(_chosen_folder(layout, LSD_STAGE, config.lsd_checkpoint, resolve), "lsd")
+    accepted = _check_lsd_identity(affinities, lsds, config)
+    networks = Networks(affinities, lsds)
+    for found in networks.chosen:
         accepted += _check_voxel_size(found, voxel_size_nm, config)
-    return Networks(affinities, lsds, tuple(accepted))
+    return replace(networks, accepted=tuple(accepted))
 
 
 def check_weights(networks: Networks) -> None:
-    """BadData (65) unless the weights on disk are those the bundles describe; MissingInput (66) if they are gone."""
-    for found in (networks.affinities, *([networks.lsds] if networks.lsds else [])):
+    """BadData (65) unless the weights on disk are those the bundles describe; MissingInput (66) if they are absent."""
+    for found in networks.chosen:
         if found.bundle.is_planned:
             continue
         path = found.folder / WEIGHTS
@@ -91,69 +112,63 @@ def check_weights(networks: Networks) -> None:
             )
 
 
-def _affinity_bundle(experiment: Experiment, config: PredictConfig, mode: Mode) -> BundleAt:
-    folder = _chosen_folder(experiment, config.checkpoint, _affinity_stage(experiment.layout, mode))
-    return _require_kind(BundleAt(folder, read_bundle(folder)), mode)
-
-
 def _affinity_stage(layout: ExperimentLayout, mode: Mode) -> str:
     """Mode acrlsd comes from train-acrlsd; a single network from whichever training stage has one."""
-    if mode == "acrlsd":
-        return AFFINITY_STAGES[0]
-    trained = [stage for stage in AFFINITY_STAGES if mode in _kinds(layout, stage)]
-    return trained[0] if trained else AFFINITY_STAGES[0]
+    if mode != "acrlsd":
+        for stage in AFFINITY_STAGES:
+            checkpoints = layout.checkpoints(stage)
+            last = bundle_iterations(checkpoints)[-1:]
+            if any(read_bundle(bundle_folder(checkpoints, iteration)).kind == mode for iteration in last):
+                return stage
+    return AFFINITY_STAGES[0]
 
 
-def _kinds(layout: ExperimentLayout, stage: str) -> set[str]:
+def _chosen_folder(layout: ExperimentLayout, stage: str, wanted: int | str, resolve: Callable[[str], Path]) -> Path:
+    """The folder of the bundle `wanted` ("best", an iteration or a path) of a training stage."""
     checkpoints = layout.checkpoints(stage)
-    last = bundle_iterations(checkpoints)[-1:]
-    return {read_bundle(bundle_folder(checkpoints, iteration)).kind for iteration in last}
-
-
-def _chosen_folder(experiment: Experiment, wanted: int | str, stage: str) -> Path:
-    checkpoints = experiment.layout.checkpoints(stage)
     if wanted == "best":
-        best = read_best(experiment.layout.best_checkpoint(stage))
+        best = read_best(layout.best_checkpoint(stage))
         return bundle_folder(checkpoints, best.iteration)
     if isinstance(wanted, str) and not wanted.isdigit():
-        return experiment.resolve(wanted)
+        return resolve(wanted)
     folder = bundle_folder(checkpoints, int(wanted))
     if not folder.is_dir():
-        there = ", ".join(map(str, bundle_iterations(checkpoints))) or "none"
+        iterations = ", ".join(map(str, bundle_iterations(checkpoints))) or "none"
         raise MissingInput(
             "no checkpoint of this iteration",
             where=checkpoints,
             wanted=wanted,
-            found=f"iterations: {there}",
+            found=f"iterations: {iterations}",
             fix=f"choose one of these: predict.{'lsd_checkpoint' if stage == LSD_STAGE else 'checkpoint'}",
         )
     return folder
 
 
-def _lsd_bundle(experiment: Experiment, config: PredictConfig, affinities: BundleAt) -> BundleAt:
-    if config.lsd_checkpoint != "trained_with":
-        folder = _chosen_folder(experiment, config.lsd_checkpoint, LSD_STAGE)
-        return _require_kind(BundleAt(folder, read_bundle(folder)), "lsd")
-    checkpoints = experiment.layout.checkpoints(LSD_STAGE)
-    wanted = affinities.bundle.lsd_bundle_sha256
-    there: list[str] = []
+def _lsds_trained_with(checkpoints: Path, wanted: str | None) -> ChosenBundle:
+    """The LSD bundle with weights of this sha256."""
+    others: list[str] = []
     for iteration in bundle_iterations(checkpoints):
-        found = BundleAt(bundle_folder(checkpoints, iteration), read_bundle(bundle_folder(checkpoints, iteration)))
-        if found.bundle.weights_sha256 == wanted:
-            return _require_kind(found, "lsd")
-        there.append(f"{iteration}: {found.bundle.weights_sha256[:12]}")
-    if not there:
+        folder = bundle_folder(checkpoints, iteration)
+        found = read_bundle(folder)
+        if found.weights_sha256 == wanted:
+            return _require_kind(ChosenBundle(folder, found), "lsd")
+        others.append(f"{iteration}: {found.weights_sha256[:12]}")
+    if not others:
         raise MissingInput("no LSD checkpoint", where=checkpoints, fix="run train-lsd, or give predict.lsd_checkpoint")
     raise ContractMismatch(
-        "the LSD network that the affinity network was trained with is not there",
+        "the LSD network that the affinity network was trained with is missing",
         where=checkpoints,
         wanted=f"weights sha256 {wanted}",
-        found="; ".join(there),
+        found="; ".join(others),
         fix="give its folder as predict.lsd_checkpoint, or train the affinity network again",
     )
 
 
-def _require_kind(found: BundleAt, wanted: Kind) -> BundleAt:
+def _read_kind(folder: Path, wanted: Kind) -> ChosenBundle:
+    return _require_kind(ChosenBundle(folder, read_bundle(folder)), wanted)
+
+
+def _require_kind(found: ChosenBundle, wanted: Kind) -> ChosenBundle:
     bundle = found.bundle
     if bundle.kind != wanted:
         raise ContractMismatch(
@@ -173,7 +188,7 @@ def _require_kind(found: BundleAt, wanted: Kind) -> BundleAt:
         )
     if bundle.neighborhood and not is_neighborhood(bundle.neighborhood):
         raise BadData(
-            "the bundle gives other affinities than the nearest first",
+            "the bundle does not list the three nearest affinities first, and each offset once",
             where=found.folder,
             wanted=f"{[list(offset) for offset in AFFINITY_NEIGHBORHOOD]}, then others, each once",
             found=[list(offset) for offset in bundle.neighborhood],
@@ -187,8 +202,8 @@ def _outputs(bundle: Bundle) -> dict[str, int]:
     return {name: affs if name == "affs" else count for name, count in _OUTPUTS[bundle.kind].items()}
 
 
-def _check_lsd_identity(affinities: BundleAt, lsds: BundleAt | None, config: PredictConfig) -> list[str]:
-    """What was accepted although it differs."""
+def _check_lsd_identity(affinities: ChosenBundle, lsds: ChosenBundle | None, config: PredictConfig) -> list[str]:
+    """What is accepted although it differs."""
     if lsds is None or affinities.bundle.lsd_bundle_sha256 == lsds.bundle.weights_sha256:
         return []
     wanted, found = affinities.bundle.lsd_bundle_sha256, lsds.bundle.weights_sha256
@@ -203,14 +218,11 @@ def _check_lsd_identity(affinities: BundleAt, lsds: BundleAt | None, config: Pre
     )
 
 
-def same_size(first_nm: Nm3, second_nm: Nm3) -> bool:
-    """True for voxel sizes that differ by rounding at most."""
-    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(first_nm, second_nm, strict=True))
-
-
-def _check_voxel_size(found: BundleAt, target_nm: Nm3, config: PredictConfig) -> list[str]:
+def _check_voxel_size(found: ChosenBundle, target_nm: Nm3, config: PredictConfig) -> list[str]:
+    """What is accepted although it differs."""
     trained_nm = found.bundle.voxel_size_nm
-    if same_size(trained_nm, target_nm):
+    # Voxel sizes that differ by rounding are the same.
+    if all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(trained_nm, target_nm, strict=True)):
         return []
     if config.allow_voxel_size_mismatch:
         return [f"{found.bundle.kind} network trained at {trained_nm} nm, target {target_nm} nm"]

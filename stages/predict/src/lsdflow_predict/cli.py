@@ -36,14 +36,16 @@ def export_network(
     """Write the networks that `predict` would use to one TorchScript file, for C++ programs (libtorch)."""
     with exit_codes(debug, as_json=json_):
         from lsdflow_predict import network_export  # torch takes seconds to load
+        from lsdflow_predict.inputs import open_inputs
 
         loaded = load_experiment(experiment, override or [])
         with naming_file(loaded):
-            facts = network_export.export_network(loaded, out)
-        typer.echo(json.dumps(facts) if json_ else f"wrote {out}: {_told(facts)}")
+            inputs = open_inputs(loaded, loaded.table("predict", PredictConfig))
+            facts = network_export.export_network(inputs.networks, out)
+        typer.echo(json.dumps(facts) if json_ else f"wrote {out}: {_summary(facts)}")
 
 
-def _told(facts: dict[str, Any]) -> str:
+def _summary(facts: dict[str, Any]) -> str:
     shape = facts["output_shape_vox"]
     outputs = ", ".join(f"{name} uint8 {[channels, *shape]}" for name, channels in facts["outputs"].items())
     return f"raw uint8 {facts['input_shape_vox']} -> {outputs}"

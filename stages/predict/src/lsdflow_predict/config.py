@@ -11,7 +11,7 @@ from lsdflow_contract.model import StrictModel
 
 
 class PredictConfig(StrictModel):
-    """Where the networks come from, what part of the target is predicted, and how it is cut into pieces."""
+    """Where the networks come from, which region of the target is predicted, and in which tiles and blocks."""
 
     checkpoint: int | str = Field(
         default="best", description='network to use: "best", an iteration, or the path of a bundle'

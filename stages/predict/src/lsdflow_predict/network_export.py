@@ -3,7 +3,7 @@
     raw u8 (z, y, x) --[-1, 1]--> (LSD network --> u8 --> crop) --> network --> u8 (channels, z', y', x') of each output
 
 The file takes one input shape, that of the tiles of predict: crops are written into it as numbers. What a program must
-know (shapes, order of the outputs, voxel size, weights) stands in it too, as extra file `lsdflow.json`.
+know (shapes, order of the outputs, voxel size, weights) is in it too, as extra file `lsdflow.json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from lsdflow_contract.errors import InternalError, OutputConflict
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Vox3
 from lsdflow_network import shapes
@@ -27,7 +26,6 @@ from lsdflow_network.composition import AcrLsd
 from lsdflow_network.inference import load_network
 from lsdflow_network.quantise import quantise_u8
 from lsdflow_predict.checkpoints import Networks, check_weights
-from lsdflow_predict.job import gather
 
 DESCRIPTION = "lsdflow.json"
 
@@ -47,14 +45,13 @@ class BytesToBytes(nn.Module):
         return tuple(quantise_u8(outputs[name][0]) for name in self.names)
 
 
-def export_network(experiment: Experiment, out: Path) -> dict[str, Any]:
-    """Write `out`; what stands in its description. Nothing is predicted.
+def export_network(networks: Networks, out: Path) -> dict[str, Any]:
+    """Write `networks` to `out`; its description, as in the file. Nothing is predicted.
 
-    Raises OutputConflict (73) if `out` exists, and what predict raises for its networks (65, 66, 76).
+    Raises OutputConflict (73) if `out` exists, BadData (65) or MissingInput (66) for damaged or missing weights.
     """
     if out.exists():
-        raise OutputConflict("there is a file of that name already", where=out, fix="choose another --out")
-    networks = gather(experiment).networks
+        raise OutputConflict("a file of this name exists already", where=out, fix="choose another --out")
     check_weights(networks)
     names, input_vox, output_vox = _form(networks)
     module = BytesToBytes(_network(networks), names).eval()
@@ -91,15 +88,15 @@ def _network(networks: Networks) -> nn.Module:
 
 
 def _traced(module: nn.Module, input_vox: Vox3, described: str) -> bytes:
-    """The content of the file, after it was read back and has given the same bytes for the same noise."""
+    """The content of the file. It is read back, and must give the same bytes as the network for the same noise."""
     noise = torch.randint(0, 256, input_vox, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     content, script = io.BytesIO(), cast(Any, torch.jit)
     with torch.no_grad(), warnings.catch_warnings():
-        # torch advises torch.export, whose files libtorch cannot read; and that shapes become numbers is known here.
+        # torch recommends torch.export, whose files libtorch cannot read, and warns that shapes become constants.
         warnings.simplefilter("ignore")
         script.save(script.trace(module, (noise,)), content, _extra_files={DESCRIPTION: described})
         content.seek(0)
         same = zip(script.load(content)(noise), module(noise), strict=True)
-        if not all(torch.equal(read_back, made) for read_back, made in same):
-            raise InternalError("the exported network gives other bytes than the network itself")
+        if not all(torch.equal(read_back, wanted) for read_back, wanted in same):
+            raise InternalError("the exported network and the network itself give different bytes")
     return content.getvalue()

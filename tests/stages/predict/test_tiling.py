@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_predict.tiles import Tiling, assemble, block_of_cells, crop_to_cell, hull, plan_tiling
+from lsdflow_contract.checkpoint import UNetSpec
+from lsdflow_contract.geometry import Box
+from lsdflow_network import shapes
+from lsdflow_predict.tiling import Tiling, assemble, block_of_cells, crop_to_cell, hull, plan_tiling
 
-
-@dataclass(frozen=True)
-class Net:
-    """Outputs smallest + n * step, like a valid U-Net."""
-
-    step_vox: Vox3 = (12, 12, 12)
-    context_vox: Vox3 = (52, 52, 52)
-    smallest: int = 8
-
-    def output_covering(self, wanted_vox: Vox3) -> Vox3:
-        z, y, x = (
-            self.smallest + max(0, math.ceil((w - self.smallest) / s)) * s
-            for w, s in zip(wanted_vox, self.step_vox, strict=True)
-        )
-        return z, y, x
-
+# The published network: its step is 12, its context 52 on each side, its outputs are 8 + n * 12.
+PUBLISHED = UNetSpec(
+    in_channels=1, num_fmaps=12, fmap_inc_factor=6, downsample_factors=((2, 2, 2), (2, 2, 2), (3, 3, 3))
+)
 
 sizes = st.tuples(*[st.integers(1, 400)] * 3)
 begins = st.tuples(*[st.integers(-300, 300)] * 3)
@@ -37,21 +26,21 @@ begins = st.tuples(*[st.integers(-300, 300)] * 3)
 @given(begins, sizes, begins, st.integers(20, 200))
 @settings(max_examples=60, deadline=None)
 def test_every_tile_begins_on_the_pooling_grid_and_holds_its_cell(begin, shape, phase, largest):
-    tiling = plan_tiling(Net(), Box(begin, shape), phase, (largest,) * 3)
+    tiling = plan_tiling(PUBLISHED, Box(begin, shape), phase, (largest,) * 3)
     for index in ((0, 0, 0), (1, 2, 3)):
         output = tiling.output(index)
         assert all((b - p) % 12 == 0 for b, p in zip(output.begin_vox, phase, strict=True))
         assert output.contains(tiling.cell(index))
         assert tiling.input(index) == output.grow((52, 52, 52))
         assert tiling.input(index).shape_vox == tiling.input_vox
-    assert tiling.output_vox == Net().output_covering(tiling.output_vox)
+    assert tiling.output_vox == shapes.output_shape_vox(PUBLISHED, tiling.input_vox)
 
 
 @given(begins, sizes, st.integers(32, 200))
 @settings(max_examples=60, deadline=None)
 def test_outputs_stay_within_the_largest_and_cells_are_balanced(begin, shape, largest):
     largest = 8 + 12 * ((largest - 8) // 12)
-    tiling = plan_tiling(Net(), Box(begin, shape), (0, 0, 0), (largest,) * 3)
+    tiling = plan_tiling(PUBLISHED, Box(begin, shape), (0, 0, 0), (largest,) * 3)
     for output, cell, extent, lead in zip(tiling.output_vox, tiling.cell_vox, shape, tiling.lead_vox, strict=True):
         assert output <= largest
         assert cell % 12 == 0
@@ -61,7 +50,7 @@ def test_outputs_stay_within_the_largest_and_cells_are_balanced(begin, shape, la
 
 
 def test_a_step_larger_than_the_largest_output_still_gives_one_step():
-    assert plan_tiling(Net(), Box((0, 0, 0), (50, 50, 50)), (0, 0, 0), (8, 8, 8)).cell_vox == (12, 12, 12)
+    assert plan_tiling(PUBLISHED, Box((0, 0, 0), (50, 50, 50)), (0, 0, 0), (8, 8, 8)).cell_vox == (12, 12, 12)
 
 
 @given(st.tuples(*[st.integers(-12, 20)] * 3), st.tuples(*[st.integers(0, 20)] * 3))
@@ -98,7 +87,7 @@ def _zeros(channels: int, box: Box) -> np.ndarray:
 
 
 def _tile_dependent(tiling: Tiling):
-    """Values that name the tile, and the voxel inside it: any mistake of place shows."""
+    """Values that differ from tile to tile and voxel to voxel, so that any mistake of place is found."""
 
     def evaluate(index):
         seed = abs(hash(index)) % 2**32
@@ -110,17 +99,17 @@ def _tile_dependent(tiling: Tiling):
 
 @pytest.mark.parametrize("block", [(12, 12, 12), (24, 36, 12), (5, 7, 11), (60, 60, 60)])
 def test_the_block_shape_changes_no_bit(block):
-    tiling = plan_tiling(Net(context_vox=(4, 4, 4)), Box((5, 0, 7), (30, 33, 25)), (0, 0, 0), (20, 32, 20))
+    tiling = plan_tiling(PUBLISHED, Box((5, 0, 7), (30, 33, 25)), (0, 0, 0), (20, 32, 20))
     region = Box((5, 0, 7), (30, 33, 25))
     whole = assemble(tiling, region, _zeros(2, region), _tile_dependent(tiling))
-    pieces = np.zeros_like(whole)
+    assembled = np.zeros_like(whole)
     for z in range(0, 30, block[0]):
         for y in range(0, 33, block[1]):
             for x in range(0, 25, block[2]):
                 box = Box((5 + z, y, 7 + x), block).intersect(region)
-                part = assemble(tiling, box, _zeros(2, box), _tile_dependent(tiling))
-                pieces[(slice(None), *box.slices(region.begin_vox))] = part
-    assert np.array_equal(pieces, whole)
+                values = assemble(tiling, box, _zeros(2, box), _tile_dependent(tiling))
+                assembled[(slice(None), *box.slices(region.begin_vox))] = values
+    assert np.array_equal(assembled, whole)
 
 
 def test_a_tile_without_values_stays_zero():
