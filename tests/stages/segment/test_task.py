@@ -249,7 +249,7 @@ def test_voxels_that_differ_from_the_graph_take_the_manifest_away(make_experimen
     values = volume.read(volume.box)
     values[10, 10, 10] = 0
     volume.write(volume.box, values)
-    with pytest.raises(BadData, match="voxels that the graph says"):
+    with pytest.raises(BadData, match="segment sizes in the volume and in the graph differ"):
         Segment().run(experiment)
     assert not experiment.layout.manifest("segment").exists()
 

@@ -29,8 +29,8 @@ from lsdflow_runtime.stores import Store, open_store
 from lsdflow_runtime.target import target_grid
 from lsdflow_runtime.volumes import Volume, open_volume
 from lsdflow_segment.imported import EdgeImport, ImportedIds, NodeImport
+from lsdflow_segment.inputs import STAGE
 from lsdflow_segment.sizes import SegmentSizes, SizeCount
-from lsdflow_segment.work import STAGE
 
 LOG = logging.getLogger("lsdflow.segment")
 # Where a user puts the fragments of a graph.
