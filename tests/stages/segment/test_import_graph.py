@@ -235,7 +235,7 @@ def test_a_dump_of_our_own_database_moves_a_graph_to_another_engine(
     Segment().run(experiment)
     assert_same_segmentation(experiment, native)
     collections["nodes"][3]["key"] = "another work"
-    with pytest.raises(BadData, match="several works"):
+    with pytest.raises(BadData, match="several results"):
         take(make_bare("mixed"), write_dump(tmp_path / "mixed-dump", collections))
 
 
@@ -346,7 +346,7 @@ def none_at_all(rows: Collections) -> None:
         (no_center, "a document without center_y"),
         (a_word, "merge_score is of another type"),
         (a_fraction, "id is of another type"),
-        (twice, "1 nodes that stand there more than once"),
+        (twice, "1 nodes that are listed more than once"),
         (zero, "1 nodes with id 0"),
         (too_few, "2 fragments without a node"),
         (too_many, "1 nodes without a voxel in the fragments"),
@@ -414,7 +414,7 @@ def test_what_an_import_that_was_stopped_left_is_not_in_the_next_one(
 
     dump = write_dump(tmp_path / "dump", collections)
     experiment = make_bare()
-    monkeypatch.setattr(graph_import, "_leave", stopped)
+    monkeypatch.setattr(graph_import.GraphImport, "_write_manifest", stopped)
     with pytest.raises(KeyboardInterrupt):
         take(experiment, dump)
     assert list((experiment.layout.root / "manifests").glob("*")) == []
