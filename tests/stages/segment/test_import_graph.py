@@ -414,7 +414,7 @@ def test_what_an_import_that_was_stopped_left_is_not_in_the_next_one(
 
     dump = write_dump(tmp_path / "dump", collections)
     experiment = make_bare()
-    monkeypatch.setattr(graph_import.GraphImport, "_write_manifest", stopped)
+    monkeypatch.setattr(graph_import.GraphImporter, "_write_manifest", stopped)
     with pytest.raises(KeyboardInterrupt):
         take(experiment, dump)
     assert list((experiment.layout.root / "manifests").glob("*")) == []

@@ -63,7 +63,7 @@ class Forest:
     def roots(self, thresholds: int, first: int = 0) -> Iterator[NDArray[Any]]:
         """For each threshold from number `first`: the position of the smallest node of each node's segment, (n,).
 
-        All are one array, valid until the next one is asked for.
+        All are one array, valid until the next one is computed.
         """
         parent = np.arange(self.nodes, dtype=_position_type(self.nodes))
         done = 0

@@ -196,8 +196,8 @@ def find_in_memory(
 def sizes_of_segments(lut: Sequence[LutSlice]) -> SegmentSizes:
     """Voxels of each segment of a lookup table, added up from its fragments."""
     count = SizeCount()
-    for part in lut:
-        count.add_counts(part.segments, part.voxels.view(np.int64))
+    for lut_slice in lut:
+        count.add_counts(lut_slice.segments, lut_slice.voxels.view(np.int64))
     return count.sizes()
 
 

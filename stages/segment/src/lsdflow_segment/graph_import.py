@@ -60,24 +60,24 @@ def import_graph(experiment: Experiment, options: ImportOptions) -> None:
     fragments = _open_fragments(experiment)
     graph = open_foreign(options.sources, options.database, experiment.store.retry_s)
     edges = _select_edges(graph, options.merge_functions)
-    work = GraphImport(experiment.layout, open_store(experiment), graph, edges, fragments, options.cut_out)
+    importer = GraphImporter(experiment.layout, open_store(experiment), graph, edges, fragments, options.cut_out)
     with ExitStack() as locks:
-        for stage in (*work.keys, STAGE):
+        for stage in (*importer.keys, STAGE):
             locks.enter_context(stage_lock(experiment.layout.stage_runs(stage)))
-        if work.is_finished() and not options.replace:
+        if importer.is_finished() and not options.replace:
             LOG.info("this graph is imported already; --replace reads it again")
             return
         if not options.replace:
-            work.require_no_other_graph()
+            importer.require_no_other_graph()
         _warn_of_unfinished_blocks(graph)
-        work.run()
+        importer.run()
         if options.replace:
-            for stage, key in work.keys.items():
-                work.store.drop_others(stage, {key})
+            for stage, key in importer.keys.items():
+                importer.store.drop_others(stage, {key})
 
 
 @dataclass(frozen=True)
-class GraphImport:
+class GraphImporter:
     """One import: from `graph`, of which `edges` (by merge function) are wanted, into `store`.
 
     `fragments`: the volume from which the graph was made, or a part of it (`cut_out`). `facts` of each collection are
@@ -110,7 +110,7 @@ class GraphImport:
                 raise NotOurs(
                     f"the experiment has the results of {stage} already",
                     where=self.layout.manifest(stage),
-                    hint="import into an experiment of its own, or say --replace",
+                    hint="import into an experiment of its own, or add --replace",
                 )
 
     def run(self) -> None:

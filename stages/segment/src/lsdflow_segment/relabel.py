@@ -1,8 +1,8 @@
 """Fragments -> segmentation: look each id up once per run of equal voxels.
 
 1. Ids repeat along x, so the last answer is reused until the id changes.
-2. At a change, a small table of recent ids is asked first (4096 places, by the low bits of the id), then a binary
-   search in the sorted lookup table. Nothing of the size of the lookup table is built per block.
+2. At a change, the id is searched in a small table of recent ids (4096 entries, by the low bits of the id), and only
+   then in the sorted lookup table, by a binary search. Nothing of the size of the lookup table is built per block.
 3. 0 stays 0. An id that is not in the table is an error that names it: the published scripts wrote 0 there, in silence.
 """
 

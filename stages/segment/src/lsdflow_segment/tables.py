@@ -168,7 +168,7 @@ def write_lut_slices(path: Path, lut: Sequence[LutSlice], facts: Mapping[str, An
 
     An npz that already has this content is left untouched.
     """
-    fragments = sum(len(part.fragments) for part in lut)
+    fragments = sum(len(lut_slice.fragments) for lut_slice in lut)
     written = path.with_name(f".{path.name}.new")
     write_atomically(written, lambda file: _write_npz(file, fragments, lut))
     with storage_errors(path):
@@ -182,7 +182,7 @@ def write_lut_slices(path: Path, lut: Sequence[LutSlice], facts: Mapping[str, An
 
 def write_mapped_lut(path: Path, lut: Sequence[LutSlice]) -> None:
     """Write the table as an array (2, N), in which a worker looks up ids without reading all of it."""
-    write_array(path, (2, sum(len(part.fragments) for part in lut)), np.uint64, _rows(lut))
+    write_array(path, (2, sum(len(lut_slice.fragments) for lut_slice in lut)), np.uint64, _rows(lut))
 
 
 def _may_be_of(graph: str, summary: Path) -> bool:
@@ -193,7 +193,7 @@ def _may_be_of(graph: str, summary: Path) -> bool:
 
 
 def _rows(lut: Sequence[LutSlice]) -> Iterator[UInt64s]:
-    return itertools.chain((part.fragments for part in lut), (part.segments for part in lut))
+    return itertools.chain((lut_slice.fragments for lut_slice in lut), (lut_slice.segments for lut_slice in lut))
 
 
 def _write_npz(file: BinaryIO, fragments: int, lut: Sequence[LutSlice]) -> None:

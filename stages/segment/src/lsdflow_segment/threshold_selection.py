@@ -218,13 +218,14 @@ def _plateau(facts: Sequence[SegmentationFacts]) -> tuple[SegmentationFacts, Seg
 def _entries(lut: Sequence[LutSlice], labels: UInt64s) -> tuple[UInt64s, UInt64s]:
     """The entries of a table, fragments and segments, for those of `labels` (ascending) that it has."""
     fragments, segments = [labels[:0]], [labels[:0]]
-    for part in lut:
-        first, end = np.searchsorted(labels, part.fragments[0]), np.searchsorted(labels, part.fragments[-1], "right")
+    for lut_slice in lut:
+        ids = lut_slice.fragments
+        first, end = np.searchsorted(labels, ids[0]), np.searchsorted(labels, ids[-1], "right")
         if first < end:
-            here = np.searchsorted(part.fragments, labels[first:end])
-            here = here[part.fragments[here] == labels[first:end]]
-            fragments.append(part.fragments[here])
-            segments.append(part.segments[here])
+            position = np.searchsorted(ids, labels[first:end])
+            position = position[ids[position] == labels[first:end]]
+            fragments.append(ids[position])
+            segments.append(lut_slice.segments[position])
     return np.concatenate(fragments), np.concatenate(segments)
 
 
