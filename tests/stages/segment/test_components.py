@@ -143,7 +143,7 @@ def test_every_id_is_found_at_its_position_and_no_other(ids: set[int], others: l
 
 
 @pytest.mark.parametrize("spread", [1, 3, 2**40])
-def test_ids_in_crowds_and_far_apart(spread: int) -> None:
+def test_ids_close_together_and_far_apart(spread: int) -> None:
     crowd = np.arange(1, 5001, dtype=np.uint64)
     ids = np.unique(np.concatenate([crowd, crowd * np.uint64(spread) + np.uint64(2**50)]))
     positions = np.empty(len(ids), np.int64)

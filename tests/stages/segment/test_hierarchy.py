@@ -1,4 +1,4 @@
-"""Segments found part by part are those of the whole graph, whatever the parts, and no memory holds more than one."""
+"""Segments found in parts are those of the whole graph, whatever the parts, and memory holds one part at a time."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Tree:
         ends = labels[np.searchsorted(self.ids, self.u)], labels[np.searchsorted(self.ids, self.v)]
         self.top = int(labels.max()).bit_length()
         self.label = [labels >> level for level in range(self.top + 1)]
-        self.closed = np.array([int(a ^ b).bit_length() for a, b in zip(*ends, strict=True)], np.int64)
+        self.common_level = np.array([int(a ^ b).bit_length() for a, b in zip(*ends, strict=True)], np.int64)
         self.ends = ends
 
     def at(self, level: int, number: int, ids: UInt64s, summaries: list[tuple[Any, Any, Any]]) -> Part:
         if not len(ids):
             return Part(ids, Forest.empty(), np.zeros(0, np.int64))
-        here = (self.closed == level) & (self.ends[0] >> level == number)
+        here = (self.common_level == level) & (self.ends[0] >> level == number)
         sweep = ThresholdSweep(ids, SCORES)
         sweep.add(self.u[here], self.v[here], self.scores[here])
         for u, v, score in summaries:
             sweep.add(u, v, np.full(len(u), score, np.float32))
-        leaving = np.concatenate([self.u[self.closed > level], self.v[self.closed > level]])
+        leaving = np.concatenate([self.u[self.common_level > level], self.v[self.common_level > level]])
         return Part(ids, sweep.forest(), np.flatnonzero(np.isin(ids, leaving)))
 
     def up(self, level: int, number: int) -> tuple[Part, list[Segments], list[Any], Any]:
@@ -98,7 +98,7 @@ def local_graph(seed: int, nodes: int = 60, edges: int = 140) -> Graph:
 
 
 def in_parts(folder: Path, graph: Graph, voxels: UInt64s, most: int, batch: int = 25) -> PartitionedGraph:
-    """Found in files; each node stands there in two rows that share its voxels."""
+    """Found in files; each node is in two rows that share its voxels."""
     ids, u, v, scores = graph
 
     def nodes() -> Any:
@@ -148,7 +148,7 @@ def test_parts_in_files_give_the_tables_and_facts_of_the_whole(tmp_path: Path, s
             assert np.array_equal(np.concatenate([getattr(p, name) for p in pieces]), getattr(one, name)), name
 
 
-def test_levels_are_joined_by_eights_and_an_edge_is_closed_where_its_ends_meet() -> None:
+def test_eight_parts_of_a_level_make_one_of_the_next_and_an_edge_belongs_to_the_lowest_common_part() -> None:
     partition = Partition(np.arange(0, 200, 2, dtype=np.uint64))
     assert (partition.levels, [partition.parts(level) for level in range(partition.levels)]) == (4, [100, 13, 2, 1])
     assert [list(partition.below(1, n)) for n in (0, 12)] == [list(range(8)), list(range(96, 100))]
@@ -170,7 +170,7 @@ def test_ranges_hold_at_most_as_many_ids_as_wanted() -> None:
     assert len(counts) < 75
 
 
-def test_no_memory_holds_more_than_one_part_or_what_crosses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_holds_one_part_or_the_boundary_nodes_of_eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 
     class Counted(ThresholdSweep):
@@ -190,7 +190,7 @@ def test_no_memory_holds_more_than_one_part_or_what_crosses(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("killed_at", [0, 5, 25, 60, 95])
-def test_a_run_killed_between_two_files_goes_on_to_the_same_tables(
+def test_a_run_killed_between_two_files_resumes_to_the_same_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:
     class KilledError(Exception):
@@ -215,7 +215,7 @@ def test_a_run_killed_between_two_files_goes_on_to_the_same_tables(
     assert in_parts(tmp_path, graph, voxels, most=30).facts() == in_memory(graph, voxels).facts()
 
 
-def test_what_stands_there_is_not_made_again(tmp_path: Path) -> None:
+def test_complete_files_are_not_written_again(tmp_path: Path) -> None:
     graph = local_graph(2)
     in_parts(tmp_path, graph, np.ones(60, np.uint64), most=10)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -232,7 +232,7 @@ def test_an_edge_to_an_unknown_fragment_is_refused_within_and_between_parts(tmp_
             in_parts(tmp_path / str(most), (ids, *ends, np.zeros(1, np.float32)), np.ones(3, np.uint64), most)
 
 
-def test_rows_that_are_lost_are_noticed_and_no_fragments_are_refused(tmp_path: Path) -> None:
+def test_missing_rows_and_a_graph_without_fragments_are_refused(tmp_path: Path) -> None:
     graph = local_graph(3)
     found = in_parts(tmp_path / "a", graph, np.ones(60, np.uint64), most=10)
     rows = tmp_path / "a" / "nodes-0.rows"

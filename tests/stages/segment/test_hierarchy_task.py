@@ -1,4 +1,4 @@
-"""The whole stage in one memory and part by part: the same files, voxels, facts and identity; killed runs go on."""
+"""The whole stage in memory and in parts: the same files, voxels, facts and identity; killed runs resume."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def assert_same(found: Experiment, wanted: Experiment) -> None:
 
 
 @pytest.mark.parametrize("truth", [True, False])
-def test_both_forms_leave_the_same_files_facts_and_identity(make_experiment: Make, truth: bool) -> None:
+def test_finding_in_memory_and_in_parts_gives_the_same_files_facts_and_identity(
+    make_experiment: Make, truth: bool
+) -> None:
     extra = "segment.extra_thresholds=[0.2]"
     whole = make_experiment("whole", COARSE, extra, truth=truth)
     parts = make_experiment("parts", *PARTS, extra, truth=truth)
@@ -55,7 +57,7 @@ def test_both_forms_leave_the_same_files_facts_and_identity(make_experiment: Mak
 @pytest.mark.parametrize(
     "step", ["partition._distribute_edges", "partitioned_graph.PartitionedGraph.go_down", "stage.run_task"]
 )
-def test_a_run_killed_in_any_step_goes_on_to_the_same_result(
+def test_a_run_killed_in_any_step_resumes_to_the_same_result(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class KilledError(Exception):
@@ -95,7 +97,7 @@ def test_workers_of_other_processes_map_the_table(make_experiment: Make, monkeyp
         ("hierarchical", 10**6, True),
     ],
 )
-def test_the_form_is_taken_by_the_number_of_nodes_unless_one_is_asked_for(
+def test_find_auto_decides_by_the_number_of_nodes(
     make_experiment: Make, find: str, nodes_in_memory: int, in_parts: bool
 ) -> None:
     settings = (f"segment.find={find}", f"segment.nodes_in_memory={nodes_in_memory}")
@@ -105,14 +107,14 @@ def test_the_form_is_taken_by_the_number_of_nodes_unless_one_is_asked_for(
     assert isinstance(graph, PartitionedGraph) == in_parts
 
 
-def test_the_form_enters_no_key(make_experiment: Make) -> None:
+def test_find_is_no_part_of_any_key(make_experiment: Make) -> None:
     one, other = make_experiment("a", COARSE), make_experiment("a", *PARTS)
     keys = [open_inputs(e).tables_key("mean") for e in (one, other)]
     assert keys[0] == keys[1]
     assert SegmentConfig().find == "auto"
 
 
-def test_what_a_killed_run_left_is_forgotten_by_the_next_that_finishes(make_experiment: Make) -> None:
+def test_files_of_a_killed_run_are_removed_by_the_next_that_finishes(make_experiment: Make) -> None:
     experiment = make_experiment("a", COARSE)
     left: Path = experiment.layout.luts / ".parts" / "another graph" / "part-0"
     left.mkdir(parents=True)

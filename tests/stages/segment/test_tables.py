@@ -46,7 +46,7 @@ def test_merge_functions_are_read_from_either_form_of_the_config() -> None:
         merge_functions_of({})
 
 
-def test_a_missing_or_damaged_summary_is_said(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_summary_is_refused(tmp_path: Path) -> None:
     folders = TableFolders.of(tmp_path, "graph")
     with pytest.raises(MissingInput):
         read_summary(folders, "m")

@@ -76,13 +76,13 @@ def test_the_stretch_after_the_collapse_is_no_plateau() -> None:
     assert advice.threshold < 0.1
 
 
-def test_a_collapse_at_once_is_said() -> None:
+def test_a_collapse_at_once_is_reported() -> None:
     sizes = np.full(200, 100, np.uint64)
     advice = advise_by_stability(facts_of(graph_of_cells((0.0, 0.0), (0.0, 0.0)), GRID, sizes), 200, 20_000)
     assert "look at the affinities" in advice.reason
 
 
-def test_no_merge_at_all_is_said() -> None:
+def test_no_merge_at_all_is_reported() -> None:
     sizes = np.full(200, 100, np.uint64)
     advice = advise_by_stability(facts_of(graph_of_cells((1.0, 1.0), (1.0, 1.0)), [0.1, 0.2], sizes), 200, 20_000)
     assert "no threshold merges much" in advice.reason
