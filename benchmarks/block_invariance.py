@@ -132,7 +132,7 @@ def measured(mode: str, affs: Bytes, truth: Ids, edge_vox: int, context_vox: int
     ids = ids[ids > 0]
     sweep = ThresholdSweep(ids, THRESHOLDS)
     sweep.add(edges.u, edges.v, edges.merge_score)
-    segments = [ids[positions] for positions in sweep.partitions()]
+    segments = [ids[roots] for roots in sweep.roots()]
     table = contingency(fragments, truth)
     voi = [score(table.relabel(ids, s)).voi for s in segments]
     return Row(mode, edge_vox, context_vox, fragments, ids, segments, voi, seconds)

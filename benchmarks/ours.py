@@ -149,7 +149,7 @@ def _components(folder: Path, thresholds: tuple[float, ...]) -> Work:
         for begin in range(0, len(u), step):
             batch = slice(begin, begin + step)
             sweep.add(u[batch], v[batch], score[batch])
-        *_, last = sweep.partitions()
+        *_, last = sweep.roots()
         return nodes[last]
 
     work()

@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.graph import RagEdges
-from lsdflow_segment.dealing import find_by_parts
-from lsdflow_segment.graph import SegmentGraph, load_sweep
-from lsdflow_segment.sizes import SizeCount
+from lsdflow_segment.graph import SegmentGraph, find_in_memory, sum_nodes
+from lsdflow_segment.partitioned_graph import find_in_parts
 
 BLOCK = 100_000
 THRESHOLDS = tuple(n / 200 for n in range(1, 21))
@@ -84,16 +83,13 @@ def _anonymous_bytes() -> int:
 
 def found_whole(count: int) -> SegmentGraph:
     """As the stage does it in one memory."""
-    sizes = SizeCount()
-    for ids, voxels in nodes(count):
-        sizes.add_counts(ids, voxels.astype(np.int64))
-    return load_sweep(edges(count), sizes.sizes(), THRESHOLDS, BUFFER_EDGES)
+    return find_in_memory(sum_nodes(nodes(count)), edges(count), THRESHOLDS, BUFFER_EDGES)
 
 
 def found_in_parts(folder: Path, count: int, part_nodes: int) -> SegmentGraph:
     """As the stage does it part by part."""
     shutil.rmtree(folder, ignore_errors=True)
-    return find_by_parts(folder, lambda: nodes(count), lambda: edges(count), THRESHOLDS, part_nodes, BUFFER_EDGES)
+    return find_in_parts(folder, lambda: nodes(count), lambda: edges(count), THRESHOLDS, part_nodes, BUFFER_EDGES)
 
 
 def measure(folder: Path, count: int, part_nodes: int, find_only: bool) -> dict[str, Any]:
@@ -110,9 +106,9 @@ def measure(folder: Path, count: int, part_nodes: int, find_only: bool) -> dict[
     told |= {"facts_s": time.monotonic() - begin}
     begin = time.monotonic()
     digest = hashlib.sha256(repr(facts).encode())
-    for pieces in graph.tables():
-        for piece in pieces:
-            digest.update(piece.segments.tobytes())
+    for lut in graph.luts():
+        for part in lut:
+            digest.update(part.segments.tobytes())
     told |= {"tables_s": time.monotonic() - begin, "bytes_per_node": memory.bytes / count}
     return {**told, "sha256": digest.hexdigest()[:16]}
 

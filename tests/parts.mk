@@ -52,14 +52,12 @@ CORE_BLOCKS := \
   tests/stages/watershed/test_nodes.py \
   tests/stages/watershed/test_sections.py \
   tests/stages/watershed/test_windows_and_distances.py \
-  tests/stages/segment/test_advice.py \
   tests/stages/segment/test_components.py \
   tests/stages/segment/test_hierarchy.py \
   tests/stages/segment/test_relabel.py \
   tests/stages/segment/test_sizes.py \
-  tests/stages/segment/test_sorted_ids.py \
   tests/stages/segment/test_tables.py \
-  tests/stages/segment/test_thresholds.py \
+  tests/stages/segment/test_threshold_selection.py \
   tests/stages/evaluate/test_larger_error.py \
   tests/stages/evaluate/test_methods.py \
   tests/stages/evaluate/test_neurites.py \

@@ -18,8 +18,8 @@ from urllib.error import URLError
 import pytest
 
 from lsdflow_command.metrics import StageMetrics
-from lsdflow_command.monitoring import FORGOTTEN_SECONDS, MONITOR, Address, address_of, hand_over, monitored
-from lsdflow_command.progress import Progress
+from lsdflow_command.monitoring import FORGOTTEN_SECONDS, Address, address_of, hand_over, monitored
+from lsdflow_command.progress import MONITOR, Progress
 from lsdflow_contract.errors import BadData, ConfigError
 from lsdflow_contract.experiment import Experiment, load_experiment
 

@@ -31,7 +31,7 @@ from lsdflow_launch.telling.status_table import more_lines
 from lsdflow_runtime.engine.block_stage import BlockStage
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 from lsdflow_runtime.store.stores import open_store
-from lsdflow_segment import work as segment_work
+from lsdflow_segment import relabel as segment_relabel
 from lsdflow_segment.stage import Segment
 from lsdflow_watershed import stage as watershed_stage
 from lsdflow_watershed.stage import Watershed
@@ -232,7 +232,7 @@ def test_a_failed_block_of_segment_is_a_hole_of_the_segmentation_alone(
 ) -> None:
     experiment, whole = (experiment_in(tmp_path / name) for name in ("hole", "whole"))
     run(whole)
-    failing(monkeypatch, segment_work, "relabel", lambda *_, where: where.startswith(f"block {HOLE_NUMBER} "))
+    failing(monkeypatch, segment_relabel, "relabel", lambda *_, where: where.startswith(f"block {HOLE_NUMBER} "))
     run(experiment)
     expected = segmentation_of(whole)
     expected[HOLE.slices()] = 0

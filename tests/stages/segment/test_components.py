@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsdflow_contract.errors import BadData
-from lsdflow_segment.components import ThresholdSweep
+from lsdflow_segment.components import SortedIds, ThresholdSweep
 
+ID = st.integers(1, 2**63 - 1) | st.integers(1, 50) | st.integers(10**12, 10**12 + 100)
 Graph = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -54,7 +55,7 @@ def swept(
     for begin in range(0, len(order), batch):
         part = order[begin : begin + batch]
         sweep.add(u[part], v[part], scores[part])
-    return [ids[positions].tolist() for positions in sweep.partitions()]
+    return [ids[positions].tolist() for positions in sweep.roots()]
 
 
 THRESHOLDS = [0.0, 0.125, 0.2, 0.25, 0.5, 0.9, 1.0]
@@ -74,9 +75,9 @@ def test_order_batches_and_a_small_buffer_change_nothing(seed: int, batch: int, 
 
 
 @given(st.integers(0, 100_000))
-def test_a_higher_threshold_merges_more_and_partitions_are_nested(seed: int) -> None:
-    partitions = swept(random_graph(seed), THRESHOLDS)
-    for finer, coarser in itertools.pairwise(partitions):
+def test_a_higher_threshold_merges_more_and_segments_are_nested(seed: int) -> None:
+    segments = swept(random_graph(seed), THRESHOLDS)
+    for finer, coarser in itertools.pairwise(segments):
         assert len(set(coarser)) <= len(set(finer))
         assert len(set(zip(finer, coarser, strict=True))) == len(set(finer))
 
@@ -95,7 +96,7 @@ def test_no_real_segment_becomes_background() -> None:
     ids = np.array([1, 2, 3, 4, 5], np.uint64)
     sweep = ThresholdSweep(ids, [0.5])
     sweep.add(ids[:1], ids[1:2], np.array([0.1], np.float32))
-    (segments,) = (ids[p].tolist() for p in sweep.partitions())
+    (segments,) = (ids[p].tolist() for p in sweep.roots())
     assert segments == [1, 1, 3, 4, 5]
 
 
@@ -103,20 +104,20 @@ def test_a_score_equal_to_the_threshold_merges_and_nan_never_does() -> None:
     ids = np.array([1, 2, 3], np.uint64)
     sweep = ThresholdSweep(ids, [0.3, 1.0])
     sweep.add(np.array([1, 2], np.uint64), np.array([2, 3], np.uint64), np.array([0.3, np.nan], np.float32))
-    assert [ids[p].tolist() for p in sweep.partitions()] == [[1, 1, 3], [1, 1, 3]]
+    assert [ids[p].tolist() for p in sweep.roots()] == [[1, 1, 3], [1, 1, 3]]
 
 
 def test_a_graph_without_edges_keeps_every_fragment() -> None:
     ids = np.array([4, 9], np.uint64)
-    assert [ids[p].tolist() for p in ThresholdSweep(ids, [0.5]).partitions()] == [[4, 9]]
+    assert [ids[p].tolist() for p in ThresholdSweep(ids, [0.5]).roots()] == [[4, 9]]
 
 
-def test_partitions_can_be_asked_twice() -> None:
+def test_roots_can_be_computed_twice() -> None:
     graph = random_graph(5)
     sweep = ThresholdSweep(graph[0], THRESHOLDS)
     sweep.add(*graph[1:])
-    first = [p.tolist() for p in sweep.partitions()]
-    assert [p.tolist() for p in sweep.partitions()] == first
+    first = [p.tolist() for p in sweep.roots()]
+    assert [p.tolist() for p in sweep.roots()] == first
 
 
 @pytest.mark.parametrize("fragments", [[0, 1, 2], [1, 1, 2], [2, 1], []])
@@ -129,3 +130,23 @@ def test_an_edge_to_an_unknown_fragment_is_refused_by_name() -> None:
     sweep = ThresholdSweep(np.array([1, 2], np.uint64), [0.5])
     with pytest.raises(BadData, match="fragment 77"):
         sweep.add(np.array([1], np.uint64), np.array([77], np.uint64), np.array([0.1], np.float32))
+
+
+@given(st.sets(ID, min_size=1, max_size=60), st.lists(ID, max_size=60))
+def test_every_id_is_found_at_its_position_and_no_other(ids: set[int], others: list[int]) -> None:
+    listed = sorted(ids)
+    wanted = [*others, *listed]
+    positions = np.empty(len(wanted), np.int32)
+    unknown = SortedIds(np.array(listed, np.uint64)).find(np.array(wanted, np.uint64), positions)
+    assert positions.tolist() == [listed.index(i) if i in ids else -1 for i in wanted]
+    assert unknown == sum(i not in ids for i in wanted)
+
+
+@pytest.mark.parametrize("spread", [1, 3, 2**40])
+def test_ids_close_together_and_far_apart(spread: int) -> None:
+    crowd = np.arange(1, 5001, dtype=np.uint64)
+    ids = np.unique(np.concatenate([crowd, crowd * np.uint64(spread) + np.uint64(2**50)]))
+    positions = np.empty(len(ids), np.int64)
+    assert SortedIds(ids).find(ids, positions) == 0
+    assert positions.tolist() == list(range(len(ids)))
+    assert SortedIds(ids).find(np.array([0, 2**62, 2**50 - 1], np.uint64), positions[:3]) == 3

@@ -1,4 +1,4 @@
-"""The whole stage in one memory and part by part: the same files, voxels, facts and identity; killed runs go on."""
+"""The whole stage in memory and in parts: the same files, voxels, facts and identity; killed runs resume."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
 from lsdflow_runtime.io.volumes import open_volume
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment import stage
 from lsdflow_segment.config import SegmentConfig
-from lsdflow_segment.parted_graph import PartedGraph
+from lsdflow_segment.graph import StoredGraph
+from lsdflow_segment.inputs import STAGE, open_inputs
+from lsdflow_segment.partitioned_graph import PartitionedGraph
 from lsdflow_segment.stage import Segment
-from lsdflow_segment.work import STAGE
 
 Make = Callable[..., Experiment]
 COARSE = "segment.thresholds_step=0.25"
@@ -39,7 +41,9 @@ def assert_same(found: Experiment, wanted: Experiment) -> None:
 
 
 @pytest.mark.parametrize("truth", [True, False])
-def test_both_forms_leave_the_same_files_facts_and_identity(make_experiment: Make, truth: bool) -> None:
+def test_finding_in_memory_and_in_parts_gives_the_same_files_facts_and_identity(
+    make_experiment: Make, truth: bool
+) -> None:
     extra = "segment.extra_thresholds=[0.2]"
     whole = make_experiment("whole", COARSE, extra, truth=truth)
     parts = make_experiment("parts", *PARTS, extra, truth=truth)
@@ -50,8 +54,10 @@ def test_both_forms_leave_the_same_files_facts_and_identity(make_experiment: Mak
     assert Segment().status(parts)["finished"]
 
 
-@pytest.mark.parametrize("step", ["_deal_edges", "go_down", "run_task"])
-def test_a_run_killed_in_any_step_goes_on_to_the_same_result(
+@pytest.mark.parametrize(
+    "step", ["partition._distribute_edges", "partitioned_graph.PartitionedGraph.go_down", "stage.run_task"]
+)
+def test_a_run_killed_in_any_step_resumes_to_the_same_result(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class KilledError(Exception):
@@ -62,9 +68,8 @@ def test_a_run_killed_in_any_step_goes_on_to_the_same_result(
 
     whole, parts = make_experiment("whole", COARSE), make_experiment("parts", *PARTS)
     Segment().run(whole)
-    places = {"_deal_edges": "lsdflow_segment.dealing", "go_down": "lsdflow_segment.parted_graph.PartedGraph"}
     with monkeypatch.context() as patch:
-        patch.setattr(f"{places.get(step, 'lsdflow_segment.stage')}.{step}", killed)
+        patch.setattr(f"lsdflow_segment.{step}", killed)
         with pytest.raises(KilledError):
             Segment().run(parts)
     assert (parts.layout.luts / ".parts").is_dir()
@@ -78,13 +83,13 @@ def test_workers_of_other_processes_map_the_table(make_experiment: Make, monkeyp
         make_experiment("parts", *PARTS, "compute.runner=daisy", "compute.workers=1"),
     )
     Segment().run(whole)
-    monkeypatch.setattr("lsdflow_segment.work.read_lut", None)
+    monkeypatch.setattr("lsdflow_segment.relabel.read_lut", None)
     Segment().run(parts)
     assert_same(parts, whole)
 
 
 @pytest.mark.parametrize(
-    ("find", "nodes_in_memory", "parted"),
+    ("find", "nodes_in_memory", "in_parts"),
     [
         ("auto", 10**6, False),
         ("auto", 30, True),
@@ -92,24 +97,24 @@ def test_workers_of_other_processes_map_the_table(make_experiment: Make, monkeyp
         ("hierarchical", 10**6, True),
     ],
 )
-def test_the_form_is_taken_by_the_number_of_nodes_unless_one_is_asked_for(
-    make_experiment: Make, find: str, nodes_in_memory: int, parted: bool
+def test_find_auto_decides_by_the_number_of_nodes(
+    make_experiment: Make, find: str, nodes_in_memory: int, in_parts: bool
 ) -> None:
     settings = (f"segment.find={find}", f"segment.nodes_in_memory={nodes_in_memory}")
-    work = stage._opened(make_experiment("a", COARSE, *settings))
-    graph, _ = stage._swept(work, work.taken)
-    assert isinstance(graph, PartedGraph) == parted
+    experiment = make_experiment("a", COARSE, *settings)
+    inputs = open_inputs(experiment)
+    graph = stage._find_segments(inputs, StoredGraph(open_store(experiment).rag, inputs.source), "mean")
+    assert isinstance(graph, PartitionedGraph) == in_parts
 
 
-def test_the_form_enters_no_key(make_experiment: Make) -> None:
+def test_find_is_no_part_of_any_key(make_experiment: Make) -> None:
     one, other = make_experiment("a", COARSE), make_experiment("a", *PARTS)
-    works = [stage._opened(e) for e in (one, other)]
-    keys = [stage.tables_key(w.config, w.source, w.taken) for w in works]
+    keys = [open_inputs(e).tables_key("mean") for e in (one, other)]
     assert keys[0] == keys[1]
     assert SegmentConfig().find == "auto"
 
 
-def test_what_a_killed_run_left_is_forgotten_by_the_next_that_finishes(make_experiment: Make) -> None:
+def test_files_of_a_killed_run_are_removed_by_the_next_that_finishes(make_experiment: Make) -> None:
     experiment = make_experiment("a", COARSE)
     left: Path = experiment.layout.luts / ".parts" / "another graph" / "part-0"
     left.mkdir(parents=True)

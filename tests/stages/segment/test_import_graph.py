@@ -110,7 +110,7 @@ def make_bare(make_experiment: Make) -> Make:
     return make
 
 
-def take(experiment: Experiment, *sources: Path, **more: Any) -> None:
+def run_import(experiment: Experiment, *sources: Path, **more: Any) -> None:
     import_graph(experiment, ImportOptions(sources, **more))
 
 
@@ -150,7 +150,7 @@ def test_a_database_of_the_scripts_gives_the_tables_and_voxels_of_a_native_run(
     write_database(mongod, database, collections)
     file = mongod.uri_file(database, tmp_path, role="read")
     experiment = make_bare("bare", *store_table)
-    take(experiment, file, database=database)
+    run_import(experiment, file, database=database)
     Segment().run(experiment)
     assert_same_segmentation(experiment, native)
     assert Segment().verify(experiment)["verified"]
@@ -178,7 +178,7 @@ def test_a_dump_gives_the_tables_and_voxels_of_a_native_run_and_its_checksums_ar
 ) -> None:
     dump = write_dump(tmp_path / "dump", collections, zipped=zipped)
     experiment = make_bare("bare", *store_table)
-    take(experiment, dump)
+    run_import(experiment, dump)
     Segment().run(experiment)
     assert_same_segmentation(experiment, native)
     facts = read_manifest(experiment.layout, "agglomerate").facts["imported"]
@@ -194,10 +194,10 @@ def test_single_files_of_one_merge_function(
 ) -> None:
     dump = write_dump(tmp_path / "dump", collections)
     experiment = make_bare()
-    take(experiment, dump / "nodes.bson", dump / "edges_mean.bson")
+    run_import(experiment, dump / "nodes.bson", dump / "edges_mean.bson")
     assert read_manifest(experiment.layout, "agglomerate").config["merge_functions"] == ["mean"]
     other = make_bare("other")
-    take(other, dump, merge_functions=("mean",))
+    run_import(other, dump, merge_functions=("mean",))
     Segment().run(other)
     ours = read_lut(tables_of(other.layout) / "lut_mean_0.1500.npz")
     assert np.array_equal(ours.segments, read_lut(tables_of(native.layout) / "lut_mean_0.1500.npz").segments)
@@ -214,7 +214,7 @@ def test_ids_above_2_to_the_63_come_back_from_their_signed_form(
     for rows in (collections["nodes"], collections["edges_mean"], collections["edges_hist_quant_75"]):
         for row in rows:
             row.update({name: row[name] - 2**63 for name in ("id", "u", "v") if name in row})
-    take(experiment, write_dump(tmp_path / "dump", collections))
+    run_import(experiment, write_dump(tmp_path / "dump", collections))
     Segment().run(experiment)
     (nodes,) = open_store(experiment).rag.iter_nodes(read_manifest(experiment.layout, "watershed").key)
     assert sorted(nodes.id.tolist()) == sorted(2**64 + row["id"] for row in collections["nodes"])
@@ -231,16 +231,16 @@ def test_a_dump_of_our_own_database_moves_a_graph_to_another_engine(
     for row in collections["nodes"]:
         row |= {"size": sizes[row["id"]], "key": "k", "block": 0}
     experiment = make_bare()
-    take(experiment, write_dump(tmp_path / "dump", collections))
+    run_import(experiment, write_dump(tmp_path / "dump", collections))
     Segment().run(experiment)
     assert_same_segmentation(experiment, native)
     collections["nodes"][3]["key"] = "another work"
-    with pytest.raises(BadData, match="several works"):
-        take(make_bare("mixed"), write_dump(tmp_path / "mixed-dump", collections))
+    with pytest.raises(BadData, match="several results"):
+        run_import(make_bare("mixed"), write_dump(tmp_path / "mixed-dump", collections))
 
 
 @pytest.mark.parametrize("sizes_told", [False, True])
-def test_a_cut_out_of_the_fragments_takes_the_part_of_the_graph_that_lies_in_it(
+def test_a_cut_out_of_the_fragments_imports_the_nodes_that_have_voxels_in_it(
     native: Experiment, collections: Collections, make_bare: Make, tmp_path: Path, sizes_told: bool
 ) -> None:
     experiment = make_bare()
@@ -257,8 +257,8 @@ def test_a_cut_out_of_the_fragments_takes_the_part_of_the_graph_that_lies_in_it(
     dump = write_dump(tmp_path / "dump", collections)
     if not sizes_told:
         with pytest.raises(BadData, match=r"nodes without a voxel in the fragments[\s\S]*--cut-out"):
-            take(experiment, dump)
-    take(experiment, dump, cut_out=True)
+            run_import(experiment, dump)
+    run_import(experiment, dump, cut_out=True)
     Segment().run(experiment)
     inside = set(np.unique(values).tolist()) - {0}
     edges = [row for row in collections["edges_mean"] if row["u"] in inside and row["v"] in inside]
@@ -278,7 +278,7 @@ def test_a_fragment_without_a_node_is_wrong_in_a_cut_out_too(
 ) -> None:
     del collections["nodes"][3]
     with pytest.raises(BadData, match="1 fragments without a node"):
-        take(make_bare(), write_dump(tmp_path / "dump", collections), cut_out=True)
+        run_import(make_bare(), write_dump(tmp_path / "dump", collections), cut_out=True)
 
 
 def unknown(rows: Collections) -> None:
@@ -336,7 +336,7 @@ def none_at_all(rows: Collections) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (unknown, "2 edges to a fragment that is not a node"),
         (not_a_number, "1 scores that are not a number"),
@@ -346,7 +346,7 @@ def none_at_all(rows: Collections) -> None:
         (no_center, "a document without center_y"),
         (a_word, "merge_score is of another type"),
         (a_fraction, "id is of another type"),
-        (twice, "1 nodes that stand there more than once"),
+        (twice, "1 nodes that are listed more than once"),
         (zero, "1 nodes with id 0"),
         (too_few, "2 fragments without a node"),
         (too_many, "1 nodes without a voxel in the fragments"),
@@ -358,38 +358,38 @@ def test_a_wrong_graph_is_refused_with_the_number_of_wrong_rows_and_leaves_nothi
     make_bare: Make,
     tmp_path: Path,
     spoil: Callable[[Collections], None],
-    told: str,
+    message: str,
 ) -> None:
     spoil(collections)
     experiment = make_bare()
-    with pytest.raises(BadData, match=told) as raised:
-        take(experiment, write_dump(tmp_path / "dump", collections))
+    with pytest.raises(BadData, match=message) as raised:
+        run_import(experiment, write_dump(tmp_path / "dump", collections))
     assert str(tmp_path / "dump") in raised.value.where
     assert list((experiment.layout.root / "manifests").glob("*")) == []
     assert list(experiment.layout.store.rglob("*.parquet")) == []
 
 
-def test_all_kinds_of_wrong_edges_are_told_at_once(collections: Collections, make_bare: Make, tmp_path: Path) -> None:
+def test_all_kinds_of_wrong_edges_are_reported_at_once(
+    collections: Collections, make_bare: Make, tmp_path: Path
+) -> None:
     for spoil in (unknown, not_a_number, outside):
         spoil(collections)
     with pytest.raises(BadData) as raised:
-        take(make_bare(), write_dump(tmp_path / "dump", collections))
+        run_import(make_bare(), write_dump(tmp_path / "dump", collections))
     assert "2 edges to a fragment" in raised.value.found
     assert "2 scores outside" in raised.value.found
 
 
-def test_another_graph_stays_unless_replace_is_said(
-    native: Experiment, collections: Collections, tmp_path: Path
-) -> None:
+def test_another_graph_is_kept_without_replace(native: Experiment, collections: Collections, tmp_path: Path) -> None:
     dump = write_dump(tmp_path / "dump", collections)
     manifests = {path: path.read_bytes() for path in (native.layout.root / "manifests").iterdir()}
     with pytest.raises(OutputConflict, match="results of watershed"):
-        take(native, dump)
+        run_import(native, dump)
     collections["edges_mean"][3]["merge_score"] = 9.0
     with pytest.raises(BadData):
-        take(native, write_dump(tmp_path / "wrong", collections), replace=True)
+        run_import(native, write_dump(tmp_path / "wrong", collections), replace=True)
     assert {path: path.read_bytes() for path in (native.layout.root / "manifests").iterdir()} == manifests
-    take(native, dump, replace=True)
+    run_import(native, dump, replace=True)
     assert read_manifest(native.layout, "watershed").config["imported"] is True
 
 
@@ -398,12 +398,12 @@ def test_the_same_import_again_changes_nothing_and_replace_reads_it_again(
 ) -> None:
     dump = write_dump(tmp_path / "dump", collections)
     experiment = make_bare()
-    take(experiment, dump)
+    run_import(experiment, dump)
     first = read_manifest(experiment.layout, "agglomerate")
     with caplog.at_level("INFO"):
-        take(experiment, dump)
+        run_import(experiment, dump)
     assert "imported already" in caplog.text
-    take(experiment, dump, replace=True)
+    run_import(experiment, dump, replace=True)
     assert read_manifest(experiment.layout, "agglomerate").identity == first.identity
 
 
@@ -414,14 +414,14 @@ def test_what_an_import_that_was_stopped_left_is_not_in_the_next_one(
 
     dump = write_dump(tmp_path / "dump", collections)
     experiment = make_bare()
-    monkeypatch.setattr(graph_import, "_leave", stopped)
+    monkeypatch.setattr(graph_import.GraphImporter, "_write_manifest", stopped)
     with pytest.raises(KeyboardInterrupt):
-        take(experiment, dump)
+        run_import(experiment, dump)
     assert list((experiment.layout.root / "manifests").glob("*")) == []
     monkeypatch.undo()
     collections["edges_mean"].pop()
     shutil.rmtree(dump)
-    take(experiment, write_dump(dump, collections))
+    run_import(experiment, write_dump(dump, collections))
     key = read_manifest(experiment.layout, "agglomerate").key
     assert open_store(experiment).rag.count_edges(key, "mean") == len(collections["edges_mean"])
 
@@ -430,31 +430,33 @@ def stopped(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_the_database_of_an_experiment_of_ours_is_no_source(
+def test_the_database_of_an_lsdflow_experiment_is_no_source(
     collections: Collections, make_bare: Make, mongod: Any, tmp_path: Path
 ) -> None:
     database = f"ours-{tmp_path.name}"[:60]
     file = mongod.uri_file(database, tmp_path)
     lines = ('engine = "mongo"', f'database = "{database}"', f'uri_file = "{file}"')
     experiment = make_bare("bare", *lines)
-    take(experiment, write_dump(tmp_path / "dump", collections))
+    run_import(experiment, write_dump(tmp_path / "dump", collections))
     with pytest.raises(UsageError, match="an experiment of lsdflow"):
-        take(experiment, file, database=database, replace=True)
+        run_import(experiment, file, database=database, replace=True)
 
 
 def test_edges_of_unfinished_blocks_are_warned_of(
     collections: Collections, make_bare: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     collections["blocks_agglomerated_mean"] = collections["blocks_extracted"][:2]
-    take(make_bare(), write_dump(tmp_path / "dump", collections))
+    run_import(make_bare(), write_dump(tmp_path / "dump", collections))
     assert "blocks_agglomerated_mean has 2 of 3 blocks" in caplog.text
 
 
-def test_without_fragments_it_says_where_to_put_them(collections: Collections, make_bare: Make, tmp_path: Path) -> None:
+def test_without_fragments_the_error_says_where_to_put_them(
+    collections: Collections, make_bare: Make, tmp_path: Path
+) -> None:
     experiment = make_bare()
     shutil.rmtree(experiment.layout.root / "fragments.zarr")
     with pytest.raises(MissingInput, match="put or link the fragments"):
-        take(experiment, write_dump(tmp_path / "dump", collections))
+        run_import(experiment, write_dump(tmp_path / "dump", collections))
 
 
 @pytest.fixture
@@ -462,7 +464,7 @@ def dump(collections: Collections, tmp_path: Path) -> Path:
     return write_dump(tmp_path / "dump", collections)
 
 
-def test_the_command_imports_and_tells_its_exit_code(
+def test_the_command_imports_and_returns_its_exit_code(
     make_bare: Make, dump: Path, tmp_path: Path, mongod_for_tests: ModuleType
 ) -> None:
     experiment = make_bare()

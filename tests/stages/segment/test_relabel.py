@@ -1,4 +1,4 @@
-"""Relabelling equals a dictionary look-up per voxel, and says aloud what it cannot map."""
+"""Relabelling equals a dictionary look-up per voxel, and refuses ids that it cannot map."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_voxel_gets_what_a_dictionary_gives(seed: int, count: int) -> None
     np.testing.assert_array_equal(relabel(volume, fragments, segments), wanted)
 
 
-def test_ids_that_share_low_bits_do_not_answer_for_one_another() -> None:
+def test_ids_that_share_low_bits_are_not_confused() -> None:
     fragments = (np.arange(1, 50, dtype=np.uint64) << np.uint64(12)) + np.uint64(5)
     segments = fragments + np.uint64(1)
     volume = np.tile(fragments, 3).reshape(3, 7, 7)

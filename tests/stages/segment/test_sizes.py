@@ -1,13 +1,15 @@
-"""Segment sizes counted block by block equal those of the whole volume."""
+"""Segment sizes counted block by block equal those of the whole volume; facts do not depend on what is held at once."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lsdflow_contract.testing import voronoi_labels
 from lsdflow_segment import sizes as module
-from lsdflow_segment.sizes import SizeCount
+from lsdflow_segment.sizes import SizeCount, facts_of_roots, facts_of_voxels
 
 
 @pytest.mark.parametrize("waiting_rows", [0, 1 << 20])
@@ -41,3 +43,19 @@ def test_the_histogram_counts_every_segment_once() -> None:
 def test_nothing_counted_is_no_segment() -> None:
     sizes = SizeCount().sizes()
     assert (len(sizes.ids), sizes.largest, sizes.background_vox) == (0, (0, 0), 0)
+
+
+def test_facts_count_segments_and_the_largest() -> None:
+    facts = facts_of_roots(0.5, np.array([0, 0, 2, 2, 2]), np.array([1, 2, 3, 4, 5], np.uint64))
+    assert (facts.segments, facts.largest_vox) == (2, 12)
+
+
+@given(st.integers(1, 3000), st.integers(0, 1000))
+def test_the_entropy_does_not_depend_on_how_much_is_summed_at_once(segments: int, seed: int) -> None:
+    voxels = np.random.default_rng(seed).integers(0, 10**6, segments).astype(np.uint64)
+    share = voxels[voxels > 0] / voxels.sum()
+    wanted = max(0.0, -float(np.sum(share * np.log2(share))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SUMMED_AT_ONCE", 128)
+        assert facts_of_voxels(0.5, voxels).entropy_bits == wanted
+    assert facts_of_voxels(0.5, voxels).segments == segments

@@ -54,7 +54,7 @@ def test_the_cells_come_back_and_every_segment_is_named_by_its_smallest_fragment
         assert fragments[whole == segment].min() == segment
 
 
-def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment: Make) -> None:
+def test_one_table_per_threshold_under_both_names(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.thresholds_step=0.01")
     Segment().run(experiment)
     names = {path.name for path in tables_of(experiment.layout).glob("lut_hist_quant_75_*.npz")}
@@ -71,7 +71,7 @@ def test_one_table_per_threshold_in_our_name_and_the_fields_name(make_experiment
             assert np.array_equal(ours.segments, legacy.segments)
 
 
-def test_with_truth_the_threshold_with_the_smallest_voi_is_taken(make_experiment: Make) -> None:
+def test_with_truth_the_threshold_with_the_smallest_voi_is_chosen(make_experiment: Make) -> None:
     experiment = make_experiment()
     Segment().run(experiment)
     facts = read_manifest(experiment.layout, "segment").facts
@@ -81,7 +81,7 @@ def test_with_truth_the_threshold_with_the_smallest_voi_is_taken(make_experiment
     assert min(rows, key=lambda r: r["voi_split"] + r["voi_merge"])["threshold"] == facts["threshold"]
 
 
-def test_without_truth_the_plateau_is_taken(make_experiment: Make) -> None:
+def test_without_truth_the_plateau_is_chosen(make_experiment: Make) -> None:
     experiment = make_experiment("a", truth=False)
     Segment().run(experiment)
     facts = read_manifest(experiment.layout, "segment").facts
@@ -89,7 +89,7 @@ def test_without_truth_the_plateau_is_taken(make_experiment: Make) -> None:
     assert 0.4 <= facts["threshold"] <= 0.6
 
 
-def test_truth_outside_the_advice_region_is_not_looked_at(make_experiment: Make) -> None:
+def test_truth_outside_the_advice_region_is_not_used(make_experiment: Make) -> None:
     overrides = ('segment.truth_roi={begin="0 vox", shape="8, 8, 10 vox"}', "segment.advice=truth")
     experiment = make_experiment("a", *overrides)
     Segment().run(experiment)
@@ -162,7 +162,7 @@ def test_a_second_run_does_no_block_again(make_experiment: Make) -> None:
     assert read_manifest(experiment.layout, "segment") == first
 
 
-def test_the_segmentations_of_two_thresholds_lie_side_by_side(make_experiment: Make) -> None:
+def test_the_segmentations_of_two_thresholds_exist_side_by_side(make_experiment: Make) -> None:
     first = make_experiment("a", "segment.threshold=0.2")
     Segment().run(first)
     manifest, voxels = read_manifest(first.layout, "segment"), segmentation(first)
@@ -187,7 +187,7 @@ def other_graph(experiment: Experiment) -> None:
     found.model_copy(update=changed).write(experiment.layout)
 
 
-def test_the_tables_of_two_graphs_lie_side_by_side(make_experiment: Make) -> None:
+def test_the_tables_of_two_graphs_exist_side_by_side(make_experiment: Make) -> None:
     experiment = make_experiment("a", "segment.threshold=0.3")
     Segment().run(experiment)
     agglomerate, manifest = (read_manifest(experiment.layout, stage) for stage in ("agglomerate", "segment"))
@@ -207,9 +207,7 @@ def test_the_tables_of_two_graphs_lie_side_by_side(make_experiment: Make) -> Non
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_tables_that_an_earlier_contract_left_without_a_graph_stay_in_their_place(
-    make_experiment: Make, damaged: bool
-) -> None:
+def test_tables_that_an_earlier_contract_wrote_stay_in_their_place(make_experiment: Make, damaged: bool) -> None:
     experiment = make_experiment("a", "segment.threshold=0.3")
     Segment().run(experiment)
     layout, manifest = experiment.layout, read_manifest(experiment.layout, "segment")
@@ -243,13 +241,13 @@ def test_a_fragment_that_the_graph_lacks_stops_the_run_by_name(make_experiment: 
         Segment().run(experiment)
 
 
-def test_voxels_that_differ_from_the_graph_take_the_manifest_away(make_experiment: Make) -> None:
+def test_voxels_that_differ_from_the_graph_remove_the_manifest(make_experiment: Make) -> None:
     experiment = make_experiment()
     volume = open_volume(experiment.layout.root / "fragments.zarr", FRAGMENTS.dataset)
     values = volume.read(volume.box)
     values[10, 10, 10] = 0
     volume.write(volume.box, values)
-    with pytest.raises(BadData, match="voxels that the graph says"):
+    with pytest.raises(BadData, match="segment sizes in the volume and in the graph differ"):
         Segment().run(experiment)
     assert not experiment.layout.manifest("segment").exists()
 
@@ -353,7 +351,7 @@ def test_run_type_puts_the_tables_into_a_folder(make_experiment: Make) -> None:
     assert list(experiment.layout.luts.glob("*.npz")) == []
 
 
-def test_the_command_runs_and_tells_its_exit_code(make_experiment: Make) -> None:
+def test_the_command_runs_and_returns_its_exit_code(make_experiment: Make) -> None:
     experiment = make_experiment()
     runner = CliRunner()
     assert runner.invoke(app, ["run", "-e", str(experiment.path), "--set", "segment.threshold=0.5"]).exit_code == 0

@@ -26,8 +26,7 @@ from lsdflow_command.attempts import DONE, FAILED, Attempt
 from lsdflow_command.resources import Usage, gpu_in_use, memory, usage, workers_of
 
 if TYPE_CHECKING:
-    from lsdflow_command.monitoring import Monitor
-    from lsdflow_command.progress import Progress
+    from lsdflow_command.progress import Monitor, Progress
 
 LABELS = ("experiment", "stage", "host", "pid")
 BLOCK_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)

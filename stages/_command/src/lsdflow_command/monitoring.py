@@ -16,27 +16,23 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lsdflow_command.attempts import AttemptReader
 from lsdflow_command.processes import has_ended
-from lsdflow_contract.errors import StageError
+from lsdflow_command.progress import MONITOR, Monitor
+from lsdflow_contract.errors import ConfigError, StageError
 from lsdflow_contract.experiment import Experiment
 
 if TYPE_CHECKING:
     from lsdflow_command.metrics import StageMetrics
-    from lsdflow_command.progress import Progress
-import re
-from collections.abc import Mapping
-
-from lsdflow_contract.errors import ConfigError
 
 LOG = logging.getLogger("lsdflow.metrics")
 # What a process of another machine has not written for so long was left there by one that died.
@@ -50,31 +46,6 @@ _IMPORTING = threading.Lock()
 VARIABLE = "LSDFLOW_METRICS_ADDRESS"
 LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?:([^\s:/]+):)?(\d{1,5})")
-
-
-@dataclass
-class Monitor:
-    """What is known of a running stage.
-
-    attempts: those of all processes at its blocks. run_pid: the process whose memory, time and bytes are the
-    run's, with those of all below it. handed_over: another process reports this run.
-    """
-
-    stage: str
-    experiment: Experiment
-    attempts: AttemptReader
-    run_pid: int = field(default_factory=os.getpid)
-    handed_over: bool = False
-    started: float = field(default_factory=time.time)
-    progress: Progress | None = None
-    exit_code: int | None = None
-    metrics: StageMetrics | None = None
-    port: int = 0
-    stop_serving: Callable[[], None] = lambda: None
-
-
-# The run that this thread belongs to: Progress reports to it what is done.
-MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)
 
 
 @contextlib.contextmanager
@@ -184,11 +155,11 @@ def _metrics_of(monitor: Monitor) -> StageMetrics:
     """The collector; what it takes to be imported is paid only by runs that use it."""
     _forks_wait_for_imports()
     with _IMPORTING:
-        if monitor.metrics is None:
-            from lsdflow_command.metrics import StageMetrics
+        from lsdflow_command.metrics import StageMetrics
 
-            monitor.metrics = StageMetrics(monitor)
-    return monitor.metrics
+        found: StageMetrics = monitor.metrics or StageMetrics(monitor)
+        monitor.metrics = found
+    return found
 
 
 @functools.cache

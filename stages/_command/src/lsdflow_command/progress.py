@@ -1,20 +1,27 @@
-"""Progress of long work: a bar with rate and ETA on a terminal; elsewhere a line after seconds, then one a minute."""
+"""Progress of long work: a bar with rate and ETA on a terminal; elsewhere a line after seconds, then one a minute.
+
+The monitor of a run, if it has one, gets each Progress that begins: its metrics show it (monitoring.py).
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from lsdflow_command.attempts import AttemptReader
 from lsdflow_command.console import is_quiet
-from lsdflow_command.monitoring import MONITOR
+from lsdflow_contract.experiment import Experiment
 
 LOG = logging.getLogger("lsdflow.progress")
 SECONDS_TO_FIRST_LINE = 3.0
@@ -112,3 +119,28 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}" if hours else f"{minutes}m{rest:02d}s"
+
+
+@dataclass
+class Monitor:
+    """What is known of a running stage.
+
+    attempts: those of all processes at its blocks. run_pid: the process whose memory, time and bytes are the
+    run's, with those of all below it. handed_over: another process reports this run.
+    """
+
+    stage: str
+    experiment: Experiment
+    attempts: AttemptReader
+    run_pid: int = field(default_factory=os.getpid)
+    handed_over: bool = False
+    started: float = field(default_factory=time.time)
+    progress: Progress | None = None
+    exit_code: int | None = None
+    metrics: Any = None  # made by monitoring when it is first needed
+    port: int = 0
+    stop_serving: Callable[[], None] = lambda: None
+
+
+# The run that this thread belongs to: Progress reports to it what is done.
+MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)

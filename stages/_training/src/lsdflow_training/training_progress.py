@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 
-from lsdflow_command.monitoring import MONITOR
-from lsdflow_command.progress import Progress
+from lsdflow_command.progress import MONITOR, Progress
 from lsdflow_training.recipe import Recipe
 from lsdflow_training.schedule import seconds_left
 

@@ -1,7 +1,7 @@
-"""Sizes of segments from one pass over blocks, and the check that a written segmentation is what the table says.
+"""Sizes in voxels: counted over blocks, compared with those of the graph, and what they say of a segmentation.
 
-Voxel counts of blocks add up, so the number of segments, the largest one and all sizes are known without ever
-holding the volume.
+Voxel counts of blocks add up, so the number of segments, the largest one and all sizes are known without holding the
+volume.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_contract.errors import BadData
+from lsdflow_runtime.compiled import compiled
+
 UInt64s = NDArray[np.uint64]
 
 _WAITING_ROWS = 1 << 20
+# A power of two, 128 or more: the length that numpy sums without halving.
+_SUMMED_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,19 @@ class SegmentSizes:
         edges = 2 ** np.arange(top.bit_length() + 1, dtype=np.int64)
         counts, _ = np.histogram(self.voxels, bins=edges)
         return edges, counts.astype(np.int64)
+
+    def summary(self) -> dict[str, Any]:
+        """Facts for the manifest: number of segments, the largest, background, and the size histogram."""
+        edges, segments = self.histogram()
+        largest, largest_vox = self.largest
+        return {
+            "segments": len(self.ids),
+            "largest_segment": largest,
+            "largest_segment_vox": largest_vox,
+            "background_vox": self.background_vox,
+            "size_edges_vox": edges.tolist(),
+            "size_segments": segments.tolist(),
+        }
 
 
 class SizeCount:
@@ -84,6 +102,58 @@ class SizeCount:
         self._merged_rows = self._rows = len(ids)
 
 
+@dataclass(frozen=True)
+class SegmentationFacts:
+    """Facts of the segments of one threshold: how many, voxels of the largest, entropy in bits (weighted by voxels)."""
+
+    threshold: float
+    segments: int
+    largest_vox: int
+    entropy_bits: float
+
+
+def facts_of_roots(threshold: float, roots: NDArray[Any], sizes_vox: UInt64s) -> SegmentationFacts:
+    """Facts of a segmentation in memory.
+
+    `roots` integers (n,): position of the smallest fragment of each fragment's segment. `sizes_vox` uint64 (n,): voxels
+    of each fragment.
+    """
+    voxels = np.zeros(len(roots), np.uint64)
+    return facts_of_voxels(threshold, voxels[: _add_up(roots, sizes_vox, voxels)])
+
+
+def facts_of_voxels(threshold: float, voxels: UInt64s) -> SegmentationFacts:
+    """Facts of a segmentation whose segments have these voxels, uint64 (segments,), in the order of the segments' ids.
+
+    `voxels` may be a memory-mapped file: only a part of it is copied at a time.
+    """
+    positive = voxels if voxels.all() else voxels[voxels > 0]
+    entropy = max(0.0, -_sum_of_share_log_share(positive, float(positive.sum())))
+    return SegmentationFacts(threshold, len(voxels), int(voxels.max(initial=0)), entropy)
+
+
+def require_same_sizes(found: SegmentSizes, wanted: SegmentSizes) -> None:
+    """Raise BadData naming the first segment whose voxels in the volume (`found`) and the graph (`wanted`) differ."""
+    if np.array_equal(found.ids, wanted.ids) and np.array_equal(found.voxels, wanted.voxels):
+        return
+    segment, voxels, expected = _first_difference(found, wanted)
+    raise BadData(
+        "segment sizes in the volume and in the graph differ",
+        wanted=f"{len(wanted.ids)} segments, segment {segment} with {expected} voxels",
+        found=f"{len(found.ids)} segments, segment {segment} with {voxels} voxels",
+        fix="fragments and graph come from different runs: run watershed again",
+    )
+
+
+def _first_difference(found: SegmentSizes, wanted: SegmentSizes) -> tuple[int, int, int]:
+    ids: UInt64s = np.union1d(found.ids, wanted.ids)
+    voxels = [np.zeros(len(ids), np.int64) for _ in range(2)]
+    for column, sizes in zip(voxels, (found, wanted), strict=True):
+        column[np.searchsorted(ids, sizes.ids)] = sizes.voxels
+    first = int(np.flatnonzero(voxels[0] != voxels[1])[0])
+    return int(ids[first]), int(voxels[0][first]), int(voxels[1][first])
+
+
 def _summed(ids: UInt64s, voxels: NDArray[np.int64]) -> tuple[UInt64s, NDArray[np.int64]]:
     """Each id once, ascending, with its voxels added up."""
     if bool((ids[1:] > ids[:-1]).all()):
@@ -93,3 +163,26 @@ def _summed(ids: UInt64s, voxels: NDArray[np.int64]) -> tuple[UInt64s, NDArray[n
     del order
     first = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
     return ids[first], np.add.reduceat(voxels, first)
+
+
+def _sum_of_share_log_share(voxels: UInt64s, total: float) -> float:
+    """Halved as numpy halves a sum of any length, so that the bits do not depend on how much is held at once."""
+    if len(voxels) <= _SUMMED_AT_ONCE:
+        share = voxels.astype(np.float64) / total
+        return float(np.sum(share * np.log2(share)))
+    half = len(voxels) // 2
+    half -= half % 8
+    return _sum_of_share_log_share(voxels[:half], total) + _sum_of_share_log_share(voxels[half:], total)
+
+
+@compiled
+def _add_up(roots: NDArray[Any], sizes_vox: NDArray[Any], voxels: NDArray[Any]) -> int:
+    """Voxels of each segment, one after the other at the beginning of `voxels`; returns the number of segments."""
+    for node in range(len(roots)):
+        voxels[roots[node]] += sizes_vox[node]
+    segments = 0
+    for node in range(len(roots)):
+        if roots[node] == node:
+            voxels[segments] = voxels[node]
+            segments += 1
+    return segments

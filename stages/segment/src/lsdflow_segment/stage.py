@@ -1,104 +1,57 @@
-"""segment: read the graph once, write all tables, choose a threshold, relabel the fragments, verify.
+"""segment: read the graph once, write the tables of all thresholds, choose one, relabel the fragments, check the sizes.
 
-graph --sweep--> facts of all thresholds --advice--> threshold
-                      |                                 |
-                      v                                 v
-                 luts/<graph>/*.npz    fragments --relabel--> volumes/segmentation
+graph --find segments--> facts of all thresholds --select--> threshold
+                              |                                 |
+                              v                                 v
+                         luts/<graph>/*.npz    fragments --relabel--> volumes/segmentation
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lsdflow_contract.arrays import SEGMENTATION, ArraySpec
 from lsdflow_contract.errors import BadData, MissingInput, StageError, problems_of
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.files import storage_errors
-from lsdflow_contract.geometry import region_box
+from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.lut import LUTS_FACT
-from lsdflow_contract.manifest import Manifest, read_manifest
+from lsdflow_contract.manifest import Manifest, read_manifest, remove_manifest, work_key
 from lsdflow_contract.sealing import require_sha256
-from lsdflow_runtime.blocks import block_plan
+from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockTask
+from lsdflow_runtime.engine.block_task import BlockTask, container_of
 from lsdflow_runtime.engine.blockwise import run_task
 from lsdflow_runtime.engine.planning import describe_manifest, describe_outputs, plan_task
-from lsdflow_runtime.io.target import knows_target, open_truth, target_grid
-from lsdflow_runtime.store.rag_store import RagStore
-from lsdflow_segment.choice import choose, require_truth_if_asked, tables_key, thresholds_of, truth_box, why
+from lsdflow_runtime.io.target import knows_target
+from lsdflow_runtime.io.volumes import OutputArray
+from lsdflow_runtime.store.stores import open_store
 from lsdflow_segment.config import SegmentConfig
-from lsdflow_segment.dealing import find_by_parts
-from lsdflow_segment.graph import (
-    GraphSource,
-    SegmentGraph,
-    SweptGraph,
-    graph_source,
-    load_sweep,
-    read_edges,
-    read_fragments,
-    read_nodes,
+from lsdflow_segment.graph import SegmentGraph, StoredGraph, find_in_memory, sizes_of_segments
+from lsdflow_segment.inputs import (
+    STAGE,
+    SegmentInputs,
+    count_truth,
+    open_inputs,
     require_merge_function,
+    require_regions,
 )
-from lsdflow_segment.lut_pieces import write_mapped_lut
-from lsdflow_segment.parted_graph import PartedGraph
-from lsdflow_segment.sizes import SegmentSizes
-from lsdflow_segment.tables import (
-    ThresholdTable,
-    graph_folder,
-    is_complete,
-    luts_folder,
-    mapped_lut_path,
-    parts_folder,
-    read_summary,
-    require_undamaged,
-    summary_path,
-    write_tables,
-)
-from lsdflow_segment.thresholds import require_computed
-from lsdflow_segment.verify import require_sizes
-from lsdflow_segment.work import STAGE, open_fragments, relabelling_task
+from lsdflow_segment.partitioned_graph import PartitionedGraph, find_in_parts
+from lsdflow_segment.relabel import block_relabelling
+from lsdflow_segment.sizes import SegmentSizes, SizeCount, require_same_sizes
+from lsdflow_segment.tables import is_complete, read_summary, require_undamaged, write_mapped_lut, write_tables
+from lsdflow_segment.threshold_selection import ThresholdChoice, choose_threshold, set_threshold, thresholds_of, why
 
 LOG = logging.getLogger("lsdflow.segment")
-# Hashes of the summaries of all merge functions; each holds those of its lookup tables.
+# Hashes of the summaries of all merge functions; each summary has those of its lookup tables.
 TABLES_SHA256 = "tables_sha256"
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """What one run works on."""
-
-    experiment: Experiment
-    config: SegmentConfig
-    source: GraphSource
-    store: RagStore
-    taken: str
-
-    @cached_property
-    def fragments(self) -> SegmentSizes:
-        """All fragments and their voxels, in one memory."""
-        return read_fragments(self.store, self.source)
-
-    @property
-    def tables(self) -> Path:
-        """The folder of the tables of this graph."""
-        return graph_folder(self.experiment.layout.luts, self.config.run_type, self.source.agglomerate.identity)
-
-    @property
-    def parts(self) -> Path:
-        """The folder of what is needed only until the run has finished."""
-        return parts_folder(self.all_tables, self.source.agglomerate.identity)
-
-    @property
-    def all_tables(self) -> Path:
-        """The folder of the tables of all graphs."""
-        return luts_folder(self.experiment.layout.luts, self.config.run_type)
 
 
 class Segment(BlockStage):
@@ -107,21 +60,45 @@ class Segment(BlockStage):
     name = STAGE
 
     def passes(self, experiment: Experiment) -> list[BlockTask]:
-        """The relabelling of a run whose tables are written. MissingInput (66) if they are not."""
-        return [_relabelling(experiment)]
+        """The relabelling of a run whose tables are written. Raises MissingInput (66) if they are not."""
+        inputs = open_inputs(experiment)
+        summary = read_summary(inputs.folders, inputs.merge_function)
+        folder = inputs.folders.tables
+        if summary["key"] != inputs.tables_key(inputs.merge_function) or not is_complete(folder, summary):
+            raise MissingInput("the thresholds of this graph are not computed", where=folder, fix="run: segment run")
+        return [_relabelling(experiment, inputs, float(summary["chosen"]))]
 
     def process(self, experiment: Experiment) -> Manifest:
         """Write the tables and the segmentation, and compare its voxels with the graph."""
-        return _run(experiment)
+        inputs = open_inputs(experiment)
+        stored, truth = StoredGraph(open_store(experiment).rag, inputs.source), count_truth(experiment, inputs)
+        graph, choice = _choose(inputs, stored, inputs.merge_function, set_threshold(inputs.config), truth)
+        task = _relabelling(experiment, inputs, choice.chosen)
+        task.create_outputs()
+        _write_tables(inputs, graph, choice)
+        if isinstance(graph, PartitionedGraph):
+            _write_mapped_luts(inputs, graph, choice)
+        for other in inputs.source.merge_functions:
+            if other != inputs.merge_function:
+                _write_tables(inputs, *_choose(inputs, stored, other, None, truth))
+        manifest = run_task(task)
+        sizes = _check_sizes(experiment, task, inputs.fragments.box, graph, choice)
+        finished = _with_facts(manifest, inputs, choice, sizes, experiment.layout.root)
+        if finished.facts != manifest.facts:
+            finished.write(experiment.layout)
+        inputs.folders.remove_scratch()
+        LOG.info("%d segments, the largest has %d voxels", len(sizes.ids), sizes.largest[1])
+        return finished
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:
         """Read the segmentation again, and the tables of every merge function."""
         facts = super().verify(experiment)
-        work, known = _opened(experiment), read_manifest(experiment.layout, STAGE).facts.get(TABLES_SHA256, {})
-        for merge_function in work.source.merge_functions:
-            summary = read_summary(work.tables, merge_function)
-            require_sha256(summary_path(work.tables, merge_function), known.get(merge_function), "run: segment repair")
-            require_undamaged(work.tables, summary)
+        inputs, known = open_inputs(experiment), read_manifest(experiment.layout, STAGE).facts.get(TABLES_SHA256, {})
+        for merge_function in inputs.source.merge_functions:
+            summary = read_summary(inputs.folders, merge_function)
+            path = inputs.folders.summary(merge_function)
+            require_sha256(path, known.get(merge_function), "run: segment repair")
+            require_undamaged(inputs.folders.tables, summary)
         return facts
 
     def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:
@@ -129,33 +106,32 @@ class Segment(BlockStage):
         try:
             self.passes(experiment)
         except (BadData, MissingInput):
-            work = _opened(experiment)
-            _write(work, *_swept(work, work.taken))
+            inputs = open_inputs(experiment)
+            stored, truth = StoredGraph(open_store(experiment).rag, inputs.source), count_truth(experiment, inputs)
+            graph, choice = _choose(inputs, stored, inputs.merge_function, set_threshold(inputs.config), truth)
+            _write_tables(inputs, graph, choice)
         return super().invalidate_damaged(experiment)
 
     def problems(self, experiment: Experiment) -> list[StageError]:
         """All problems that can be found now; what earlier stages have not made yet is no problem."""
         config = experiment.table(STAGE, SegmentConfig)
-        agglomerated = experiment.layout.manifest("agglomerate").exists() and experiment.descriptions is None
         checks: list[Callable[[], object]] = [
-            lambda: _require_thresholds(config),
+            lambda: set_threshold(config),
             lambda: require_merge_function(experiment, config.merge_function),
         ]
         if knows_target(experiment):
-            checks.append(lambda: _require_regions(experiment, config))
-        if agglomerated:
-            checks.append(lambda: graph_source(experiment).chosen(config.merge_function))
+            checks.append(lambda: require_regions(experiment, config))
         return problems_of(checks)
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
         """Blocks and bytes of the segmentation, and the tables that would be written."""
         thresholds = thresholds_of(experiment.table(STAGE, SegmentConfig))
         tables = {"tables": len(thresholds), "lowest_threshold": thresholds[0], "highest_threshold": thresholds[-1]}
-        return {**tables, **plan_task(_planned(experiment))}
+        return {**tables, **plan_task(self._planned(experiment))}
 
     def describe(self, experiment: Experiment) -> None:
         """Leave the metadata of the segmentation and a manifest in `experiment.descriptions`."""
-        describe_outputs(task := _planned(experiment))
+        describe_outputs(task := self._planned(experiment))
         describe_manifest([task])
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
@@ -165,141 +141,138 @@ class Segment(BlockStage):
         except MissingInput as error:
             return {"done": 0, "finished": False, "waiting_for": error.what}
 
-
-def _run(experiment: Experiment) -> Manifest:
-    work = _opened(experiment)
-    graph, table = _swept(work, work.taken)
-    task = relabelling_task(experiment, work.config, work.source, work.taken, table.chosen)
-    task.create_outputs()
-    _write(work, graph, table)
-    if isinstance(graph, PartedGraph):
-        _write_mapped(work, graph, table)
-    for other in work.source.merge_functions:
-        if other != work.taken:
-            _write(work, *_swept(work, other))
-    manifest = run_task(task)
-    sizes = require_sizes(experiment, task, graph, table)
-    chosen = {"merge_function": work.taken, "threshold": table.chosen, "advice": asdict(table.advice)}
-    known = {**manifest.facts, **chosen, "thresholds": len(table.thresholds), **sizes}
-    if "segments" not in manifest.facts or TABLES_SHA256 in manifest.facts:  # not a manifest of contracts before 1.8
-        names = work.source.merge_functions
-        known[TABLES_SHA256] = {name: hash_of_file(summary_path(work.tables, name)) for name in names}
-    if work.tables != work.all_tables:  # not tables of contracts before 2.1
-        known[LUTS_FACT] = str(work.tables.relative_to(experiment.layout.root))
-    if known != manifest.facts:
-        manifest = manifest.model_copy(update={"facts": known})
-        manifest.write(experiment.layout)
-    _forget(work.parts)
-    LOG.info("%d segments, the largest has %d voxels", sizes["segments"], sizes["largest_segment_vox"])
-    return manifest
+    def _planned(self, experiment: Experiment) -> BlockTask:
+        """The relabelling; before the tables are written, with the lowest threshold for one still to be chosen."""
+        with suppress(BadData, MissingInput):
+            return self.last_pass(experiment)
+        inputs = open_inputs(experiment)
+        wanted = inputs.config.threshold
+        return _relabelling(experiment, inputs, inputs.thresholds[0] if wanted == "auto" else wanted)
 
 
-def _opened(experiment: Experiment) -> _Opened:
-    config = experiment.table(STAGE, SegmentConfig)
-    source = graph_source(experiment)
-    taken = source.chosen(config.merge_function)
-    store = relabelling_task(experiment, config, source, taken, 0.0).rag_store
-    return _Opened(experiment, config, source, store, taken)
+def _choose(
+    inputs: SegmentInputs, stored: StoredGraph, merge_function: str, wanted: float | None, truth: Contingency | None
+) -> tuple[SegmentGraph, ThresholdChoice]:
+    """Read the edges of a merge function, find the segments of all thresholds, and choose one."""
+    graph = _find_segments(inputs, stored, merge_function)
+    choice = choose_threshold(graph, merge_function, wanted, truth)
+    LOG.info("%s: %d fragments, %d edges; %s", merge_function, graph.nodes, graph.edges, why(choice, wanted))
+    return graph, choice
 
 
-def _swept(work: _Opened, merge_function: str) -> tuple[SegmentGraph, ThresholdTable]:
-    """Read the edges of a merge function and look at all thresholds."""
-    graph = _found_by_parts(work, merge_function) if _is_parted(work) else _found(work, merge_function)
-    table = choose(work.experiment, work.config, graph, merge_function, merge_function == work.taken)
-    reason = why(work.config, table)
-    LOG.info("%s: %d fragments, %d edges; %s", merge_function, graph.nodes, graph.edges, reason)
-    return graph, table
-
-
-def _is_parted(work: _Opened) -> bool:
-    if work.config.find == "auto":
-        return work.store.count_nodes(work.source.watershed.key) > work.config.nodes_in_memory
-    return work.config.find == "hierarchical"
-
-
-def _found(work: _Opened, merge_function: str) -> SweptGraph:
-    edges = read_edges(work.store, work.source, merge_function)
-    return load_sweep(edges, work.fragments, thresholds_of(work.config), work.config.buffer_edges)
-
-
-def _found_by_parts(work: _Opened, merge_function: str) -> PartedGraph:
-    """In a folder that names all that decides what stands there."""
-    thresholds, most_nodes = thresholds_of(work.config), work.config.nodes_in_memory
-    return find_by_parts(
-        work.parts / f"{merge_function}-{hash_of([list(thresholds), most_nodes])[:16]}",
-        partial(read_nodes, work.store, work.source),
-        partial(read_edges, work.store, work.source, merge_function),
+def _find_segments(inputs: SegmentInputs, stored: StoredGraph, merge_function: str) -> SegmentGraph:
+    config, thresholds = inputs.config, inputs.thresholds
+    in_parts = config.find == "hierarchical"
+    if config.find == "auto":
+        in_parts = stored.count_nodes() > config.nodes_in_memory
+    if not in_parts:
+        return find_in_memory(stored.fragments, stored.read_edges(merge_function), thresholds, config.buffer_edges)
+    # The folder is named by everything that decides its content, so that a killed run resumes with the same settings.
+    decides = hash_of([list(thresholds), config.nodes_in_memory])[:16]
+    return find_in_parts(
+        inputs.folders.scratch / f"{merge_function}-{decides}",
+        stored.read_nodes,
+        partial(stored.read_edges, merge_function),
         thresholds,
-        most_nodes,
-        work.config.buffer_edges,
+        config.nodes_in_memory,
+        config.buffer_edges,
     )
 
 
-def _write_mapped(work: _Opened, graph: PartedGraph, table: ThresholdTable) -> None:
-    """The tables of the segmentations, so that a worker need not hold all of one."""
-    written = {table.chosen, *work.config.extra_thresholds}
-    for threshold, pieces in zip(table.thresholds, graph.tables(), strict=True):
-        path = mapped_lut_path(work.all_tables, work.source.agglomerate.identity, table.merge_function, threshold)
-        if threshold in written and not path.exists():
-            write_mapped_lut(path, pieces)
-
-
-def _forget(folder: Path) -> None:
-    """Remove what a finished run needs no more, and what runs of other graphs left."""
-    with storage_errors(folder):
-        if folder.parent.exists():
-            shutil.rmtree(folder.parent)
-
-
-def _write(work: _Opened, graph: SegmentGraph, table: ThresholdTable) -> None:
+def _write_tables(inputs: SegmentInputs, graph: SegmentGraph, choice: ThresholdChoice) -> None:
     facts = {
-        "key": tables_key(work.config, work.source, table.merge_function),
-        "fingerprint": work.source.agglomerate.identity,
-        "fragments_fingerprint": work.source.watershed.identity,
+        "key": inputs.tables_key(choice.merge_function),
+        "fingerprint": inputs.source.agglomerate.identity,
+        "fragments_fingerprint": inputs.source.watershed.identity,
         "nodes": graph.nodes,
         "edges": graph.edges,
         "voxels": graph.voxels,
     }
-    write_tables(work.tables, graph, table, facts)
+    write_tables(inputs.folders, graph, choice, facts)
 
 
-def _planned(experiment: Experiment) -> BlockTask:
-    """The relabelling; before the tables are written, the lowest threshold takes the place of the one to be chosen."""
-    with suppress(BadData, MissingInput):
-        return _relabelling(experiment)
-    config, source = experiment.table(STAGE, SegmentConfig), graph_source(experiment)
-    chosen = thresholds_of(config)[0] if config.threshold == "auto" else config.threshold
-    return relabelling_task(experiment, config, source, source.chosen(config.merge_function), chosen)
+def _write_mapped_luts(inputs: SegmentInputs, graph: SegmentGraph, choice: ThresholdChoice) -> None:
+    """The tables of the segmentations as arrays, so that a worker does not hold all of one."""
+    written = {choice.chosen, *inputs.config.extra_thresholds}
+    for threshold, lut in zip(choice.thresholds, graph.luts(), strict=True):
+        path = inputs.folders.mapped_lut(choice.merge_function, threshold)
+        if threshold in written and not path.exists():
+            write_mapped_lut(path, lut)
 
 
-def _relabelling(experiment: Experiment) -> BlockTask:
-    """The relabelling of a run whose tables are written. MissingInput if they are not."""
-    config = experiment.table(STAGE, SegmentConfig)
-    source = graph_source(experiment)
-    merge_function = source.chosen(config.merge_function)
-    folder = graph_folder(experiment.layout.luts, config.run_type, source.agglomerate.identity)
-    summary = read_summary(folder, merge_function)
-    if summary["key"] != tables_key(config, source, merge_function) or not is_complete(folder, summary):
-        raise MissingInput("the thresholds of this graph are not computed", where=folder, fix="run: segment run")
-    return relabelling_task(experiment, config, source, merge_function, float(summary["chosen"]))
+def _relabelling(experiment: Experiment, inputs: SegmentInputs, chosen: float) -> BlockTask:
+    """The pass that writes the segmentation of threshold `chosen`, and those of the extra thresholds."""
+    config, plan, folders = inputs.config, inputs.plan, inputs.folders
+    thresholds = {"segmentation": chosen, **{f"segmentation_{t:.4f}": t for t in config.extra_thresholds}}
+    parameters = {
+        "merge_function": inputs.merge_function,
+        "threshold": chosen,
+        "extra_thresholds": list(config.extra_thresholds),
+        "begin_vox": list(plan.total.begin_vox),
+        "shape_vox": list(plan.total.shape_vox),
+        "block_shape_vox": list(plan.write_shape_vox),
+        "zarr_format": config.zarr_format,
+    }
+    key = work_key(STAGE, parameters, inputs.source.inputs)
+    container = container_of(experiment.layout, STAGE, key, "segmentation", "segmentation.zarr")
+    luts = {
+        name: (folders.lut(inputs.merge_function, t), folders.mapped_lut(inputs.merge_function, t))
+        for name, t in thresholds.items()
+    }
+    return BlockTask(
+        stage=STAGE,
+        experiment=experiment,
+        key=key,
+        config={**config.model_dump(mode="json"), "resolved": parameters},
+        inputs=inputs.source.inputs,
+        plan=plan,
+        outputs={
+            name: OutputArray(container, _spec(name), inputs.grid, plan.total, plan.write_shape_vox, config.zarr_format)
+            for name in thresholds
+        },
+        open=partial(block_relabelling, inputs.fragments, luts),
+        may_have_holes=True,
+    )
 
 
-def _require_thresholds(config: SegmentConfig) -> None:
-    thresholds = thresholds_of(config)
-    if config.threshold != "auto":
-        require_computed(config.threshold, thresholds, config.merge_function or "the merge function")
+def _spec(name: str) -> ArraySpec:
+    """`segmentation`, or `segmentation_<threshold>` beside it."""
+    group = SEGMENTATION.dataset.rpartition("/")[0]
+    return ArraySpec(f"{group}/{name}", SEGMENTATION.dtype, SEGMENTATION.channels, SEGMENTATION.kind)
 
 
-def _require_regions(experiment: Experiment, config: SegmentConfig) -> None:
-    grid = target_grid(experiment)
-    written = grid.box
-    if experiment.layout.manifest("watershed").exists():
-        written = open_fragments(experiment, grid).box
-    box = region_box(config.roi, grid.voxel_size_nm, written, "segment.roi")
-    if config.block_shape is not None:
-        block_plan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"), (0, 0, 0), STAGE)
-    if config.advice != "stability":
-        truth = open_truth(experiment, config.truth_dataset, grid)
-        require_truth_if_asked(experiment, config, truth is not None)
-        if truth is not None:
-            truth_box(config, grid, written, truth.labels.box)
+def _check_sizes(
+    experiment: Experiment, task: BlockTask, fragments: Box, graph: SegmentGraph, choice: ThresholdChoice
+) -> SegmentSizes:
+    """Voxels of each written segment, counted block by block.
+
+    If all fragments were written, they are compared with those of the graph. Raises BadData, and removes the manifest,
+    if they differ.
+    """
+    segmentation, count = task.outputs["segmentation"].open(), SizeCount()
+    for block in task.plan.blocks():
+        count.add(segmentation.read(block.write))
+    sizes = count.sizes()
+    if fragments == task.plan.total and not segmentation.holes:
+        lut = next(itertools.islice(graph.luts(), choice.thresholds.index(choice.chosen), None))
+        try:
+            require_same_sizes(sizes, sizes_of_segments(lut))
+        except BadData:
+            remove_manifest(experiment.layout, STAGE, [task.key])
+            raise
+    return sizes
+
+
+def _with_facts(
+    manifest: Manifest, inputs: SegmentInputs, choice: ThresholdChoice, sizes: SegmentSizes, root: Path
+) -> Manifest:
+    """The manifest with the choice, the sizes and the tables. Facts that its contract did not have are not added."""
+    folders = inputs.folders
+    chosen = {"merge_function": choice.merge_function, "threshold": choice.chosen, "advice": asdict(choice.advice)}
+    facts = {**manifest.facts, **chosen, "thresholds": len(choice.thresholds), **sizes.summary()}
+    if "segments" not in manifest.facts or TABLES_SHA256 in manifest.facts:  # not a manifest of contracts before 1.8
+        names = inputs.source.merge_functions
+        facts[TABLES_SHA256] = {name: hash_of_file(folders.summary(name)) for name in names}
+    if folders.tables != folders.luts:  # not tables of contracts before 2.1
+        facts[LUTS_FACT] = str(folders.tables.relative_to(root))
+    return manifest.model_copy(update={"facts": facts})

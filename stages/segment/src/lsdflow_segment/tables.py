@@ -1,88 +1,153 @@
-"""The tables that segment leaves for a graph: one lookup table per threshold, and a summary of all of them.
+"""The tables that segment writes for a graph: one lookup table per threshold, and a summary of all of them.
 
     luts/[run_type/]<graph>/    first 8 characters of the identity of agglomerate (contract 2.1)
-        lut_<merge_function>_0.2800.npz (+ .json)   the name of record: four decimals, never two in one
+        lut_<merge_function>_0.2800.npz (+ .json)   the name of record: four decimals, one for each threshold
         seg_edges_<merge_function>_28.npz           the field's name int(threshold * 100), for older readers
         thresholds_<merge_function>.json            counts, change between thresholds, VOI, advice
+    luts/[run_type/].parts/<graph>/                 what is only needed until the run has finished
 
-Side-cars and summaries are sealed, and name the sha256 of their npz.
+Side-cars and summaries are sealed, and name the sha256 of their npz. Tables are written in slices: the same bytes as
+the contract's `write_lut`, in the memory of a slice.
 
 Two thresholds may share the field's name (0.56 and 0.57 are both _56). Then only one of them gets it: the one that the
-number means (0.56), or else the lowest; the others have no file of that name, and the summary says so.
+number means (0.56), or else the lowest. The others have no file of that name, and the summary says so.
 """
 
 from __future__ import annotations
 
 import filecmp
+import itertools
 import shutil
+import zipfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.lib.format as npy
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
-from lsdflow_contract.files import write_atomically
-from lsdflow_contract.lut import NPZ_SHA256, legacy_lut_name, lut_name, read_side_car
+from lsdflow_contract.files import fsync_folder, storage_errors, write_atomically
+from lsdflow_contract.lut import LUT_KEY, NPZ_SHA256, legacy_lut_name, lut_name, read_side_car, write_side_car
 from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
-from lsdflow_segment.advice import Advice, PartitionFacts, changes_to_next
-from lsdflow_segment.graph import SegmentGraph
-from lsdflow_segment.lut_pieces import write_lut_pieces
+from lsdflow_segment.graph import LutSlice, SegmentGraph
+from lsdflow_segment.mapped_files import write_array
+from lsdflow_segment.sizes import UInt64s
+from lsdflow_segment.threshold_selection import ThresholdChoice, changes_to_next
 
 _REPAIR = "write the tables again: segment repair"
+# The number of ids that numpy compresses at once.
+_COMPRESSED_IDS = 1 << 21
 
 
 @dataclass(frozen=True)
-class ThresholdTable:
-    """What is known of all thresholds of a merge function; `voi` (split, merge in bits) where there was truth."""
+class TableFolders:
+    """The folder of the tables of all graphs, the identity of a graph's scored edges, and the folder of its tables."""
 
-    merge_function: str
-    facts: tuple[PartitionFacts, ...]
-    voi: tuple[tuple[float, float], ...]
-    advice: Advice
-    chosen: float
+    luts: Path
+    graph: str
+    tables: Path
+
+    @classmethod
+    def of(cls, luts: Path, graph: str) -> TableFolders:
+        """The folders of a graph.
+
+        Tables of the same graph that a contract before 2.1 wrote into `luts` itself stay there, and so do damaged ones.
+        """
+        own = luts / graph[:8]
+        stays = not own.is_dir() and any(_may_be_of(graph, path) for path in luts.glob("thresholds_*.json"))
+        return cls(luts, graph, luts if stays else own)
 
     @property
-    def thresholds(self) -> tuple[float, ...]:
-        """All thresholds, ascending."""
-        return tuple(f.threshold for f in self.facts)
+    def scratch(self) -> Path:
+        """The folder of what is only needed until the run has finished."""
+        return self.luts / ".parts" / self.graph[:16]
+
+    def summary(self, merge_function: str) -> Path:
+        """The summary of a merge function."""
+        return self.tables / f"thresholds_{merge_function}.json"
+
+    def lut(self, merge_function: str, threshold: float) -> Path:
+        """The lookup table of a threshold (.npz)."""
+        return self.tables / lut_name(merge_function, threshold)
+
+    def mapped_lut(self, merge_function: str, threshold: float) -> Path:
+        """The same table as an array (2, N) that workers map; exists only while a graph found in parts is written."""
+        return self.scratch / lut_name(merge_function, threshold).replace(".npz", ".npy")
+
+    def remove_scratch(self) -> None:
+        """Remove the scratch files of this graph, and those that killed runs of other graphs left."""
+        with storage_errors(self.scratch):
+            if self.scratch.parent.exists():
+                shutil.rmtree(self.scratch.parent)
 
 
-def luts_folder(luts: Path, run_type: str) -> Path:
-    """The folder of the tables; `run_type` names a sub-folder, empty means none."""
-    return luts / run_type if run_type else luts
+def write_tables(folders: TableFolders, graph: SegmentGraph, choice: ThresholdChoice, facts: Mapping[str, Any]) -> None:
+    """Write every lookup table, then the summary. `facts` (key, fingerprint, ...) go into each side-car."""
+    legacy = legacy_owners(choice.merge_function, choice.thresholds)
+    changes = changes_to_next(choice.facts)
+    rows = []
+    for number, (known, lut) in enumerate(zip(choice.facts, graph.luts(), strict=True)):
+        path = folders.lut(choice.merge_function, known.threshold)
+        row: dict[str, Any] = {
+            "threshold": known.threshold,
+            "segments": known.segments,
+            "largest_segment_vox": known.largest_vox,
+            "entropy_bits": known.entropy_bits,
+            "change_to_next_bits": changes[number],
+            "lut": path.name,
+            "legacy_lut": legacy.get(known.threshold),
+        }
+        if choice.voi:
+            row["voi_split"], row["voi_merge"] = choice.voi[number]
+        side_car = {**facts, **row, "merge_function": choice.merge_function}
+        row[NPZ_SHA256] = write_lut_slices(path, lut, side_car)
+        if row["legacy_lut"]:
+            _copy(path, path.with_name(row["legacy_lut"]))
+        rows.append(row)
+    summary = {
+        "contract": CONTRACT_VERSION,
+        **facts,
+        "merge_function": choice.merge_function,
+        "merge_more": "a higher threshold merges more",
+        "advice": asdict(choice.advice),
+        "chosen": choice.chosen,
+        "thresholds": rows,
+    }
+    write_sealed(folders.summary(choice.merge_function), summary)
 
 
-def graph_folder(luts: Path, run_type: str, graph: str) -> Path:
-    """The folder of the tables of a graph, which is named by the identity of its scored edges.
-
-    Tables that a contract before 2.1 left of the same graph stay where they are, and so do those that are damaged.
-    """
-    folder = luts_folder(luts, run_type)
-    own = folder / graph[:8]
-    for path in () if own.is_dir() else sorted(folder.glob("thresholds_*.json")):
-        try:
-            if read_sealed(path, _REPAIR).get("fingerprint") == graph:
-                return folder
-        except BadData:
-            return folder
-    return own
+def read_summary(folders: TableFolders, merge_function: str) -> dict[str, Any]:
+    """The summary of a merge function. Raises MissingInput if segment has not made it, BadData if it is damaged."""
+    path = folders.summary(merge_function)
+    if not path.exists():
+        raise MissingInput("the thresholds are not computed", where=path, fix="run: segment run")
+    summary = read_sealed(path, _REPAIR)
+    if not {"key", "chosen", "thresholds"} <= summary.keys():
+        raise BadData("damaged threshold summary", where=path, fix=_REPAIR)
+    return summary
 
 
-def parts_folder(folder: Path, fingerprint: str) -> Path:
-    """Where a run keeps the parts of a graph (the identity of its edges), and tables that workers map."""
-    return folder / ".parts" / fingerprint[:16]
+def is_complete(folder: Path, summary: Mapping[str, Any]) -> bool:
+    """True if every lookup table that a summary names exists, with its side-car."""
+    paths = [folder / row["lut"] for row in summary["thresholds"]]
+    return all(path.exists() and path.with_suffix(".json").exists() for path in paths)
 
 
-def mapped_lut_path(folder: Path, fingerprint: str, merge_function: str, threshold: float) -> Path:
-    """The table as an array (2, N) that workers map; there only while a run writes a graph found part by part."""
-    return parts_folder(folder, fingerprint) / lut_name(merge_function, threshold).replace(".npz", ".npy")
-
-
-def summary_path(folder: Path, merge_function: str) -> Path:
-    """The summary of a merge function."""
-    return folder / f"thresholds_{merge_function}.json"
+def require_undamaged(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Raise BadData (65) naming the first lookup table that is damaged, MissingInput (66) if one is lost."""
+    for row in summary["thresholds"]:
+        for name in filter(None, (row["lut"], row["legacy_lut"])):
+            path = folder / name
+            if not path.exists():
+                raise MissingInput("a lookup table is lost", where=path, fix=_REPAIR)
+            require_sha256(path, row.get(NPZ_SHA256), _REPAIR)
+        side_car = read_side_car(folder / row["lut"])
+        if side_car.get("key") != summary["key"] or side_car.get(NPZ_SHA256) != row.get(NPZ_SHA256):
+            raise BadData("the side-car of a lookup table is of another run", where=folder / row["lut"], fix=_REPAIR)
 
 
 def legacy_owners(merge_function: str, thresholds: Sequence[float]) -> dict[float, str]:
@@ -98,69 +163,63 @@ def legacy_owners(merge_function: str, thresholds: Sequence[float]) -> dict[floa
     return owners
 
 
-def write_tables(folder: Path, graph: SegmentGraph, table: ThresholdTable, facts: Mapping[str, Any]) -> None:
-    """Write every lookup table, then the summary. `facts` (key, fingerprint, ...) go into each side-car."""
-    legacy = legacy_owners(table.merge_function, table.thresholds)
-    changes = changes_to_next(table.facts)
-    rows = []
-    for number, pieces in enumerate(graph.tables()):
-        known = table.facts[number]
-        row: dict[str, Any] = {
-            "threshold": known.threshold,
-            "segments": known.segments,
-            "largest_segment_vox": known.largest_vox,
-            "entropy_bits": known.entropy_bits,
-            "change_to_next_bits": changes[number],
-            "lut": lut_name(table.merge_function, known.threshold),
-            "legacy_lut": legacy.get(known.threshold),
-        }
-        if table.voi:
-            row["voi_split"], row["voi_merge"] = table.voi[number]
-        side_car = {**facts, **row, "merge_function": table.merge_function}
-        row[NPZ_SHA256] = write_lut_pieces(folder / row["lut"], pieces, side_car)
-        if row["legacy_lut"]:
-            _copy(folder / row["lut"], folder / row["legacy_lut"])
-        rows.append(row)
-    summary = {
-        "contract": CONTRACT_VERSION,
-        **facts,
-        "merge_function": table.merge_function,
-        "merge_more": "a higher threshold merges more",
-        "advice": asdict(table.advice),
-        "chosen": table.chosen,
-        "thresholds": rows,
-    }
-    write_sealed(summary_path(folder, table.merge_function), summary)
+def write_lut_slices(path: Path, lut: Sequence[LutSlice], facts: Mapping[str, Any]) -> str:
+    """Write the npz and its side-car, each atomically; returns the sha256 of the npz.
+
+    An npz that already has this content is left untouched.
+    """
+    fragments = sum(len(lut_slice.fragments) for lut_slice in lut)
+    written = path.with_name(f".{path.name}.new")
+    write_atomically(written, lambda file: _write_npz(file, fragments, lut))
+    with storage_errors(path):
+        if path.is_file() and filecmp.cmp(written, path, shallow=False):
+            written.unlink()
+        else:
+            written.replace(path)
+            fsync_folder(path.parent)
+    return write_side_car(path, fragments, facts)
 
 
-def read_summary(folder: Path, merge_function: str) -> dict[str, Any]:
-    """The summary of a merge function. MissingInput if segment has not made it, BadData if it is damaged."""
-    path = summary_path(folder, merge_function)
-    if not path.exists():
-        raise MissingInput("the thresholds are not computed", where=path, fix="run: segment run")
-    summary = read_sealed(path, _REPAIR)
-    if not {"key", "chosen", "thresholds"} <= summary.keys():
-        raise BadData("damaged threshold summary", where=path, fix=_REPAIR)
-    return summary
+def write_mapped_lut(path: Path, lut: Sequence[LutSlice]) -> None:
+    """Write the table as an array (2, N), in which a worker looks up ids without reading all of it."""
+    write_array(path, (2, sum(len(lut_slice.fragments) for lut_slice in lut)), np.uint64, _rows(lut))
 
 
-def is_complete(folder: Path, summary: Mapping[str, Any]) -> bool:
-    """True if every lookup table that a summary names is there, with its side-car."""
-    paths = [folder / row["lut"] for row in summary["thresholds"]]
-    return all(path.exists() and path.with_suffix(".json").exists() for path in paths)
+def _may_be_of(graph: str, summary: Path) -> bool:
+    try:
+        return bool(read_sealed(summary, _REPAIR).get("fingerprint") == graph)
+    except BadData:
+        return True
 
 
-def require_undamaged(folder: Path, summary: Mapping[str, Any]) -> None:
-    """BadData (65) naming the first lookup table that is not what segment wrote; MissingInput (66) if one is lost."""
-    for row in summary["thresholds"]:
-        for name in filter(None, (row["lut"], row["legacy_lut"])):
-            path = folder / name
-            if not path.exists():
-                raise MissingInput("a lookup table is lost", where=path, fix=_REPAIR)
-            require_sha256(path, row.get(NPZ_SHA256), _REPAIR)
-        side_car = read_side_car(folder / row["lut"])
-        if side_car.get("key") != summary["key"] or side_car.get(NPZ_SHA256) != row.get(NPZ_SHA256):
-            raise BadData("the side-car of a lookup table is of another run", where=folder / row["lut"], fix=_REPAIR)
+def _rows(lut: Sequence[LutSlice]) -> Iterator[UInt64s]:
+    return itertools.chain((lut_slice.fragments for lut_slice in lut), (lut_slice.segments for lut_slice in lut))
+
+
+def _write_npz(file: BinaryIO, fragments: int, lut: Sequence[LutSlice]) -> None:
+    header = {"descr": "<u8", "fortran_order": False, "shape": (2, fragments)}
+    with (
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(f"{LUT_KEY}.npy", "w", force_zip64=True) as member,
+    ):
+        npy.write_array_header_1_0(member, header)
+        for values in _of_equal_length(_rows(lut), _COMPRESSED_IDS):
+            member.write(values.astype("<u8", copy=False).tobytes())
+
+
+def _of_equal_length(rows: Iterable[UInt64s], length: int) -> Iterator[UInt64s]:
+    """The values of all rows in arrays of `length`; the last may be shorter."""
+    held: list[UInt64s] = []
+    missing = length
+    for row in rows:
+        begin = 0
+        while len(row) - begin >= missing:
+            yield np.concatenate([*held, row[begin : begin + missing]])
+            begin, missing, held = begin + missing, length, []
+        held.append(row[begin:])
+        missing -= len(row) - begin
+    if missing < length:
+        yield np.concatenate(held)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -106,7 +106,7 @@ class OldCollection:
         """The documents after an `_id`, whatever its type: a query with $gt would see those of one type only."""
 
         def read(db: Any) -> list[Document]:
-            found = db[self.name].find().fix([("_id", ASCENDING)]).sort("_id", ASCENDING)
+            found = db[self.name].find().hint([("_id", ASCENDING)]).sort("_id", ASCENDING)
             return list((found if after is None else found.min([("_id", after)])).limit(PAGE + (after is not None)))
 
         return self.connection.call(read)[after is not None :]

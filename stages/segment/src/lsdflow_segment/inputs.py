@@ -1,0 +1,141 @@
+"""What segment works on: the finished graph and its fragments on the target's grid, and the truth for the advice.
+
+Everything that can be refused is refused here, before a run writes anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lsdflow_contract.errors import ConfigError, MissingInput
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.failed_blocks import failed_blocks_of_results
+from lsdflow_contract.geometry import Box, Geometry, Vox3, region_box
+from lsdflow_contract.graph import DEFAULT_MERGE_FUNCTIONS
+from lsdflow_contract.manifest import read_manifest, work_key
+from lsdflow_metrics.contingency import Contingency
+from lsdflow_runtime.blocks import BlockPlan, block_plan
+from lsdflow_runtime.io.target import Truth, open_truth, target_grid
+from lsdflow_runtime.io.volumes import Volume, open_volume
+from lsdflow_segment.config import SegmentConfig
+from lsdflow_segment.graph import GraphSource
+from lsdflow_segment.tables import TableFolders
+from lsdflow_segment.threshold_selection import count_against_truth, thresholds_of
+
+STAGE = "segment"
+
+
+@dataclass(frozen=True)
+class SegmentInputs:
+    """What segment works on: the settings, the graph, and the fragments on the target's grid."""
+
+    config: SegmentConfig
+    source: GraphSource
+    merge_function: str
+    thresholds: tuple[float, ...]
+    folders: TableFolders
+    grid: Geometry
+    fragments: Volume
+    plan: BlockPlan
+
+    def tables_key(self, merge_function: str) -> str:
+        """Key of the tables of a merge function: everything that decides them and the choice among them."""
+        chosen_by = self.config.model_dump(mode="json", include={"threshold", "advice", "truth_dataset", "truth_roi"})
+        parameters = {"merge_function": merge_function, "thresholds": list(self.thresholds), **chosen_by}
+        return work_key("segment-tables", parameters, self.source.inputs)
+
+
+def open_inputs(experiment: Experiment) -> SegmentInputs:
+    """Raises MissingInput (66) if an earlier stage has not finished, ConfigError (78) for impossible settings."""
+    config, source = experiment.table(STAGE, SegmentConfig), GraphSource.of(experiment.layout)
+    merge_function, grid = source.select(config.merge_function), target_grid(experiment)
+    fragments = _open_fragments(experiment, grid)
+    return SegmentInputs(
+        config=config,
+        source=source,
+        merge_function=merge_function,
+        thresholds=thresholds_of(config),
+        folders=TableFolders.of(experiment.layout.luts / config.run_type, source.agglomerate.identity),
+        grid=grid,
+        fragments=fragments,
+        plan=_plan_blocks(config, grid, fragments.box, fragments.chunk_shape_vox),
+    )
+
+
+def _open_fragments(experiment: Experiment, grid: Geometry) -> Volume:
+    """The fragments that watershed finished, addressed on the target's grid."""
+    watershed = read_manifest(experiment.layout, "watershed")
+    return open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
+
+
+def _plan_blocks(config: SegmentConfig, grid: Geometry, fragments: Box, usual_block_vox: Vox3) -> BlockPlan:
+    """The blocks that are written: those of the region, or of all fragments."""
+    box = region_box(config.roi, grid.voxel_size_nm, fragments, "segment.roi")
+    if config.block_shape is None:
+        return BlockPlan(box, usual_block_vox)
+    return block_plan(box, config.block_shape.to_vox(grid.voxel_size_nm, "segment.block_shape"), (0, 0, 0), STAGE)
+
+
+def _open_truth(experiment: Experiment, config: SegmentConfig, grid: Geometry) -> Truth | None:
+    """The truth for the advice, without the holes of earlier stages; None if there is none or the advice ignores it.
+
+    Raises MissingInput (66) if advice = "truth" and there is none.
+    """
+    if config.advice == "stability":
+        return None
+    failed = failed_blocks_of_results(experiment.layout, ("watershed", "agglomerate"))
+    truth = open_truth(experiment, config.truth_dataset, grid, failed)
+    if truth is None and config.advice == "truth":
+        target = experiment.layout.target_volume
+        raise MissingInput(
+            "advice by truth needs truth",
+            where=target / config.truth_dataset if target.exists() else "segment.advice",
+            fix='give truth to prepare, or set segment.advice = "stability"',
+        )
+    return truth
+
+
+def _truth_box(config: SegmentConfig, grid: Geometry, fragments: Box, truth: Truth) -> Box:
+    """The part of the truth that the advice uses: inside both volumes."""
+    return region_box(config.truth_roi, grid.voxel_size_nm, truth.labels.box.intersect(fragments), "segment.truth_roi")
+
+
+def count_truth(experiment: Experiment, inputs: SegmentInputs) -> Contingency | None:
+    """Fragments x truth; None if the advice does not come from truth."""
+    truth = _open_truth(experiment, inputs.config, inputs.grid)
+    if truth is None:
+        return None
+    box = _truth_box(inputs.config, inputs.grid, inputs.fragments.box, truth)
+    return count_against_truth(inputs.fragments, truth, box)
+
+
+def require_merge_function(experiment: Experiment, wanted: str | None) -> None:
+    """MissingInput (66) for edges that agglomerate did not make; before it has run, ConfigError (78) for edges that it
+    will not make.
+    """
+    if experiment.layout.manifest("agglomerate").exists() and experiment.descriptions is None:
+        GraphSource.of(experiment.layout).select(wanted)
+        return
+    made = experiment.tables.get("agglomerate", {}).get("merge_functions", list(DEFAULT_MERGE_FUNCTIONS))
+    if wanted is None or not isinstance(made, list) or wanted in made:
+        return
+    raise ConfigError(
+        "agglomerate does not compute this merge function",
+        where="segment.merge_function",
+        wanted=f"one of agglomerate.merge_functions: {', '.join(map(str, made))}",
+        found=wanted,
+        fix=f"add {wanted} to agglomerate.merge_functions, or choose one of these",
+    )
+
+
+def require_regions(experiment: Experiment, config: SegmentConfig) -> None:
+    """ConfigError (78) for regions and block shapes that cannot be, MissingInput (66) for missing truth."""
+    grid = target_grid(experiment)
+    box, usual_block_vox = grid.box, grid.shape_vox
+    if experiment.layout.manifest("watershed").exists():
+        fragments = _open_fragments(experiment, grid)
+        box, usual_block_vox = fragments.box, fragments.chunk_shape_vox
+    _plan_blocks(config, grid, box, usual_block_vox)
+    truth = _open_truth(experiment, config, grid)
+    if truth is not None:
+        _truth_box(config, grid, box, truth)
