@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lsdflow_evaluate.scores.larger_error import larger_error
+from lsdflow_evaluate.report.words import larger_error
 
 
 def scores(

@@ -25,11 +25,10 @@ from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_descriptors import stored_lsds
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.pages import write_report
-from lsdflow_evaluate.scores.comparing import work_of
+from lsdflow_evaluate.evaluation import lsd_error_map, write_report
+from lsdflow_evaluate.passes import lsd_error_task, pass_of_key
+from lsdflow_evaluate.self_consistency.lsd_error import error_of, most_likely_wrong
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_evaluate.without_truth.disagreement import disagreement, most_likely_wrong
-from lsdflow_evaluate.without_truth.lsd_error import error_of, lsd_error_task
 from lsdflow_runtime.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
@@ -123,7 +122,7 @@ def test_a_merger_stands_first_and_the_map_does_not_depend_on_the_blocks(make_ex
         given = (*SET, f"evaluate.lsd_error_downsample={step}", f'evaluate.block_shape="{shape}"')
         experiment = make_experiment(name, *given)
         segments, (first, _) = merged_cells(experiment)
-        told.append(disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told)
+        told.append(lsd_error_map(experiment, experiment.table("evaluate", EvaluateConfig)).facts)
         maps.append(map_of(experiment))
     Evaluate().run(experiment)
     assert np.array_equal(maps[0], maps[1])
@@ -145,10 +144,10 @@ def test_workers_make_the_same_map_as_one_process_and_find_it_by_its_key(make_ex
     for name, more in (("a", ()), ("b", ("compute.runner=daisy", "compute.workers=2"))):
         experiment = make_experiment(name, *SET, 'evaluate.block_shape="9, 12, 13 vox"', *more)
         merged_cells(experiment)
-        assert disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told["made"]
+        assert lsd_error_map(experiment, experiment.table("evaluate", EvaluateConfig)).facts["made"]
         maps.append(map_of(experiment))
         task = lsd_error_task(experiment)
-        assert work_of(experiment, task.key).key == task.key
+        assert pass_of_key(experiment, task.key).key == task.key
     assert np.array_equal(*maps)
 
 
@@ -156,7 +155,7 @@ def test_another_segmentation_gets_a_map_of_its_own_and_the_first_comes_back_who
     experiment = make_experiment("a", *SET)
 
     def make_map() -> None:
-        disagreement(experiment, experiment.table("evaluate", EvaluateConfig))
+        lsd_error_map(experiment, experiment.table("evaluate", EvaluateConfig))
 
     merged_cells(experiment)
     make_map()

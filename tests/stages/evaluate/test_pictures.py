@@ -10,8 +10,7 @@ import pytest
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.geometry import Box
-from lsdflow_evaluate.shown.layers import shown_box
-from lsdflow_evaluate.shown.pictures import central_planes, picture_of
+from lsdflow_evaluate.report.volumes import central_planes, picture_of, shown_box
 
 BOX = Box((2, 4, 6), (10, 20, 30))
 

@@ -13,12 +13,11 @@ from PIL import Image
 from lsdflow_evaluate.report.data import Picture
 from lsdflow_evaluate.report.figures import (
     LONGEST_SIDE_PX,
-    affinities_to_rgb,
     colours_of_ids,
     figure_of,
-    lsds_to_rgb,
     outlines,
     scale_bar,
+    three_channels,
 )
 
 
@@ -106,7 +105,7 @@ def test_the_scale_bar_names_its_unit() -> None:
 
 def test_three_channels_become_red_green_and_blue_in_their_order() -> None:
     values = np.arange(10 * 2 * 3, dtype=np.uint8).reshape(10, 2, 3)
-    for colour in (lsds_to_rgb(values), affinities_to_rgb(values[:3])):
+    for colour in (three_channels(values), three_channels(values[:3])):
         for channel in range(3):
             np.testing.assert_array_equal(colour[..., channel], values[channel])
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_evaluate.without_truth.seams import Agreement, Seams, seams_of
+from lsdflow_evaluate.report.words import seams_words
+from lsdflow_evaluate.self_consistency.seams import Agreement, Seams, seams_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import OutputArray, Volume
 
@@ -90,11 +91,12 @@ def test_a_part_of_the_blocks_is_looked_at_where_there_are_many(tmp_path: Path) 
     assert 10 <= found.blocks < 20
 
 
-def test_what_was_told_of_seams_is_read_again_as_it_was() -> None:
-    told = Seams(Agreement(10, 4), Agreement(20, 15), 7)
-    assert told.as_dict()["gap"] == pytest.approx(0.35)
-    assert Seams.of_dict(json.loads(json.dumps(told.as_dict()))) == told
-    assert str(told).startswith("40.00% of the neighbouring voxels on either side of a block's face")
+def test_the_gap_is_a_difference_of_shares_and_the_report_names_both() -> None:
+    found = Seams(Agreement(10, 4), Agreement(20, 15), 7).as_dict()
+    assert found["gap"] == pytest.approx(0.35)
+    words = seams_words({"seams": found})
+    assert words.startswith("40.00% of the neighbouring voxels on either side of a block's face")
+    assert "75.00% in the middle of blocks (7 blocks looked at)" in words
 
 
 def test_faces_beyond_a_segmentation_of_a_part_are_left_out(tmp_path: Path) -> None:

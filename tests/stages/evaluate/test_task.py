@@ -24,8 +24,8 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.cli import app
-from lsdflow_evaluate.scores import truth_scores
-from lsdflow_evaluate.scores.counting import counting_task, overlaps_of, table_of
+from lsdflow_evaluate.inputs import counting_task
+from lsdflow_evaluate.scores.counting import overlaps_of, table_of
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import Contingency, contingency
 from lsdflow_metrics.scores import ZERO_POLICIES, ZeroPolicy, score
@@ -235,20 +235,6 @@ def test_thinned_truth_of_a_perfect_segmentation_has_the_longest_runs(
     assert rows[0.29]["normalized_erl"] == 1
     assert rows[0.9]["normalized_erl"] < 0.01
     assert "thinned truth" in found["settings"]["skeletons"]
-
-
-@pytest.mark.parametrize("step", [(1, 1, 1), (2, 3, 2), (5, 4, 7)])
-def test_the_lattice_read_by_pieces_is_the_strided_volume(make_experiment: Make, step: tuple[int, int, int]) -> None:
-    from lsdflow_contract.geometry import Box
-    from lsdflow_evaluate.config import EvaluateConfig
-    from lsdflow_runtime.target import open_truth, target_grid
-
-    experiment = make_experiment()
-    truth = open_truth(experiment, EvaluateConfig().truth_dataset, target_grid(experiment))
-    box = Box((1, 2, 3), (16, 20, 23))
-    wanted = truth_of(experiment)[1:17, 2:22, 3:26][:: step[0], :: step[1], :: step[2]]
-    assert truth is not None
-    assert np.array_equal(truth_scores._lattice(truth, box, step), wanted)
 
 
 def test_traced_skeletons_are_used_and_cropped(make_experiment: Make, scores_now: Scores) -> None:

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from lsdflow_contract.experiment import Experiment
-from lsdflow_evaluate.pages import write_report
-from lsdflow_evaluate.report.training_view import training_view
-from lsdflow_evaluate.shown import training_snapshots as shown
-from lsdflow_evaluate.shown.training_snapshots import training_snapshot, weighted_error
+from lsdflow_evaluate.evaluation import write_report
+from lsdflow_evaluate.report import training_snapshots as shown
+from lsdflow_evaluate.report.content import training_view
+from lsdflow_evaluate.report.training_snapshots import training_snapshot, weighted_error
 
 Make = Callable[..., Experiment]
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -151,13 +151,13 @@ def test_the_table_tells_shape_type_range_and_the_error_where_the_weight_counts(
     values = write_snapshot(tmp_path / "batch_1.hdf", "lsd")
     found = training_snapshot(tmp_path, "train-lsd", 100)
     assert found is not None
-    rows = {row.name: row for row in found.rows}
+    rows = {row.name: row for row in found.datasets}
     assert set(rows) == set(values)
     assert all((rows[n].shape, rows[n].dtype) == (v.shape, str(v.dtype)) for n, v in values.items())
     assert all((rows[n].low, rows[n].high) == (v.min(), v.max()) for n, v in values.items())
     prediction = rows["volumes/pred_embedding"]
     assert (prediction.error, prediction.share) == (0.25, 0.1)
-    assert [row.name for row in found.rows if row.error is not None] == ["volumes/pred_embedding"]
+    assert [row.name for row in found.datasets if row.error is not None] == ["volumes/pred_embedding"]
     words = {row[0]: row[1:] for row in training_view(found).rows}
     assert words["volumes/pred_embedding"] == (
         "10 × 5 × 8 × 12",

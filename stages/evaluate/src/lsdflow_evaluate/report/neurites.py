@@ -1,7 +1,9 @@
-"""A picture of neurites in 3-D: labels on a lattice, seen from a corner, shaded by depth. Arrays in, arrays out.
+"""A picture of the largest segments in 3-D: labels on a lattice, seen from a corner, shaded by depth.
+
+Of a volume that is too large to be read for a picture, the box in its middle is shown, and the report says so.
 
 1. The largest labels of the lattice are kept; of each, the points at its surface.
-2. Points are turned into the view (orthographic; z up, x to the right) and fall on pixels about as large as a lattice
+2. Points are turned into the view (orthographic; z up, x to the right) and put on pixels about as large as a lattice
    cell; the nearest one stays: a map of labels and a map of depths.
 3. Both maps are enlarged smoothly, label by label, so that outlines are curves and not steps.
 4. Light from the upper left on the slope of the depth, haze with the distance, a dark line where one neurite ends.
@@ -9,14 +11,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from lsdflow_contract.geometry import Nm3
+from lsdflow_contract.geometry import Box, Nm3, Vox3
+from lsdflow_evaluate.lattice import strided
+from lsdflow_evaluate.report.data import Neurites
+from lsdflow_evaluate.report.figures import colours_of_ids
+from lsdflow_runtime.volumes import Volume
 
+MOST_NEURITES = 10
+# A box of 512 voxels along each axis is read in a few seconds.
+MOST_VOXELS = 512**3
+LATTICE_POINTS = 200
 AZIMUTH_DEG, ELEVATION_DEG = 32.0, 24.0
 LIGHT = np.array([-0.45, 0.6, 0.66])  # right, up, towards the eye
 WIDTH_PX = 720
@@ -25,6 +37,7 @@ SMOOTHING_PX = 0.8
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.uint64]
+Colours = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,17 +49,37 @@ class View:
     away: Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Neurites:
-    """A picture (rows, columns, 4) u8, clear where nothing is; its labels, largest first, with their lattice points;
-    corners (8, 2) of the lattice's box: row, column, numbered by the bits z, y, x; the number of the farthest."""
+def largest_neurites(segmentation: Volume) -> Neurites | None:
+    """The ten largest segments of a volume, or of the box in its middle; None if there is no label."""
+    box = readable_box(segmentation.box, MOST_VOXELS)
+    voxel_nm = segmentation.geometry.voxel_size_nm
+    step = lattice_step(box.shape_vox, voxel_nm, LATTICE_POINTS)
+    labels = strided(segmentation.read, segmentation.chunk_shape_vox, box, step)
+    ids = largest_labels(labels, MOST_NEURITES)
+    if not ids:
+        return None
+    spacing = cast(Nm3, tuple(s * v for s, v in zip(step, voxel_nm, strict=True)))
+    seen = picture_of_neurites(labels, spacing, ids, view_from())
+    return seen if box == segmentation.box else replace(seen, part=str(box))
 
-    pixels: NDArray[np.uint8]
-    ids: tuple[int, ...]
-    points: tuple[int, ...]
-    corners: Floats
-    farthest: int
-    pixel_nm: float
+
+def readable_box(box: Box, most_voxels: int) -> Box:
+    """The box itself, or the one in its middle with `most_voxels`: the longest axes are cut first."""
+    shape = list(box.shape_vox)
+    while math.prod(shape) > most_voxels:
+        longest = max(range(3), key=lambda axis: shape[axis])
+        others = math.prod(n for axis, n in enumerate(shape) if axis != longest)
+        second = sorted(shape)[1]
+        shape[longest] = max(min(second, shape[longest] - 1), most_voxels // others, 1)
+    begin = [b + (n - s) // 2 for b, n, s in zip(box.begin_vox, box.shape_vox, shape, strict=True)]
+    return Box(cast(Vox3, tuple(begin)), cast(Vox3, tuple(shape)))
+
+
+def lattice_step(shape_vox: Vox3, voxel_nm: Nm3, points: int) -> Vox3:
+    """Voxels between lattice points, so that points are equally far apart in nm and at most `points` along an axis."""
+    longest_nm = max(n * v for n, v in zip(shape_vox, voxel_nm, strict=True))
+    spacing_nm = max(longest_nm / points, *voxel_nm)
+    return cast(Vox3, tuple(max(1, math.ceil(spacing_nm / v - 1e-9)) for v in voxel_nm))
 
 
 def largest_labels(labels: Labels, most: int) -> tuple[tuple[int, int], ...]:
@@ -79,9 +112,14 @@ def surface_points(labels: Labels, label: int) -> NDArray[np.int64]:
 
 
 def picture_of_neurites(
-    labels: Labels, spacing_nm: Nm3, colours: NDArray[np.uint8], ids: tuple[tuple[int, int], ...], view: View
+    labels: Labels, spacing_nm: Nm3, ids: tuple[tuple[int, int], ...], view: View, colours: Colours | None = None
 ) -> Neurites:
-    """The picture of the labels `ids` (label, points) in their `colours` (n, 3), lattice points `spacing_nm` apart."""
+    """The picture of the labels `ids` (label, points), lattice points `spacing_nm` apart.
+
+    colours: RGB uint8 (n, 3); by default those that the labels have in every picture.
+    """
+    if colours is None:
+        colours = colours_of_ids(np.array([label for label, _ in ids], np.uint64))
     shape_nm = np.array(labels.shape) * np.array(spacing_nm)
     pixel_nm = max(spacing_nm)
     corners_nm = np.array([[z, y, x] for z in (0, 1) for y in (0, 1) for x in (0, 1)]) * shape_nm
@@ -91,21 +129,19 @@ def picture_of_neurites(
     nearest, depth = np.full(shape, -1), np.full(shape, np.inf)
     for number, (label, _) in enumerate(ids):
         points = (surface_points(labels, label) + 0.5) * np.array(spacing_nm)
-        _fall(points, number, view, pixel_nm, first, nearest, depth)
+        _project(points, number, view, pixel_nm, first, nearest, depth)
     enlarge = max(1, round(WIDTH_PX / shape[1]))
-    pixels = _shaded(nearest, depth / pixel_nm, colours, enlarge)
-    labels_seen, points_seen = tuple(i for i, _ in ids), tuple(n for _, n in ids)
     return Neurites(
-        pixels,
-        labels_seen,
-        points_seen,
-        (flat - first) * enlarge,
-        int((corners_nm @ view.away).argmax()),
-        pixel_nm / enlarge,
+        pixels=_shaded(nearest, depth / pixel_nm, colours, enlarge),
+        ids=tuple(label for label, _ in ids),
+        volumes_nm3=tuple(points * math.prod(spacing_nm) for _, points in ids),
+        corners=(flat - first) * enlarge,
+        farthest=int((corners_nm @ view.away).argmax()),
+        pixel_nm=pixel_nm / enlarge,
     )
 
 
-def _fall(
+def _project(
     points_nm: Floats,
     number: int,
     view: View,
@@ -114,7 +150,7 @@ def _fall(
     nearest: NDArray[np.int64],
     depth: Floats,
 ) -> None:
-    """Points fall on the pixels around them; each pixel keeps the nearest one's depth and number."""
+    """Put points on the pixels around them; each pixel keeps the depth and the number of the nearest point."""
     rows = -(points_nm @ view.up) / pixel_nm - first[0]
     columns = points_nm @ view.right / pixel_nm - first[1]
     away = points_nm @ view.away
@@ -126,7 +162,7 @@ def _fall(
         depth[nearer], nearest[nearer] = seen[nearer], number
 
 
-def _shaded(nearest: NDArray[np.int64], depth: Floats, colours: NDArray[np.uint8], enlarge: int) -> NDArray[np.uint8]:
+def _shaded(nearest: NDArray[np.int64], depth: Floats, colours: Colours, enlarge: int) -> NDArray[np.uint8]:
     """RGBA of the maps, each pixel `enlarge` times as large; depth in pixels of the maps."""
     if not (nearest >= 0).any():
         return np.zeros((nearest.shape[0] * enlarge, nearest.shape[1] * enlarge, 4), np.uint8)
@@ -158,8 +194,8 @@ def _enlarged(nearest: NDArray[np.int64], depth: Floats, labels: int, enlarge: i
         far = float(known.max())
         smooth = ndimage.gaussian_filter(mask, SMOOTHING_PX)
         shares.append(rows @ smooth @ columns.T)
-        told = np.where(weight > 1e-4, carried, far)
-        depths.append(rows @ told @ columns.T * enlarge)
+        smooth_depth = np.where(weight > 1e-4, carried, far)
+        depths.append(rows @ smooth_depth @ columns.T * enlarge)
     return np.array(shares), np.array(depths)
 
 
@@ -170,7 +206,7 @@ def _enlarging(length: int, enlarge: int) -> Floats:
 
 
 def _ends(best: NDArray[np.int64], seen: Floats, enlarge: int) -> NDArray[np.bool_]:
-    """Where a neurite ends in front of another one, or of a far part of itself: the pixel that lies in front."""
+    """Where a neurite ends in front of another one, or of a far part of itself: the pixel in front."""
     lines = np.zeros(best.shape, bool)
     step = 2.5 * enlarge
     for axis in (0, 1):

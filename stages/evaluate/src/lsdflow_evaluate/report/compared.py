@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from lsdflow_contract.errors import StageError
-from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, differences, finished_manifests
 from lsdflow_evaluate.config import STAGE
 from lsdflow_evaluate.report.data import ComparedResult, Picture
-from lsdflow_evaluate.shown.history import manifests
-from lsdflow_evaluate.shown.pictures import central_planes, picture_of
+from lsdflow_evaluate.report.volumes import central_planes, picture_of
 from lsdflow_runtime.volumes import open_volume
 
 MOST_PICTURES = 6
@@ -29,13 +29,13 @@ Chain = Mapping[str, Manifest | None]
 Section = Callable[[Manifest], Picture | None]
 
 
-def section_of(experiment: Experiment, grid: Geometry, box: Box, edge_vox: int) -> Section:
+def section_of(layout: ExperimentLayout, grid: Geometry, box: Box, edge_vox: int) -> Section:
     """A function that draws the section through the middle of `box`, across z, of the segmentation of a manifest."""
     plane = central_planes(box, edge_vox)[0]
 
     def drawn(segment: Manifest) -> Picture | None:
         with suppress(StageError):
-            volume = open_volume(*segment.output_array(experiment.layout, "segmentation"), grid)
+            volume = open_volume(*segment.output_array(layout, "segmentation"), grid)
             values = volume.read(plane.box, outside="zero")
             return picture_of("segmentation", values, plane, grid.voxel_size_nm)
         return None
@@ -44,15 +44,15 @@ def section_of(experiment: Experiment, grid: Geometry, box: Box, edge_vox: int) 
 
 
 def compared_results(
-    experiment: Experiment, current: Manifest | None, section: Section | None
+    layout: ExperimentLayout, manifests: Mapping[str, Manifest], current: Manifest | None, section: Section | None
 ) -> tuple[ComparedResult, ...]:
     """The finished results of evaluate, the current one first, then the newest; none if there are fewer than two.
 
-    current: the result of the settings of now, which need not be on disk yet; section: draws a segmentation, which is
-    done once for each of the first few.
+    manifests: of the stages that have finished; current: the result of the present settings, which need not be on disk
+    yet; section: draws a segmentation, which is done once for each of the first few.
     """
-    known = {stage: finished_manifests(experiment.layout, stage) for stage in STAGES}
-    now = {**manifests(experiment), **({STAGE: current} if current else {})}
+    known = {stage: finished_manifests(layout, stage) for stage in STAGES}
+    now = {**manifests, **({STAGE: current} if current else {})}
     others = {path: found for path, found in known[STAGE].items() if current is None or found.key != current.key}
     rows = [*filter(None, [current]), *(others[path] for path in sorted(others, key=_age_s))]
     pictures: dict[str, Picture | None] = {}

@@ -1,22 +1,23 @@
-"""Seams: does the segmentation go on across the faces of blocks as it does inside them?
+"""Seams: does the segmentation continue across the faces of blocks as it does inside them?
 
     +---------+---------+     of all pairs of neighbouring voxels on either side of a face of watershed's blocks (#),
-    |    :    #    :    |     the share that lies in one segment; and the same for planes in the middle of blocks (:).
+    |    :    #    :    |     the share that is in one segment; and the same for planes in the middle of blocks (:).
     |    :    #    :    |     Where blocks leave no trace both are alike.
     +---------+---------+
 
-Blocks are a matter of computing: neurons know nothing of them. Pairs with background do not count. No truth is needed.
+Pairs with background do not count. No truth is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_contract.geometry import Box
+from lsdflow_evaluate.scores.counting import vox3
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.volumes import Volume
 
@@ -26,7 +27,7 @@ MOST_BLOCKS = 200
 
 @dataclass(frozen=True)
 class Agreement:
-    """Pairs of voxels of which neither is background, and how many of them lie in one segment."""
+    """Pairs of voxels of which neither is background, and how many of them are in one segment."""
 
     pairs: int = 0
     together: int = 0
@@ -42,7 +43,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Seams:
-    """Agreement across faces of blocks, and across planes in their middle; `blocks` were looked at."""
+    """Agreement across faces of blocks, and across planes in their middle; `blocks` were sampled."""
 
     faces: Agreement
     inside: Agreement
@@ -50,25 +51,13 @@ class Seams:
 
     def as_dict(self) -> dict[str, Any]:
         """For scores.json."""
-        told = {name: getattr(self, name) for name in ("faces", "inside")}
-        shares = {name: {"pairs": a.pairs, "together": a.together, "share": a.share} for name, a in told.items()}
+        both = {"faces": self.faces, "inside": self.inside}
+        shares = {name: {"pairs": a.pairs, "together": a.together, "share": a.share} for name, a in both.items()}
         return {**shares, "blocks": self.blocks, "gap": self.inside.share - self.faces.share}
-
-    @classmethod
-    def of_dict(cls, told: Mapping[str, Any]) -> Seams:
-        """What `as_dict` has told."""
-        faces, inside = (Agreement(int(told[n]["pairs"]), int(told[n]["together"])) for n in ("faces", "inside"))
-        return cls(faces, inside, int(told["blocks"]))
-
-    def __str__(self) -> str:
-        return (
-            f"{self.faces.share:.2%} of the neighbouring voxels on either side of a block's face lie in one segment, "
-            f"{self.inside.share:.2%} in the middle of blocks ({self.blocks} blocks looked at)"
-        )
 
 
 def seams_of(segmentation: Volume, blocks: BlockPlan, most_blocks: int = MOST_BLOCKS) -> Seams | None:
-    """Compare faces and middles of `blocks`, those of watershed; None if no face lies inside the segmentation.
+    """Compare faces and middles of `blocks`, those of watershed; None if no face is inside the segmentation.
 
     Raises BadData for a chunk that is lost or damaged.
     """
@@ -79,8 +68,8 @@ def seams_of(segmentation: Volume, blocks: BlockPlan, most_blocks: int = MOST_BL
         write = blocks.block(number).write
         for axis in range(3):
             for at, box in _planes(write, blocks.total, axis):
-                seen = agreement_across(segmentation, box, axis)
-                faces, inside = (faces + seen, inside) if at == "face" else (faces, inside + seen)
+                found = agreement_across(segmentation, box, axis)
+                faces, inside = (faces + found, inside) if at == "face" else (faces, inside + found)
     return Seams(faces, inside, len(numbers)) if faces.pairs and inside.pairs else None
 
 
@@ -95,7 +84,7 @@ def agreement_across(segmentation: Volume, box: Box, axis: int) -> Agreement:
 
 
 def _planes(write: Box, total: Box, axis: int) -> Iterator[tuple[str, Box]]:
-    """The lower face of a block along an axis, if another block lies there, and the plane in its middle."""
+    """The lower face of a block along an axis, if there is another block, and the plane in its middle."""
     if write.begin_vox[axis] > total.begin_vox[axis]:
         yield "face", _two_layers(write, axis, write.begin_vox[axis])
     if write.shape_vox[axis] > 1:
@@ -105,9 +94,4 @@ def _planes(write: Box, total: Box, axis: int) -> Iterator[tuple[str, Box]]:
 def _two_layers(write: Box, axis: int, upper: int) -> Box:
     begin, shape = list(write.begin_vox), list(write.shape_vox)
     begin[axis], shape[axis] = upper - 1, 2
-    return Box(_vox3(begin), _vox3(shape))
-
-
-def _vox3(values: list[int]) -> Vox3:
-    z, y, x = values
-    return z, y, x
+    return Box(vox3(begin), vox3(shape))

@@ -1,9 +1,9 @@
 """The worst splits and merges: the truth objects and segments that cost most bits of VOI, and their two largest parts.
 
-    split: a truth object that lies in several segments       merge: a segment that holds several truth objects
+    split: a truth object that is in several segments         merge: a segment that holds several truth objects
            | segment 7  | segment 9 |  one truth object               | truth 1  | truth 2 |  one segment
 
-A part is what a segment and a truth object have in common, so that a split and a merge are the same thing seen from two
+A part is what a segment and a truth object have in common, so a split and a merge are the same thing seen from two
 sides: two parts with one id in common. Segment 0 is no segment: it merges nothing, and as a part it comes last.
 """
 
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Fault:
+class SplitOrMerge:
     """`id`: of the truth object that is split, or of the segment that merges; `bits`: its share in VOI split or merge.
 
     `voxels` of it count, `parts` is how many parts it has, `first` and `second` are the largest two.
@@ -48,20 +48,22 @@ class Fault:
     second: Part
 
 
-def worst_faults(table: Contingency, most: int, zeros: ZeroPolicy) -> tuple[Fault, ...]:
+def worst_errors(table: Contingency, most: int, zeros: ZeroPolicy) -> tuple[SplitOrMerge, ...]:
     """The `most` worst splits, then the `most` worst merges of a table of segments x truth, the worst first."""
     splits = _worst("split", split_shares(table, zeros), table.truths, table, most)
     merges = _worst("merge", merge_shares(table, zeros), table.labels, table, most)
     return (*splits, *merges)
 
 
-def _worst(kind: Kind, shares: Shares, owners: NDArray[np.uint64], table: Contingency, most: int) -> Iterator[Fault]:
-    guilty = (shares.bits > 0) & ((kind == "split") | (shares.ids != 0))
-    order = np.lexsort((shares.ids[guilty], -shares.bits[guilty]))[:most]
-    for place in np.flatnonzero(guilty)[order].tolist():
+def _worst(
+    kind: Kind, shares: Shares, owners: NDArray[np.uint64], table: Contingency, most: int
+) -> Iterator[SplitOrMerge]:
+    charged = (shares.bits > 0) & ((kind == "split") | (shares.ids != 0))
+    order = np.lexsort((shares.ids[charged], -shares.bits[charged]))[:most]
+    for place in np.flatnonzero(charged)[order].tolist():
         rows = np.flatnonzero(owners == shares.ids[place]).tolist()
         parts = [Part(int(table.labels[r]), int(table.truths[r]), int(table.voxels[r])) for r in rows]
         parts.sort(key=lambda part: (part.segment == 0, -part.voxels, part.segment, part.truth))
         if len(parts) > 1:
             found = int(shares.ids[place]), int(shares.voxels[place]), float(shares.bits[place])
-            yield Fault(kind, *found, len(parts), parts[0], parts[1])
+            yield SplitOrMerge(kind, *found, len(parts), parts[0], parts[1])
