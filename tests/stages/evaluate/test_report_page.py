@@ -15,7 +15,6 @@ from lsdflow_evaluate.report.charts import charts
 from lsdflow_evaluate.report.content import score_values, stage_rows, tiles
 from lsdflow_evaluate.report.data import LossCurve, Picture, Problem, ReportData, StageBlocks, StageRecord
 from lsdflow_evaluate.report.page import render_pages
-from lsdflow_evaluate.report.words import duration
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}</style>"
 KINDS = {"raw": "grey", "lsds": "colour", "affinities": "colour", "fragments": "labels", "segmentation": "labels"}
@@ -280,18 +279,3 @@ def test_light_and_dark_and_narrow_screens_are_provided_for() -> None:
     assert "prefers-color-scheme: dark" in html
     assert "width=device-width" in html
     assert "max-width: 560px" in html
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.42, "0.42 s"),
-        (12.0, "12 s"),
-        (200.0, "3 min 20 s"),
-        (3600.0, "1 h"),
-        (18720.0, "5 h 12 min"),
-        (1e5, "1 d 3 h"),
-    ],
-)
-def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text

@@ -20,7 +20,7 @@ from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
 from lsdflow_evaluate import passes
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.inputs import counting_task, require_counting
+from lsdflow_evaluate.inputs import require_counting
 from lsdflow_evaluate.pass_files import drop_pass_files, find_pass_files, keys_of_pass_files, write_pass_files
 from lsdflow_evaluate.scores.run_length import Skeletons, run_lengths
 from lsdflow_evaluate.skeletons.files import read_skeletons
@@ -79,7 +79,7 @@ def trace(experiment: Experiment) -> Skeletons:
 
 def traced_of(experiment: Experiment) -> passes.Traced:
     """The skeletons that the settings ask for."""
-    return passes.trace(experiment, experiment.table("evaluate", EvaluateConfig), require_counting(experiment)[1])
+    return passes.trace(experiment, experiment.table("evaluate", EvaluateConfig), require_counting(experiment).volumes)
 
 
 def regions_of(mask: np.ndarray) -> dict[str, np.ndarray]:
@@ -117,9 +117,7 @@ def test_named_regions_and_masks_score_what_their_voxels_score_at_every_threshol
 
 
 def test_another_region_is_counted_anew_and_a_key_without_regions_stays_what_it_was(make_experiment: Make) -> None:
-    plain, named = (counting_task(make_experiment("a", *given)) for given in ((), (CORE,)))
-    assert plain is not None
-    assert named is not None
+    plain, named = (require_counting(make_experiment("a", *given)).task for given in ((), (CORE,)))
     assert set(plain.config["regions"]) == {"roi"}
     assert plain.key != named.key
 
@@ -181,7 +179,7 @@ def test_traced_nodes_merge_by_one_thinned_ones_by_five_or_as_the_settings_say(
 def test_thinned_truth_of_a_region_lies_in_its_neurons(make_experiment: Make) -> None:
     roi = 'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}'
     experiment = make_experiment("a", roi, "evaluate.skeleton_lattice=[1, 2, 1]")
-    skeletons, truth = traced_of(experiment).skeletons, require_counting(experiment)[1].truth
+    skeletons, truth = traced_of(experiment).skeletons, require_counting(experiment).volumes.truth
     assert skeletons is not None
     assert len(skeletons.edges) > 10
     middles = (skeletons.positions_nm - OFFSET) / SIZE - 0.5

@@ -12,7 +12,6 @@ import pytest
 from lsdflow_contract.lut import Lut
 from lsdflow_evaluate.report.content import chosen_lut, chosen_score, passed, worst_errors
 from lsdflow_evaluate.report.data import ReportData
-from lsdflow_evaluate.report.words import lsd_error_words
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_evaluate.scores.scores_file import write_worst
 from lsdflow_evaluate.scores.truth_scores import ThresholdScore, best_of, runs_of
@@ -106,11 +105,3 @@ def test_ranks_of_the_worst_begin_anew_for_each_kind_and_region(tmp_path: Path) 
     ]
     write_worst(path, {})
     assert not path.exists()
-
-
-def test_the_lsd_error_is_told_with_the_worst_segments_and_only_where_it_was_made() -> None:
-    worst = [{"segment": n, "mean": 0.5 / n, "voxels_taken": 99} for n in range(1, 8)]
-    text = lsd_error_words({"lsd_error": {"mean": 0.0625, "worst": worst}})
-    assert "differ by 0.062 (of 1)" in text
-    assert text.endswith("most in segments 1 (0.50), 2 (0.25), 3 (0.17), 4 (0.12), 5 (0.10)")
-    assert lsd_error_words({"lsd_error": {"made": False, "reason": "none stored"}}) == ""

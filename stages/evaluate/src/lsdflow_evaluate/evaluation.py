@@ -26,12 +26,12 @@ from lsdflow_evaluate import passes
 from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
 from lsdflow_evaluate.errors.ranking import SplitOrMerge, worst_errors
 from lsdflow_evaluate.errors.split_merge_sites import Site, sites_of
-from lsdflow_evaluate.inputs import NO_TRUTH, SCORED_STAGES, Segmented, open_segmented, require_counting
+from lsdflow_evaluate.inputs import NO_TRUTH, SCORED_STAGES, Counting, Segmented, open_segmented, require_counting
 from lsdflow_evaluate.pass_files import drop_pass_files, write_pass_files
 from lsdflow_evaluate.report.collect import Collector, collect
 from lsdflow_evaluate.report.page import write_pages
 from lsdflow_evaluate.report.stage_records import Source, finished_stages
-from lsdflow_evaluate.scores.counting import THRESHOLD_ROI, CountedVolumes, counted
+from lsdflow_evaluate.scores.counting import THRESHOLD_ROI, counted
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_evaluate.scores.scores_file import (
     kept_scores,
@@ -51,7 +51,7 @@ from lsdflow_evaluate.self_consistency.lsd_error import (
 from lsdflow_evaluate.self_consistency.seams import Seams, seams_of
 from lsdflow_evaluate.skeletons.nodes import looked_up
 from lsdflow_runtime.block_grid import read_grid
-from lsdflow_runtime.block_task import BlockTask, outputs_of
+from lsdflow_runtime.block_task import outputs_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.blockwise import run_blocks
 from lsdflow_runtime.stores import open_store
@@ -175,14 +175,15 @@ def compare(
 
     Raises MissingInput if the chosen threshold has no table.
     """
-    counting, volumes = require_counting(experiment)
-    run_blocks(counting)
-    traced = passes.trace(experiment, config, volumes)
-    nodes, node_keys = _look_up(experiment, counting, volumes, traced.skeletons)
-    rows = passes.rows_of(counting)
-    tables = {name: counted(rows, len(counting.plan), name) for name in volumes.regions}
+    counting = require_counting(experiment)
+    regions, grid = counting.volumes.regions, counting.volumes.grid
+    run_blocks(counting.task)
+    traced = passes.trace(experiment, config, counting.volumes)
+    nodes, node_keys = _look_up(counting, traced.skeletons)
+    rows = passes.rows_of(counting.task)
+    tables = {name: counted(rows, len(counting.task.plan), name) for name in regions}
     found = score_against_truth(
-        config, segmented.luts, segmented.chosen, volumes.regions, tables, nodes, traced.merge_min_nodes, traced.kind
+        config, segmented.luts, segmented.chosen, regions, tables, nodes, traced.merge_min_nodes, traced.kind
     )
     if found.chosen_score is None:
         raise MissingInput(
@@ -195,30 +196,23 @@ def compare(
     voi = f"VOI {part.voi:.3f} = {part.voi_split:.3f} split + {part.voi_merge:.3f} merge"
     LOG.info("%s at %.4f: %s, adapted Rand error %.3f", *found.chosen, voi, part.adapted_rand_error)
     known = next(lut for lut in segmented.luts if (lut.merge_function, lut.threshold) == found.chosen)
-    worst, site_keys = _worst(experiment, config, counting, volumes, found, read_lut(known.path))
-    return scores_with_truth(found, worst, volumes.grid, config.voi_limit), (*node_keys, *site_keys)
+    worst, site_keys = _worst(config, counting, found, read_lut(known.path))
+    return scores_with_truth(found, worst, grid, config.voi_limit), (*node_keys, *site_keys)
 
 
-def _look_up(
-    experiment: Experiment, counting: BlockTask, volumes: CountedVolumes, skeletons: Skeletons | None
-) -> tuple[dict[str, Nodes], tuple[str, ...]]:
+def _look_up(counting: Counting, skeletons: Skeletons | None) -> tuple[dict[str, Nodes], tuple[str, ...]]:
     """The skeletons of each region with their fragments, and the key of the look-up."""
     if skeletons is None:
         return {}, ()
-    task, files = passes.nodes_task(experiment, counting, volumes, skeletons)
+    task, files = passes.nodes_task(counting, skeletons)
     run_blocks(task)
     rows, starts = passes.rows_of(task), files.array("starts")
-    found = {name: looked_up(rows, starts, skeletons, name) for name in volumes.regions}
+    found = {name: looked_up(rows, starts, skeletons, name) for name in counting.volumes.regions}
     return {name: nodes for name, nodes in found.items() if nodes is not None}, (task.key,)
 
 
 def _worst(
-    experiment: Experiment,
-    config: EvaluateConfig,
-    counting: BlockTask,
-    volumes: CountedVolumes,
-    found: TruthScores,
-    lut: Lut,
+    config: EvaluateConfig, counting: Counting, found: TruthScores, lut: Lut
 ) -> tuple[dict[str, list[tuple[SplitOrMerge, Site | None]]], tuple[str, ...]]:
     """The worst splits and merges of the chosen threshold with their sites, by region; the key of the search."""
     errors: list[tuple[str, SplitOrMerge]] = []
@@ -228,10 +222,10 @@ def _worst(
             errors += [(name, error) for error in worst_errors(table, config.worst, config.zeros)]
     if not errors:
         return {}, ()
-    task, files = passes.sites_task(experiment, counting, volumes, errors, lut)
+    task, files = passes.sites_task(counting, errors, lut)
     run_blocks(task)
     records, reach_nm = task.marks.records().values(), float(files.parameters["reach_nm"])
-    sites = sites_of(passes.parts_of(volumes, files), records, reach_nm)
+    sites = sites_of(passes.parts_of(counting.volumes, files), records, reach_nm)
     worst: dict[str, list[tuple[SplitOrMerge, Site | None]]] = {}
     for (name, error), site in zip(errors, sites, strict=True):
         worst.setdefault(name, []).append((error, site))
@@ -293,7 +287,7 @@ def _manifest(
     key = work_key(STAGE, table, inputs)
     facts = {k: v for k, v in scores.items() if k not in ("thresholds", "worst", "regions", "lsd_error")}
     if "voi" in scores:
-        facts["blocks"] = len(require_counting(experiment)[0].plan)
+        facts["blocks"] = len(require_counting(experiment).task.plan)
     return Manifest(
         writer=Writer.of(STAGE),
         key=key,

@@ -45,6 +45,14 @@ class Segmented:
         return str(self.manifest.facts["merge_function"]), float(self.manifest.facts["threshold"])
 
 
+@dataclass(frozen=True)
+class Counting:
+    """The first pass, and the volumes that it counts."""
+
+    task: BlockTask
+    volumes: CountedVolumes
+
+
 def open_segmented(experiment: Experiment, grid: Geometry) -> Segmented:
     """What segment left. MissingInput if it has not finished, ContractMismatch if the fragments changed since."""
     manifest = read_manifest(experiment.layout, "segment")
@@ -80,19 +88,16 @@ def open_counted(experiment: Experiment) -> CountedVolumes | None:
     return CountedVolumes(grid, fragments, truth, scored_regions(config, layout.target_volume, grid, both))
 
 
-def counting_task(experiment: Experiment) -> BlockTask | None:
+def find_counting(experiment: Experiment) -> Counting | None:
     """The counting of what the experiment holds now; None without truth. Raises as `open_counted`."""
     volumes = open_counted(experiment)
-    return None if volumes is None else counting_of(experiment, volumes)
-
-
-def counting_of(experiment: Experiment, volumes: CountedVolumes) -> BlockTask:
-    """The counting of opened volumes."""
+    if volumes is None:
+        return None
     config = experiment.table(STAGE, EvaluateConfig)
     plan = counting_plan(volumes, config.block_shape)
     inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in ("prepare", "watershed")}
     parameters = counting_parameters(volumes, config.truth_dataset, plan)
-    return BlockTask(
+    task = BlockTask(
         stage=STAGE,
         experiment=experiment,
         key=work_key(STAGE, parameters, inputs),
@@ -102,11 +107,12 @@ def counting_of(experiment: Experiment, volumes: CountedVolumes) -> BlockTask:
         outputs={},
         open=partial(counting_blocks, volumes),
     )
+    return Counting(task, volumes)
 
 
-def require_counting(experiment: Experiment) -> tuple[BlockTask, CountedVolumes]:
-    """The counting and its volumes. MissingInput (66) if there is no truth."""
-    volumes = open_counted(experiment)
-    if volumes is None:
+def require_counting(experiment: Experiment) -> Counting:
+    """The counting. MissingInput (66) if there is no truth."""
+    found = find_counting(experiment)
+    if found is None:
         raise MissingInput(NO_TRUTH, where=experiment.layout.target_volume)
-    return counting_of(experiment, volumes), volumes
+    return found

@@ -11,13 +11,15 @@ a pass leaves stays, so another threshold costs no second reading.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import LSD_ERROR
 from lsdflow_contract.errors import BadData, MissingInput, StageError
@@ -26,11 +28,11 @@ from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.lut import Lut
 from lsdflow_contract.manifest import read_manifest, work_key
 from lsdflow_descriptors.stored_lsds import lsd_sigma_nm, stored_lsds
-from lsdflow_evaluate.config import MONGO, STAGE, EvaluateConfig
+from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.errors import split_merge_sites
 from lsdflow_evaluate.errors.contacts import Parts
 from lsdflow_evaluate.errors.ranking import SplitOrMerge
-from lsdflow_evaluate.inputs import NO_TRUTH, counting_of, counting_task, open_counted
+from lsdflow_evaluate.inputs import NO_TRUTH, Counting, find_counting
 from lsdflow_evaluate.pass_files import PassFiles, find_pass_files, keys_of_pass_files, write_pass_files
 from lsdflow_evaluate.scores.counting import ROI, CountedVolumes, Rows, vox3
 from lsdflow_evaluate.scores.run_length import Skeletons
@@ -63,9 +65,8 @@ def trace(experiment: Experiment, config: EvaluateConfig, volumes: CountedVolume
     if config.skeletons == "none":
         return Traced(None, "none", config.merge_min_nodes or 1)
     if config.skeletons not in ("auto", "truth"):
-        if config.skeletons.startswith(MONGO):
-            name, _, source = config.skeletons.removeprefix(MONGO).partition("@")
-            found = read_skeletons_of_mongo(experiment.resolve(source), name, experiment.store.retry_s)
+        if named := config.skeletons_of_mongo:
+            found = read_skeletons_of_mongo(experiment.resolve(named[1]), named[0], experiment.store.retry_s)
         else:
             found = read_skeletons(experiment.resolve(config.skeletons))
         return Traced(found, f"traced: {config.skeletons}", config.merge_min_nodes or 1)
@@ -87,37 +88,32 @@ def rows_of(task: BlockTask) -> Rows:
     return partial(task.rag_store.read_overlaps, task.key)
 
 
-def nodes_task(
-    experiment: Experiment, counting: BlockTask, volumes: CountedVolumes, skeletons: Skeletons
-) -> tuple[BlockTask, PassFiles]:
+def nodes_task(counting: Counting, skeletons: Skeletons) -> tuple[BlockTask, PassFiles]:
     """The look-up of the nodes of `skeletons` in the blocks of the counting; its files are written for the workers."""
-    voxels = skeleton_nodes.voxels_of(skeletons.positions_nm, volumes.grid)
-    parameters = {"part": skeleton_nodes.PART, "nodes": hash_of_array(voxels), "counting": counting.key}
-    key = work_key(STAGE, parameters, dict(counting.inputs))
-    arrays = skeleton_nodes.nodes_by_block(voxels, counting.plan)
-    files = write_pass_files(pass_files_root(experiment), key, parameters, arrays)
-    return later_pass(experiment, counting, volumes, files), files
+    voxels = skeleton_nodes.voxels_of(skeletons.positions_nm, counting.volumes.grid)
+    parameters = {"part": skeleton_nodes.PART, "nodes": hash_of_array(voxels), "counting": counting.task.key}
+    return _begin_pass(counting, parameters, skeleton_nodes.nodes_by_block(voxels, counting.task.plan))
 
 
-def sites_task(
-    experiment: Experiment,
-    counting: BlockTask,
-    volumes: CountedVolumes,
-    errors: Sequence[tuple[str, SplitOrMerge]],
-    lut: Lut,
-) -> tuple[BlockTask, PassFiles]:
+def sites_task(counting: Counting, errors: Sequence[tuple[str, SplitOrMerge]], lut: Lut) -> tuple[BlockTask, PassFiles]:
     """The search for the sites of (region, error) in the blocks of the counting; its files are written for workers."""
     arrays = split_merge_sites.arrays_of([error for _, error in errors], lut)
     parameters = {
         "part": split_merge_sites.PART,
-        "counting": counting.key,
+        "counting": counting.task.key,
         "regions": [region for region, _ in errors],
-        "reach_nm": split_merge_sites.reach_of(volumes.grid.voxel_size_nm),
+        "reach_nm": split_merge_sites.reach_of(counting.volumes.grid.voxel_size_nm),
         "arrays": hash_of([hash_of_array(values) for values in arrays.values()]),
     }
-    key = work_key(STAGE, parameters, dict(counting.inputs))
-    files = write_pass_files(pass_files_root(experiment), key, parameters, arrays)
-    return later_pass(experiment, counting, volumes, files), files
+    return _begin_pass(counting, parameters, arrays)
+
+
+def _begin_pass(
+    counting: Counting, parameters: dict[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> tuple[BlockTask, PassFiles]:
+    key = work_key(STAGE, parameters, dict(counting.task.inputs))
+    files = write_pass_files(pass_files_root(counting.task.experiment), key, parameters, arrays)
+    return later_pass(counting, files), files
 
 
 def parts_of(volumes: CountedVolumes, files: PassFiles) -> Parts:
@@ -126,29 +122,26 @@ def parts_of(volumes: CountedVolumes, files: PassFiles) -> Parts:
     return Parts(volumes, files.parameters["regions"], *(files.array(name) for name in names))
 
 
-def later_pass(experiment: Experiment, counting: BlockTask, volumes: CountedVolumes, files: PassFiles) -> BlockTask:
+def later_pass(counting: Counting, files: PassFiles) -> BlockTask:
     """The look-up of nodes or the search for sites, from its files."""
-    plan = counting.plan
+    volumes, plan = counting.volumes, counting.task.plan
 
     def open_lookup() -> AbstractContextManager[BlockFunction]:
         return skeleton_nodes.lookup_blocks(volumes, *(files.array(name) for name in ("node", "voxel", "starts")))
 
     def open_search() -> AbstractContextManager[BlockFunction]:
         reach_nm = float(files.parameters["reach_nm"])
-        return split_merge_sites.search_blocks(parts_of(volumes, files), rows_of(counting), reach_nm)
+        return split_merge_sites.search_blocks(parts_of(volumes, files), rows_of(counting.task), reach_nm)
 
     is_lookup = files.parameters["part"] == skeleton_nodes.PART
     if not is_lookup:
         context = vox3(np.ceil(files.parameters["reach_nm"] / np.array(volumes.grid.voxel_size_nm)))
         plan = BlockPlan(plan.total, plan.write_shape_vox, context)
-    return BlockTask(
-        stage=STAGE,
-        experiment=experiment,
+    return replace(
+        counting.task,
         key=files.key,
         config=files.parameters,
-        inputs=counting.inputs,
         plan=plan,
-        outputs={},
         open=open_lookup if is_lookup else open_search,
     )
 
@@ -198,28 +191,31 @@ def _lsd_error_container(experiment: Experiment, key: str) -> Path:
 
 def pass_of_key(experiment: Experiment, key: str) -> BlockTask:
     """The counting, or a later pass whose files the coordinator wrote. ContractMismatch (76) for another key."""
-    volumes = open_counted(experiment)
-    counting = None if volumes is None else counting_of(experiment, volumes)
-    if counting is not None and counting.key == key:
-        return counting
-    files = find_pass_files(pass_files_root(experiment), key)
-    if files.parameters["part"] == lsd_error.PART:
-        return lsd_error_task(experiment)
-    if volumes is None or counting is None:
-        raise MissingInput(NO_TRUTH, where=experiment.layout.target_volume)
-    return later_pass(experiment, counting, volumes, files)
+    counting = find_counting(experiment)
+    if counting is not None and counting.task.key == key:
+        return counting.task
+    return _pass_of_files(experiment, counting, find_pass_files(pass_files_root(experiment), key))
 
 
 def passes_begun(experiment: Experiment) -> list[BlockTask]:
     """The counting, if there is truth, and the later passes whose files belong to what the experiment holds now."""
-    counting, root = counting_task(experiment), pass_files_root(experiment)
-    found = [] if counting is None else [counting]
+    counting, root = find_counting(experiment), pass_files_root(experiment)
+    found = [] if counting is None else [counting.task]
     for key in keys_of_pass_files(root):
         try:
-            known = find_pass_files(root, key).parameters.get("counting")
+            files = find_pass_files(root, key)
         except BadData:
             continue  # a run writes its files again
-        if known is None or (counting is not None and counting.key == known):
-            task = pass_of_key(experiment, key)
+        known = files.parameters.get("counting")
+        if known is None or (counting is not None and counting.task.key == known):
+            task = _pass_of_files(experiment, counting, files)
             found += [task] if task.key == key else []
     return found
+
+
+def _pass_of_files(experiment: Experiment, counting: Counting | None, files: PassFiles) -> BlockTask:
+    if files.parameters["part"] == lsd_error.PART:
+        return lsd_error_task(experiment)
+    if counting is None:
+        raise MissingInput(NO_TRUTH, where=experiment.layout.target_volume)
+    return later_pass(counting, files)

@@ -16,8 +16,8 @@ from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.sealing import read_sealed
-from lsdflow_evaluate.config import MONGO, OUTPUTS, STAGE, EvaluateConfig
-from lsdflow_evaluate.inputs import counting_task, require_counting
+from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
+from lsdflow_evaluate.inputs import find_counting, require_counting
 from lsdflow_evaluate.pass_files import drop_pass_files, find_pass_files
 from lsdflow_evaluate.scores.counting import scored_regions
 from lsdflow_runtime.block_stage import BlockStage
@@ -79,27 +79,27 @@ class Evaluate(BlockStage):
         voxels = region_box(config.roi, grid.voxel_size_nm, truth.labels.box, "evaluate.roi").size if truth else 0
         facts = {"truth": truth is not None, "voxels_compared": voxels, "bytes_read": 16 * voxels, "outputs": OUTPUTS}
         try:
-            counting = counting_task(experiment)
+            counting = find_counting(experiment)
         except StageError:
             return facts  # the fragments are not there yet
-        return {**(plan_task(counting) if counting else {}), **facts}
+        return {**(plan_task(counting.task) if counting else {}), **facts}
 
     def describe(self, experiment: Experiment) -> None:
         """Leave nothing: no stage reads a report."""
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """Time and memory of one block of the counting. MissingInput (66) without ground truth."""
-        return measure_block(require_counting(experiment)[0], folder)
+        return measure_block(require_counting(experiment).task, folder)
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
         """Whether the report is there, and whether everything in it was complete."""
         written = {"report": (experiment.layout.root / OUTPUTS["report"]).exists()}
         finished = {"finished": experiment.layout.manifest(STAGE).exists()}
         try:
-            counting = counting_task(experiment)
+            counting = find_counting(experiment)
         except StageError as error:
             return {**written, **finished, "waiting_for": error.what}
-        return {**(status_task(counting) if counting else {}), **written, **finished}
+        return {**(status_task(counting.task) if counting else {}), **written, **finished}
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:
         """The report's files are there, the scores are those of the manifest, and what was counted is undamaged."""
@@ -114,12 +114,11 @@ class Evaluate(BlockStage):
 
 def _require_skeletons(experiment: Experiment, config: EvaluateConfig) -> None:
     path = experiment.resolve(config.skeletons)
-    if config.skeletons.startswith(MONGO):
-        name, _, source = config.skeletons.removeprefix(MONGO).partition("@")
-        if not name or not source:
+    if named := config.skeletons_of_mongo:
+        if not all(named):
             wanted = '"mongo:NAME@FILE": the name of the skeletons, and a file with a MongoDB URI or a folder of a dump'
             raise ConfigError("no name or no source of skeletons", where="evaluate.skeletons", wanted=wanted)
-        path = experiment.resolve(source)
+        path = experiment.resolve(named[1])
     if not path.exists():
         raise MissingInput("no skeletons there", where=path, hint='"truth", "auto", "none", or a file or folder')
 
@@ -161,7 +160,7 @@ def _verify_counted(experiment: Experiment, manifest: Manifest) -> int:
     """Read back what was counted; the number of blocks of the counting."""
     from lsdflow_evaluate.passes import pass_of_key
 
-    blocks = verify_blocks(require_counting(experiment)[0]) if "blocks" in manifest.facts else 0
+    blocks = verify_blocks(require_counting(experiment).task) if "blocks" in manifest.facts else 0
     for key in manifest.facts.get("works", ()):
         verify_blocks(pass_of_key(experiment, key))
         find_pass_files(experiment.layout.store / STAGE, key).require_whole()

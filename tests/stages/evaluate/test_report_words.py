@@ -1,4 +1,4 @@
-"""The report says in words which error is the larger one, and whether another threshold would help."""
+"""Findings in words: the larger error, LSD errors, splits and merges, durations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lsdflow_evaluate.report.words import larger_error
+from lsdflow_evaluate.report.words import duration, larger_error, lsd_error_words
 
 
 def scores(
@@ -45,3 +45,26 @@ def test_missing_neurons_are_told_with_their_share() -> None:
 
 def test_without_truth_there_are_no_words() -> None:
     assert larger_error({"has_truth": False, "reason": "no truth", "thresholds": []}) == ""
+
+
+def test_the_lsd_error_is_told_with_the_worst_segments_and_only_where_it_was_made() -> None:
+    worst = [{"segment": n, "mean": 0.5 / n, "voxels_taken": 99} for n in range(1, 8)]
+    text = lsd_error_words({"lsd_error": {"mean": 0.0625, "worst": worst}})
+    assert "differ by 0.062 (of 1)" in text
+    assert text.endswith("most in segments 1 (0.50), 2 (0.25), 3 (0.17), 4 (0.12), 5 (0.10)")
+    assert lsd_error_words({"lsd_error": {"made": False, "reason": "none stored"}}) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.42, "0.42 s"),
+        (12.0, "12 s"),
+        (200.0, "3 min 20 s"),
+        (3600.0, "1 h"),
+        (18720.0, "5 h 12 min"),
+        (1e5, "1 d 3 h"),
+    ],
+)
+def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

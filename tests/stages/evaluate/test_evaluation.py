@@ -24,7 +24,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.cli import app
-from lsdflow_evaluate.inputs import counting_task
+from lsdflow_evaluate.inputs import require_counting
 from lsdflow_evaluate.scores.counting import overlaps_of, table_of
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import Contingency, contingency
@@ -154,9 +154,8 @@ def test_what_was_counted_is_not_counted_again_but_other_fragments_are(finished:
     experiment = copy_of(finished, "a")
 
     def counted() -> dict[int, float]:
-        task = counting_task(experiment)
-        assert task is not None
-        return {number: record["finished"] for number, record in task.marks.records().items()}
+        marks = require_counting(experiment).task.marks
+        return {number: record["finished"] for number, record in marks.records().items()}
 
     first = counted()
     assert len(first) == 18
@@ -168,8 +167,7 @@ def test_what_was_counted_is_not_counted_again_but_other_fragments_are(finished:
 
 def test_verify_finds_what_was_counted_lost_or_damaged(two_regions: Experiment, copy_of: Make) -> None:
     experiment = copy_of(two_regions, "a", *REGIONS)
-    counting = counting_task(experiment)
-    assert counting is not None
+    counting = require_counting(experiment).task
     rows = (experiment.layout.store / "overlaps_roi" / counting.key).rglob("*.parquet")
     assert Evaluate().verify(experiment)["blocks_read_back"] == len(list(rows)) == 18
     path = sorted((experiment.layout.store / "overlaps_threshold_roi").rglob("*.parquet"))[-1]
