@@ -19,10 +19,11 @@ from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.evaluation import write_report
-from lsdflow_evaluate.report.compared import compared_results, section_of
+from lsdflow_evaluate.report.compared import compared_results
 from lsdflow_evaluate.report.content import compared_rows
 from lsdflow_evaluate.report.data import ComparedResult
 from lsdflow_evaluate.report.stage_records import finished_stages
+from lsdflow_evaluate.report.volumes import central_planes
 from lsdflow_evaluate.scores.scores_file import kept_scores, present_result
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.target import target_grid
@@ -61,7 +62,7 @@ def compared(experiment: Experiment) -> tuple[ComparedResult, ...]:
     grid: Geometry = target_grid(experiment)
     layout = experiment.layout
     result, _ = present_result(layout, EvaluateConfig())
-    return compared_results(layout, finished_stages(layout), result, section_of(layout, grid, grid.box, 1000))
+    return compared_results(layout, finished_stages(layout), result, grid, central_planes(grid.box, 1000)[0])
 
 
 def scores_of(experiment: Experiment) -> dict[str, Any]:

@@ -347,26 +347,26 @@ def test_tables_of_other_fragments_are_not_scored(finished: Experiment) -> None:
     assert {row["merge_function"] for row in scores_of(finished)["thresholds"]} == {"hist_quant_75"}
 
 
-@pytest.mark.parametrize(("fragments", "told"), [(1000, True), (20, False), (0, False)])
-def test_the_page_of_a_network_that_has_hardly_learnt_says_so(
-    make_experiment: Make, fragments: int, told: bool
+@pytest.mark.parametrize(("fragments", "warned"), [(1000, True), (20, False), (0, False)])
+def test_the_page_of_a_network_that_has_hardly_learnt_warns(
+    make_experiment: Make, fragments: int, warned: bool
 ) -> None:
     experiment = make_experiment("a")
     found = read_manifest(experiment.layout, "watershed")
     found.model_copy(update={"facts": {"totals": {"fragments": float(fragments)}}}).write(experiment.layout)
     Evaluate().run(experiment)
     text = "1,000 fragments of 11 voxels on average. A network that knows membranes"
-    assert (text in page_of(experiment)) == ("train longer" in page_of(experiment)) == told
+    assert (text in page_of(experiment)) == ("train longer" in page_of(experiment)) == warned
 
 
-def test_truth_without_a_label_in_the_region_is_said_not_scored_as_perfect(make_experiment: Make) -> None:
+def test_truth_without_a_label_in_the_region_is_reported_not_scored_as_perfect(make_experiment: Make) -> None:
     experiment = make_experiment("a", 'evaluate.roi={begin="0 vox", shape="18, 3, 26 vox"}')
     with pytest.raises(BadData, match="nothing to compare"):
         Evaluate().run(experiment)
     assert "nothing to compare" in page_of(experiment)
 
 
-def test_validate_and_plan_say_what_can_be_known(make_experiment: Make) -> None:
+def test_validate_and_plan_report_what_can_be_known(make_experiment: Make) -> None:
     assert Evaluate().validate(make_experiment("a")) == []
     outside = Evaluate().validate(make_experiment("a", 'evaluate.roi={begin="0 vox", shape="99 vox"}'))
     assert [type(p) for p in outside] == [ConfigError]
@@ -387,12 +387,12 @@ def test_validate_does_not_wait_for_what_scores_and_draws(make_experiment: Make)
     assert done.stdout.split("\n")[:2] == ["evaluate: no problems found", "set()"]
 
 
-def test_the_command_tells_its_exit_code(finished: Experiment, copy_of: Make) -> None:
+def test_the_command_ends_with_its_exit_code(finished: Experiment, copy_of: Make) -> None:
     experiment = copy_of(finished, "a")
     experiment.layout.manifest("evaluate").unlink()
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 0
-    told = Evaluate().status(experiment)
-    assert (told["report"], told["finished"], told["done"]) == (True, True, told["blocks"])
+    status = Evaluate().status(experiment)
+    assert (status["report"], status["finished"], status["done"]) == (True, True, status["blocks"])
     spoil_segment(experiment)
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path)]).exit_code == 66
     assert CliRunner().invoke(app, ["run", "-e", str(experiment.path), "--set", "evaluate.voi=1"]).exit_code == 78

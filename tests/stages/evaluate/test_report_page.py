@@ -230,10 +230,10 @@ def test_every_value_of_the_chosen_score_stands_beside_its_name() -> None:
 
 def test_every_curve_of_quality_shows_its_own_values() -> None:
     voi, rand = charts(_full())["quality"]
-    for told in ("split: 1 at 0.3", "merge: 0.5 at 0.3", "sum: 1.5 at 0.3"):
-        assert f"<title>{told}</title>" in voi
-    for told in ("split: 0.9 at 0.3", "merge: 0.8 at 0.3", "adapted error: 0.3 at 0.3"):
-        assert f"<title>{told}</title>" in rand
+    for title in ("split: 1 at 0.3", "merge: 0.5 at 0.3", "sum: 1.5 at 0.3"):
+        assert f"<title>{title}</title>" in voi
+    for title in ("split: 0.9 at 0.3", "merge: 0.8 at 0.3", "adapted error: 0.3 at 0.3"):
+        assert f"<title>{title}</title>" in rand
 
 
 @pytest.mark.parametrize(("limit", "state"), [(2.0, "good"), (1.5, "bad")])

@@ -1,4 +1,4 @@
-"""What the report tells of stages: maps of their blocks, their timeline, what they took, and the state of each."""
+"""What the report shows of stages: maps of their blocks, their timeline, what they took, and the state of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Make = Callable[..., Experiment]
 DONE, RETRIED, MISSING, FAILED = BlockState.DONE, BlockState.RETRIED, BlockState.MISSING, BlockState.FAILED
 
 
-def test_a_block_map_tells_done_retried_missing_and_failed_blocks_at_their_places() -> None:
+def test_a_block_map_shows_done_retried_missing_and_failed_blocks_at_their_places() -> None:
     grid = BlockGrid((0, 0, 0), (3, 10, 7), (2, 5, 4))
     found = map_of(grid, done={0, 1, 5, 99}, failed={6}, again={1, 2, 6}, seconds={0: 1.0, 5: 3.0, 99: 1.0})
     assert found.states.tolist() == [[[DONE, RETRIED], [MISSING, MISSING]], [[MISSING, DONE], [FAILED, MISSING]]]
@@ -70,7 +70,7 @@ def _run(stage: str, started: float, seconds: float | None, code: int | None, **
     return StageRun(stage, "r", started, seconds, code, **more)  # type: ignore[arg-type]
 
 
-def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_tell_how_they_ended() -> None:
+def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_say_how_they_ended() -> None:
     stages = [
         StageRecord("prepare", "finished", (_run("prepare", 1000, 10, 0),)),
         StageRecord("predict", "failed", (_run("predict", 1010, 20, 75), _run("predict", 1040, 40, 65))),
@@ -96,7 +96,7 @@ def test_a_pause_longer_than_the_work_is_cut_short_and_marked() -> None:
     assert found.ticks[-1][1].startswith("‖")
 
 
-def test_marks_of_a_timeline_never_stand_on_one_another() -> None:
+def test_marks_of_a_timeline_never_overlap() -> None:
     runs = tuple(_run("predict", begin, 3, 0) for begin in (0, 900, 1800, 9000, 9003, 90_000, 200_000, 10**6))
     found = timeline([StageRecord("predict", "finished", runs)], now=0)
     assert found is not None
@@ -170,7 +170,7 @@ def test_a_report_at_any_moment_has_a_page_for_every_stage_and_counts_nothing(ma
     assert not (experiment.layout.report / "scores.json").exists()
 
 
-def test_the_command_report_tells_what_it_could_not_read_and_writes_the_pages_all_the_same(
+def test_the_command_report_names_what_it_could_not_read_and_writes_the_pages_all_the_same(
     make_experiment: Make,
 ) -> None:
     experiment = make_experiment()
@@ -226,7 +226,7 @@ def test_the_log_of_a_stage_is_the_end_of_that_of_its_newest_run(make_experiment
 
 
 @pytest.mark.parametrize(("failing", "state"), [(False, "finished"), (True, "failed")])
-def test_the_run_that_writes_the_page_is_told_as_it_will_end(make_experiment: Make, failing: bool, state: str) -> None:
+def test_the_run_that_writes_the_page_is_shown_as_it_will_end(make_experiment: Make, failing: bool, state: str) -> None:
     experiment = make_experiment()
     _outcome(experiment, "evaluate", f"20260101T000000-{os.getpid()}")
     own = stage_records(report_source(experiment), {}, {}, failing)[-1]

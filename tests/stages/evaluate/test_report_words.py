@@ -19,14 +19,14 @@ def scores(
     return {**chosen, "voi_split": split, "voi_merge": merge, "zero_fraction": zero, "thresholds": rows}
 
 
-def test_cut_neurons_are_told_with_the_best_threshold_of_the_same_merge_function() -> None:
+def test_cut_neurons_are_named_with_the_best_threshold_of_the_same_merge_function() -> None:
     said = larger_error(scores(2.0, 0.5, others=((0.6, 1.8), (0.8, 2.2))))
     assert said.startswith("Neurons are cut in pieces")
     assert "a higher threshold merges more" in said
     assert "0.6 is the best of those tried, with a VOI of 1.80" in said
 
 
-def test_merged_neurons_are_told_and_that_no_threshold_helps() -> None:
+def test_merged_neurons_are_named_and_that_no_threshold_helps() -> None:
     said = larger_error(scores(0.5, 2.0, others=((0.4, 2.5), (0.6, 2.6))))
     assert said.startswith("Neurons run together")
     assert "a lower threshold merges less" in said
@@ -38,7 +38,7 @@ def test_balanced_or_tiny_errors_need_no_words(split: float, merge: float) -> No
     assert larger_error(scores(split, merge)) == ""
 
 
-def test_missing_neurons_are_told_with_their_share() -> None:
+def test_missing_neurons_are_named_with_their_share() -> None:
     assert larger_error(scores(1.0, 1.0, zero=0.3)).startswith("30.0% of the true neurons' voxels are in no segment")
     assert larger_error(scores(1.0, 1.0, zero=0.01)) == ""
 
@@ -47,7 +47,7 @@ def test_without_truth_there_are_no_words() -> None:
     assert larger_error({"has_truth": False, "reason": "no truth", "thresholds": []}) == ""
 
 
-def test_the_lsd_error_is_told_with_the_worst_segments_and_only_where_it_was_made() -> None:
+def test_the_lsd_error_is_reported_with_the_worst_segments_and_only_where_it_was_made() -> None:
     worst = [{"segment": n, "mean": 0.5 / n, "voxels_taken": 99} for n in range(1, 8)]
     text = lsd_error_words({"lsd_error": {"mean": 0.0625, "worst": worst}})
     assert "differ by 0.062 (of 1)" in text

@@ -102,14 +102,14 @@ def test_named_regions_and_masks_score_what_their_voxels_score_at_every_threshol
         segments, truth = whole(experiment, threshold)
         everywhere = np.ones(truth.shape, bool)
         for name, counts in {"": everywhere, **counted}.items():
-            told = (found["regions"][name] if name else found)["thresholds"][row_number]
+            own = (found["regions"][name] if name else found)["thresholds"][row_number]
             wanted = score(contingency(segments, np.where(counts, truth, 0)))
             for number in ("voi_split", "voi_merge", "nvi_split", "nvi_merge", "nid", "rand", "adapted_rand_error"):
-                assert told[number] == getattr(wanted, number)
+                assert own[number] == getattr(wanted, number)
             kept = inside.copy()
             kept[inside] = counts[tuple(voxels[inside].T)]
             runs = run_lengths(skeletons.only(kept), segments[tuple(voxels[kept].T)])
-            assert {n: told[n] for n in vars(runs)} == vars(runs)
+            assert {n: own[n] for n in vars(runs)} == vars(runs)
     assert found["regions"]["core"]["threshold"] == found["threshold"] == 0.28
     assert found["regions"]["both"]["roi"]["mask"] == "volumes/neuropil"
     assert found["advice"]["method"] == "stability"
@@ -122,7 +122,7 @@ def test_another_region_is_counted_anew_and_a_key_without_regions_stays_what_it_
     assert plain.key != named.key
 
 
-def test_a_mask_that_is_not_there_and_a_region_outside_are_told_before_anything_is_counted(
+def test_a_mask_that_is_not_there_and_a_region_outside_are_reported_before_anything_is_counted(
     make_experiment: Make,
 ) -> None:
     outside = 'evaluate.regions.far={begin="0 vox", shape="99 vox"}'
@@ -199,7 +199,7 @@ def test_only_the_files_of_present_passes_are_kept(tmp_path: Path) -> None:
         find_pass_files(tmp_path, "old")
 
 
-def test_lost_rows_and_files_of_the_look_up_are_found_and_mended_to_the_same_scores(make_experiment: Make) -> None:
+def test_lost_rows_and_files_of_the_look_up_are_found_and_repaired_to_the_same_scores(make_experiment: Make) -> None:
     experiment = make_experiment("a", TRACED, 'evaluate.block_shape="100 vox"', "evaluate.worst=2")
     trace(experiment)
     wanted = scores_of(experiment)

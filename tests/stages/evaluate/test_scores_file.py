@@ -58,7 +58,7 @@ def test_a_node_in_no_fragment_lies_in_no_segment() -> None:
     assert (found.omitted_edges, found.correct_edges, found.expected_run_length_nm) == (1, 1, 4 * 4 / 9)
 
 
-def test_a_split_is_told_by_its_segments_and_a_merge_by_its_truth_objects() -> None:
+def test_a_split_is_described_by_its_segments_and_a_merge_by_its_truth_objects() -> None:
     listed, others = worst_errors({"worst": [{**ERROR, "kind": "split", **SITE}, {**ERROR, "kind": "merge"}]})
     assert listed == [
         {

@@ -83,7 +83,7 @@ def test_a_single_block_has_no_faces_and_background_no_pairs(tmp_path: Path) -> 
     assert seams_of(empty, BlockPlan(Box((0, 0, 0), SHAPE), BLOCK)) is None
 
 
-def test_a_part_of_the_blocks_is_looked_at_where_there_are_many(tmp_path: Path) -> None:
+def test_a_part_of_the_blocks_is_sampled_where_there_are_many(tmp_path: Path) -> None:
     found = seams_of(
         volume_of(random_segments(1), tmp_path), BlockPlan(Box((0, 0, 0), SHAPE), (2, 2, 2)), most_blocks=10
     )
@@ -107,8 +107,8 @@ def test_faces_beyond_a_segmentation_of_a_part_are_left_out(tmp_path: Path) -> N
     assert (found.faces, found.inside) == slow_counts(values, BLOCK)
 
 
-def test_scores_and_page_tell_of_seams(finished: Experiment) -> None:
-    told = json.loads((finished.layout.report / "scores.json").read_text())["seams"]
-    assert 0 <= told["faces"]["share"] <= 1
-    assert told["faces"]["pairs"] > 100
+def test_scores_and_page_report_seams(finished: Experiment) -> None:
+    seams = json.loads((finished.layout.report / "scores.json").read_text())["seams"]
+    assert 0 <= seams["faces"]["share"] <= 1
+    assert seams["faces"]["pairs"] > 100
     assert "Seams." in (finished.layout.report / "index.html").read_text()

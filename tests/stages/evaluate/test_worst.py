@@ -20,7 +20,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.errors import split_merge_sites
-from lsdflow_evaluate.errors.contacts import contact
+from lsdflow_evaluate.errors.contacts import contact_of, surface
 from lsdflow_evaluate.errors.ranking import worst_errors
 from lsdflow_evaluate.evaluation import compare
 from lsdflow_evaluate.inputs import open_segmented
@@ -59,8 +59,8 @@ def all_pairs(first: np.ndarray, second: np.ndarray) -> tuple[float, np.ndarray]
     return float(nearest.min()), a[nearest == nearest.min()]
 
 
-def site_by_all_pairs(told: dict[str, Any], segments: np.ndarray, truth: np.ndarray, reach: float) -> tuple[Any, Any]:
-    masks = [(segments == told[p]["segment"]) & (truth == told[p]["truth"]) for p in ("first", "second")]
+def site_by_all_pairs(error: dict[str, Any], segments: np.ndarray, truth: np.ndarray, reach: float) -> tuple[Any, Any]:
+    masks = [(segments == error[p]["segment"]) & (truth == error[p]["truth"]) for p in ("first", "second")]
     distance, voxels = all_pairs(*masks)
     if distance > reach:
         return distance, min(voxels.tolist())
@@ -79,13 +79,13 @@ def test_sites_are_those_of_the_whole_volume_however_it_is_cut(
         experiment = make_experiment(f"at {threshold}", chosen, 'evaluate.skeletons="none"')
         take_threshold(experiment, threshold)
         segments, truth = volumes(experiment, threshold)
-        for told in worst_of(experiment):
-            found = (told["distance_nm"], told["position_vox"])
-            assert found == site_by_all_pairs(told, segments, truth, reach_nm)
-            at = tuple(told["position_vox"])
-            assert (segments[at], truth[at]) == (told["first"]["segment"], told["first"]["truth"])
-            assert told["position_nm"] == pytest.approx([400, 0, 21] + (np.array(at) + 0.5) * SIZE)
-            wanted_kinds[told["kind"]] += 1
+        for error in worst_of(experiment):
+            found = (error["distance_nm"], error["position_vox"])
+            assert found == site_by_all_pairs(error, segments, truth, reach_nm)
+            at = tuple(error["position_vox"])
+            assert (segments[at], truth[at]) == (error["first"]["segment"], error["first"]["truth"])
+            assert error["position_nm"] == pytest.approx([400, 0, 21] + (np.array(at) + 0.5) * SIZE)
+            wanted_kinds[error["kind"]] += 1
     assert min(wanted_kinds.values()) > 0
 
 
@@ -100,12 +100,12 @@ def test_shares_are_bits_of_the_voi_and_the_worst_comes_first(make_experiment: M
     experiment = make_experiment("a", 'evaluate.skeletons="none"')
     take_threshold(experiment, 0.1)
     segments, truth = volumes(experiment, 0.1)
-    splits = [told for told in worst_of(experiment) if told["kind"] == "split"]
-    assert sum(told["bits"] for told in splits) == pytest.approx(score(contingency(segments, truth)).voi_split)
-    assert [told["bits"] for told in splits] == sorted((told["bits"] for told in splits), reverse=True)
-    for told in splits:
-        assert told["voxels"] == int((truth == told["id"]).sum())
-        assert told["parts"] == len(np.unique(segments[truth == told["id"]]))
+    splits = [error for error in worst_of(experiment) if error["kind"] == "split"]
+    assert sum(error["bits"] for error in splits) == pytest.approx(score(contingency(segments, truth)).voi_split)
+    assert [error["bits"] for error in splits] == sorted((error["bits"] for error in splits), reverse=True)
+    for error in splits:
+        assert error["voxels"] == int((truth == error["id"]).sum())
+        assert error["parts"] == len(np.unique(segments[truth == error["id"]]))
 
 
 def test_as_many_are_listed_as_asked_for_in_json_and_csv(make_experiment: Make) -> None:
@@ -113,13 +113,13 @@ def test_as_many_are_listed_as_asked_for_in_json_and_csv(make_experiment: Make) 
     take_threshold(experiment, 0.1)
     Evaluate().run(experiment)
     worst = json.loads((experiment.layout.report / "scores.json").read_text())["worst"]
-    assert [told["kind"] for told in worst].count("split") == 2
+    assert [error["kind"] for error in worst].count("split") == 2
     with (experiment.layout.report / "worst.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["kind"], int(row["id"]), float(row["bits"])) for row in rows] == [
-        (told["kind"], told["id"], told["bits"]) for told in worst
+        (error["kind"], error["id"], error["bits"]) for error in worst
     ]
-    assert [[float(row[f"{a}_nm"]) for a in "zyx"] for row in rows] == [told["position_nm"] for told in worst]
+    assert [[float(row[f"{a}_nm"]) for a in "zyx"] for row in rows] == [error["position_nm"] for error in worst]
     assert Evaluate().verify(experiment)["verified"]
     assert worst_of(make_experiment("a", "evaluate.worst=0")) == []
 
@@ -133,7 +133,7 @@ def test_parts_touch_where_all_pairs_of_voxels_say(first: list[Any], second: lis
     masks = [np.zeros((6, 6, 6), bool) for _ in range(2)]
     for mask, voxels in zip(masks, (first, [v for v in second if v not in first]), strict=True):
         mask[tuple(np.array(voxels, int).reshape(-1, 3).T)] = True
-    found = contact(*masks, (20.0, 10.5, 10.5), reach)
+    found = contact_of(*map(surface, masks), (20.0, 10.5, 10.5), reach)
     if not masks[1].any():
         assert found is None
         return

@@ -37,13 +37,8 @@ class Contact:
     voxels: Voxels
 
 
-def contact(first: Mask, second: Mask, voxel_size_nm: Nm3, reach_nm: float = np.inf) -> Contact | None:
-    """Where two parts (z, y, x) of one box touch; None if no voxels of theirs are within `reach_nm`."""
-    return contact_of(surface(first), surface(second), voxel_size_nm, reach_nm)
-
-
 def contact_of(first: Voxels, second: Voxels, voxel_size_nm: Nm3, reach_nm: float = np.inf) -> Contact | None:
-    """The same from the voxels (n, 3) of their surfaces."""
+    """Where two parts touch, from the voxels int64 (n, 3) of their surfaces; None if none are within `reach_nm`."""
     if not len(first) or not len(second):
         return None
     tree = cKDTree(second * np.array(voxel_size_nm))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from lsdflow_contract.shown_volumes import viewer_layers
 from lsdflow_contract.viewer_state import neuroglancer_state
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.inputs import Segmented
-from lsdflow_evaluate.report.compared import Section, compared_results, section_of
+from lsdflow_evaluate.report.compared import compared_results
 from lsdflow_evaluate.report.data import LossCurve, Neurites, Picture, Problem, ReportData, StageBlocks
 from lsdflow_evaluate.report.neurites import largest_neurites
 from lsdflow_evaluate.report.stage_records import (
@@ -41,7 +41,7 @@ from lsdflow_evaluate.report.stage_records import (
     stage_records,
 )
 from lsdflow_evaluate.report.training_snapshots import training_snapshot
-from lsdflow_evaluate.report.volumes import pictures, places_in, shown_box, volumes_shown
+from lsdflow_evaluate.report.volumes import PlaneBox, central_planes, pictures, places_in, shown_box, volumes_shown
 from lsdflow_runtime.volumes import Volume, open_volume
 
 TRAINING = ("train-lsd", "train-acrlsd")
@@ -116,7 +116,7 @@ def collect(
         shape_vox=grid.shape_vox if grid else None,
         pictures=seen.pictures,
         neurites=seen.neurites,
-        compared=compared_results(layout, manifests, result, seen.section),
+        compared=compared_results(layout, manifests, result, grid, seen.plane),
         viewer_state=seen.viewer_state,
         viewer_url=config.viewer_url,
         problems=(*earlier, *collector.problems),
@@ -204,12 +204,12 @@ def networks_of(layout: ExperimentLayout, predict: Manifest | None) -> tuple[Bun
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What was made of the volumes that could be read; `section` draws the segmentations of other results."""
+    """What was made of the volumes that could be read; `plane`: that across z."""
 
     pictures: tuple[Picture, ...] = ()
     neurites: Neurites | None = None
     viewer_state: Mapping[str, Any] | None = None
-    section: Section | None = field(default=None, repr=False)
+    plane: PlaneBox | None = None
 
 
 def _volumes(
@@ -234,7 +234,7 @@ def _volumes(
         neurites = collector.collect("segment", partial(largest_neurites, opened["segmentation"]), None)
     layers = viewer_layers(places_in(layout.root, shown, opened))
     state = neuroglancer_state(layers, config.viewer_url, failed=failed_blocks_of_results(layout))
-    return _Seen(tuple(made), neurites, state, section_of(layout, grid, box, edge))
+    return _Seen(tuple(made), neurites, state, central_planes(box, edge)[0])
 
 
 def _writer(layer: str) -> str:

@@ -7,49 +7,36 @@ manifests that all results keep, so it does not matter which results are current
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import STAGES
-from lsdflow_contract.geometry import Box, Geometry
+from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, differences, finished_manifests
 from lsdflow_evaluate.config import STAGE
 from lsdflow_evaluate.report.data import ComparedResult, Picture
-from lsdflow_evaluate.report.volumes import central_planes, picture_of
+from lsdflow_evaluate.report.volumes import PlaneBox, picture_of
 from lsdflow_runtime.volumes import open_volume
 
 MOST_PICTURES = 6
 # Inputs that an earlier pass of the same stage has made.
 FROM_PASSES = ("faces", "lsds")
 
-Chain = Mapping[str, Manifest | None]
-Section = Callable[[Manifest], Picture | None]
-
-
-def section_of(layout: ExperimentLayout, grid: Geometry, box: Box, edge_vox: int) -> Section:
-    """A function that draws the section through the middle of `box`, across z, of the segmentation of a manifest."""
-    plane = central_planes(box, edge_vox)[0]
-
-    def drawn(segment: Manifest) -> Picture | None:
-        with suppress(StageError):
-            volume = open_volume(*segment.output_array(layout, "segmentation"), grid)
-            values = volume.read(plane.box, outside="zero")
-            return picture_of("segmentation", values, plane, grid.voxel_size_nm)
-        return None
-
-    return drawn
-
 
 def compared_results(
-    layout: ExperimentLayout, manifests: Mapping[str, Manifest], current: Manifest | None, section: Section | None
+    layout: ExperimentLayout,
+    manifests: Mapping[str, Manifest],
+    current: Manifest | None,
+    grid: Geometry | None,
+    plane: PlaneBox | None,
 ) -> tuple[ComparedResult, ...]:
     """The finished results of evaluate, the current one first, then the newest; none if there are fewer than two.
 
     manifests: of the stages that have finished; current: the result of the present settings, which need not be on disk
-    yet; section: draws a segmentation, which is done once for each of the first few.
+    yet; plane: where the segmentations are shown, on the target's grid: each once, of the first few results.
     """
     known = {stage: finished_manifests(layout, stage) for stage in STAGES}
     now = {**manifests, **({STAGE: current} if current else {})}
@@ -61,8 +48,8 @@ def compared_results(
         chain = _chain(manifest, known)
         segment = chain.get("segment")
         picture = None
-        if section and segment and segment.identity not in pictures and len(pictures) < MOST_PICTURES:
-            picture = pictures[segment.identity] = section(segment)
+        if grid and plane and segment and segment.identity not in pictures and len(pictures) < MOST_PICTURES:
+            picture = pictures[segment.identity] = _section(layout, segment, grid, plane)
         compared.append(
             ComparedResult(
                 key=manifest.key[:8],
@@ -75,6 +62,14 @@ def compared_results(
             )
         )
     return tuple(compared)
+
+
+def _section(layout: ExperimentLayout, segment: Manifest, grid: Geometry, plane: PlaneBox) -> Picture | None:
+    """One plane of a segmentation; None if it cannot be read."""
+    with suppress(StageError):
+        volume = open_volume(*segment.output_array(layout, "segmentation"), grid)
+        return picture_of("segmentation", volume.read(plane.box, outside="zero"), plane, grid.voxel_size_nm)
+    return None
 
 
 def _age_s(path: Path) -> float:
@@ -93,7 +88,7 @@ def _chain(result: Manifest, known: Mapping[str, Mapping[Path, Manifest]]) -> di
     return chain
 
 
-def _settings(now: Mapping[str, Manifest], chain: Chain) -> Iterator[str]:
+def _settings(now: Mapping[str, Manifest], chain: Mapping[str, Manifest | None]) -> Iterator[str]:
     """How each stage of a chain differs from that of now, with the key of its result."""
     for stage in STAGES:
         made, current = chain.get(stage), now.get(stage)
