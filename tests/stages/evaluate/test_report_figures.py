@@ -116,22 +116,6 @@ def test_three_channels_become_red_green_and_blue_in_their_order() -> None:
             np.testing.assert_array_equal(colour[..., channel], values[channel])
 
 
-@pytest.mark.parametrize(
-    ("image", "kind", "pixel_size_nm"),
-    [
-        (np.zeros((3, 4, 3), np.uint8), "grey", (1.0, 1.0)),
-        (np.zeros((3, 4), np.uint8), "colour", (1.0, 1.0)),
-        (np.zeros((0, 4), np.uint8), "grey", (1.0, 1.0)),
-        (np.zeros((3, 4), np.uint8), "grey", (0.0, 1.0)),
-    ],
-)
-def test_a_picture_that_makes_no_sense_is_refused(
-    image: np.ndarray, kind: str, pixel_size_nm: tuple[float, float]
-) -> None:
-    with pytest.raises(ValueError, match="picture of layer"):
-        figure_of(_picture(image, kind, pixel_size_nm))
-
-
 def test_planes_go_through_the_middle_and_are_cut_to_the_edge() -> None:
     planes = {p.axis: p for p in central_planes(BOX, 12)}
     assert {axis: p.index_vox for axis, p in planes.items()} == {"z": 7, "y": 14, "x": 21}

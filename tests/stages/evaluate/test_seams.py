@@ -96,7 +96,7 @@ def test_the_gap_is_a_difference_of_shares_and_the_report_names_both() -> None:
     assert found["gap"] == pytest.approx(0.35)
     words = seams_words({"seams": found})
     assert words.startswith("40.00% of the neighbouring voxels on either side of a block's face")
-    assert "75.00% in the middle of blocks (7 blocks looked at)" in words
+    assert "75.00% in the middle of blocks (7 blocks sampled)" in words
 
 
 def test_faces_beyond_a_segmentation_of_a_part_are_left_out(tmp_path: Path) -> None:

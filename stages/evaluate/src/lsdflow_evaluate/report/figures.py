@@ -67,8 +67,7 @@ class Figure:
 
 
 def figure_of(picture: Picture) -> Figure:
-    """The figure of one picture. Raises ValueError if array, kind and pixel size do not fit each other."""
-    _check(picture)
+    """The figure of one picture."""
     rows, columns = picture.image.shape[:2]
     row_nm, column_nm = picture.pixel_size_nm
     if picture.kind == "labels":
@@ -82,15 +81,6 @@ def figure_of(picture: Picture) -> Figure:
         aspect=(columns * column_nm) / (rows * row_nm),
         bar=scale_bar(columns * column_nm),
     )
-
-
-def _check(picture: Picture) -> None:
-    wanted_axes = 3 if picture.kind == "colour" else 2
-    image = picture.image
-    if image.ndim != wanted_axes or min(image.shape) < 1 or (picture.kind == "colour" and image.shape[2] != 3):
-        raise ValueError(f"picture of {picture.layer}: found an array {image.shape} for kind {picture.kind!r}")
-    if not min(picture.pixel_size_nm) > 0:
-        raise ValueError(f"picture of {picture.layer}: found pixel size {picture.pixel_size_nm} nm, wanted lengths > 0")
 
 
 def colours_of_ids(ids: NDArray[np.uint64]) -> Bytes:
@@ -259,7 +249,7 @@ def map_pictures(blocks: BlockMap) -> tuple[MapPicture, ...]:
     states = column_states(blocks.states)
     palette = np.array([STATE_COLOURS[state] for state in sorted(STATE_COLOURS)], np.uint8)
     uri = png_uri(_cells(palette[states], states == BlockState.FAILED))
-    made = [MapPicture("what became of them", uri, aspect, alt, legend)]
+    made = [MapPicture("state of the blocks", uri, aspect, alt, legend)]
     seconds = column_means(blocks.seconds)
     known = np.isfinite(seconds)
     if known.any():

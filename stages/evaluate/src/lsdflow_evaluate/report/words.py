@@ -126,7 +126,7 @@ def seams_words(scores: Mapping[str, Any]) -> str:
     seams = scores["seams"]
     return (
         f"{seams['faces']['share']:.2%} of the neighbouring voxels on either side of a block's face lie in one segment,"
-        f" {seams['inside']['share']:.2%} in the middle of blocks ({seams['blocks']} blocks looked at)"
+        f" {seams['inside']['share']:.2%} in the middle of blocks ({seams['blocks']} blocks sampled)"
     )
 
 
