@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.lut import Lut
+from lsdflow_evaluate.errors.ranking import write_worst
 from lsdflow_evaluate.report.content import chosen_lut, chosen_score, passed, worst_errors
 from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.scores.run_length import Skeletons
-from lsdflow_evaluate.scores.scores_file import write_worst
 from lsdflow_evaluate.scores.truth_scores import ThresholdScore, best_of, runs_of
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score

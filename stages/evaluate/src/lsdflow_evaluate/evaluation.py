@@ -24,8 +24,8 @@ from lsdflow_contract.manifest import Manifest, Writer, remove_manifest, work_ke
 from lsdflow_contract.sealing import write_sealed
 from lsdflow_evaluate import passes
 from lsdflow_evaluate.config import OUTPUTS, STAGE, EvaluateConfig
-from lsdflow_evaluate.errors.ranking import SplitOrMerge, worst_errors
-from lsdflow_evaluate.errors.split_merge_sites import Site, sites_of
+from lsdflow_evaluate.errors.ranking import SplitOrMerge, worst_errors, write_worst
+from lsdflow_evaluate.errors.split_merge_sites import listed, sites_of
 from lsdflow_evaluate.inputs import NO_TRUTH, SCORED_STAGES, Counting, Segmented, open_segmented, require_counting
 from lsdflow_evaluate.pass_files import drop_pass_files, write_pass_files
 from lsdflow_evaluate.report.collect import Collector, collect
@@ -38,7 +38,6 @@ from lsdflow_evaluate.scores.scores_file import (
     present_result,
     scores_with_truth,
     scores_without,
-    write_worst,
 )
 from lsdflow_evaluate.scores.truth_scores import Nodes, TruthScores, score_against_truth
 from lsdflow_evaluate.self_consistency.lsd_error import (
@@ -176,7 +175,7 @@ def compare(
     Raises MissingInput if the chosen threshold has no table.
     """
     counting = require_counting(experiment)
-    regions, grid = counting.volumes.regions, counting.volumes.grid
+    regions = counting.volumes.regions
     run_blocks(counting.task)
     traced = passes.trace(experiment, config, counting.volumes)
     nodes, node_keys = _look_up(counting, traced.skeletons)
@@ -197,7 +196,7 @@ def compare(
     LOG.info("%s at %.4f: %s, adapted Rand error %.3f", *found.chosen, voi, part.adapted_rand_error)
     known = next(lut for lut in segmented.luts if (lut.merge_function, lut.threshold) == found.chosen)
     worst, site_keys = _worst(config, counting, found, read_lut(known.path))
-    return scores_with_truth(found, worst, grid, config.voi_limit), (*node_keys, *site_keys)
+    return scores_with_truth(found, worst, config.voi_limit), (*node_keys, *site_keys)
 
 
 def _look_up(counting: Counting, skeletons: Skeletons | None) -> tuple[dict[str, Nodes], tuple[str, ...]]:
@@ -213,7 +212,7 @@ def _look_up(counting: Counting, skeletons: Skeletons | None) -> tuple[dict[str,
 
 def _worst(
     config: EvaluateConfig, counting: Counting, found: TruthScores, lut: Lut
-) -> tuple[dict[str, list[tuple[SplitOrMerge, Site | None]]], tuple[str, ...]]:
+) -> tuple[dict[str, list[dict[str, Any]]], tuple[str, ...]]:
     """The worst splits and merges of the chosen threshold with their sites, by region; the key of the search."""
     errors: list[tuple[str, SplitOrMerge]] = []
     for name, region in found.regions.items():
@@ -226,9 +225,9 @@ def _worst(
     run_blocks(task)
     records, reach_nm = task.marks.records().values(), float(files.parameters["reach_nm"])
     sites = sites_of(passes.parts_of(counting.volumes, files), records, reach_nm)
-    worst: dict[str, list[tuple[SplitOrMerge, Site | None]]] = {}
+    worst: dict[str, list[dict[str, Any]]] = {}
     for (name, error), site in zip(errors, sites, strict=True):
-        worst.setdefault(name, []).append((error, site))
+        worst.setdefault(name, []).append(listed(error, site, counting.volumes.grid))
     return worst, (task.key,)
 
 

@@ -9,18 +9,27 @@ sides: two parts with one id in common. Segment 0 is no segment: it merges nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_contract.files import write_if_changed
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_metrics.scores import ZeroPolicy
 from lsdflow_metrics.shares import Shares, merge_shares, split_shares
 
 Kind = Literal["split", "merge"]
+COLUMNS = (
+    *("region", "kind", "rank", "id", "voxels", "bits", "parts"),
+    *("segment_1", "truth_1", "voxels_1", "segment_2", "truth_2", "voxels_2"),
+    *("z_nm", "y_nm", "x_nm", "z_vox", "y_vox", "x_vox", "distance_nm"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,3 +76,30 @@ def _worst(
         if len(parts) > 1:
             found = int(shares.ids[place]), int(shares.voxels[place]), float(shares.bits[place])
             yield SplitOrMerge(kind, *found, len(parts), parts[0], parts[1])
+
+
+def write_worst(path: Path, scores: Mapping[str, Any]) -> None:
+    """The worst splits and merges of scores.json as a CSV; no file if there was nothing to compare.
+
+    A position is opened by `lsdflow view DIR --at z,y,x`.
+    """
+    if "worst" not in scores:
+        path.unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    further = [(name, region["worst"]) for name, region in scores.get("regions", {}).items()]
+    for region, worst in [("", scores["worst"]), *further]:
+        table.writerows([region, *row] for row in _csv_rows(worst))
+    write_if_changed(path, text.getvalue().encode())
+
+
+def _csv_rows(worst: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+    ranks: dict[str, int] = {}
+    for listed in worst:
+        ranks[listed["kind"]] = rank = ranks.get(listed["kind"], 0) + 1
+        parts = [listed[part][value] for part in ("first", "second") for value in ("segment", "truth", "voxels")]
+        site = [*listed.get("position_nm", [""] * 3), *listed.get("position_vox", [""] * 3)]
+        facts = [listed["id"], listed["voxels"], listed["bits"], listed["parts"]]
+        yield [listed["kind"], rank, *facts, *parts, *site, listed.get("distance_nm", "")]

@@ -16,13 +16,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract.geometry import Box, Nm3, Vox3
+from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_contract.lut import Lut
 from lsdflow_evaluate.errors.contacts import (
     FIRST,
@@ -57,11 +57,21 @@ class Site:
     distance_nm: float
 
 
+def listed(error: SplitOrMerge, site: Site | None, grid: Geometry) -> dict[str, Any]:
+    """A split or merge with its position, for scores.json."""
+    row = asdict(error)
+    if site is None:
+        return row
+    corner = grid.position_nm(site.voxel)
+    middle = [c + s / 2 for c, s in zip(corner, grid.voxel_size_nm, strict=True)]
+    return row | {"position_nm": middle, "position_vox": list(site.voxel), "distance_nm": site.distance_nm}
+
+
 def arrays_of(errors: Sequence[SplitOrMerge], lut: Lut) -> dict[str, NDArray[np.uint64]]:
     """What the workers need of the errors: see `Parts`."""
     cells = np.array([[e.first.segment, e.first.truth, e.second.segment, e.second.truth] for e in errors], np.uint64)
-    listed = np.isin(lut.segments, np.unique(cells[:, ::2]))
-    return {"cells": cells, "fragments": lut.fragments[listed], "segments": lut.segments[listed]}
+    is_listed = np.isin(lut.segments, np.unique(cells[:, ::2]))
+    return {"cells": cells, "fragments": lut.fragments[is_listed], "segments": lut.segments[is_listed]}
 
 
 def reach_of(voxel_size_nm: Nm3) -> float:
@@ -113,9 +123,9 @@ def search_blocks(parts: Parts, counted: Rows, reach_nm: float) -> Iterator[Bloc
         for region, errors in itertools.groupby(_present(parts, counted, block), lambda e: parts.regions[e]):
             whole = parts.volumes.regions[region].box
             own, around = block.write.intersect(whole), block.read.intersect(whole)
-            listed = list(errors)
-            labels = parts.read(listed[0], around)
-            reports |= {str(error): _report(parts, error, own, around, labels, reach_nm) for error in listed}
+            own_errors = list(errors)
+            labels = parts.read(own_errors[0], around)
+            reports |= {str(error): _report(parts, error, own, around, labels, reach_nm) for error in own_errors}
         return BlockOutput(facts={"parts": reports})
 
     yield search

@@ -1,44 +1,30 @@
 """report/scores.json: the numbers of the chosen threshold on top, every threshold below, then regions and errors.
 
-Each result keeps the same file beside its manifest. report/worst.csv is the list of the worst splits and merges as a
-table; a position is opened by `lsdflow view DIR --at z,y,x`.
+Each result keeps the same file beside its manifest.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import StageError
-from lsdflow_contract.files import write_if_changed
-from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, finished_manifests, read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
-from lsdflow_evaluate.errors.ranking import SplitOrMerge
-from lsdflow_evaluate.errors.split_merge_sites import Site
 from lsdflow_evaluate.scores.counting import NAMED, ROI, box_dict
 from lsdflow_evaluate.scores.truth_scores import TruthScores
 
 # Settings of pictures: they do not change scores.
 SHOWING = {"picture_edge_vox", "viewer_url"}
-COLUMNS = (
-    *("region", "kind", "rank", "id", "voxels", "bits", "parts"),
-    *("segment_1", "truth_1", "voxels_1", "segment_2", "truth_2", "voxels_2"),
-    *("z_nm", "y_nm", "x_nm", "z_vox", "y_vox", "x_vox", "distance_nm"),
-)
-Errors = Sequence[tuple[SplitOrMerge, Site | None]]
 
 
 def scores_with_truth(
-    found: TruthScores, worst: Mapping[str, Errors], grid: Geometry, voi_limit: float
+    found: TruthScores, worst: Mapping[str, list[dict[str, Any]]], voi_limit: float
 ) -> dict[str, Any]:
     """What scores.json holds when there is truth; `worst`: the worst splits, then merges, of each region.
 
@@ -53,7 +39,7 @@ def scores_with_truth(
         "roi": box_dict(whole.region.box),
         "settings": found.settings,
         "thresholds": [score.as_dict() for score in whole.scores],
-        "worst": _listed(worst.get(ROI, ()), grid),
+        "worst": worst.get(ROI, []),
     }
     regions = {}
     for key, region in found.regions.items():
@@ -63,7 +49,7 @@ def scores_with_truth(
                 **(own.as_dict() if own else {}),
                 "roi": region.region.as_dict(),
                 "thresholds": [score.as_dict() for score in region.scores],
-                "worst": _listed(worst.get(key, ()), grid),
+                "worst": worst.get(key, []),
             }
     return {**scores, "regions": regions} if regions else scores
 
@@ -72,42 +58,6 @@ def scores_without(has_truth: bool, reason: str, voi_limit: float) -> dict[str, 
     """What scores.json holds when nothing could be compared: no number, and why."""
     success = {"criterion": f"voi < {voi_limit:g}", "passed": None}
     return {"has_truth": has_truth, "reason": reason, "success": success, "thresholds": []}
-
-
-def _listed(errors: Errors, grid: Geometry) -> list[dict[str, Any]]:
-    listed = []
-    for error, site in errors:
-        row = asdict(error)
-        if site is not None:
-            corner = grid.position_nm(site.voxel)
-            middle = [c + s / 2 for c, s in zip(corner, grid.voxel_size_nm, strict=True)]
-            row |= {"position_nm": middle, "position_vox": list(site.voxel), "distance_nm": site.distance_nm}
-        listed.append(row)
-    return listed
-
-
-def write_worst(path: Path, scores: Mapping[str, Any]) -> None:
-    """The worst splits and merges of scores.json as a CSV; no file if there was nothing to compare."""
-    if "worst" not in scores:
-        path.unlink(missing_ok=True)
-        return
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    further = [(name, region["worst"]) for name, region in scores.get("regions", {}).items()]
-    for region, worst in [("", scores["worst"]), *further]:
-        table.writerows([region, *row] for row in _csv_rows(worst))
-    write_if_changed(path, text.getvalue().encode())
-
-
-def _csv_rows(worst: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
-    ranks: dict[str, int] = {}
-    for listed in worst:
-        ranks[listed["kind"]] = rank = ranks.get(listed["kind"], 0) + 1
-        parts = [listed[part][value] for part in ("first", "second") for value in ("segment", "truth", "voxels")]
-        site = [*listed.get("position_nm", [""] * 3), *listed.get("position_vox", [""] * 3)]
-        facts = [listed["id"], listed["voxels"], listed["bits"], listed["parts"]]
-        yield [listed["kind"], rank, *facts, *parts, *site, listed.get("distance_nm", "")]
 
 
 def kept_scores(layout: ExperimentLayout, key: str) -> Path:
