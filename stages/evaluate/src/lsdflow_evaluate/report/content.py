@@ -29,7 +29,7 @@ from lsdflow_evaluate.report.words import CROSS, NOTHING, duration, error_words,
 
 LAYERS = {
     "raw": ("Raw", "the volume could not be read"),
-    "lsds": ("LSDs", "predict keeps them in memory unless it is told to store them"),
+    "lsds": ("LSDs", "predict keeps them in memory unless store_lsds is set"),
     "affinities": ("Affinities", "predict has not finished here"),
     "fragments": ("Fragments", "watershed has not finished here"),
     "segmentation": ("Segmentation", "segment has not finished here"),
