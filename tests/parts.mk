@@ -58,7 +58,7 @@ CORE_BLOCKS := \
   tests/stages/segment/test_sizes.py \
   tests/stages/segment/test_tables.py \
   tests/stages/segment/test_threshold_selection.py \
-  tests/stages/evaluate/test_larger_error.py \
+  tests/stages/evaluate/test_report_words.py \
   tests/stages/evaluate/test_methods.py \
   tests/stages/evaluate/test_neurites.py \
   tests/stages/evaluate/test_report_curves.py \
@@ -144,7 +144,7 @@ TESTS_OF_runtime := \
 TESTS_OF_network := tests/network tests/stages/predict/test_refusals.py
 TESTS_OF_metrics := \
   tests/metrics \
-  tests/stages/evaluate/test_larger_error.py \
+  tests/stages/evaluate/test_report_words.py \
   tests/stages/evaluate/test_run_length.py \
   tests/stages/evaluate/test_neurites.py
 TESTS_OF_descriptors := tests/stages/agglomerate/test_lsd_affinities.py tests/stages/evaluate/test_lsd_error.py

@@ -29,9 +29,9 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.evaluation import _scored
-from lsdflow_evaluate.scores.scores_file import present_scores
-from lsdflow_evaluate.shown.history import Collector
+from lsdflow_evaluate.evaluation import score
+from lsdflow_evaluate.report.collect import Collector
+from lsdflow_evaluate.scores.scores_file import present_result
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_predict.stage import Predict
 from lsdflow_prepare.stage import Prepare
@@ -128,7 +128,7 @@ def finish(experiment: Experiment, stage: str) -> None:
     """Run a stage; of evaluate only the scores, since the pictures of its report are not read by anybody."""
     if stage == "evaluate":
         collector = Collector()
-        _, scores = _scored(experiment, experiment.table(stage, EvaluateConfig), collector)
+        scores = score(experiment, experiment.table(stage, EvaluateConfig), collector).scores
         if collector.errors:
             raise collector.errors[0]
         path = experiment.layout.root / "scores_of_the_test.json"
@@ -224,8 +224,9 @@ class Chain:
             following = following or code_of(lambda reader=reader: finish(experiment, reader))
         if kind.stage == "evaluate":
             undamaged = Lab(self.after["evaluate"]).experiment()
-            told = present_scores(experiment, experiment.table("evaluate", EvaluateConfig))
-            same = told in ({}, present_scores(undamaged, undamaged.table("evaluate", EvaluateConfig)))
+            _, told = present_result(experiment.layout, experiment.table("evaluate", EvaluateConfig))
+            _, wanted = present_result(undamaged.layout, undamaged.table("evaluate", EvaluateConfig))
+            same = told in ({}, wanted)
             return Answer(verifying, 0, same)
         same = bool(following) or results(experiment, readers) == self.expected[kind.stage]
         return Answer(verifying, following, same)

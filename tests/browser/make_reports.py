@@ -14,7 +14,7 @@ from types import ModuleType
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.files import write_json
-from lsdflow_evaluate.pages import write_report
+from lsdflow_evaluate.evaluation import write_report
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.store.done_marks import DoneMarks
 

@@ -23,8 +23,8 @@ from lsdflow_contract.lut import Lut, lut_name, write_lut
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_contract.testing import affinities_of, membrane_raw, voronoi_labels
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.evaluation import _scored
-from lsdflow_evaluate.shown.history import Collector
+from lsdflow_evaluate.evaluation import score
+from lsdflow_evaluate.report.collect import Collector
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_runtime.store.done_marks import DoneMarks
@@ -182,7 +182,7 @@ def scores_now() -> ScoresNow:
 
     def scored(experiment: Experiment) -> dict[str, Any]:
         collector = Collector()
-        _, scores = _scored(experiment, experiment.table("evaluate", EvaluateConfig), collector)
+        scores = score(experiment, experiment.table("evaluate", EvaluateConfig), collector).scores
         if collector.errors:
             raise collector.errors[0]
         return dict(json.loads(json.dumps(scores)))

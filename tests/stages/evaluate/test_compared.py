@@ -18,11 +18,13 @@ from lsdflow_contract.manifest import finished_manifests, read_kept_manifest, re
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.pages import write_report
-from lsdflow_evaluate.report.compared_view import compared_view
+from lsdflow_evaluate.evaluation import write_report
+from lsdflow_evaluate.report.compared import compared_results
+from lsdflow_evaluate.report.content import compared_rows
 from lsdflow_evaluate.report.data import ComparedResult
-from lsdflow_evaluate.scores.scores_file import kept_scores, present_result, present_scores
-from lsdflow_evaluate.shown.compared import compared_results, section_of
+from lsdflow_evaluate.report.stage_records import finished_stages
+from lsdflow_evaluate.report.volumes import central_planes
+from lsdflow_evaluate.scores.scores_file import kept_scores, present_result
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.io.target import target_grid
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
@@ -58,8 +60,9 @@ def made_twice(finished: Experiment, tmp_path_factory: pytest.TempPathFactory) -
 
 def compared(experiment: Experiment) -> tuple[ComparedResult, ...]:
     grid: Geometry = target_grid(experiment)
-    result, _ = present_result(experiment, EvaluateConfig())
-    return compared_results(experiment, result, section_of(experiment, grid, grid.box, 1000))
+    layout = experiment.layout
+    result, _ = present_result(layout, EvaluateConfig())
+    return compared_results(layout, finished_stages(layout), result, grid, central_planes(grid.box, 1000)[0])
 
 
 def scores_of(experiment: Experiment) -> dict[str, Any]:
@@ -85,11 +88,9 @@ def test_the_page_compares_results_if_there_are_several(finished: Experiment, ma
     assert 'id="compared"' not in (finished.layout.report / "index.html").read_text()
     page = (made_twice.layout.report / "index.html").read_text()
     section = page.partition('id="compared"')[2].partition("</section>")[0]
-    view = compared_view(compared(made_twice))
-    assert view is not None
-    for row in view.rows:
-        assert row.key in section
-        assert all(f'<td class="number">{value}</td>' in section for value in row.values[:-1])
+    for row in compared_rows(compared(made_twice)):
+        assert row["key"] in section
+        assert all(f'<td class="number">{text}</td>' in section for text in row["texts"][:-1])
     assert section.count("data:image/png") == 2
     assert section.count(">current<") == 1
 
@@ -99,7 +100,7 @@ def test_scores_of_an_earlier_result_are_shown_at_once_when_it_is_current_again(
 ) -> None:
     experiment = copy_of(made_twice, "a")
     read_kept_manifest(experiment.layout, "segment", "segment-key").write(experiment.layout)
-    assert present_scores(experiment, EvaluateConfig()) == scores_of(finished)
+    assert present_result(experiment.layout, EvaluateConfig())[1] == scores_of(finished)
     write_report(experiment)
     assert f"{scores_of(finished)['voi']:.3f}" in (experiment.layout.report / "index.html").read_text()
     assert [result.current for result in compared(experiment)] == [True, False]
@@ -136,4 +137,4 @@ def test_damaged_kept_scores_are_found_and_not_shown(made_twice: Experiment, cop
     with pytest.raises(BadData, match=r"scores\.json"):
         Evaluate().verify(experiment)
     read_kept_manifest(experiment.layout, "segment", "segment-key").write(experiment.layout)
-    assert present_scores(experiment, EvaluateConfig()) == {}
+    assert present_result(experiment.layout, EvaluateConfig())[1] == {}

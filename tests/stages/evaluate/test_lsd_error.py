@@ -1,4 +1,4 @@
-"""The map of LSD errors: a merger is told without truth, whatever the blocks; right cells are dark."""
+"""The map of LSD errors: a merger is found without truth, whatever the blocks; right cells are dark."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from lsdflow_contract.testing import made, voronoi_labels
 from lsdflow_descriptors import stored_lsds
 from lsdflow_descriptors.label_descriptors import descriptors_of, radius_vox
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.pages import write_report
-from lsdflow_evaluate.scores.comparing import work_of
+from lsdflow_evaluate.evaluation import lsd_error_map, write_report
+from lsdflow_evaluate.passes import lsd_error_task, pass_of_key
+from lsdflow_evaluate.self_consistency.lsd_error import error_of, most_likely_wrong
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_evaluate.without_truth.disagreement import disagreement, most_likely_wrong
-from lsdflow_evaluate.without_truth.lsd_error import error_of, lsd_error_task
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 
 Make = Callable[..., Experiment]
@@ -117,19 +116,19 @@ def map_of(experiment: Experiment) -> np.ndarray:
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_merger_stands_first_and_the_map_does_not_depend_on_the_blocks(make_experiment: Make, step: int) -> None:
-    maps, told = [], []
+def test_a_merger_comes_first_and_the_map_does_not_depend_on_the_blocks(make_experiment: Make, step: int) -> None:
+    maps, facts = [], []
     for name, shape in (("a", "100 vox"), ("b", "5, 9, 13 vox")):
         given = (*SET, f"evaluate.lsd_error_downsample={step}", f'evaluate.block_shape="{shape}"')
         experiment = make_experiment(name, *given)
         segments, (first, _) = merged_cells(experiment)
-        told.append(disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told)
+        facts.append(lsd_error_map(experiment, experiment.table("evaluate", EvaluateConfig)).facts)
         maps.append(map_of(experiment))
     Evaluate().run(experiment)
     assert np.array_equal(maps[0], maps[1])
-    assert told[0] == told[1] == json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"]
+    assert facts[0] == facts[1] == json.loads((experiment.layout.report / "scores.json").read_text())["lsd_error"]
     taken = (slice(None, None, step),) * 3
-    worst = told[0]["worst"]
+    worst = facts[0]["worst"]
     for row in worst:
         own = maps[0][taken][segments[taken] == row["segment"]]
         assert (row["voxels_taken"], row["mean"]) == (len(own), pytest.approx(own.mean() / 255))
@@ -145,10 +144,10 @@ def test_workers_make_the_same_map_as_one_process_and_find_it_by_its_key(make_ex
     for name, more in (("a", ()), ("b", ("compute.runner=daisy", "compute.workers=2"))):
         experiment = make_experiment(name, *SET, 'evaluate.block_shape="9, 12, 13 vox"', *more)
         merged_cells(experiment)
-        assert disagreement(experiment, experiment.table("evaluate", EvaluateConfig)).told["made"]
+        assert lsd_error_map(experiment, experiment.table("evaluate", EvaluateConfig)).facts["made"]
         maps.append(map_of(experiment))
         task = lsd_error_task(experiment)
-        assert work_of(experiment, task.key).key == task.key
+        assert pass_of_key(experiment, task.key).key == task.key
     assert np.array_equal(*maps)
 
 
@@ -156,7 +155,7 @@ def test_another_segmentation_gets_a_map_of_its_own_and_the_first_comes_back_who
     experiment = make_experiment("a", *SET)
 
     def make_map() -> None:
-        disagreement(experiment, experiment.table("evaluate", EvaluateConfig))
+        lsd_error_map(experiment, experiment.table("evaluate", EvaluateConfig))
 
     merged_cells(experiment)
     make_map()
@@ -177,9 +176,9 @@ def test_another_segmentation_gets_a_map_of_its_own_and_the_first_comes_back_who
 def test_without_stored_lsds_there_is_no_map_and_one_reason_and_asked_for_it_is_an_error(
     finished: Experiment, copy_of: Make
 ) -> None:
-    told = json.loads((finished.layout.report / "scores.json").read_text())["lsd_error"]
-    assert told["made"] is False
-    assert "store_lsds = true" in told["reason"]
+    facts = json.loads((finished.layout.report / "scores.json").read_text())["lsd_error"]
+    assert facts["made"] is False
+    assert "store_lsds = true" in facts["reason"]
     assert "lsd_error" not in read_manifest(finished.layout, "evaluate").outputs
     with pytest.raises(MissingInput, match="LSDs are not stored"):
         Evaluate().run(copy_of(finished, "a", "evaluate.lsd_error=on"))
@@ -193,7 +192,7 @@ def test_where_there_is_no_segment_the_map_is_dark_whatever_was_predicted() -> N
     assert found[labels == 5].min() > 50
 
 
-def test_segments_of_few_voxels_are_not_listed_and_equal_ones_stand_by_their_ids() -> None:
+def test_segments_of_few_voxels_are_not_listed_and_equal_ones_are_ordered_by_their_ids() -> None:
     sizes = np.array([64, 63, 100, 100], np.uint64)
     sums = np.array([64 * 51, 63 * 255, 100 * 102, 100 * 102], np.uint64)
     listed = most_likely_wrong(Overlaps(np.array([9, 1, 8, 4], np.uint64), sums, sizes))

@@ -12,9 +12,9 @@ from lsdflow_contract.checkpoint import Bundle, UNetSpec, bundle_folder
 from lsdflow_contract.citations import REFERENCES
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_evaluate.report.data import ReportData, SegmentCount, StageVersion
+from lsdflow_evaluate.report.collect import networks_of
+from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.report.methods import methods
-from lsdflow_evaluate.shown.networks import networks_of
 
 LSDS_SHA, AFFS_SHA = "a" * 64, "b" * 64
 
@@ -39,17 +39,20 @@ LSDS = network("lsd", sigma_nm=(80.0, 80.0, 80.0), weights_sha256=LSDS_SHA)
 AFFINITIES = network("acrlsd", 11, weights_sha256=AFFS_SHA, lsd_bundle_sha256=LSDS_SHA)
 
 
-def manifest(stage: str, config: dict[str, Any], **facts: Any) -> Manifest:
-    writer = Writer(stage=stage, version="0.1.0")
+def manifest(stage: str, config: dict[str, Any], version: str = "", revision: str = "", **facts: Any) -> Manifest:
+    writer = Writer(stage=stage, version=version, revision=revision)
     return Manifest(writer=writer, key="k", config=config, inputs={}, outputs={}, facts=facts, identity="i")
 
 
-def told(**more: Any) -> str:
-    count = SegmentCount("hist_quant_75", 0.42, 100, chosen=True)
-    return "\n".join(methods(ReportData("exp", "now", segment_counts=(count,), **more)))
+def methods_of(manifests: dict[str, Manifest] | None = None, **more: Any) -> str:
+    """The methods of an experiment with a segmentation."""
+    chosen = {"merge_function": "hist_quant_75", "threshold": 0.42}
+    found = dict(manifests or {})
+    found.setdefault("segment", manifest("segment", {}, **chosen))
+    return "\n".join(methods(ReportData("exp", "now", luts=({**chosen, "segments": 100},), manifests=found, **more)))
 
 
-def test_the_whole_chain_is_told_with_its_settings() -> None:
+def test_the_whole_chain_is_described_with_its_settings() -> None:
     volumes = {
         "training/a": {"labelled_voxels": 1_000_000, "neurons": 30},
         "training/b": {"labelled_voxels": 500_000, "neurons": 12},
@@ -66,11 +69,12 @@ def test_the_whole_chain_is_told_with_its_settings() -> None:
     manifests = {
         "prepare": manifest("prepare", {}, volumes=volumes),
         "train-lsd": manifest("train-lsd", {}),
-        "predict": manifest("predict", {"precision": "bf16"}),
+        "predict": manifest("predict", {"precision": "bf16"}, "0.1.0", "0123456789abcdef"),
         "watershed": manifest("watershed", watershed),
     }
-    versions = (StageVersion("predict", "0.1.0", revision="0123456789abcdef"), StageVersion("segment", "0.2.0"))
-    text = told(manifests=manifests, networks=(LSDS, AFFINITIES), versions=versions)
+    chosen = {"merge_function": "hist_quant_75", "threshold": 0.42}
+    manifests["segment"] = manifest("segment", {}, "0.2.0", **chosen)
+    text = methods_of(manifests, networks=(LSDS, AFFINITIES))
     for words in (
         "segmented with lsdflow (predict 0.1.0, segment 0.2.0; commit 0123456789ab)",
         "A three-dimensional U-Net (12 feature maps, 5 times as many at each of 3 coarser levels; patches of "
@@ -98,24 +102,25 @@ def test_the_whole_chain_is_told_with_its_settings() -> None:
     ],
 )
 def test_each_mode_says_what_its_network_learnt(made: Bundle, words: str, unsaid: str) -> None:
-    text = told(networks=(made,))
+    text = methods_of(networks=(made,))
     assert words in text
     assert unsaid not in text
 
 
 def test_what_is_not_known_is_not_said() -> None:
-    text = told()
+    text = methods_of()
     assert not re.search(r"U-Net|gunpowder|learnt|Prediction|None|\(\)", text)
     assert "segmented with lsdflow." in text
 
 
 def test_batches_are_gunpowders_only_where_they_were() -> None:
     gpu = {"train-acrlsd": manifest("train-acrlsd", {"pipeline": "gpu"})}
-    assert "gunpowder" not in told(networks=(AFFINITIES,), manifests=gpu)
+    assert "gunpowder" not in methods_of(gpu, networks=(AFFINITIES,))
 
 
 def test_every_number_in_brackets_is_a_reference() -> None:
-    pages = [told(networks=(LSDS, AFFINITIES), fragments_by=by) for by in ("seamless", "blocks", "mutex")]
+    configs = ({}, {"id_mode": "block"}, {"id_mode": "block", "method": "mutex"})
+    pages = [methods_of({"watershed": manifest("watershed", c)}, networks=(LSDS, AFFINITIES)) for c in configs]
     numbers = {int(n) for group in re.findall(r"\[([\d, ]+)\]", "".join(pages)) for n in group.split(",")}
     assert numbers <= set(range(1, len(REFERENCES) + 1))
     assert [REFERENCES[n - 1].key for n in (1, 2, 6, 7)] == ["sheridan2023", "funke2019", "waterz", "wolf2021"]
@@ -138,33 +143,43 @@ def experiment(tmp_path: Path) -> Experiment:
 def test_the_networks_are_those_that_were_predicted_with(experiment: Experiment) -> None:
     for config in ({"checkpoint": "best", "resolved": {"iteration": 40000}}, {"checkpoint": 40000}):
         predict = manifest("predict", {"resolved": {"iteration": 40000}, **config})
-        assert networks_of(experiment, predict) == (LSDS, AFFINITIES)
+        assert networks_of(experiment.layout, predict) == (LSDS, AFFINITIES)
     other = manifest("predict", {"checkpoint": "best", "lsd_checkpoint": 50000, "resolved": {"iteration": 40000}})
-    assert networks_of(experiment, other) == (AFFINITIES,), "not the one it was trained with: not told"
+    assert networks_of(experiment.layout, other) == (AFFINITIES,), "not the one it was trained with: not named"
 
 
 def test_a_network_from_elsewhere_or_gone_is_not_guessed(experiment: Experiment) -> None:
-    assert networks_of(experiment, None) == ()
+    assert networks_of(experiment.layout, None) == ()
     for config in (
         {"checkpoint": "/other/checkpoints/00040000", "resolved": {"iteration": 40000}},
         {"checkpoint": "best", "resolved": {"iteration": 60000}},
         {"checkpoint": "best"},
     ):
-        assert networks_of(experiment, manifest("predict", config)) == ()
+        assert networks_of(experiment.layout, manifest("predict", config)) == ()
 
 
-def test_libraries_are_told_with_every_version_that_a_stage_had() -> None:
+def test_libraries_are_described_with_every_version_that_a_stage_had() -> None:
     trained = manifest("train-acrlsd", {}, libraries={"zarr": "2.18.7", "torch": "2.13.0"})
     watershed = manifest("watershed", {}, libraries={"zarr": "3.1.6", "python": "3.11.7"})
-    assert "Libraries: python 3.11.7, torch 2.13.0, zarr 2.18.7 and 3.1.6." in told(
-        manifests={"train-acrlsd": trained, "watershed": watershed}
+    assert "Libraries: python 3.11.7, torch 2.13.0, zarr 2.18.7 and 3.1.6." in methods_of(
+        {"train-acrlsd": trained, "watershed": watershed}
     )
-    assert "Libraries" not in told(manifests={"watershed": manifest("watershed", {})})
+    assert "Libraries" not in methods_of({"watershed": manifest("watershed", {})})
 
 
-def test_edges_scored_from_lsds_are_told_as_such() -> None:
+def test_edges_scored_from_lsds_are_described_as_such() -> None:
     graph = manifest("agglomerate", {"scored_from": "lsds"})
-    assert "edges were scored, from the predicted LSDs alone, by hierarchical agglomeration" in told(
-        manifests={"agglomerate": graph}
+    assert "edges were scored, from the predicted LSDs alone, by hierarchical agglomeration" in methods_of(
+        {"agglomerate": graph}
     )
-    assert "LSDs alone" not in told(manifests={"agglomerate": manifest("agglomerate", {})})
+    assert "LSDs alone" not in methods_of({"agglomerate": manifest("agglomerate", {})})
+
+
+def test_fragments_are_described_as_they_were_made_and_edges_as_they_were_scored() -> None:
+    for config, words in (
+        ({}, ("named by their seeds", "of the whole graph")),
+        ({"id_mode": "block"}, ("cut at the faces of blocks", "with waterz, block by block")),
+        ({"id_mode": "block", "method": "mutex"}, ("cut by the mutex watershed [7]", "with waterz, block by block")),
+    ):
+        text = methods_of({"watershed": manifest("watershed", config)})
+        assert all(part in text for part in words)

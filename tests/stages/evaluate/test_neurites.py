@@ -14,14 +14,16 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.lattice import strided
-from lsdflow_evaluate.shown.neurites import (
+from lsdflow_evaluate.report.neurites import (
     _enlarging,
     largest_labels,
+    largest_neurites,
+    lattice_step,
     picture_of_neurites,
+    readable_box,
     surface_points,
     view_from,
 )
-from lsdflow_evaluate.shown.snapshot import lattice_step, readable_box, snapshot_of
 from lsdflow_runtime.io.volumes import open_volume
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -30,7 +32,7 @@ COLOURS = np.array([RED, BLUE], np.uint8)
 
 def _seen(labels: np.ndarray, azimuth: float = 0.0, elevation: float = 0.0, spacing: tuple = (1.0, 1.0, 1.0)):
     ids = largest_labels(labels, 2)
-    return picture_of_neurites(labels, spacing, COLOURS[: len(ids)], ids, view_from(azimuth, elevation))
+    return picture_of_neurites(labels, spacing, ids, view_from(azimuth, elevation), COLOURS[: len(ids)])
 
 
 def test_the_largest_labels_come_first_and_background_is_none() -> None:
@@ -64,7 +66,7 @@ def test_what_lies_nearer_hides_what_lies_behind() -> None:
     assert picture[row, column, 2] > picture[row, column, 0], "the smaller label lies in front: blue, the second colour"
     behind = view_from(180)
     ids = largest_labels(labels, 2)
-    turned = picture_of_neurites(labels, (1.0, 1.0, 1.0), COLOURS, ids, behind).pixels
+    turned = picture_of_neurites(labels, (1.0, 1.0, 1.0), ids, behind, COLOURS).pixels
     assert turned[row, column, 0] > turned[row, column, 2]
 
 
@@ -90,7 +92,7 @@ def test_volumes_of_the_largest_are_those_of_their_voxels_whatever_the_lattice(
     make_experiment: Callable[..., Experiment],
 ) -> None:
     volume = open_volume(made(make_experiment().layout, "segment"), SEGMENTATION.dataset)
-    found = snapshot_of(volume)
+    found = largest_neurites(volume)
     assert found is not None
     labels, counts = np.unique(volume.read(volume.box), return_counts=True)
     voxels = dict(zip(labels.tolist(), counts.tolist(), strict=True))

@@ -5,26 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lsdflow_evaluate.report import ReportData, render_pages, render_report
-from lsdflow_evaluate.report.content import duration, tiles, worst_first
-from lsdflow_evaluate.report.data import (
-    BlockTimes,
-    LossCurve,
-    Picture,
-    Problem,
-    Score,
-    SegmentCount,
-    SizeHistogram,
-    StageVersion,
-    Verdict,
-    WorstPlace,
-)
-from lsdflow_evaluate.report.numbers import charts, score_values, stage_rows
-from lsdflow_evaluate.report.records import StageRecord
+from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_evaluate.report.charts import charts
+from lsdflow_evaluate.report.content import score_values, stage_rows, tiles
+from lsdflow_evaluate.report.data import LossCurve, Picture, Problem, ReportData, StageBlocks, StageRecord
+from lsdflow_evaluate.report.page import render_pages
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}</style>"
 KINDS = {"raw": "grey", "lsds": "colour", "affinities": "colour", "fragments": "labels", "segmentation": "labels"}
@@ -55,29 +45,54 @@ def _pictures() -> tuple[Picture, ...]:
     return tuple(made)
 
 
-def _score(threshold: float, chosen: bool, merge_function: str = "hist_quant_75") -> Score:
-    return Score(merge_function, threshold, chosen, 1.0, 0.5, 1.5, 0.9, 0.8, 0.85, 0.3, 0.2, 0.1, 321)
+def _score(threshold: float, merge_function: str = "hist_quant_75") -> dict[str, Any]:
+    """A row of scores.json."""
+    voi = {"voi_split": 1.0, "voi_merge": 0.5, "voi": 1.5, "nvi_split": 0.2, "nvi_merge": 0.1}
+    rand = {"rand_split": 0.9, "rand_merge": 0.8, "rand": 0.85, "adapted_rand_error": 0.3}
+    return {"merge_function": merge_function, "threshold": threshold, "number_of_segments": 321, **voi, **rand}
+
+
+def _scores(**changed: Any) -> dict[str, Any]:
+    """scores.json with two thresholds, of which the second is chosen."""
+    rows = [_score(0.3), _score(0.4)]
+    settings = {"seed": "1"}
+    return {**rows[1], "has_truth": True, "settings": settings, "thresholds": rows, **changed}
+
+
+def _manifest(stage: str, version: str = "0.3.0", revision: str = "f00", **facts: Any) -> Manifest:
+    writer = Writer(stage=stage, version=version, image_digest="sha256:abc", revision=revision)
+    return Manifest(writer=writer, key="k", config={}, inputs={}, outputs={}, facts=facts, identity="cafe")
+
+
+def _split(number: Any) -> dict[str, Any]:
+    part = {"segment": 1, "truth": number, "voxels": 10}
+    return {"kind": "split", "id": number, "voxels": 20, "bits": 0.5, "parts": 2, "first": part, "second": part}
 
 
 def _full() -> ReportData:
     iterations = np.arange(0, 1000, 10)
+    luts = tuple(
+        {"merge_function": "hist_quant_75", "threshold": t, "segments": n} for t, n in ((0.3, 400), (0.4, 321))
+    )
+    sizes = {"size_edges_vox": [1, 10, 100], "size_segments": [3, 4]}
     return ReportData(
         "demo",
         "2026-01-01",
-        has_truth=True,
-        verdicts=(Verdict("VOI sum", 1.5, "<", 2.0, True),),
-        scores=(_score(0.3, False), _score(0.4, True)),
-        segment_counts=(SegmentCount("hist_quant_75", 0.3, 400), SegmentCount("hist_quant_75", 0.4, 321, chosen=True)),
+        scores=_scores(),
+        luts=luts,
         pictures=_pictures(),
         losses=(LossCurve("train-lsd", iterations, {"training": 1.0 / (1 + iterations)}),),
-        block_times=(BlockTimes("watershed", np.array([1.0, 2.0, 3.0]), 3, 1, 4),),
-        segment_sizes=SizeHistogram(np.array([1, 10, 100]), np.array([3, 4])),
-        versions=(StageVersion("watershed", "0.3.0", "sha256:abc", "f00", "1.0", "cafe", wall_s=75.0),),
+        blocks={"watershed": StageBlocks(3, 1, 4, np.array([1.0, 2.0, 3.0]))},
+        manifests={"watershed": _manifest("watershed", seconds=75.0), "segment": _manifest("segment", **sizes)},
         voxel_size_nm=(40.0, 8.1, 8.1),
         shape_vox=(8, 12, 16),
-        neuroglancer_state={"layers": [{"source": "zarr://http://127.0.0.1:9000/raw"}]},
-        settings={"seed": "1"},
+        viewer_state={"layers": [{"source": "zarr://http://127.0.0.1:9000/raw"}]},
     )
+
+
+def render_report(data: ReportData) -> str:
+    """The page of the experiment."""
+    return dict(render_pages(data))["index"]
 
 
 def test_the_page_loads_nothing_from_anywhere() -> None:
@@ -116,24 +131,25 @@ def test_scale_bars_have_the_share_of_the_picture_that_they_name() -> None:
 
 def test_hostile_names_are_shown_as_text_wherever_they_come_from() -> None:
     full = _full()
+    advice = {"threshold": 0.4, "method": HOSTILE, "reason": HOSTILE}
     data = dataclasses.replace(
         full,
         experiment=HOSTILE,
         created=HOSTILE,
-        roi=HOSTILE,
-        advice=HOSTILE,
-        crumbs=HOSTILE,
-        larger_error=HOSTILE,
-        neuroglancer_help=HOSTILE,
-        neuroglancer_state={"name": HOSTILE},
-        settings={HOSTILE: HOSTILE},
+        scores=_scores(
+            **_score(0.4, HOSTILE),
+            thresholds=[_score(0.4, HOSTILE)],
+            settings={HOSTILE: HOSTILE},
+            reason=HOSTILE,
+            worst=[_split(HOSTILE)],
+        ),
+        viewer_url=HOSTILE,
+        viewer_state={"name": HOSTILE},
         problems=(Problem(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
-        verdicts=(Verdict(HOSTILE, 1.0, HOSTILE, 2.0, True, HOSTILE),),
-        scores=(_score(0.4, True, HOSTILE),),
-        segment_counts=(SegmentCount(HOSTILE, 0.4, 3, chosen=True),),
+        luts=({"merge_function": HOSTILE, "threshold": 0.4, "segments": 3},),
         losses=(LossCurve(HOSTILE, np.arange(3), {HOSTILE: np.ones(3)}),),
-        block_times=(BlockTimes(HOSTILE, np.ones(3), 3, 0, 3),),
-        versions=(StageVersion(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
+        blocks={HOSTILE: StageBlocks(3, 0, 3, np.ones(3))},
+        manifests={HOSTILE: _manifest(HOSTILE, HOSTILE, HOSTILE), "segment": _manifest("segment", advice=advice)},
         pictures=tuple(dataclasses.replace(p, layer=HOSTILE) for p in full.pictures[:1]),
     )
     page, plain = _Page(render_report(data)), _Page(render_report(full))
@@ -173,9 +189,9 @@ def test_a_missing_layer_has_a_placeholder_with_the_reason() -> None:
     assert html.count("No picture: predict keeps them in memory") == 3
 
 
-@pytest.mark.parametrize(("passed", "text"), [(True, "✓ passed"), (False, "✗ failed")])
-def test_the_verdict_is_said_in_words_and_not_by_colour_alone(passed: bool, text: str) -> None:
-    html = render_report(dataclasses.replace(_full(), verdicts=(Verdict("VOI sum", 1.5, "<", 2.0, passed),)))
+@pytest.mark.parametrize(("limit", "text"), [(2.0, "✓ passed"), (1.5, "✗ failed")])
+def test_success_is_said_in_words_and_not_by_colour_alone(limit: float, text: str) -> None:
+    html = render_report(dataclasses.replace(_full(), voi_limit=limit))
     assert text in html
     other = {"✓ passed", "✗ failed"} - {text}
     assert other.pop() not in html
@@ -198,10 +214,8 @@ def test_the_summary_carries_the_numbers_of_the_chosen_threshold() -> None:
 
 
 def test_every_value_of_the_chosen_score_stands_beside_its_name() -> None:
-    score = dataclasses.replace(
-        _score(0.4, True), nvi_merge=0.15, expected_run_length_nm=2500.0, max_erl_nm=5000.0, normalized_erl=0.5
-    )
-    assert dict(score_values(score)) == {
+    runs = {"expected_run_length_nm": 2500.0, "max_erl_nm": 5000.0, "normalized_erl": 0.5}
+    assert dict(score_values({**_score(0.4), "nvi_merge": 0.15, **runs})) == {
         "VOI split": "1.0000 bits",
         "VOI merge": "0.5000 bits",
         "Rand split": "0.9000",
@@ -216,29 +230,20 @@ def test_every_value_of_the_chosen_score_stands_beside_its_name() -> None:
 
 def test_every_curve_of_quality_shows_its_own_values() -> None:
     voi, rand = charts(_full())["quality"]
-    for told in ("split: 1 at 0.3", "merge: 0.5 at 0.3", "sum: 1.5 at 0.3"):
-        assert f"<title>{told}</title>" in voi
-    for told in ("split: 0.9 at 0.3", "merge: 0.8 at 0.3", "adapted error: 0.3 at 0.3"):
-        assert f"<title>{told}</title>" in rand
+    for title in ("split: 1 at 0.3", "merge: 0.5 at 0.3", "sum: 1.5 at 0.3"):
+        assert f"<title>{title}</title>" in voi
+    for title in ("split: 0.9 at 0.3", "merge: 0.8 at 0.3", "adapted error: 0.3 at 0.3"):
+        assert f"<title>{title}</title>" in rand
 
 
-@pytest.mark.parametrize(("passed", "state"), [(True, "good"), (False, "bad"), (None, "")])
-def test_the_tile_of_the_voi_looks_as_its_verdict(passed: bool | None, state: str) -> None:
-    data = dataclasses.replace(_full(), verdicts=(Verdict("VOI sum", 1.5, "<", 2.0, passed),))
-    assert tiles(data)[0].state == state
+@pytest.mark.parametrize(("limit", "state"), [(2.0, "good"), (1.5, "bad")])
+def test_the_tile_of_the_voi_looks_as_its_verdict(limit: float, state: str) -> None:
+    assert tiles(dataclasses.replace(_full(), voi_limit=limit))[0].state == state
 
 
 def test_blocks_of_a_stage_are_counted_of_all_that_were_planned() -> None:
     row = next(row for row in stage_rows(_full()) if row.stage == "watershed")
     assert (row.done_percent, row.failed, row.block_time) == (75.0, 1, "2 s · 95 %: 2.9 s")
-
-
-def test_six_of_each_kind_of_the_worst_are_shown_first_and_none_is_lost() -> None:
-    kinds = ["split"] * 8 + ["merge"] * 3
-    places = [WorstPlace(kind, str(n), 1.0 / (n + 1), None) for n, kind in enumerate(kinds)]
-    first, others = worst_first(places)
-    assert [place.what for place in first] == ["0", "1", "2", "3", "4", "5", "8", "9", "10"]
-    assert [place.what for place in others] == ["6", "7"]
 
 
 def test_the_page_of_a_stage_shows_its_own_problems_alone() -> None:
@@ -274,29 +279,3 @@ def test_light_and_dark_and_narrow_screens_are_provided_for() -> None:
     assert "prefers-color-scheme: dark" in html
     assert "width=device-width" in html
     assert "max-width: 560px" in html
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.42, "0.42 s"),
-        (12.0, "12 s"),
-        (200.0, "3 min 20 s"),
-        (3600.0, "1 h"),
-        (18720.0, "5 h 12 min"),
-        (1e5, "1 d 3 h"),
-    ],
-)
-def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_the_methods_tell_how_fragments_were_made_and_edges_scored() -> None:
-    pages = {by: render_report(dataclasses.replace(_full(), fragments_by=by)) for by in ("seamless", "blocks", "mutex")}
-    for by, told in (
-        ("seamless", ("named by their seeds", "of the whole graph")),
-        ("blocks", ("cut at the faces of blocks", "with waterz, block by block")),
-        ("mutex", ("cut by the mutex watershed [7]", "with waterz, block by block")),
-    ):
-        assert all(words in pages[by] for words in told)
-        assert not any(words in pages[other] for other in pages for words in told[:1] if other != by)

@@ -1,4 +1,4 @@
-"""What the report tells of stages: maps of their blocks, their timeline, what they took, and the state of each."""
+"""What the report shows of stages: maps of their blocks, their timeline, what they took, and the state of each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,34 +18,32 @@ from typer.testing import CliRunner
 from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
+from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.cli import app
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.pages import write_report
-from lsdflow_evaluate.report.block_pictures import column_means, column_states, map_pictures
-from lsdflow_evaluate.report.content import bytes_words
-from lsdflow_evaluate.report.records import BlockState, StageRecord, StageRun, Taken, together
-from lsdflow_evaluate.report.timeline import busy_periods, timeline
-from lsdflow_evaluate.scores.scores_file import present_scores
-from lsdflow_evaluate.shown.block_maps import map_of, shown_work
-from lsdflow_evaluate.shown.gather import _stages
-from lsdflow_evaluate.shown.history import loss_curves, run_problems
-from lsdflow_evaluate.shown.stage_records import stage_record
+from lsdflow_evaluate.evaluation import report_source, write_report
+from lsdflow_evaluate.report.collect import loss_curve, run_problems
+from lsdflow_evaluate.report.data import BlockState, Resources, StageRecord, StageRun
+from lsdflow_evaluate.report.figures import column_means, column_states, map_pictures
+from lsdflow_evaluate.report.stage_records import map_of, shown_pass, stage_record, stage_records
+from lsdflow_evaluate.report.stages import busy_periods, timeline
+from lsdflow_evaluate.report.words import bytes_words
+from lsdflow_evaluate.scores.scores_file import present_result
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.blocks import BlockGrid, read_grid
+from lsdflow_runtime.blocks import BlockPlan, read_grid
 
 Make = Callable[..., Experiment]
 DONE, RETRIED, MISSING, FAILED = BlockState.DONE, BlockState.RETRIED, BlockState.MISSING, BlockState.FAILED
 
 
-def test_a_block_map_tells_done_retried_missing_and_failed_blocks_at_their_places() -> None:
-    grid = BlockGrid((0, 0, 0), (3, 10, 7), (2, 5, 4))
+def test_a_block_map_shows_done_retried_missing_and_failed_blocks_at_their_places() -> None:
+    grid = BlockPlan(Box((0, 0, 0), (3, 10, 7)), (2, 5, 4))
     found = map_of(grid, done={0, 1, 5, 99}, failed={6}, again={1, 2, 6}, seconds={0: 1.0, 5: 3.0, 99: 1.0})
     assert found.states.tolist() == [[[DONE, RETRIED], [MISSING, MISSING]], [[MISSING, DONE], [FAILED, MISSING]]]
     assert np.argwhere(np.isfinite(found.seconds)).tolist() == [[0, 0, 0], [1, 0, 1]]
-    assert (found.count(DONE), found.count(FAILED)) == (2, 1)
 
 
 def test_seen_along_z_a_column_shows_its_worst_state_and_the_mean_of_its_known_seconds() -> None:
@@ -56,7 +55,7 @@ def test_seen_along_z_a_column_shows_its_worst_state_and_the_mean_of_its_known_s
 
 
 def test_the_picture_of_a_map_has_the_colour_of_each_block_at_its_place() -> None:
-    grid = BlockGrid((0, 0, 0), (1, 2, 3), (1, 1, 1))
+    grid = BlockPlan(Box((0, 0, 0), (1, 2, 3)), (1, 1, 1))
     states, seconds = map_pictures(map_of(grid, {0, 1}, {4}, (), {0: 0.5, 1: 2.0}))
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(states.uri.split(",")[1]))).convert("RGBA"))[..., :3]
     cell = pixels.shape[0] // 2
@@ -72,7 +71,7 @@ def _run(stage: str, started: float, seconds: float | None, code: int | None, **
     return StageRun(stage, "r", started, seconds, code, **more)  # type: ignore[arg-type]
 
 
-def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_tell_how_they_ended() -> None:
+def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_say_how_they_ended() -> None:
     stages = [
         StageRecord("prepare", "finished", (_run("prepare", 1000, 10, 0),)),
         StageRecord("predict", "failed", (_run("predict", 1010, 20, 75), _run("predict", 1040, 40, 65))),
@@ -98,7 +97,7 @@ def test_a_pause_longer_than_the_work_is_cut_short_and_marked() -> None:
     assert found.ticks[-1][1].startswith("‖")
 
 
-def test_marks_of_a_timeline_never_stand_on_one_another() -> None:
+def test_marks_of_a_timeline_never_overlap() -> None:
     runs = tuple(_run("predict", begin, 3, 0) for begin in (0, 900, 1800, 9000, 9003, 90_000, 200_000, 10**6))
     found = timeline([StageRecord("predict", "finished", runs)], now=0)
     assert found is not None
@@ -107,9 +106,9 @@ def test_marks_of_a_timeline_never_stand_on_one_another() -> None:
     assert min(b - a for a, b in itertools.pairwise(places)) >= 12
 
 
-def test_what_runs_took_adds_up_and_memory_is_that_of_the_largest_process() -> None:
-    taken = together([Taken(2.0, 100, 10, 1), Taken(), Taken(3.0, 50, 20, None, "0: GPU", 7)])
-    assert taken == Taken(5.0, 100, 30, 1, "0: GPU", 7)
+def test_what_runs_used_adds_up_and_memory_is_that_of_the_largest_process() -> None:
+    used = Resources.sum([Resources(2.0, 100, 10, 1), Resources(), Resources(3.0, 50, 20, None, "0: GPU", 7)])
+    assert used == Resources(5.0, 100, 30, 1, "0: GPU", 7)
     assert [bytes_words(n) for n in (None, 0, 1 << 20, 300 << 20, 5 << 30)] == [
         "–",
         "0 MiB",
@@ -117,6 +116,10 @@ def test_what_runs_took_adds_up_and_memory_is_that_of_the_largest_process() -> N
         "300 MiB",
         "5.0 GiB",
     ]
+
+
+def _present_scores(experiment: Experiment, config: EvaluateConfig) -> dict[str, Any]:
+    return present_result(experiment.layout, config)[1]
 
 
 def _outcome(experiment: Experiment, stage: str, name: str, **values: object) -> None:
@@ -141,13 +144,13 @@ def test_the_state_of_a_stage_is_how_its_newest_run_ended(make_experiment: Make,
     if outcome is not None:
         _outcome(experiment, "agglomerate", "20260101T000000-1", exit_code=0)
         _outcome(experiment, "agglomerate", "20260102T000000-1", **outcome)
-    found = stage_record(experiment, "agglomerate", None)
+    found = stage_record(experiment.layout, "agglomerate", None)
     assert found.state == state
     if outcome is not None:
         assert found.settings == (("size", "3"),)
         assert found.last is not None
         assert found.last.command == "agglomerate run --experiment experiment.toml --set 'a.b=c d'"
-    finished = stage_record(experiment, "watershed", read_manifest(experiment.layout, "watershed"))
+    finished = stage_record(experiment.layout, "watershed", read_manifest(experiment.layout, "watershed"))
     assert finished.state == "finished"
 
 
@@ -168,7 +171,7 @@ def test_a_report_at_any_moment_has_a_page_for_every_stage_and_counts_nothing(ma
     assert not (experiment.layout.report / "scores.json").exists()
 
 
-def test_the_command_report_tells_what_it_could_not_read_and_writes_the_pages_all_the_same(
+def test_the_command_report_names_what_it_could_not_read_and_writes_the_pages_all_the_same(
     make_experiment: Make,
 ) -> None:
     experiment = make_experiment()
@@ -184,8 +187,8 @@ def test_scores_that_were_changed_after_the_run_are_not_shown(finished: Experime
     experiment = copy_of(finished, "a")
     path = experiment.layout.report / "scores.json"
     write_json(path, {**json.loads(path.read_text()), "voi": 0.001})
-    assert present_scores(finished, EvaluateConfig())["voi"] > 0.001
-    assert present_scores(experiment, EvaluateConfig()) == {}
+    assert _present_scores(finished, EvaluateConfig())["voi"] > 0.001
+    assert _present_scores(experiment, EvaluateConfig()) == {}
     with pytest.raises(BadData, match=r"(?s)was changed.*scores\.json"):
         Evaluate().verify(experiment)
 
@@ -194,16 +197,17 @@ def test_only_the_error_of_the_last_run_is_a_problem(make_experiment: Make) -> N
     experiment = make_experiment()
     broken = {"exit_code": 65, "error": {"what": "the affinities are spoilt"}}
     _outcome(experiment, "agglomerate", "20260101T000000-1", **broken)
-    assert [problem.what for problem in run_problems(experiment)] == ["the affinities are spoilt"]
+    assert [problem.what for problem in run_problems(report_source(experiment), {})] == ["the affinities are spoilt"]
     _outcome(experiment, "agglomerate", "20260102T000000-1", exit_code=0)
-    assert run_problems(experiment) == []
+    assert run_problems(report_source(experiment), {}) == []
 
 
 def test_losses_are_read_row_by_row_and_rows_that_cannot_be_read_are_left_out(make_experiment: Make) -> None:
     experiment = make_experiment()
     path = experiment.layout.train_dir("train-lsd") / "loss.csv"
     path.write_text(path.read_text() + "\n3,cut off,,,\nhalf a li")
-    (curve,) = loss_curves(experiment)
+    curve = loss_curve(path.parent, "train-lsd")
+    assert curve is not None
     assert (curve.stage, curve.iterations.tolist()) == ("train-lsd", [1, 2, 2, 3])
     nan = np.nan
     assert list(curve.series) == ["loss", "validation_loss"]
@@ -217,19 +221,19 @@ def test_the_log_of_a_stage_is_the_end_of_that_of_its_newest_run(make_experiment
         _outcome(experiment, "agglomerate", name, exit_code=0)
         lines = [f"{name} line {n} in {experiment.layout.root}/store" for n in range(100)]
         (experiment.layout.stage_runs("agglomerate") / name / "log.txt").write_text("\n".join(lines))
-    found = stage_record(experiment, "agglomerate", None)
+    found = stage_record(experiment.layout, "agglomerate", None)
     assert found.log.splitlines() == [f"20260102T000000-1 line {n} in ./store" for n in range(60, 100)]
     assert found.log_path.endswith("20260102T000000-1/log.txt")
 
 
 @pytest.mark.parametrize(("failing", "state"), [(False, "finished"), (True, "failed")])
-def test_the_run_that_writes_the_page_is_told_as_it_will_end(make_experiment: Make, failing: bool, state: str) -> None:
+def test_the_run_that_writes_the_page_is_shown_as_it_will_end(make_experiment: Make, failing: bool, state: str) -> None:
     experiment = make_experiment()
     _outcome(experiment, "evaluate", f"20260101T000000-{os.getpid()}")
-    own = _stages(experiment, {}, failing)[-1]
+    own = stage_records(report_source(experiment), {}, {}, failing)[-1]
     assert (own.stage, own.state, own.last and own.last.exit_code) == ("evaluate", state, int(failing))
     _outcome(experiment, "evaluate", "20260102T000000-0")
-    assert _stages(experiment, {}, failing)[-1].state == "unended"
+    assert stage_records(report_source(experiment), {}, {}, failing)[-1].state == "unended"
 
 
 def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_settings_of_now(
@@ -237,32 +241,32 @@ def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_setting
 ) -> None:
     experiment = copy_of(finished, "a")
     scores = read_sealed(experiment.layout.report / "scores.json", "")
-    assert present_scores(experiment, EvaluateConfig()) == scores
-    assert present_scores(experiment, EvaluateConfig(picture_edge_vox=64)) == scores
-    assert present_scores(experiment, EvaluateConfig(zeros="ignore")) == {}
+    assert _present_scores(experiment, EvaluateConfig()) == scores
+    assert _present_scores(experiment, EvaluateConfig(picture_edge_vox=64)) == scores
+    assert _present_scores(experiment, EvaluateConfig(zeros="ignore")) == {}
     (experiment.layout.report / "index.html").unlink()
     write_report(experiment)
     assert f"{scores['voi']:.3f}" in (experiment.layout.report / "index.html").read_text()
     segment = read_manifest(experiment.layout, "segment")
     segment.model_copy(update={"identity": "made anew"}).write(experiment.layout)
-    assert present_scores(experiment, EvaluateConfig()) == {}
+    assert _present_scores(experiment, EvaluateConfig()) == {}
     write_report(experiment)
     assert "evaluate run makes them" in (experiment.layout.report / "index.html").read_text()
 
 
-def test_of_a_stage_with_several_works_the_one_with_the_blocks_of_the_manifest_is_told(make_experiment: Make) -> None:
+def test_of_a_stage_with_several_passes_the_one_with_the_blocks_of_the_manifest_is_shown(make_experiment: Make) -> None:
     experiment = make_experiment()
     grid = {"begin_vox": [0, 0, 0], "shape_vox": [18, 24, 26]}
     for key, block in (("counting", [9, 12, 13]), ("later", [18, 24, 26])):
         write_json(
             experiment.layout.stage_runs("evaluate") / "grids" / f"{key}.json", {**grid, "block_shape_vox": block}
         )
-    watershed = read_manifest(experiment.layout, "watershed")
+    watershed, source = read_manifest(experiment.layout, "watershed"), report_source(experiment)
     found = watershed.model_copy(update={"key": "of its own", "facts": {"blocks": 8}})
-    assert shown_work(experiment, "evaluate", found, ["counting", "later"]) == "counting"
-    assert shown_work(experiment, "evaluate", None, ["counting", "later"]) == "later"
+    assert shown_pass(source, "evaluate", found, ["counting", "later"]) == "counting"
+    assert shown_pass(source, "evaluate", None, ["counting", "later"]) == "later"
     named = found.model_copy(update={"key": "later"})
-    assert shown_work(experiment, "evaluate", named, ["counting", "later"]) == "later"
+    assert shown_pass(source, "evaluate", named, ["counting", "later"]) == "later"
 
 
 def test_the_grid_of_blocks_is_noted_when_their_work_begins(
@@ -273,5 +277,5 @@ def test_the_grid_of_blocks_is_noted_when_their_work_begins(
     works = {path.name for path in (experiment.layout.store / "blocks" / "evaluate").iterdir()}
     keys = [path.stem for path in (experiment.layout.stage_runs("evaluate") / "grids").glob("*.json")]
     assert works <= set(keys)
-    grids = [read_grid(experiment, "evaluate", name) for name in keys]
-    assert BlockGrid((0, 0, 0), (18, 24, 26), (9, 12, 13)) in grids
+    grids = [read_grid(experiment.layout, "evaluate", name) for name in keys]
+    assert BlockPlan(Box((0, 0, 0), (18, 24, 26)), (9, 12, 13)) in grids

@@ -18,12 +18,11 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
+from lsdflow_evaluate import passes
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.scores import truth_scores
-from lsdflow_evaluate.scores.counting import counting_task, open_counted
-from lsdflow_evaluate.scores.later_works import drop_works, find_work, kept_works, leave_work
+from lsdflow_evaluate.inputs import require_counting
+from lsdflow_evaluate.pass_files import drop_pass_files, find_pass_files, keys_of_pass_files, write_pass_files
 from lsdflow_evaluate.scores.run_length import Skeletons, run_lengths
-from lsdflow_evaluate.scores.truth_scores import trace as trace_of
 from lsdflow_evaluate.skeletons.files import read_skeletons
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import contingency
@@ -78,6 +77,11 @@ def trace(experiment: Experiment) -> Skeletons:
     return read_skeletons(experiment.layout.root / "traced.csv")
 
 
+def traced_of(experiment: Experiment) -> passes.Traced:
+    """The skeletons that the settings ask for."""
+    return passes.trace(experiment, experiment.table("evaluate", EvaluateConfig), require_counting(experiment).volumes)
+
+
 def regions_of(mask: np.ndarray) -> dict[str, np.ndarray]:
     """Which voxels count in each region, in the order of the file."""
     core, half = np.zeros(mask.shape, bool), np.zeros(mask.shape, bool)
@@ -98,14 +102,14 @@ def test_named_regions_and_masks_score_what_their_voxels_score_at_every_threshol
         segments, truth = whole(experiment, threshold)
         everywhere = np.ones(truth.shape, bool)
         for name, counts in {"": everywhere, **counted}.items():
-            told = (found["regions"][name] if name else found)["thresholds"][row_number]
+            own = (found["regions"][name] if name else found)["thresholds"][row_number]
             wanted = score(contingency(segments, np.where(counts, truth, 0)))
             for number in ("voi_split", "voi_merge", "nvi_split", "nvi_merge", "nid", "rand", "adapted_rand_error"):
-                assert told[number] == getattr(wanted, number)
+                assert own[number] == getattr(wanted, number)
             kept = inside.copy()
             kept[inside] = counts[tuple(voxels[inside].T)]
             runs = run_lengths(skeletons.only(kept), segments[tuple(voxels[kept].T)])
-            assert {n: told[n] for n in vars(runs)} == vars(runs)
+            assert {n: own[n] for n in vars(runs)} == vars(runs)
     assert found["regions"]["core"]["threshold"] == found["threshold"] == 0.28
     assert found["regions"]["both"]["roi"]["mask"] == "volumes/neuropil"
     assert found["advice"]["method"] == "stability"
@@ -113,14 +117,12 @@ def test_named_regions_and_masks_score_what_their_voxels_score_at_every_threshol
 
 
 def test_another_region_is_counted_anew_and_a_key_without_regions_stays_what_it_was(make_experiment: Make) -> None:
-    plain, named = (counting_task(make_experiment("a", *given)) for given in ((), (CORE,)))
-    assert plain is not None
-    assert named is not None
+    plain, named = (require_counting(make_experiment("a", *given)).task for given in ((), (CORE,)))
     assert set(plain.config["regions"]) == {"roi"}
     assert plain.key != named.key
 
 
-def test_a_mask_that_is_not_there_and_a_region_outside_are_told_before_anything_is_counted(
+def test_a_mask_that_is_not_there_and_a_region_outside_are_reported_before_anything_is_counted(
     make_experiment: Make,
 ) -> None:
     outside = 'evaluate.regions.far={begin="0 vox", shape="99 vox"}'
@@ -150,7 +152,7 @@ def test_skeletons_in_a_dump_of_a_mongodb_are_found_by_their_name(make_experimen
     (folder / "gt.nodes.bson").write_bytes(b"".join(bson.encode(node) for node in nodes))
     (folder / "gt.edges.bson").write_bytes(bson.encode({"source": 0, "target": 1}))
     assert Evaluate().validate(experiment) == []
-    found = trace_of(experiment, experiment.table("evaluate", EvaluateConfig), open_counted(experiment))
+    found = traced_of(experiment)
     assert found.skeletons is not None
     assert (found.skeletons.edges.tolist(), found.kind) == ([[0, 1]], "traced: mongo:gt@dump")
     wrong = Evaluate().validate(make_experiment("a", 'evaluate.skeletons="mongo:gt"'))
@@ -162,14 +164,14 @@ def test_traced_nodes_merge_by_one_thinned_ones_by_five_or_as_the_settings_say(
 ) -> None:
     def found(*given: str) -> tuple[int, bool]:
         experiment = make_experiment("a", *given)
-        traced = trace_of(experiment, experiment.table("evaluate", EvaluateConfig), open_counted(experiment))
+        traced = traced_of(experiment)
         return traced.merge_min_nodes, traced.skeletons is not None
 
     trace(make_experiment("a"))
     assert found(TRACED) == (1, True)
     assert found() == found('evaluate.skeletons="truth"') == (5, True)
     assert found("evaluate.merge_min_nodes=3") == found(TRACED, "evaluate.merge_min_nodes=3") == (3, True)
-    monkeypatch.setattr(truth_scores, "MOST_LATTICE_POINTS", 1000)
+    monkeypatch.setattr(passes, "MOST_LATTICE_POINTS", 1000)
     assert found()[1] is False
     assert found('evaluate.skeletons="truth"')[1] is True
 
@@ -177,29 +179,27 @@ def test_traced_nodes_merge_by_one_thinned_ones_by_five_or_as_the_settings_say(
 def test_thinned_truth_of_a_region_lies_in_its_neurons(make_experiment: Make) -> None:
     roi = 'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}'
     experiment = make_experiment("a", roi, "evaluate.skeleton_lattice=[1, 2, 1]")
-    volumes = open_counted(experiment)
-    skeletons = trace_of(experiment, experiment.table("evaluate", EvaluateConfig), volumes).skeletons
+    skeletons, truth = traced_of(experiment).skeletons, require_counting(experiment).volumes.truth
     assert skeletons is not None
     assert len(skeletons.edges) > 10
     middles = (skeletons.positions_nm - OFFSET) / SIZE - 0.5
     voxels = np.rint(middles).astype(int)
     assert np.abs(middles - voxels).max() < 1e-6
     assert ((voxels >= (3, 5, 2)) & (voxels < (13, 20, 22))).all()
-    assert np.array_equal(volumes.truth.read(volumes.truth.labels.box)[tuple(voxels.T)], skeletons.neurons)
+    assert np.array_equal(truth.read(truth.labels.box)[tuple(voxels.T)], skeletons.neurons)
 
 
-def test_only_the_works_of_now_stay(make_experiment: Make) -> None:
-    experiment = make_experiment("a")
+def test_only_the_files_of_present_passes_are_kept(tmp_path: Path) -> None:
     for key in ("old", "new"):
-        leave_work(experiment, key, {"part": key}, {"node": np.arange(3)})
-    drop_works(experiment, ["new"])
-    assert kept_works(experiment) == ["new"]
-    assert find_work(experiment, "new").array("node").tolist() == [0, 1, 2]
+        write_pass_files(tmp_path, key, {"part": key}, {"node": np.arange(3)})
+    drop_pass_files(tmp_path, ["new"])
+    assert keys_of_pass_files(tmp_path) == ["new"]
+    assert find_pass_files(tmp_path, "new").array("node").tolist() == [0, 1, 2]
     with pytest.raises(ContractMismatch):
-        find_work(experiment, "old")
+        find_pass_files(tmp_path, "old")
 
 
-def test_lost_rows_and_files_of_the_look_up_are_found_and_mended_to_the_same_scores(make_experiment: Make) -> None:
+def test_lost_rows_and_files_of_the_look_up_are_found_and_repaired_to_the_same_scores(make_experiment: Make) -> None:
     experiment = make_experiment("a", TRACED, 'evaluate.block_shape="100 vox"', "evaluate.worst=2")
     trace(experiment)
     wanted = scores_of(experiment)

@@ -10,23 +10,22 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.lut import Lut
-from lsdflow_evaluate.report.data import WorstPlace
-from lsdflow_evaluate.scores.region_scores import write_worst
+from lsdflow_evaluate.errors.ranking import write_worst
+from lsdflow_evaluate.report.content import chosen_lut, chosen_score, passed, worst_errors
+from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.scores.run_length import Skeletons
-from lsdflow_evaluate.scores.scores_file import lsd_error_text, score_rows, verdict, worst_places
-from lsdflow_evaluate.scores.threshold_scores import ThresholdScore, best_of, runs_of
-from lsdflow_evaluate.shown.history import segment_counts
+from lsdflow_evaluate.scores.truth_scores import ThresholdScore, best_of, runs_of
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
 
 FIRST, SECOND = {"segment": 7, "truth": 1, "voxels": 1500}, {"segment": 9, "truth": 2, "voxels": 40}
-FAULT = {"id": 5, "voxels": 1540, "bits": 0.25, "parts": 3, "first": FIRST, "second": SECOND}
-PLACE = {"position_nm": [410.0, 5.25, 26.25], "position_vox": [0, 0, 0], "distance_nm": 10.5}
+ERROR = {"id": 5, "voxels": 1540, "bits": 0.25, "parts": 3, "first": FIRST, "second": SECOND}
+SITE = {"position_nm": [410.0, 5.25, 26.25], "position_vox": [0, 0, 0], "distance_nm": 10.5}
 
 
-@pytest.mark.parametrize(("voi", "passed"), [(1.99, True), (2.0, False), (2.01, False), (None, None)])
-def test_a_voi_at_the_limit_is_no_success(voi: float | None, passed: bool | None) -> None:
-    assert verdict(voi, 2.0).passed is passed
+@pytest.mark.parametrize(("voi", "success"), [(1.99, True), (2.0, False), (2.01, False), (None, None)])
+def test_a_voi_at_the_limit_is_no_success(voi: float | None, success: bool | None) -> None:
+    assert passed(voi, 2.0) is success
 
 
 def _row(merge_function: str, threshold: float) -> dict[str, Any]:
@@ -36,11 +35,11 @@ def _row(merge_function: str, threshold: float) -> dict[str, Any]:
 
 def test_the_chosen_row_is_that_of_the_merge_function_and_the_threshold() -> None:
     listed = [_row("mean", 0.3), _row("hist_quant_75", 0.2), _row("hist_quant_75", 0.3)]
-    rows = score_rows({**listed[2], "thresholds": listed})
-    assert [row.chosen for row in rows] == [False, False, True]
     facts = tuple({**row, "segments": 2} for row in listed)
-    assert [count.chosen for count in segment_counts(facts, ("hist_quant_75", 0.3))] == [False, False, True]
-    assert not any(count.chosen for count in segment_counts(facts, None))
+    data = ReportData("a", "now", scores={**listed[2], "thresholds": listed}, luts=facts)
+    assert (chosen_score(data), chosen_lut(data)) == (listed[2], facts[2])
+    nothing = ReportData("a", "now", luts=facts[:0])
+    assert (chosen_score(nothing), chosen_lut(nothing)) == (None, None)
 
 
 def test_of_thresholds_with_the_same_voi_the_lowest_is_chosen() -> None:
@@ -59,27 +58,39 @@ def test_a_node_in_no_fragment_lies_in_no_segment() -> None:
     assert (found.omitted_edges, found.correct_edges, found.expected_run_length_nm) == (1, 1, 4 * 4 / 9)
 
 
-def test_a_split_is_told_by_its_segments_and_a_merge_by_its_truth_objects() -> None:
-    told = worst_places({"worst": [{**FAULT, "kind": "split", **PLACE}, {**FAULT, "kind": "merge"}]})
-    assert told == (
-        WorstPlace(
-            "split",
-            "truth 5 lies in 3 segments; the largest are 7 (1,500 vox) and 9 (40 vox)",
-            0.25,
-            (0, 0, 0),
-            "410,5.25,26.25",
-        ),
-        WorstPlace(
-            "merge", "segment 5 holds 3 truth objects; the largest are 1 (1,500 vox) and 2 (40 vox)", 0.25, None
-        ),
-    )
-    assert worst_places({}) == ()
+def test_a_split_is_described_by_its_segments_and_a_merge_by_its_truth_objects() -> None:
+    listed, others = worst_errors({"worst": [{**ERROR, "kind": "split", **SITE}, {**ERROR, "kind": "merge"}]})
+    assert listed == [
+        {
+            "kind": "split",
+            "what": "truth 5 lies in 3 segments; the largest are 7 (1,500 vox) and 9 (40 vox)",
+            "bits": 0.25,
+            "voxel": [0, 0, 0],
+            "at": "410,5.25,26.25",
+        },
+        {
+            "kind": "merge",
+            "what": "segment 5 holds 3 truth objects; the largest are 1 (1,500 vox) and 2 (40 vox)",
+            "bits": 0.25,
+            "voxel": None,
+            "at": "",
+        },
+    ]
+    assert others == []
+    assert worst_errors({}) == ([], [])
+
+
+def test_six_of_each_kind_of_the_worst_are_shown_first_and_none_is_lost() -> None:
+    kinds = ["split"] * 8 + ["merge"] * 3
+    first, others = worst_errors({"worst": [{**ERROR, "kind": kind, "id": n} for n, kind in enumerate(kinds)]})
+    assert [row["what"].split()[1] for row in first] == ["0", "1", "2", "3", "4", "5", "8", "9", "10"]
+    assert [row["what"].split()[1] for row in others] == ["6", "7"]
 
 
 def test_ranks_of_the_worst_begin_anew_for_each_kind_and_region(tmp_path: Path) -> None:
-    faults = [{**FAULT, "kind": kind, **PLACE} for kind in ("split", "split", "merge", "merge")]
+    errors = [{**ERROR, "kind": kind, **SITE} for kind in ("split", "split", "merge", "merge")]
     path = tmp_path / "worst.csv"
-    write_worst(path, {"worst": faults, "regions": {"core": {"worst": faults[1:3]}}})
+    write_worst(path, {"worst": errors, "regions": {"core": {"worst": errors[1:3]}}})
     with path.open() as file:
         rows = [
             (row["region"], row["kind"], row["rank"], row["segment_2"], row["z_nm"]) for row in csv.DictReader(file)
@@ -94,11 +105,3 @@ def test_ranks_of_the_worst_begin_anew_for_each_kind_and_region(tmp_path: Path) 
     ]
     write_worst(path, {})
     assert not path.exists()
-
-
-def test_the_lsd_error_is_told_with_the_worst_segments_and_only_where_it_was_made() -> None:
-    worst = [{"segment": n, "mean": 0.5 / n, "voxels_taken": 99} for n in range(1, 8)]
-    text = lsd_error_text({"lsd_error": {"mean": 0.0625, "worst": worst}})
-    assert "differ by 0.062 (of 1)" in text
-    assert text.endswith("most in segments 1 (0.50), 2 (0.25), 3 (0.17), 4 (0.12), 5 (0.10)")
-    assert lsd_error_text({"lsd_error": {"made": False, "reason": "none stored"}}) == ""

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from lsdflow_contract.arrays import SEGMENTATION
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry, Vox3
-from lsdflow_evaluate.without_truth.seams import Agreement, Seams, seams_of
+from lsdflow_evaluate.report.words import seams_words
+from lsdflow_evaluate.self_consistency.seams import Agreement, Seams, seams_of
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.io.volumes import OutputArray, Volume
 
@@ -82,7 +83,7 @@ def test_a_single_block_has_no_faces_and_background_no_pairs(tmp_path: Path) -> 
     assert seams_of(empty, BlockPlan(Box((0, 0, 0), SHAPE), BLOCK)) is None
 
 
-def test_a_part_of_the_blocks_is_looked_at_where_there_are_many(tmp_path: Path) -> None:
+def test_a_part_of_the_blocks_is_sampled_where_there_are_many(tmp_path: Path) -> None:
     found = seams_of(
         volume_of(random_segments(1), tmp_path), BlockPlan(Box((0, 0, 0), SHAPE), (2, 2, 2)), most_blocks=10
     )
@@ -90,11 +91,12 @@ def test_a_part_of_the_blocks_is_looked_at_where_there_are_many(tmp_path: Path) 
     assert 10 <= found.blocks < 20
 
 
-def test_what_was_told_of_seams_is_read_again_as_it_was() -> None:
-    told = Seams(Agreement(10, 4), Agreement(20, 15), 7)
-    assert told.as_dict()["gap"] == pytest.approx(0.35)
-    assert Seams.of_dict(json.loads(json.dumps(told.as_dict()))) == told
-    assert str(told).startswith("40.00% of the neighbouring voxels on either side of a block's face")
+def test_the_gap_is_a_difference_of_shares_and_the_report_names_both() -> None:
+    found = Seams(Agreement(10, 4), Agreement(20, 15), 7).as_dict()
+    assert found["gap"] == pytest.approx(0.35)
+    words = seams_words({"seams": found})
+    assert words.startswith("40.00% of the neighbouring voxels on either side of a block's face")
+    assert "75.00% in the middle of blocks (7 blocks sampled)" in words
 
 
 def test_faces_beyond_a_segmentation_of_a_part_are_left_out(tmp_path: Path) -> None:
@@ -105,8 +107,8 @@ def test_faces_beyond_a_segmentation_of_a_part_are_left_out(tmp_path: Path) -> N
     assert (found.faces, found.inside) == slow_counts(values, BLOCK)
 
 
-def test_scores_and_page_tell_of_seams(finished: Experiment) -> None:
-    told = json.loads((finished.layout.report / "scores.json").read_text())["seams"]
-    assert 0 <= told["faces"]["share"] <= 1
-    assert told["faces"]["pairs"] > 100
+def test_scores_and_page_report_seams(finished: Experiment) -> None:
+    seams = json.loads((finished.layout.report / "scores.json").read_text())["seams"]
+    assert 0 <= seams["faces"]["share"] <= 1
+    assert seams["faces"]["pairs"] > 100
     assert "Seams." in (finished.layout.report / "index.html").read_text()

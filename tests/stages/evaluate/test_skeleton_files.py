@@ -1,4 +1,4 @@
-"""Traced skeletons: the same skeleton from each form, and every fault named with file and line."""
+"""Traced skeletons: the same skeleton from each form, and every mistake named with file and line."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def dump(folder: Path, nodes: list[dict[str, object]], edges: list[tuple[int, in
 MONGO_NODES = [{"id": i, "z": 20.0 * k, "y": 1.5, "x": 3} for k, i in enumerate((2**60, 5, 2**60 + 1, 8, 9))]
 
 
-def test_skeletons_of_a_mongodb_are_those_of_the_csv_and_pieces_are_neurons_unless_told(tmp_path: Path) -> None:
+def test_skeletons_of_a_mongodb_are_those_of_the_csv_and_components_are_neurons_unless_named(tmp_path: Path) -> None:
     source = dump(tmp_path / "dump", MONGO_NODES, [(2**60 + 1, 2**60), (9, 8), (8, 5)])
     found = read_skeletons_of_mongo(source, "gt", 1.0)
     assert found.positions_nm.tolist() == [[20.0 * k, 1.5, 3.0] for k in range(5)]

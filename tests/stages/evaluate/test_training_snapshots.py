@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from lsdflow_contract.experiment import Experiment
-from lsdflow_evaluate.pages import write_report
-from lsdflow_evaluate.report.training_view import training_view
-from lsdflow_evaluate.shown import training_snapshots as shown
-from lsdflow_evaluate.shown.training_snapshots import training_snapshot, weighted_error
+from lsdflow_evaluate.evaluation import write_report
+from lsdflow_evaluate.report import training_snapshots as shown
+from lsdflow_evaluate.report.content import training_view
+from lsdflow_evaluate.report.training_snapshots import training_snapshot, weighted_error
 
 Make = Callable[..., Experiment]
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -147,17 +147,17 @@ def test_pictures_are_the_middle_plane_of_where_the_network_answers(tmp_path: Pa
     assert seen["Labels"].shape[0] % SHAPE[1] == 0
 
 
-def test_the_table_tells_shape_type_range_and_the_error_where_the_weight_counts(tmp_path: Path) -> None:
+def test_the_table_shows_shape_type_range_and_the_error_where_the_weight_counts(tmp_path: Path) -> None:
     values = write_snapshot(tmp_path / "batch_1.hdf", "lsd")
     found = training_snapshot(tmp_path, "train-lsd", 100)
     assert found is not None
-    rows = {row.name: row for row in found.rows}
+    rows = {row.name: row for row in found.datasets}
     assert set(rows) == set(values)
     assert all((rows[n].shape, rows[n].dtype) == (v.shape, str(v.dtype)) for n, v in values.items())
     assert all((rows[n].low, rows[n].high) == (v.min(), v.max()) for n, v in values.items())
     prediction = rows["volumes/pred_embedding"]
     assert (prediction.error, prediction.share) == (0.25, 0.1)
-    assert [row.name for row in found.rows if row.error is not None] == ["volumes/pred_embedding"]
+    assert [row.name for row in found.datasets if row.error is not None] == ["volumes/pred_embedding"]
     words = {row[0]: row[1:] for row in training_view(found).rows}
     assert words["volumes/pred_embedding"] == (
         "10 × 5 × 8 × 12",
@@ -168,7 +168,7 @@ def test_the_table_tells_shape_type_range_and_the_error_where_the_weight_counts(
     assert words["volumes/labels/mask"] == ("5 × 8 × 12", "uint8", "1 to 1", "–")
 
 
-def test_no_weight_and_a_prediction_that_is_no_number_are_said(tmp_path: Path) -> None:
+def test_no_weight_and_a_prediction_that_is_no_number_are_reported(tmp_path: Path) -> None:
     nothing, spoilt = np.zeros((10, *SHAPE), np.float32), np.full((10, *SHAPE), np.nan, np.float32)
     assert np.isnan(weighted_error(spoilt, nothing, nothing)[0])
     write_snapshot(tmp_path / "batch_1.hdf", "lsd", weight_lsds=nothing)
@@ -216,7 +216,7 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_with_a_sentence(tmp_path: Pa
     assert sentence.startswith("batch_2.hdf is left out: ")
 
 
-def test_of_many_damaged_snapshots_the_newest_are_told_and_none_is_shown(tmp_path: Path) -> None:
+def test_of_many_damaged_snapshots_the_newest_are_named_and_none_is_shown(tmp_path: Path) -> None:
     for iteration in range(8):
         (tmp_path / f"batch_{iteration}.hdf").write_text("damaged")
     found = training_snapshot(tmp_path, "train-lsd", 100)

@@ -18,13 +18,12 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.lut import lut_name, read_lut
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made
-from lsdflow_evaluate.artefacts import open_segmented
 from lsdflow_evaluate.config import EvaluateConfig
-from lsdflow_evaluate.faults import places as fault_places
-from lsdflow_evaluate.faults.meeting import meeting
-from lsdflow_evaluate.faults.ranking import worst_faults
-from lsdflow_evaluate.scores.comparing import compare
-from lsdflow_evaluate.scores.region_scores import regions_and_worst
+from lsdflow_evaluate.errors import split_merge_sites
+from lsdflow_evaluate.errors.contacts import contact_of, surface
+from lsdflow_evaluate.errors.ranking import worst_errors
+from lsdflow_evaluate.evaluation import compare
+from lsdflow_evaluate.inputs import open_segmented
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_metrics.contingency import contingency
 from lsdflow_metrics.scores import score
@@ -39,8 +38,8 @@ def worst_of(experiment: Experiment) -> list[dict[str, Any]]:
     """What scores.json will hold."""
     grid = target_grid(experiment)
     config = experiment.table("evaluate", EvaluateConfig)
-    found = compare(experiment, config, open_segmented(experiment, grid))
-    return list(regions_and_worst(found, grid)["worst"])
+    scores, _ = compare(experiment, config, open_segmented(experiment, grid))
+    return list(scores["worst"])
 
 
 def volumes(experiment: Experiment, threshold: float) -> tuple[np.ndarray, np.ndarray]:
@@ -60,8 +59,8 @@ def all_pairs(first: np.ndarray, second: np.ndarray) -> tuple[float, np.ndarray]
     return float(nearest.min()), a[nearest == nearest.min()]
 
 
-def place_by_all_pairs(told: dict[str, Any], segments: np.ndarray, truth: np.ndarray, reach: float) -> tuple[Any, Any]:
-    masks = [(segments == told[p]["segment"]) & (truth == told[p]["truth"]) for p in ("first", "second")]
+def site_by_all_pairs(error: dict[str, Any], segments: np.ndarray, truth: np.ndarray, reach: float) -> tuple[Any, Any]:
+    masks = [(segments == error[p]["segment"]) & (truth == error[p]["truth"]) for p in ("first", "second")]
     distance, voxels = all_pairs(*masks)
     if distance > reach:
         return distance, min(voxels.tolist())
@@ -70,23 +69,23 @@ def place_by_all_pairs(told: dict[str, Any], segments: np.ndarray, truth: np.nda
 
 
 @pytest.mark.parametrize(("shape", "reach_nm"), [("5, 9, 13 vox", 80.0), ("100 vox", 80.0), ("9, 11, 15 vox", 5.0)])
-def test_places_are_those_of_the_whole_volume_however_it_is_cut(
+def test_sites_are_those_of_the_whole_volume_however_it_is_cut(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch, shape: str, reach_nm: float
 ) -> None:
-    monkeypatch.setattr(fault_places, "reach_of", lambda size: reach_nm)
+    monkeypatch.setattr(split_merge_sites, "reach_of", lambda size: reach_nm)
     wanted_kinds = {"split": 0, "merge": 0}
     for threshold in (0.1, 0.9):
         chosen = f"evaluate.block_shape={shape!r}".replace("'", '"')
         experiment = make_experiment(f"at {threshold}", chosen, 'evaluate.skeletons="none"')
         take_threshold(experiment, threshold)
         segments, truth = volumes(experiment, threshold)
-        for told in worst_of(experiment):
-            found = (told["distance_nm"], told["position_vox"])
-            assert found == place_by_all_pairs(told, segments, truth, reach_nm)
-            at = tuple(told["position_vox"])
-            assert (segments[at], truth[at]) == (told["first"]["segment"], told["first"]["truth"])
-            assert told["position_nm"] == pytest.approx([400, 0, 21] + (np.array(at) + 0.5) * SIZE)
-            wanted_kinds[told["kind"]] += 1
+        for error in worst_of(experiment):
+            found = (error["distance_nm"], error["position_vox"])
+            assert found == site_by_all_pairs(error, segments, truth, reach_nm)
+            at = tuple(error["position_vox"])
+            assert (segments[at], truth[at]) == (error["first"]["segment"], error["first"]["truth"])
+            assert error["position_nm"] == pytest.approx([400, 0, 21] + (np.array(at) + 0.5) * SIZE)
+            wanted_kinds[error["kind"]] += 1
     assert min(wanted_kinds.values()) > 0
 
 
@@ -101,12 +100,12 @@ def test_shares_are_bits_of_the_voi_and_the_worst_comes_first(make_experiment: M
     experiment = make_experiment("a", 'evaluate.skeletons="none"')
     take_threshold(experiment, 0.1)
     segments, truth = volumes(experiment, 0.1)
-    splits = [told for told in worst_of(experiment) if told["kind"] == "split"]
-    assert sum(told["bits"] for told in splits) == pytest.approx(score(contingency(segments, truth)).voi_split)
-    assert [told["bits"] for told in splits] == sorted((told["bits"] for told in splits), reverse=True)
-    for told in splits:
-        assert told["voxels"] == int((truth == told["id"]).sum())
-        assert told["parts"] == len(np.unique(segments[truth == told["id"]]))
+    splits = [error for error in worst_of(experiment) if error["kind"] == "split"]
+    assert sum(error["bits"] for error in splits) == pytest.approx(score(contingency(segments, truth)).voi_split)
+    assert [error["bits"] for error in splits] == sorted((error["bits"] for error in splits), reverse=True)
+    for error in splits:
+        assert error["voxels"] == int((truth == error["id"]).sum())
+        assert error["parts"] == len(np.unique(segments[truth == error["id"]]))
 
 
 def test_as_many_are_listed_as_asked_for_in_json_and_csv(make_experiment: Make) -> None:
@@ -114,13 +113,13 @@ def test_as_many_are_listed_as_asked_for_in_json_and_csv(make_experiment: Make) 
     take_threshold(experiment, 0.1)
     Evaluate().run(experiment)
     worst = json.loads((experiment.layout.report / "scores.json").read_text())["worst"]
-    assert [told["kind"] for told in worst].count("split") == 2
+    assert [error["kind"] for error in worst].count("split") == 2
     with (experiment.layout.report / "worst.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["kind"], int(row["id"]), float(row["bits"])) for row in rows] == [
-        (told["kind"], told["id"], told["bits"]) for told in worst
+        (error["kind"], error["id"], error["bits"]) for error in worst
     ]
-    assert [[float(row[f"{a}_nm"]) for a in "zyx"] for row in rows] == [told["position_nm"] for told in worst]
+    assert [[float(row[f"{a}_nm"]) for a in "zyx"] for row in rows] == [error["position_nm"] for error in worst]
     assert Evaluate().verify(experiment)["verified"]
     assert worst_of(make_experiment("a", "evaluate.worst=0")) == []
 
@@ -130,11 +129,11 @@ parts = st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=12, u
 
 @settings(max_examples=60)
 @given(first=parts, second=parts, reach=st.sampled_from([25.0, 60.0, np.inf]))
-def test_parts_meet_where_all_pairs_of_voxels_say(first: list[Any], second: list[Any], reach: float) -> None:
+def test_parts_touch_where_all_pairs_of_voxels_say(first: list[Any], second: list[Any], reach: float) -> None:
     masks = [np.zeros((6, 6, 6), bool) for _ in range(2)]
     for mask, voxels in zip(masks, (first, [v for v in second if v not in first]), strict=True):
         mask[tuple(np.array(voxels, int).reshape(-1, 3).T)] = True
-    found = meeting(*masks, (20.0, 10.5, 10.5), reach)
+    found = contact_of(*map(surface, masks), (20.0, 10.5, 10.5), reach)
     if not masks[1].any():
         assert found is None
         return
@@ -149,7 +148,7 @@ def test_parts_meet_where_all_pairs_of_voxels_say(first: list[Any], second: list
 def test_segment_0_merges_nothing_and_is_the_last_part_of_a_split() -> None:
     segments = np.array([0, 0, 0, 0, 5, 6, 6, 6, 6, 6], np.uint64)
     truth = np.array([1, 1, 1, 2, 1, 1, 2, 2, 3, 3], np.uint64)
-    faults = worst_faults(contingency(segments, truth), 9, "label")
-    assert [fault.id for fault in faults if fault.kind == "merge"] == [6]
-    split = next(fault for fault in faults if fault.kind == "split" and fault.id == 1)
+    errors = worst_errors(contingency(segments, truth), 9, "label")
+    assert [error.id for error in errors if error.kind == "merge"] == [6]
+    split = next(error for error in errors if error.kind == "split" and error.id == 1)
     assert (split.first.segment, split.second.segment, split.parts) == (5, 6, 3)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import ConfigError, StageError
-from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.layout import ExperimentLayout
@@ -107,21 +106,6 @@ def pieces(box: Box, shape_vox: Vox3) -> Iterator[Box]:
     return iter(()) if box.is_empty else (block.write for block in BlockPlan(box, shape_vox).blocks())
 
 
-@dataclass(frozen=True)
-class BlockGrid:
-    """A region cut into blocks, numbered row-major."""
-
-    begin_vox: Vox3
-    shape_vox: Vox3
-    block_shape_vox: Vox3
-
-    @property
-    def shape(self) -> Vox3:
-        """Blocks along z, y, x."""
-        z, y, x = (math.ceil(n / b) for n, b in zip(self.shape_vox, self.block_shape_vox, strict=True))
-        return z, y, x
-
-
 def write_grid(layout: ExperimentLayout, stage: str, key: str, plan: BlockPlan) -> None:
     """Write the region and the block shape of a pass, if there is no such file."""
     path = _grid_file(layout, stage, key)
@@ -130,17 +114,17 @@ def write_grid(layout: ExperimentLayout, stage: str, key: str, plan: BlockPlan) 
         write_json(path, {**region, "block_shape_vox": plan.write_shape_vox})
 
 
-def read_grid(experiment: Experiment, stage: str, key: str) -> BlockGrid | None:
-    """The grid of a pass; None if there is no file of it, or a damaged one."""
+def read_grid(layout: ExperimentLayout, stage: str, key: str) -> BlockPlan | None:
+    """The blocks of a pass, without context; None if there is no file of it, or a damaged one."""
     try:
-        found = read_json(_grid_file(experiment.layout, stage, key))
+        found = read_json(_grid_file(layout, stage, key))
     except StageError:
         return None
     return _grid(found) if isinstance(found, Mapping) else None
 
 
-def grid_of_manifest(manifest: Manifest) -> BlockGrid | None:
-    """The grid of a finished stage from its resolved config; None if that does not contain it."""
+def grid_of_manifest(manifest: Manifest) -> BlockPlan | None:
+    """The blocks of a finished stage from its resolved config, without context; None if that does not contain them."""
     resolved = manifest.config.get("resolved")
     return _grid(resolved) if isinstance(resolved, Mapping) else None
 
@@ -149,15 +133,13 @@ def _grid_file(layout: ExperimentLayout, stage: str, key: str) -> Path:
     return layout.stage_runs(stage) / "grids" / f"{key}.json"
 
 
-def _grid(found: Mapping[str, Any]) -> BlockGrid | None:
+def _grid(found: Mapping[str, Any]) -> BlockPlan | None:
     begin = next((found[name] for name in _BEGINS if name in found), None)
     shape = next((found[name] for name in _SHAPES if name in found), None)
-    block = found.get("block_shape_vox")
     try:
-        grid = BlockGrid(_vox3(begin), _vox3(shape), _vox3(block))
-    except (TypeError, ValueError):
+        return BlockPlan(Box(_vox3(begin), _vox3(shape)), _vox3(found.get("block_shape_vox")))
+    except (TypeError, ValueError, ConfigError):
         return None
-    return grid if min(grid.shape_vox) > 0 and min(grid.block_shape_vox) > 0 else None
 
 
 def _vox3(values: Any) -> Vox3:

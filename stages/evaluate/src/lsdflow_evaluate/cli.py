@@ -34,7 +34,7 @@ def report(
     """Exit code 0, or that of the first artefact that could not be read: the pages are written all the same."""
     with exit_codes(debug, as_json=json_):
         # zarr and jinja2 take longer to start than all the other verbs
-        from lsdflow_evaluate.pages import write_report
+        from lsdflow_evaluate.evaluation import write_report
 
         loaded = load_experiment(experiment, override or [])
         errors = write_report(loaded, refresh)

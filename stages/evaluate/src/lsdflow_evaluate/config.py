@@ -108,3 +108,12 @@ class EvaluateConfig(StrictModel):
         default="http://127.0.0.1:9000",
         description="web address at which the experiment folder will be served to neuroglancer",
     )
+
+    @property
+    def skeletons_of_mongo(self) -> tuple[str, str] | None:
+        """Name and source (a file with a URI, or a folder of a dump) of skeletons in a database; None if they are not
+        in one. Either may be empty."""
+        if not self.skeletons.startswith(MONGO):
+            return None
+        name, _, source = self.skeletons.removeprefix(MONGO).partition("@")
+        return name, source

@@ -1,6 +1,1 @@
-"""The report of an experiment: `ReportData` in, self-contained pages of HTML out (`render_pages`)."""
-
-from lsdflow_evaluate.report.data import ReportData
-from lsdflow_evaluate.report.page import render_pages, render_report
-
-__all__ = ["ReportData", "render_pages", "render_report"]
+"""The report of an experiment: `collect` reads everything from disk, `page` renders it as pages of HTML."""

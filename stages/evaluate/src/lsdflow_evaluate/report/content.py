@@ -1,37 +1,55 @@
-"""What the page says: tiles, planes of figures, charts, the table of stages and the methods text, ready to be laid out.
+"""The contents of the page of an experiment: tiles, planes of figures, tables; from `ReportData` to plain values.
 
-Pure functions from `ReportData` to plain values; the template decides how they look. What is missing is put in words
-here.
+Pure functions; the template decides the layout. What is missing is put in words here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from lsdflow_evaluate.report.data import ReportData, Score, SegmentCount, WorstPlace
+from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.hashing import hash_of
+from lsdflow_evaluate.report.curves import short
+from lsdflow_evaluate.report.data import (
+    ComparedResult,
+    DatasetFacts,
+    ReportData,
+    Resources,
+    StageBlocks,
+    StageRecord,
+    TrainingSnapshot,
+)
 from lsdflow_evaluate.report.figures import Figure, figure_of
-from lsdflow_evaluate.report.records import Taken
+from lsdflow_evaluate.report.words import CROSS, NOTHING, duration, error_words, resource_words
 
 LAYERS = {
     "raw": ("Raw", "the volume could not be read"),
-    "lsds": ("LSDs", "predict keeps them in memory unless it is told to store them"),
+    "lsds": ("LSDs", "predict keeps them in memory unless store_lsds is set"),
     "affinities": ("Affinities", "predict has not finished here"),
     "fragments": ("Fragments", "watershed has not finished here"),
     "segmentation": ("Segmentation", "segment has not finished here"),
     "truth": ("Truth", "no truth was given for this volume"),
 }
-# Shown where they are, not missed where they are not.
+# Shown where they exist; no placeholder where they do not.
 FURTHER_LAYERS = {"lsd_error": "LSD error"}
-OTHER_NAMES = {"affs": "affinities", "lsd": "lsds", "ground_truth": "truth", "labels": "truth"}
-PLANES = {"z": ("y", "x"), "y": ("z", "x"), "x": ("z", "y")}  # rows, columns
-NOTHING = "\u2013"  # where a value would stand
-CROSS = "\u00d7"
+PLANES = {"z": "xy", "y": "xz", "x": "yz"}
 WORST_SHOWN = 6
-MIB, GIB = 1 << 20, 1 << 30
+# Titles of the pictures of a training that the page of the experiment shows.
+SMALL_TITLES = ("Raw", "target", "prediction")
+# Columns of the comparison of results: the scores of scores.json and their formats, then segments and age.
+COMPARED_SCORES = {
+    "threshold": ("threshold", "{:g}"),
+    "VOI split": ("voi_split", "{:.4f}"),
+    "VOI merge": ("voi_merge", "{:.4f}"),
+    "VOI": ("voi", "{:.4f}"),
+    "adapted Rand": ("adapted_rand_error", "{:.4f}"),
+}
+COMPARED_COLUMNS = (*COMPARED_SCORES, "segments", "age")
 
 
 @dataclass(frozen=True)
@@ -65,65 +83,81 @@ class Plane:
     aspect: float
 
 
+@dataclass(frozen=True)
+class TrainingView:
+    """`plane`: all pictures, None if no snapshot can be read; `small`: those for the page of the experiment; a row of
+    texts for each dataset."""
+
+    stage: str
+    title: str
+    plane: Plane | None
+    small: tuple[Panel, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One line of the table of stages; texts, `done_percent` None where the stage has no blocks; `page`: it has one."""
+
+    stage: str
+    page: bool
+    work: str
+    run_time: str
+    block_time: str
+    used: tuple[str, ...]
+    done_percent: float | None
+    failed: int
+
+
+def passed(voi: float | None, limit: float) -> bool | None:
+    """Success: VOI split + merge (bits) below the limit; None if it was not measured."""
+    return None if voi is None else voi < limit
+
+
+def chosen_threshold(data: ReportData) -> tuple[str, float] | None:
+    """Merge function and threshold that the report is about; None without a segmentation."""
+    segment = data.manifests.get("segment")
+    facts = data.scores if "threshold" in data.scores else segment.facts if segment and data.luts else None
+    return (str(facts["merge_function"]), float(facts["threshold"])) if facts else None
+
+
+def chosen_score(data: ReportData) -> Mapping[str, Any] | None:
+    """The scores of the chosen threshold, as in scores.json; None without scores."""
+    return _of_threshold(data.scores.get("thresholds", ()), chosen_threshold(data))
+
+
+def chosen_lut(data: ReportData) -> Mapping[str, Any] | None:
+    """The facts of the lookup table of the chosen threshold; None if there is none."""
+    return _of_threshold(data.luts, chosen_threshold(data))
+
+
+def _of_threshold(rows: Sequence[Mapping[str, Any]], chosen: tuple[str, float] | None) -> Mapping[str, Any] | None:
+    return next((row for row in rows if (row["merge_function"], row["threshold"]) == chosen), None)
+
+
 def tiles(data: ReportData) -> tuple[Tile, ...]:
     """The summary: quality first, then what was done."""
-    chosen = chosen_score(data)
-    return (
-        _voi_tile(data, chosen),
-        _verdict_tile(data),
-        _segments_tile(data, chosen),
-        _threshold_tile(data, chosen),
-        _volume_tile(data),
-        _time_tile(data),
-    )
-
-
-def chosen_score(data: ReportData) -> Score | None:
-    """The score at the chosen threshold, None without one."""
-    return next((score for score in data.scores if score.chosen), None)
-
-
-def chosen_count(data: ReportData) -> SegmentCount | None:
-    """The segment count of the threshold that made the segmentation; None if there is none."""
-    return next((count for count in data.segment_counts if count.chosen), None)
-
-
-def _voi_tile(data: ReportData, chosen: Score | None) -> Tile:
-    if chosen is None:
-        return Tile("VOI, split + merge", NOTHING, "no truth given" if not data.has_truth else "not measured")
-    verdict = next((v for v in data.verdicts if "voi" in v.name.lower()), None)
-    state = {True: "good", False: "bad"}.get(verdict.passed, "") if verdict and verdict.passed is not None else ""
-    return Tile(
-        "VOI, split + merge", f"{chosen.voi:.3f}", f"{chosen.voi_split:.3f} + {chosen.voi_merge:.3f} bits", state
-    )
-
-
-def _verdict_tile(data: ReportData) -> Tile:
-    known = [v for v in data.verdicts if v.passed is not None]
-    if not known:
-        return Tile("Criteria", NOTHING, "nothing could be measured" if data.verdicts else "none set")
-    failed = [v for v in known if not v.passed]
-    text = f"{len(known) - len(failed)} of {len(known)} met"
-    unmeasured = len(data.verdicts) - len(known)
-    note = text + (f", {unmeasured} not measured" if unmeasured else "")
-    return Tile("Criteria", "✗ failed" if failed else "✓ passed", note, "bad" if failed else "good")
-
-
-def _segments_tile(data: ReportData, chosen: Score | None) -> Tile:
-    count = chosen_count(data)
-    if count is not None:
-        note = f"largest {count.largest_segment_vox:,} vox" if count.largest_segment_vox else "at the chosen threshold"
-        return Tile("Segments", f"{count.segments:,}", note)
-    if chosen is not None:
-        return Tile("Segments", f"{chosen.number_of_segments:,}", "at the chosen threshold")
-    return Tile("Segments", NOTHING, "not counted")
-
-
-def _threshold_tile(data: ReportData, chosen: Score | None) -> Tile:
-    where = chosen or chosen_count(data)
-    if where is None:
-        return Tile("Threshold", NOTHING, "none chosen")
-    return Tile("Threshold", f"{where.threshold:g}", where.merge_function)
+    score, lut = chosen_score(data), chosen_lut(data)
+    has_truth = data.scores.get("has_truth")
+    success = passed(data.scores.get("voi"), data.voi_limit)
+    state = {True: "good", False: "bad", None: ""}[success]
+    voi = Tile("VOI, split + merge", NOTHING, "not measured" if has_truth else "no truth given")
+    if score:
+        note = f"{score['voi_split']:.3f} + {score['voi_merge']:.3f} bits"
+        voi = Tile("VOI, split + merge", f"{score['voi']:.3f}", note, state)
+    criteria = Tile("Criteria", NOTHING, "nothing could be measured")
+    if success is not None:
+        criteria = Tile("Criteria", "✓ passed" if success else "✗ failed", f"{int(success)} of 1 met", state)
+    segments = Tile("Segments", NOTHING, "not counted")
+    if lut or score:
+        number = lut["segments"] if lut else score["number_of_segments"] if score else 0
+        largest = lut.get("largest_segment_vox") if lut else None
+        segments = Tile("Segments", f"{number:,}", f"largest {largest:,} vox" if largest else "at the chosen threshold")
+    threshold = Tile("Threshold", NOTHING, "none chosen")
+    if chosen := score or lut:
+        threshold = Tile("Threshold", f"{chosen['threshold']:g}", chosen["merge_function"])
+    return voi, criteria, segments, threshold, _volume_tile(data), _time_tile(data)
 
 
 def _volume_tile(data: ReportData) -> Tile:
@@ -137,55 +171,13 @@ def _volume_tile(data: ReportData) -> Tile:
 
 
 def _time_tile(data: ReportData) -> Tile:
-    walls = [v.wall_s for v in data.versions if v.wall_s is not None]
+    walls = [found.facts["seconds"] for found in data.manifests.values() if "seconds" in found.facts]
     if walls:
         return Tile("Run time", duration(sum(walls)), "all stages")
-    if data.block_times:
-        total = sum(float(np.nansum(times.seconds)) for times in data.block_times)
+    if data.blocks:
+        total = sum(float(np.nansum(blocks.seconds)) for blocks in data.blocks.values())
         return Tile("Run time", duration(total), "sum over the blocks")
     return Tile("Run time", NOTHING, "not recorded")
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 0.4 s, 12 s, 3 min 20 s, 5 h 12 min, 3 d 4 h."""
-    if not math.isfinite(seconds):
-        return NOTHING
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    for size, name, small, small_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = int(seconds % size // small)
-            return f"{int(seconds // size)} {name}" + (f" {rest} {small_name}" if rest else "")
-    return f"{seconds:.0f} s"
-
-
-def taken_words(taken: Taken) -> tuple[str, ...]:
-    """Processor time, memory, read, written, GPU; a dash for what was not recorded."""
-    gpu = ""
-    if taken.gpu:
-        gpu = taken.gpu + (f", {bytes_words(taken.gpu_bytes)}" if taken.gpu_bytes else "")
-    return (
-        duration(taken.cpu_s) if taken.cpu_s is not None else NOTHING,
-        bytes_words(taken.peak_resident_bytes),
-        bytes_words(taken.read_bytes),
-        bytes_words(taken.written_bytes),
-        gpu or NOTHING,
-    )
-
-
-def bytes_words(size: int | None) -> str:
-    """312 MiB, 4.2 GiB; a dash for what is not known."""
-    if size is None:
-        return NOTHING
-    if size >= GIB:
-        return f"{size / GIB:,.1f} GiB"
-    return f"{size / MIB:,.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.2g} MiB"
-
-
-def worst_first(worst: Sequence[WorstPlace]) -> tuple[list[WorstPlace], list[WorstPlace]]:
-    """The worst few of each kind, and the others."""
-    first = [p for kind in ("split", "merge") for p in [w for w in worst if w.kind == kind][:WORST_SHOWN]]
-    return first, [place for place in worst if place not in first]
 
 
 def planes(data: ReportData) -> tuple[Plane, ...]:
@@ -194,18 +186,161 @@ def planes(data: ReportData) -> tuple[Plane, ...]:
 
 
 def _plane(data: ReportData, axis: str) -> Plane:
-    figures: dict[str, Figure] = {}
-    for picture in data.pictures:
-        if picture.axis == axis:
-            name = picture.layer.strip().lower()
-            figures[OTHER_NAMES.get(name, name)] = figure_of(picture)
+    figures = {picture.layer: figure_of(picture) for picture in data.pictures if picture.axis == axis}
     panels = [
         Panel(title, figures.get(layer), "" if layer in figures else reason)
         for layer, (title, reason) in LAYERS.items()
     ]
     further = {layer: figure for layer, figure in figures.items() if layer not in LAYERS}
-    panels += [Panel(FURTHER_LAYERS.get(layer, figure.layer), figure) for layer, figure in further.items()]
-    index = next((f"{axis} = {f.index_vox}" for f in figures.values()), "no picture")
+    panels += [Panel(FURTHER_LAYERS.get(layer, layer), figure) for layer, figure in further.items()]
+    position = next((f"{axis} = {f.index_vox}" for f in figures.values()), "no picture")
     under = figures["raw"].uri if "raw" in figures else ""
     aspect = next((f.aspect for f in figures.values()), 1.0)
-    return Plane(axis, "".join(reversed(PLANES[axis])), index, tuple(panels), under, aspect)
+    return Plane(axis, PLANES[axis], position, tuple(panels), under, aspect)
+
+
+def score_values(score: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """All values of one row of scores.json with their names, for the table of details."""
+    values = [
+        ("VOI split", f"{score['voi_split']:.4f} bits"),
+        ("VOI merge", f"{score['voi_merge']:.4f} bits"),
+        ("Rand split", f"{score['rand_split']:.4f}"),
+        ("Rand merge", f"{score['rand_merge']:.4f}"),
+        ("adapted Rand error", f"{score['adapted_rand_error']:.4f}"),
+        ("NVI split", f"{score['nvi_split']:.4f}"),
+        ("NVI merge", f"{score['nvi_merge']:.4f}"),
+    ]
+    if "expected_run_length_nm" in score:
+        best = f" of {short(score['max_erl_nm'] / 1000)} µm" if score["max_erl_nm"] else ""
+        values.append(("expected run length", f"{score['expected_run_length_nm'] / 1000:.2f} µm{best}"))
+        values.append(("normalised ERL", f"{score['normalized_erl']:.4f}"))
+    return tuple(values)
+
+
+def worst_errors(scores: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The worst few errors of each kind, and the others: kind, `what` in words, bits, voxel, and `at` in nm."""
+    rows = [
+        {
+            "kind": listed["kind"],
+            "what": error_words(listed),
+            "bits": listed["bits"],
+            "voxel": listed.get("position_vox"),
+            "at": ",".join(f"{value:g}" for value in listed.get("position_nm", ())),
+        }
+        for listed in scores.get("worst", ())
+    ]
+    first = [row for kind in ("split", "merge") for row in [r for r in rows if r["kind"] == kind][:WORST_SHOWN]]
+    return first, [row for row in rows if row not in first]
+
+
+def stage_rows(data: ReportData) -> tuple[StageRow, ...]:
+    """Every stage of which something is known, in the order of the pipeline."""
+    known = {*data.manifests, *data.blocks, *(curve.stage for curve in data.losses)}
+    known |= {record.stage for record in data.stages if record.runs}
+    ordered = [s for s in STAGES if s in known] + sorted(known - set(STAGES))
+    return tuple(stage_row(data, stage) for stage in ordered)
+
+
+def stage_row(data: ReportData, stage: str) -> StageRow:
+    """The line of one stage."""
+    blocks = data.blocks.get(stage)
+    loss = next((c for c in data.losses if c.stage == stage), None)
+    record = next((r for r in data.stages if r.stage == stage), None)
+    work = NOTHING
+    if blocks is not None:
+        work = f"{blocks.done:,} of {blocks.total:,} blocks"
+    elif loss is not None and loss.iterations.size:
+        work = f"{int(loss.iterations.max()):,} iterations"
+    return StageRow(
+        stage=stage,
+        page=record is not None,
+        work=work,
+        run_time=_run_time(data, record, stage),
+        block_time=_block_time(blocks),
+        used=resource_words(record.resources if record else Resources()),
+        done_percent=100.0 * blocks.done / blocks.total if blocks and blocks.total else None,
+        failed=blocks.failed if blocks else 0,
+    )
+
+
+def _run_time(data: ReportData, record: StageRecord | None, stage: str) -> str:
+    """That of the manifest; else of all runs."""
+    manifest = data.manifests.get(stage)
+    if manifest is not None and "seconds" in manifest.facts:
+        return duration(manifest.facts["seconds"])
+    known = [run.seconds for run in record.runs if run.seconds is not None] if record else []
+    return duration(sum(known)) if known else NOTHING
+
+
+def _block_time(blocks: StageBlocks | None) -> str:
+    if blocks is None or blocks.seconds.size == 0:
+        return NOTHING
+    middle, slow = (float(np.nanpercentile(blocks.seconds, q)) for q in (50, 95))
+    return f"{duration(middle)} · 95 %: {duration(slow)}"
+
+
+def version_rows(data: ReportData) -> list[dict[str, str]]:
+    """Every stage that has finished: who wrote its result, with which settings, and what it is."""
+    hashes = {record.stage: hash_of(record.manifest.config) for record in data.stages if record.manifest}
+    return [
+        {
+            "stage": stage,
+            "version": found.writer.version or "unknown",
+            "digest": found.writer.image_digest or "no image",
+            "revision": found.writer.revision or "unknown",
+            "contract": found.contract,
+            "config_hash": hashes.get(stage, NOTHING),
+            "identity": found.identity,
+        }
+        for stage, found in data.manifests.items()
+    ]
+
+
+def compared_rows(results: Sequence[ComparedResult]) -> list[dict[str, Any]]:
+    """Key, what differs from the current chain, and a text for each of COMPARED_COLUMNS, of each result."""
+    rows = []
+    for result in results:
+        scores = [
+            text.format(result.scores[name]) if name in result.scores else NOTHING
+            for name, text in COMPARED_SCORES.values()
+        ]
+        segments = NOTHING if result.segments is None else f"{result.segments:,}"
+        texts = (*scores, segments, duration(result.age_s))
+        rows.append({"key": result.key, "current": result.current, "settings": result.settings, "texts": texts})
+    return rows
+
+
+def compared_panels(results: Sequence[ComparedResult]) -> tuple[Panel, ...]:
+    """The segmentations of the results that have a picture, with their threshold and VOI if they are known."""
+    panels = []
+    for result in results:
+        if result.picture is not None:
+            title = f"{result.key}, current" if result.current else result.key
+            if "voi" in result.scores:
+                title += f": threshold {result.scores['threshold']:g}, VOI {result.scores['voi']:.3f}"
+            panels.append(Panel(title, figure_of(result.picture)))
+    return tuple(panels)
+
+
+def training_view(snapshot: TrainingSnapshot) -> TrainingView:
+    """A snapshot of a training. Its plane has the name of the stage for an axis: the raw beneath labels is its own."""
+    panels = tuple(Panel(title, figure_of(picture)) for title, picture in snapshot.pictures)
+    figure = panels[0].figure if panels else None
+    plane = None
+    if figure is not None:
+        plane = Plane(snapshot.stage, "yx", f"z = {figure.index_vox}", panels, figure.uri, figure.aspect)
+    title = "no snapshot can be read" if snapshot.iteration is None else f"iteration {snapshot.iteration:,}"
+    small = tuple(panel for panel in panels if panel.title.rpartition(": ")[2] in SMALL_TITLES)
+    rows = tuple(_dataset_words(facts) for facts in snapshot.datasets)
+    return TrainingView(snapshot.stage, title, plane, small, rows, snapshot.left_out)
+
+
+def _dataset_words(facts: DatasetFacts) -> tuple[str, ...]:
+    shape = f" {CROSS} ".join(str(n) for n in facts.shape)
+    error = NOTHING
+    if facts.error is not None and facts.share is not None:
+        value = f"{facts.error:.4g}" if math.isfinite(facts.error) else "not a number"
+        error = f"{value}, of {100 * facts.share:.3g} % of the values"
+        if facts.share == 0:
+            error = "no weight > 0: nothing is trained here"
+    return facts.name, shape, facts.dtype, f"{facts.low:.4g} to {facts.high:.4g}", error

@@ -1,7 +1,7 @@
 """Line charts and histograms as inline SVG: no script, no font, no file beside the page.
 
-Colours are CSS classes of the page (`s0`, `s1`, ... `ink`), so charts follow its light and dark look. All texts are
-escaped here; the page takes the finished SVG as it is. Every chart is drawn in a box of 400 x 250 units::
+Colours are CSS classes of the page (`s0`, `s1`, ... `ink`), so charts follow its light and dark colours. All texts are
+escaped here; the page includes the finished SVG. Every chart is drawn in a box of 400 x 250 units::
 
     title
     legend
@@ -104,8 +104,8 @@ def histogram(title: str, edges: NDArray[np.int64], counts: NDArray[np.int64], x
     return _frame(title, parts)
 
 
-def _bar(left: float, right: float, top: float, told: tuple[float, float, int]) -> str:
-    low, high, count = told
+def _bar(left: float, right: float, top: float, values: tuple[float, float, int]) -> str:
+    low, high, count = values
     gap = min(1.0, (right - left) / 6)
     note = f"<title>{short(low)} to {short(high)}: {count}</title>"
     size = (

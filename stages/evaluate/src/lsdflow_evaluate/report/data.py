@@ -1,13 +1,14 @@
-"""What a report shows: numpy arrays and plain values, nothing that has to be opened.
+"""What the report shows: arrays, manifests and plain values; nothing that has to be opened.
 
-`task.py` gathers a `ReportData`; `report.render_report` turns it into one page of HTML. Every part may be empty: a
-report is also made after a failure, and what is missing is named in `problems`, which the page shows first.
+`collect.collect` reads a `ReportData` from the experiment; `page.render_pages` turns it into pages of HTML. Every part
+may be empty: a report is also made after a failure, and what is missing is named in `problems`, which come first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +16,10 @@ from numpy.typing import NDArray
 
 from lsdflow_contract.checkpoint import Bundle
 from lsdflow_contract.manifest import Manifest
-from lsdflow_evaluate.report.records import StageRecord
 
 Axis = Literal["z", "y", "x"]
 LayerKind = Literal["grey", "colour", "labels"]
-FragmentsBy = Literal["seamless", "blocks", "mutex"]
+FINISHED, FAILED, STOPPED, UNENDED, NOT_STARTED = "finished", "failed", "stopped", "unended", "not started"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One layer seen in one plane.
+    """One layer in one plane.
 
     `image` is (rows, columns) uint8 for "grey", (rows, columns, 3) uint8 for "colour", (rows, columns) uint64 for
     "labels" (0 = background). Rows and columns are the two axes that remain, in the order z, y, x. `index_vox` counts
@@ -51,56 +51,22 @@ class Picture:
     pixel_size_nm: tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Score:
-    """Quality of one merge function at one threshold against the truth (VOI in bits, others in [0, 1]).
+@dataclass(frozen=True, eq=False)
+class Neurites:
+    """The largest labels in 3-D: RGBA pixels (rows, columns, 4) uint8, clear where nothing is; ids and volumes, the
+    largest first.
 
-    `adapted_rand_error` counts segmentation 0 as one label, as `voi_*` and `rand_*` do, unless the config says
-    otherwise; the choice is recorded in `ReportData.settings`. ERL values are nm, None without skeletons.
+    `corners` (8, 2): row and column of the corners of the box, numbered by the bits z, y, x; `farthest`: the number of
+    the one that is farthest away. `part`: the box that is shown, if it is not the whole segmentation.
     """
 
-    merge_function: str
-    threshold: float
-    chosen: bool
-    voi_split: float
-    voi_merge: float
-    voi: float
-    rand_split: float
-    rand_merge: float
-    rand: float
-    adapted_rand_error: float
-    nvi_split: float
-    nvi_merge: float
-    number_of_segments: int
-    expected_run_length_nm: float | None = None
-    max_erl_nm: float | None = None
-    normalized_erl: float | None = None
-    split_edges: int | None = None
-    merged_edges: int | None = None
-
-
-@dataclass(frozen=True)
-class SegmentCount:
-    """Number of segments that one threshold leaves (known without truth), and how steady the partition is there."""
-
-    merge_function: str
-    threshold: float
-    segments: int
-    largest_segment_vox: int | None = None
-    change_to_next: float | None = None
-    chosen: bool = False
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One success criterion: `value` `comparison` `limit`, e.g. 1.84 < 2.0; `passed` None: could not be measured."""
-
-    name: str
-    value: float | None
-    comparison: str
-    limit: float
-    passed: bool | None
-    note: str = ""
+    pixels: NDArray[np.uint8]
+    ids: tuple[int, ...]
+    volumes_nm3: tuple[float, ...]
+    corners: NDArray[np.float64]
+    farthest: int
+    pixel_nm: float
+    part: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,57 +78,10 @@ class LossCurve:
     series: dict[str, NDArray[np.float64]]
 
 
-@dataclass(frozen=True, eq=False)
-class BlockTimes:
-    """How long the blocks of a stage took: seconds float64 (blocks done,), and counts of the others."""
-
-    stage: str
-    seconds: NDArray[np.float64]
-    done: int
-    failed: int
-    total: int
-
-
 @dataclass(frozen=True)
-class StageVersion:
-    """Who wrote an artefact; empty strings where unknown. `wall_s`: run time of the whole stage, None where unknown."""
-
-    stage: str
-    version: str = ""
-    image_digest: str = ""
-    revision: str = ""
-    contract: str = ""
-    identity: str = ""
-    wall_s: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class SizeHistogram:
-    """Sizes of segments: `counts[i]` segments of edges_vox[i] <= size < edges_vox[i + 1] voxels."""
-
-    edges_vox: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The largest neurites in 3-D: RGBA pixels, ids (largest first) and their volumes, the 8 corners of the box shown
-    as (row, column), numbered by the bits z, y, x, and the farthest; `whole`: the box is all of the segmentation."""
-
-    pixels: NDArray[np.uint8]
-    ids: tuple[int, ...]
-    volumes_nm3: tuple[float, ...]
-    corners: NDArray[np.float64]
-    farthest: int
-    pixel_nm: float
-    box: str
-    whole: bool
-
-
-@dataclass(frozen=True)
-class SnapshotRow:
-    """One dataset of a training's snapshot; of a prediction the mean squared error where the weight is > 0, and the
-    share of values that have one (None of other datasets)."""
+class DatasetFacts:
+    """One dataset of a training snapshot. Of a prediction also the mean squared error where the weight is > 0, and the
+    share of values with such a weight (None of other datasets)."""
 
     name: str
     shape: tuple[int, ...]
@@ -176,24 +95,127 @@ class SnapshotRow:
 @dataclass(frozen=True, eq=False)
 class TrainingSnapshot:
     """The newest snapshot of a training that can be read: titled pictures of its middle plane, Raw first, and its
-    datasets. `iteration` None: none can be; `left_out`: a sentence for each newer one that cannot."""
+    datasets. `iteration` None: none can be read; `left_out`: a sentence for each newer one that cannot."""
 
     stage: str
     iteration: int | None
     pictures: tuple[tuple[str, Picture], ...] = ()
-    rows: tuple[SnapshotRow, ...] = ()
+    datasets: tuple[DatasetFacts, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class WorstPlace:
-    """A split or a merge, what it costs, the voxel (z, y, x of the target's grid) where it is seen, and that in nm."""
+class BlockState(IntEnum):
+    """The state of a block; of several blocks the highest is shown."""
 
-    kind: str
-    what: str
-    bits: float | None
-    voxel: tuple[int, int, int] | None
-    at: str = ""
+    DONE = 0
+    RETRIED = 1
+    MISSING = 2
+    FAILED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMap:
+    """The blocks of a stage on their grid: states (z, y, x) of BlockState, seconds (z, y, x), NaN where not known."""
+
+    states: NDArray[np.uint8]
+    seconds: NDArray[np.float64]
+    block_shape_vox: tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class StageBlocks:
+    """Blocks of a stage: how many are done, failed and planned; seconds float64 (n,) of those done, of very many an
+    even sample; their map, if the grid is known."""
+
+    done: int
+    failed: int
+    total: int
+    seconds: NDArray[np.float64]
+    map: BlockMap | None = None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run used, its processes together; memory is that of the largest process. None: not recorded."""
+
+    cpu_s: float | None = None
+    peak_resident_bytes: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    gpu: str = ""
+    gpu_bytes: int | None = None
+
+    @classmethod
+    def sum(cls, used: Sequence[Resources]) -> Resources:
+        """Sums, and the largest peaks; None where nothing was recorded."""
+
+        def known(name: str) -> list[Any]:
+            return [value for one in used if (value := getattr(one, name)) is not None]
+
+        return cls(
+            cpu_s=sum(known("cpu_s")) if known("cpu_s") else None,
+            peak_resident_bytes=max(known("peak_resident_bytes"), default=None),
+            read_bytes=sum(known("read_bytes")) if known("read_bytes") else None,
+            written_bytes=sum(known("written_bytes")) if known("written_bytes") else None,
+            gpu=next((one.gpu for one in reversed(used) if one.gpu), ""),
+            gpu_bytes=max(known("gpu_bytes"), default=None) or None,
+        )
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One run of a stage; `seconds` and `exit_code` None: it left no outcome, so it still runs or was killed."""
+
+    stage: str
+    name: str
+    started: float
+    seconds: float | None
+    exit_code: int | None
+    what: str = ""
+    host: str = ""
+    job: str = ""
+    command: str = ""
+    resources: Resources = Resources()
+
+    @property
+    def state(self) -> str:
+        """done, failed, stopped (by a signal or on request), or going: there is no outcome."""
+        if self.exit_code is None:
+            return "going"
+        if self.exit_code == 0:
+            return "done"
+        return "stopped" if self.exit_code == 75 or self.exit_code >= 128 else "failed"
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage: its state, its runs, the newest last, the manifest if it has finished, its settings as (key, value).
+
+    `in_blocks`: what its blocks used, wherever they were processed; `jobs`: (job, script) of the newest submission.
+    """
+
+    stage: str
+    state: str
+    runs: tuple[StageRun, ...] = ()
+    manifest: Manifest | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    in_blocks: Resources = Resources()
+    jobs: tuple[tuple[str, str], ...] = ()
+    log: str = ""
+    log_path: str = ""
+
+    @property
+    def last(self) -> StageRun | None:
+        """The newest run."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def resources(self) -> Resources:
+        """What its blocks used, else its runs; of runs before resources were recorded, the memory in the manifest."""
+        used = self.in_blocks if self.in_blocks != Resources() else Resources.sum([run.resources for run in self.runs])
+        if used.peak_resident_bytes is None and self.manifest and "peak_rss_mib" in self.manifest.facts:
+            return Resources(peak_resident_bytes=int(self.manifest.facts["peak_rss_mib"] * (1 << 20)))
+        return used
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,46 +237,34 @@ class ComparedResult:
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
-    """Everything the page shows. Only `experiment` and `created` are always there.
+    """Everything the pages show. Only `experiment` and `created` are always there.
 
     `folder`: the name of the experiment's folder; `refresh_s`: the page is loaded again after so long (a run goes on);
-    `no_scores`: why there are none; `crumbs`: what to do where fragments are far too small;
-    `larger_error`: whether neurons are rather cut or merged, and what would help; `manifests`: of the stages that have
-    finished; `networks`: those of the prediction, in the order in which they are applied; `compared`: the finished
-    results of evaluate, the current one first.
+    `scores`: what scores.json holds; `voi_limit`: success is a VOI below it; `luts`: the facts of each lookup table of
+    a segmentation that fits its fragments, else none; `fragment_voxels`: voxels of the volume of these fragments;
+    `manifests`: of the stages that have finished; `networks`: those of the prediction, in the order in which they are
+    applied; `compared`: the finished results of evaluate, the current one first.
     """
 
     experiment: str
     created: str
-    problems: tuple[Problem, ...] = ()
-    has_truth: bool = False
-    verdicts: tuple[Verdict, ...] = ()
-    scores: tuple[Score, ...] = ()
-    segment_counts: tuple[SegmentCount, ...] = ()
-    advice: str = ""
-    crumbs: str = ""
-    larger_error: str = ""
-    seams: str = ""
-    pictures: tuple[Picture, ...] = ()
-    losses: tuple[LossCurve, ...] = ()
-    block_times: tuple[BlockTimes, ...] = ()
-    segment_sizes: SizeHistogram | None = None
-    versions: tuple[StageVersion, ...] = ()
-    voxel_size_nm: tuple[float, float, float] | None = None
-    shape_vox: tuple[int, int, int] | None = None
-    roi: str = ""
-    neuroglancer_state: dict[str, Any] | None = None
-    neuroglancer_help: str = ""
-    fragments_by: FragmentsBy = "seamless"
-    settings: dict[str, str] = field(default_factory=dict)
-    snapshot: Snapshot | None = None
-    trained: tuple[TrainingSnapshot, ...] = ()
-    stages: tuple[StageRecord, ...] = ()
-    manifests: Mapping[str, Manifest] = field(default_factory=dict)
-    networks: tuple[Bundle, ...] = ()
-    worst: tuple[WorstPlace, ...] = ()
-    compared: tuple[ComparedResult, ...] = ()
     folder: str = "DIR"
     refresh_s: int | None = None
-    no_scores: str = ""
-    lsd_error: str = ""
+    problems: tuple[Problem, ...] = ()
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    voi_limit: float = 2.0
+    luts: tuple[Mapping[str, Any], ...] = ()
+    fragment_voxels: int = 0
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    networks: tuple[Bundle, ...] = ()
+    stages: tuple[StageRecord, ...] = ()
+    blocks: Mapping[str, StageBlocks] = field(default_factory=dict)
+    losses: tuple[LossCurve, ...] = ()
+    trained: tuple[TrainingSnapshot, ...] = ()
+    voxel_size_nm: tuple[float, float, float] | None = None
+    shape_vox: tuple[int, int, int] | None = None
+    pictures: tuple[Picture, ...] = ()
+    neurites: Neurites | None = None
+    compared: tuple[ComparedResult, ...] = ()
+    viewer_state: Mapping[str, Any] | None = None
+    viewer_url: str = ""

@@ -1,8 +1,8 @@
-"""Slices of volumes as PNG pictures: grey images, three-channel images and labels with outlines over the raw image.
+"""Arrays as PNG pictures: slices of volumes, labels with outlines over the raw image, maps of blocks, the 3-D view.
 
 1. Every picture becomes a PNG inside a `data:` address, so that the page needs no other file and no network.
 2. Labels get a colour that depends on nothing but their id: the same neuron has the same colour in every picture of
-   every report. They are half transparent, so that the raw image can lie beneath; outlines are opaque.
+   every report. They are half transparent, so that the raw image is seen beneath; outlines are opaque.
 3. The scale bar is a length in nm and its share of the width of the picture. The page draws it in that share, so it
    stays right at whatever size the picture is shown.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,29 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lsdflow_evaluate.report.data import Picture
+from lsdflow_evaluate.report.data import BlockMap, BlockState, Neurites, Picture
+from lsdflow_evaluate.report.words import duration
 
 LONGEST_SIDE_PX = 1024  # larger slices are shown reduced
 OUTLINED_SIDE_PX = 800  # small slices of labels are enlarged to this, so that outlines are thin
 FILL_ALPHA = 118
 LARGEST_BAR_SHARE = 0.3
 MOST_PALETTE_COLOURS = 256
-MICROMETRE_NM = 1000.0
+MICROMETRE_NM, CUBIC_MICROMETRE_NM3 = 1000.0, 1e9
+STATE_COLOURS = {
+    BlockState.DONE: (47, 158, 110),
+    BlockState.RETRIED: (224, 165, 38),
+    BlockState.MISSING: (138, 145, 152),
+    BlockState.FAILED: (212, 58, 47),
+}
+STATE_NAMES = {
+    BlockState.DONE: "done",
+    BlockState.RETRIED: "done, tried again",
+    BlockState.MISSING: "missing",
+    BlockState.FAILED: "failed",
+}
+FAST, SLOW = np.array([214.0, 229.0, 245.0]), np.array([14.0, 60.0, 128.0])
+LARGEST_MAP_PX, LARGEST_CELL_PX = 720, 48
 
 Bytes = NDArray[np.uint8]
 
@@ -43,9 +59,7 @@ class ScaleBar:
 class Figure:
     """What the page needs of one picture: a `data:` address, width / height in nm, the scale bar."""
 
-    layer: str
     kind: str
-    axis: str
     index_vox: int
     uri: str
     aspect: float
@@ -53,8 +67,7 @@ class Figure:
 
 
 def figure_of(picture: Picture) -> Figure:
-    """The figure of one picture. Raises ValueError if array, kind and pixel size do not fit each other."""
-    _check(picture)
+    """The figure of one picture."""
     rows, columns = picture.image.shape[:2]
     row_nm, column_nm = picture.pixel_size_nm
     if picture.kind == "labels":
@@ -62,23 +75,12 @@ def figure_of(picture: Picture) -> Figure:
     else:
         pixels = _reduced(np.asarray(picture.image, np.uint8))
     return Figure(
-        layer=picture.layer,
         kind=picture.kind,
-        axis=picture.axis,
         index_vox=picture.index_vox,
         uri=png_uri(pixels),
         aspect=(columns * column_nm) / (rows * row_nm),
         bar=scale_bar(columns * column_nm),
     )
-
-
-def _check(picture: Picture) -> None:
-    wanted_axes = 3 if picture.kind == "colour" else 2
-    image = picture.image
-    if image.ndim != wanted_axes or min(image.shape) < 1 or (picture.kind == "colour" and image.shape[2] != 3):
-        raise ValueError(f"picture of {picture.layer}: found an array {image.shape} for kind {picture.kind!r}")
-    if not min(picture.pixel_size_nm) > 0:
-        raise ValueError(f"picture of {picture.layer}: found pixel size {picture.pixel_size_nm} nm, wanted lengths > 0")
 
 
 def colours_of_ids(ids: NDArray[np.uint64]) -> Bytes:
@@ -164,7 +166,7 @@ def _image(pixels: Bytes) -> Image.Image:
 
 
 def scale_bar(width_nm: float) -> ScaleBar:
-    """The longest round length (1, 2 or 5 times a power of ten nm) that takes at most 30 % of `width_nm`."""
+    """The longest round length (1, 2 or 5 times a power of ten nm) of at most 30 % of `width_nm`."""
     room = LARGEST_BAR_SHARE * width_nm
     power = 10.0 ** np.floor(np.log10(room))
     length = float(max(f * power for f in (1.0, 2.0, 5.0) if f * power <= room * (1 + 1e-9)))
@@ -172,11 +174,122 @@ def scale_bar(width_nm: float) -> ScaleBar:
     return ScaleBar(length, 100.0 * length / width_nm, text)
 
 
-def lsds_to_rgb(lsds: NDArray[Any]) -> Bytes:
-    """LSDs (10, rows, columns) u8 as colour: the three channels of the mean offset as red, green and blue."""
-    return np.ascontiguousarray(np.moveaxis(np.asarray(lsds[:3], np.uint8), 0, -1))
+def three_channels(values: NDArray[Any]) -> Bytes:
+    """LSDs or affinities (channels, rows, columns) u8 as colour: the first three channels as red, green and blue.
+
+    Of LSDs these are the mean offset, of affinities z, y and x (dark = boundary).
+    """
+    return np.ascontiguousarray(np.moveaxis(np.asarray(values[:3], np.uint8), 0, -1))
 
 
-def affinities_to_rgb(affinities: NDArray[Any]) -> Bytes:
-    """Affinities (3, rows, columns) u8 as colour: z, y and x as red, green and blue; dark = boundary."""
-    return np.ascontiguousarray(np.moveaxis(np.asarray(affinities[:3], np.uint8), 0, -1))
+@dataclass(frozen=True)
+class Scene:
+    """The 3-D view: a picture over the edges of its box (SVG path data in its pixels, behind it and in front of it), a
+    scale bar, and colour, id and volume of each neurite."""
+
+    uri: str
+    width: int
+    height: int
+    behind: str
+    before: str
+    bar: ScaleBar
+    neurites: tuple[tuple[str, str, str], ...]
+    alt: str
+    caption: str
+
+
+def scene_of(neurites: Neurites) -> Scene:
+    """The 3-D view of the largest segments."""
+    height, width = neurites.pixels.shape[:2]
+    edges: dict[bool, list[str]] = {True: [], False: []}
+    for first, second in itertools.combinations(range(8), 2):
+        # Corners that differ in one bit are joined; edges at the farthest corner are behind the picture.
+        if (first ^ second).bit_count() == 1:
+            (r0, c0), (r1, c1) = neurites.corners[first], neurites.corners[second]
+            edges[neurites.farthest in (first, second)].append(f"M{c0:.1f} {r0:.1f}L{c1:.1f} {r1:.1f}")
+    colours = colours_of_ids(np.array(neurites.ids, np.uint64))
+    listed = tuple(
+        (_hex(colour), str(label), f"{volume / CUBIC_MICROMETRE_NM3:.3g} µm³")
+        for colour, label, volume in zip(colours.tolist(), neurites.ids, neurites.volumes_nm3, strict=True)
+    )
+    largest = f"the {len(listed)} largest segments" if len(listed) > 1 else "the only segment"
+    where = f"the box in its middle, {neurites.part}" if neurites.part else "the whole segmentation"
+    return Scene(
+        uri=png_uri(neurites.pixels),
+        width=width,
+        height=height,
+        behind="".join(edges[True]),
+        before="".join(edges[False]),
+        bar=scale_bar(width * neurites.pixel_nm),
+        neurites=listed,
+        alt=f"3-D view of {largest} in {where}",
+        caption=f"{largest.capitalize()} of {where}; z points up.",
+    )
+
+
+@dataclass(frozen=True)
+class MapPicture:
+    """A map of blocks seen along z: a `data:` address, width / height, words for those who do not see it, a legend."""
+
+    title: str
+    uri: str
+    aspect: float
+    alt: str
+    legend: tuple[tuple[str, str], ...]
+
+
+def map_pictures(blocks: BlockMap) -> tuple[MapPicture, ...]:
+    """The states of the blocks, a cell for each column; and their seconds, if some are known."""
+    _, rows, columns = blocks.states.shape
+    _, height, width = blocks.block_shape_vox
+    aspect = float(columns * width / (rows * height))
+    counts = {state: int((blocks.states == state).sum()) for state in STATE_NAMES}
+    legend = tuple((_hex(STATE_COLOURS[s]), f"{n:,} {STATE_NAMES[s]}") for s, n in counts.items() if n)
+    alt = ", ".join(words for _, words in legend)
+    states = column_states(blocks.states)
+    palette = np.array([STATE_COLOURS[state] for state in sorted(STATE_COLOURS)], np.uint8)
+    uri = png_uri(_cells(palette[states], states == BlockState.FAILED))
+    made = [MapPicture("state of the blocks", uri, aspect, alt, legend)]
+    seconds = column_means(blocks.seconds)
+    known = np.isfinite(seconds)
+    if known.any():
+        low, high = float(seconds[known].min()), float(seconds[known].max())
+        share = np.where(known, (seconds - low) / max(high - low, 1e-9), 0.0)[..., None]
+        rgb = np.where(known[..., None], FAST + share * (SLOW - FAST), 150.0).round().astype(np.uint8)
+        words = f"mean seconds per block along z, from {duration(low)} to {duration(high)}"
+        scale = ((_hex(tuple(FAST)), duration(low)), (_hex(tuple(SLOW)), duration(high)))
+        uri = png_uri(_cells(rgb, np.zeros(seconds.shape, bool)))
+        made.append(MapPicture("seconds per block", uri, aspect, words, scale))
+    return tuple(made)
+
+
+def column_states(states: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(y, x): the worst state along z."""
+    return np.asarray(states.max(axis=0), np.uint8)
+
+
+def column_means(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(y, x): the mean of the seconds that are known along z, NaN where none is."""
+    known = np.isfinite(seconds)
+    counts = known.sum(axis=0)
+    sums = np.where(known, seconds, 0.0).sum(axis=0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _cells(colours: Bytes, crossed: NDArray[np.bool_]) -> Bytes:
+    """RGBA, each entry a square cell with a clear edge, if there is room for one; crossed cells bear a dark cross."""
+    step = -(-max(crossed.shape) // LARGEST_MAP_PX)
+    colours, crossed = colours[::step, ::step], crossed[::step, ::step]
+    cell = min(LARGEST_CELL_PX, max(1, LARGEST_MAP_PX // max(crossed.shape)))
+    pixels = np.dstack([colours, np.full(crossed.shape, 255, np.uint8)]).repeat(cell, axis=0).repeat(cell, axis=1)
+    if cell >= 4:
+        gap = max(1, cell // 16)
+        pixels[np.arange(pixels.shape[0]) % cell >= cell - gap, :, 3] = 0
+        pixels[:, np.arange(pixels.shape[1]) % cell >= cell - gap, 3] = 0
+        cross = np.eye(cell, dtype=bool) | np.eye(cell, dtype=bool)[::-1]
+        pixels[np.kron(crossed, cross) & (pixels[..., 3] > 0), :3] = 30
+    return pixels
+
+
+def _hex(colour: tuple[float, ...]) -> str:
+    return "#" + "".join(f"{round(part):02x}" for part in colour)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lsdflow_contract.checkpoint import Bundle
-from lsdflow_evaluate.report.content import CROSS, chosen_count, chosen_score
+from lsdflow_evaluate.report.content import chosen_threshold
 from lsdflow_evaluate.report.data import ReportData
+from lsdflow_evaluate.report.words import CROSS
 
 _FRAGMENTS = {
     "seamless": "grown by a seeded watershed, block by block, named by their seeds",
@@ -27,7 +28,7 @@ _FILTERS = ("epsilon_agglomerate", "filter_fragments", "remove_debris_vox")
 
 def methods(data: ReportData) -> tuple[str, ...]:
     """The paragraphs, as far as the data carries them."""
-    if not (data.scores or data.segment_counts):
+    if not (data.scores.get("thresholds") or data.luts):
         return ("No segmentation was made yet. The method and its software are those of the papers below.",)
     paragraphs = (_volume(data), _training(data), _segmenting(data), _merging(data), _comparing(data), _libraries(data))
     return tuple(text for text in paragraphs if text)
@@ -38,8 +39,9 @@ def _volume(data: ReportData) -> str:
     volume = "The volume"
     if data.shape_vox and data.voxel_size_nm:
         volume = f"The volume ({_by(data.shape_vox)} voxels of {_by(data.voxel_size_nm)} nm, axes z, y, x)"
-    versions = ", ".join(f"{found.stage} {found.version}" for found in data.versions if found.version)
-    revisions = {found.revision for found in data.versions if found.revision}
+    writers = {stage: found.writer for stage, found in data.manifests.items()}
+    versions = ", ".join(f"{stage} {writer.version}" for stage, writer in writers.items() if writer.version)
+    revisions = {writer.revision for writer in writers.values() if writer.revision}
     commit = f"; commit {revisions.pop()[:12]}" if len(revisions) == 1 else ""
     return f"{volume} was segmented with lsdflow{f' ({versions}{commit})' if versions else ''}."
 
@@ -96,11 +98,20 @@ def _prediction(data: ReportData) -> str:
     return f"Prediction: {precision} arithmetic." if precision else ""
 
 
+def _fragments_by(data: ReportData) -> str:
+    """How the fragments were made and named."""
+    watershed = data.manifests.get("watershed")
+    if watershed is None or watershed.config.get("id_mode", "seamless") == "seamless":
+        return "seamless"
+    return "mutex" if watershed.config.get("method") == "mutex" else "blocks"
+
+
 def _segmenting(data: ReportData) -> str:
+    made = _fragments_by(data)
     return (
-        f"Fragments were {_FRAGMENTS[data.fragments_by]} on the affinities{_watershed_settings(data)} and joined in a "
+        f"Fragments were {_FRAGMENTS[made]} on the affinities{_watershed_settings(data)} and joined in a "
         f"region adjacency graph whose edges were scored{_from(data)} by hierarchical agglomeration "
-        f"{_SCORED[data.fragments_by]}; "
+        f"{_SCORED[made]}; "
         "blocks were scheduled with daisy [5]."
     )
 
@@ -118,27 +129,27 @@ def _watershed_settings(data: ReportData) -> str:
     if finished is None:
         return ""
     config, resolved = finished.config, finished.config.get("resolved", {})
-    told = [] if data.fragments_by == "mutex" else [f"min_seed_distance_vox {config.get('min_seed_distance_vox')}"]
-    told += ["seeds and growth within sections"] if config.get("fragments_in_xy") else []
-    told += [f"{name} {config[name]:g}" for name in _FILTERS if config.get(name)]
+    named = [] if _fragments_by(data) == "mutex" else [f"min_seed_distance_vox {config.get('min_seed_distance_vox')}"]
+    named += ["seeds and growth within sections"] if config.get("fragments_in_xy") else []
+    named += [f"{name} {config[name]:g}" for name in _FILTERS if config.get(name)]
     if "block_shape_vox" in resolved:
         context = _by(resolved.get("context_vox", (0, 0, 0)))
-        told.append(f"blocks of {_by(resolved['block_shape_vox'])} voxels, read with a context of {context}")
-    return f" ({'; '.join(told)})" if told else ""
+        named.append(f"blocks of {_by(resolved['block_shape_vox'])} voxels, read with a context of {context}")
+    return f" ({'; '.join(named)})" if named else ""
 
 
 def _merging(data: ReportData) -> str:
-    chosen = chosen_score(data) or chosen_count(data)
+    chosen = chosen_threshold(data)
     if not chosen:
         return ""
     return (
-        f"Edges of the merge function {chosen.merge_function} with a score of at most {chosen.threshold:g} were "
+        f"Edges of the merge function {chosen[0]} with a score of at most {chosen[1]:g} were "
         "merged; a higher threshold merges more."
     )
 
 
 def _comparing(data: ReportData) -> str:
-    if not data.scores:
+    if not data.scores.get("thresholds"):
         return ""
     return (
         "The segmentation was compared with the truth by variation of information (in bits; split and merge add up to "
@@ -152,8 +163,8 @@ def _libraries(data: ReportData) -> str:
     for manifest in data.manifests.values():
         for name, number in manifest.libraries.items():
             found.setdefault(name, set()).add(number)
-    told = [f"{name} {' and '.join(sorted(numbers))}" for name, numbers in sorted(found.items())]
-    return f"Libraries: {', '.join(told)}." if told else ""
+    named = [f"{name} {' and '.join(sorted(numbers))}" for name, numbers in sorted(found.items())]
+    return f"Libraries: {', '.join(named)}." if named else ""
 
 
 def _by(values: Sequence[float]) -> str:

@@ -10,108 +10,128 @@ import base64
 import functools
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lsdflow_evaluate.report import content, numbers, stage_content, wording
-from lsdflow_evaluate.report.block_pictures import MapPicture, map_pictures
-from lsdflow_evaluate.report.compared_view import COLUMNS, compared_view
-from lsdflow_evaluate.report.data import ReportData
+from lsdflow_contract.citations import REFERENCES
+from lsdflow_contract.files import write_atomically, write_json
+from lsdflow_contract.geometry import Box
+from lsdflow_evaluate.report import content, stages
+from lsdflow_evaluate.report.charts import charts
+from lsdflow_evaluate.report.data import ReportData, StageRecord
+from lsdflow_evaluate.report.figures import MapPicture, Scene, map_pictures, scene_of
 from lsdflow_evaluate.report.methods import methods
-from lsdflow_evaluate.report.records import StageRecord
-from lsdflow_evaluate.report.snapshot_view import SnapshotView, snapshot_view
-from lsdflow_evaluate.report.timeline import timeline
-from lsdflow_evaluate.report.training_view import TrainingView, training_view
+from lsdflow_evaluate.report.words import findings, missing_parts
 
 
 @dataclass(frozen=True)
-class _Looks:
-    """What pages show, made once: planes of figures, the snapshot, charts; maps of blocks and trainings by stage."""
+class _Drawn:
+    """What several pages show: planes of figures, the 3-D view, charts; maps of blocks and trainings by stage."""
 
     planes: tuple[content.Plane, ...]
-    snapshot: SnapshotView | None
+    scene: Scene | None
     charts: dict[str, list[str]]
     maps: dict[str, tuple[MapPicture, ...]]
-    trained: dict[str, TrainingView]
+    trained: dict[str, content.TrainingView]
 
-    @classmethod
-    def of(cls, data: ReportData) -> _Looks:
-        return cls(
-            content.planes(data),
-            snapshot_view(data.snapshot) if data.snapshot else None,
-            numbers.charts(data),
-            {record.stage: map_pictures(record.blocks) for record in data.stages if record.blocks},
-            {snapshot.stage: training_view(snapshot) for snapshot in data.trained},
-        )
+
+LOG = logging.getLogger("lsdflow.evaluate")
+
+
+def write_pages(folder: Path, data: ReportData) -> None:
+    """Write index.html, a page of every stage and neuroglancer.json, each by rename."""
+    write_json(folder / "neuroglancer.json", data.viewer_state or {})
+    for name, page in render_pages(data):
+        write_atomically(folder / f"{name}.html", partial(_write, page))
+    LOG.info("report: %s", folder / "index.html")
+
+
+def _write(page: str, file: BinaryIO) -> None:
+    file.write(page.encode())
 
 
 def render_pages(data: ReportData) -> Iterator[tuple[str, str]]:
-    """(name, page): `index`, and one page for each stage."""
-    looks = _Looks.of(data)
-    yield "index", _report(data, looks)
+    """(name, page): `index`, and one page for each stage. Each is complete on its own, in light and dark, for wide and
+    narrow screens."""
+    blocks = {record.stage: data.blocks.get(record.stage) for record in data.stages}
+    drawn = _Drawn(
+        planes=content.planes(data),
+        scene=scene_of(data.neurites) if data.neurites else None,
+        charts=charts(data),
+        maps={stage: map_pictures(found.map) for stage, found in blocks.items() if found and found.map},
+        trained={snapshot.stage: content.training_view(snapshot) for snapshot in data.trained},
+    )
+    yield "index", _experiment_page(data, drawn)
     for record in data.stages:
-        yield record.stage, _stage(data, record, looks)
+        yield record.stage, _stage_page(data, record, drawn)
 
 
-def render_report(data: ReportData) -> str:
-    """The page of the experiment alone; complete on its own, in light and dark, for wide and narrow screens."""
-    return _report(data, _Looks.of(data))
-
-
-def _report(data: ReportData, looks: _Looks) -> str:
+def _experiment_page(data: ReportData, drawn: _Drawn) -> str:
     chosen = content.chosen_score(data)
-    grids = {record.stage for record in data.stages if record.blocks and record.blocks.states.size > 1}
+    grids = {stage for stage, found in data.blocks.items() if found.map and found.map.states.size > 1}
     return _render(
         "page.html.j2",
         data=data,
         record=None,
         tiles=content.tiles(data),
-        planes=looks.planes,
-        trained=list(looks.trained.values()),
-        snapshot=looks.snapshot,
-        compared=compared_view(data.compared),
-        compared_columns=COLUMNS,
-        charts={name: _safe(svgs) for name, svgs in looks.charts.items()},
-        stages=numbers.stage_rows(data),
-        timeline=timeline(data.stages, time.time()),
-        block_maps=[(stage, maps) for stage, maps in looks.maps.items() if stage in grids],
-        worst=content.worst_first(data.worst),
-        missing=wording.missing_parts(data),
+        planes=drawn.planes,
+        trained=list(drawn.trained.values()),
+        scene=drawn.scene,
+        compared=content.compared_rows(data.compared),
+        compared_panels=content.compared_panels(data.compared),
+        compared_columns=content.COMPARED_COLUMNS,
+        charts={name: _safe(svgs) for name, svgs in drawn.charts.items()},
+        passed=content.passed(data.scores.get("voi"), data.voi_limit),
+        scores=data.scores.get("thresholds", ()),
+        chosen=chosen,
+        score_values=content.score_values(chosen) if chosen else (),
+        findings=findings(data),
+        missing=missing_parts(data),
+        stages=content.stage_rows(data),
+        timeline=stages.timeline(data.stages, time.time()),
+        block_maps=[(stage, maps) for stage, maps in drawn.maps.items() if stage in grids],
+        worst=content.worst_errors(data.scores),
+        roi=_region(data.scores.get("roi")),
         methods=methods(data),
-        citations=wording.CITATIONS,
-        score_values=numbers.score_values(chosen) if chosen else (),
-        versions=numbers.version_rows(data),
+        citations=[reference.text() for reference in REFERENCES],
+        versions=content.version_rows(data),
         commands="\n".join(s.last.command for s in data.stages if s.last and s.last.command),
         view_command=f"lsdflow view {data.folder}",
-        state=json.dumps(data.neuroglancer_state, indent=1) if data.neuroglancer_state else "",
+        state=json.dumps(data.viewer_state, indent=1) if data.viewer_state else "",
     )
 
 
-def _stage(data: ReportData, record: StageRecord, looks: _Looks) -> str:
-    panels = stage_content.panels(looks.planes, record.stage)
+def _region(roi: Mapping[str, Any] | None) -> str:
+    return str(Box(tuple(roi["begin_vox"]), tuple(roi["shape_vox"]))) if roi else ""
+
+
+def _stage_page(data: ReportData, record: StageRecord, drawn: _Drawn) -> str:
+    panels = stages.stage_panels(drawn.planes, record.stage)
     over_raw = any(panel.figure and panel.figure.kind == "labels" for _, row in panels for panel, _ in row)
     return _render(
         "stage.html.j2",
         data=data,
         record=record,
         problems=[problem for problem in data.problems if problem.stage == record.stage],
-        tiles=stage_content.tiles(data, record),
+        tiles=stages.stage_tiles(data, record),
         panels=panels,
-        planes=looks.planes if over_raw else (),
-        trained=looks.trained.get(record.stage),
-        snapshot=looks.snapshot if record.stage == "segment" else None,
-        charts=_safe(stage_content.charts(data, record, looks.charts)),
-        maps=looks.maps.get(record.stage, ()),
-        runs=stage_content.run_rows(record),
+        planes=drawn.planes if over_raw else (),
+        trained=drawn.trained.get(record.stage),
+        scene=drawn.scene if record.stage == "segment" else None,
+        charts=_safe(stages.stage_charts(data, record.stage, drawn.charts)),
+        maps=drawn.maps.get(record.stage, ()),
+        runs=stages.run_rows(record),
         command=record.last.command if record.last else "",
-        jobs=[tuple(job.split(": ", 1)) for job in record.jobs],
-        result=stage_content.result(record),
+        result=stages.result_rows(record),
     )
 
 
@@ -129,8 +149,8 @@ def _environment() -> Environment:
 def _render(template: str, **values: Any) -> str:
     folder = files("lsdflow_evaluate.report")
     style, script = ((folder / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    ours = {"style": Markup(style), "script": Markup(script)}  # noqa: S704 - our own files
-    return _environment().get_template(template).render(policy=_policy(script), **ours, **values)
+    inlined = {"style": Markup(style), "script": Markup(script)}  # noqa: S704 - files of this package
+    return _environment().get_template(template).render(policy=_policy(script), **inlined, **values)
 
 
 def _safe(svgs: list[str]) -> list[Markup]:

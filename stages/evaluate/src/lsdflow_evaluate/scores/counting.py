@@ -1,38 +1,62 @@
-"""The block work of evaluate: fragments x truth of every block, counted by workers, added up by the coordinator.
+"""Fragments x truth of every block, in every region; and the regions: boxes of the target grid, perhaps with masks.
 
     block --workers--> overlaps_roi, overlaps_threshold_roi, overlaps_region_<name> (rows) --add up--> one table each
 
+    roi             always: the numbers on top of scores.json
+    threshold_roi   if asked for: the threshold is chosen there
+    region_<name>   each of [evaluate.regions.<name>]
+
 The blocks tile the smallest box around the regions, on the fragments' own chunks; a table holds only the voxels of a
-block that lie in its region, so the sums are those of the regions however they are cut. Voxels of failed blocks that
+block that are in its region, so the sums are those of the regions however they are cut. Voxels of failed blocks that
 were accepted count as not labelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.failed_blocks import failed_blocks_of_results
-from lsdflow_contract.geometry import Box, Geometry, Vox3
+from lsdflow_contract.geometry import Box, Geometry, Lengths, Vox3, region_box
 from lsdflow_contract.graph import NOT_LABELLED, Overlaps
-from lsdflow_contract.manifest import read_manifest, work_key
-from lsdflow_evaluate.config import STAGE, EvaluateConfig
-from lsdflow_evaluate.scores.scored_regions import Region, scored_regions
+from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_metrics.contingency import Contingency, ContingencySum, contingency
 from lsdflow_runtime.blocks import Block, BlockPlan
-from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
-from lsdflow_runtime.io.target import Truth, open_truth, target_grid
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput
+from lsdflow_runtime.io.target import Truth
 from lsdflow_runtime.io.volumes import Volume, open_volume
 
-# Stages whose failed blocks, with those of their inputs, are left out of the scores.
-SCORED_STAGES = ("watershed", "agglomerate", "segment")
+ROI, THRESHOLD_ROI, NAMED = "roi", "threshold_roi", "region_"
+
+# The rows that a block left in a collection of a finished pass: (collection, block number) -> rows.
+Rows = Callable[[str, int], Overlaps]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of the target grid; where there is a mask, only the voxels where it is not 0. `dataset` names the mask."""
+
+    box: Box
+    mask: Volume | None = None
+    dataset: str | None = None
+
+    def truth_in(self, truth: Truth, box: Box) -> NDArray[np.uint64]:
+        """True labels of `box`, 0 where the mask is 0: such voxels do not count."""
+        labels = truth.read(box)
+        if self.mask is None:
+            return labels
+        return np.where(self.mask.read(box, outside="zero") != 0, labels, np.uint64(0))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For scores.json and for the key of the counting."""
+        box = box_dict(self.box)
+        return {**box, "mask": self.dataset} if self.dataset else box
 
 
 @dataclass(frozen=True)
@@ -45,48 +69,87 @@ class CountedVolumes:
     regions: dict[str, Region]
 
 
-def counting_task(experiment: Experiment) -> BlockTask | None:
-    """The counting of what the experiment holds now; none without truth.
+def box_dict(box: Box) -> dict[str, Any]:
+    """A box for JSON."""
+    return {"begin_vox": list(box.begin_vox), "shape_vox": list(box.shape_vox)}
 
-    Raises MissingInput if prepare or watershed have not finished, ConfigError for a region outside the data.
+
+def scored_regions(config: EvaluateConfig, target: Path, grid: Geometry, both: Box) -> dict[str, Region]:
+    """All regions by name, inside `both` (truth and fragments); `target`: the volume with the masks.
+
+    Raises ConfigError for a region outside the data, MissingInput for a mask that does not exist.
     """
-    config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
-    if open_truth(experiment, config.truth_dataset, grid) is None:
-        return None
-    volumes = open_counted(experiment)
-    plan = _plan(config, grid, volumes.fragments, volumes.regions)
-    inputs = {stage: read_manifest(experiment.layout, stage).identity for stage in ("prepare", "watershed")}
-    parameters = {**_parameters(config, volumes.regions, plan), **_holes(volumes.truth)}
-    return BlockTask(
-        stage=STAGE,
-        experiment=experiment,
-        key=work_key(STAGE, parameters, inputs),
-        config=parameters,
-        inputs=inputs,
-        plan=plan,
-        outputs={},
-        open=partial(_opened, volumes),
-    )
+    size_nm = grid.voxel_size_nm
+    found = {ROI: Region(region_box(config.roi, size_nm, both, "evaluate.roi"))}
+    if config.threshold_roi is not None:
+        found[THRESHOLD_ROI] = Region(region_box(config.threshold_roi, size_nm, both, "evaluate.threshold_roi"))
+    for name, region in config.regions.items():
+        box = region_box(region.box, size_nm, both, f"evaluate.regions.{name}")
+        mask = None
+        if region.mask is not None:
+            if not (target / region.mask).exists():
+                raise MissingInput(
+                    f"the mask of region {name} is not there",
+                    where=target / region.mask,
+                    fix=f"give evaluate.regions.{name}.mask a dataset of the target volume",
+                )
+            mask = open_volume(target, region.mask, grid)
+        found[f"{NAMED}{name}"] = Region(box, mask, region.mask)
+    return found
 
 
-def open_counted(experiment: Experiment) -> CountedVolumes:
-    """Open what is counted. MissingInput if a volume is not there, ConfigError for a region outside the data."""
-    config, grid = experiment.table(STAGE, EvaluateConfig), target_grid(experiment)
-    failed = failed_blocks_of_results(experiment.layout, SCORED_STAGES)
-    truth = open_truth(experiment, config.truth_dataset, grid, failed)
-    if truth is None:
-        raise MissingInput("there is no truth", where=experiment.layout.target_volume)
-    watershed = read_manifest(experiment.layout, "watershed")
-    fragments = open_volume(*watershed.output_array(experiment.layout, "fragments"), grid)
-    both = truth.labels.box.intersect(fragments.box)
-    return CountedVolumes(grid, fragments, truth, scored_regions(experiment, config, grid, both))
+def counting_plan(volumes: CountedVolumes, block_shape: Lengths | None) -> BlockPlan:
+    """Blocks around all regions, of `block_shape` or the fragments' chunks. ConfigError (78) if the shape is empty."""
+    shape = volumes.fragments.chunk_shape_vox
+    if block_shape is not None:
+        shape = block_shape.to_vox(volumes.grid.voxel_size_nm, "evaluate.block_shape")
+        if min(shape) < 1:
+            raise ConfigError("evaluate.block_shape is empty", wanted="at least 1 voxel along each axis", found=shape)
+    begins = np.array([region.box.begin_vox for region in volumes.regions.values()])
+    ends = np.array([region.box.end_vox for region in volumes.regions.values()])
+    first = np.array(volumes.fragments.box.begin_vox)
+    begin = first + (begins.min(axis=0) - first) // shape * shape
+    return BlockPlan(Box.from_bounds(vox3(begin), vox3(ends.max(axis=0))), shape)
 
 
-def counted(task: BlockTask, region: str) -> Contingency:
-    """The finished table of a region, in the memory of its distinct pairs. BadData for a lost or damaged block."""
+def counting_parameters(volumes: CountedVolumes, truth_dataset: str, plan: BlockPlan) -> dict[str, Any]:
+    """What decides the rows of every block. Holes are named only where there are some, as before there were holes."""
+    holes = [box_dict(hole) for hole in volumes.truth.holes]
+    return {
+        "truth_dataset": truth_dataset,
+        "regions": {name: region.as_dict() for name, region in volumes.regions.items()},
+        "total": box_dict(plan.total),
+        "block_shape_vox": list(plan.write_shape_vox),
+        **({"holes": holes} if holes else {}),
+    }
+
+
+@contextmanager
+def counting_blocks(volumes: CountedVolumes) -> Iterator[BlockFunction]:
+    """The block function of the counting: a table of fragments x truth for each region."""
+
+    def count(block: Block) -> BlockOutput:
+        found = {name: overlaps_of(_count(volumes, block.write, region)) for name, region in volumes.regions.items()}
+        return BlockOutput(overlaps=found, facts={f"pairs_{name}": len(rows) for name, rows in found.items()})
+
+    yield count
+
+
+def _count(volumes: CountedVolumes, write: Box, region: Region) -> Contingency:
+    box = write.intersect(region.box)
+    if box.is_empty:
+        return ContingencySum().table()
+    return contingency(volumes.fragments.read(box), region.truth_in(volumes.truth, box))
+
+
+def counted(rows: Rows, blocks: int, region: str) -> Contingency:
+    """The table of a region from the rows of all blocks, in the memory of its distinct pairs.
+
+    Raises BadData for a lost or damaged block.
+    """
     total = ContingencySum()
-    for number in range(len(task.plan)):
-        total.add(table_of(task.rag_store.read_overlaps(task.key, region, number)))
+    for number in range(blocks):
+        total.add(table_of(rows(region, number)))
     return total.table()
 
 
@@ -106,52 +169,7 @@ def table_of(overlaps: Overlaps) -> Contingency:
     return Contingency(overlaps.fragment[labelled], overlaps.truth[labelled], sizes[labelled], unlabelled)
 
 
-def _plan(config: EvaluateConfig, grid: Geometry, fragments: Volume, regions: Mapping[str, Region]) -> BlockPlan:
-    shape = fragments.chunk_shape_vox
-    if config.block_shape is not None:
-        shape = config.block_shape.to_vox(grid.voxel_size_nm, "evaluate.block_shape")
-        if min(shape) < 1:
-            raise ConfigError("evaluate.block_shape is empty", wanted="at least 1 voxel along each axis", found=shape)
-    begins = np.array([region.box.begin_vox for region in regions.values()])
-    ends = np.array([region.box.end_vox for region in regions.values()])
-    first = np.array(fragments.box.begin_vox)
-    begin = first + (begins.min(axis=0) - first) // shape * shape
-    return BlockPlan(Box.from_bounds(_vox3(begin), _vox3(ends.max(axis=0))), shape)
-
-
-def _vox3(values: np.ndarray[Any, np.dtype[np.int64]]) -> Vox3:
+def vox3(values: Any) -> Vox3:
+    """Three whole numbers of voxels, from any sequence or array."""
     z, y, x = (int(v) for v in values)
     return z, y, x
-
-
-def _parameters(config: EvaluateConfig, regions: Mapping[str, Region], plan: BlockPlan) -> dict[str, Any]:
-    """What decides the rows of every block."""
-    total = {"begin_vox": list(plan.total.begin_vox), "shape_vox": list(plan.total.shape_vox)}
-    return {
-        "truth_dataset": config.truth_dataset,
-        "regions": {name: region.as_dict() for name, region in regions.items()},
-        "total": total,
-        "block_shape_vox": list(plan.write_shape_vox),
-    }
-
-
-def _holes(truth: Truth) -> dict[str, Any]:
-    """The holes that are left out; nothing without any, as before there were holes."""
-    holes = [{"begin_vox": list(hole.begin_vox), "shape_vox": list(hole.shape_vox)} for hole in truth.holes]
-    return {"holes": holes} if holes else {}
-
-
-@contextmanager
-def _opened(volumes: CountedVolumes) -> Iterator[BlockFunction]:
-    def count_block(block: Block) -> BlockOutput:
-        found = {name: overlaps_of(_count(volumes, block.write, region)) for name, region in volumes.regions.items()}
-        return BlockOutput(overlaps=found, facts={f"pairs_{name}": len(rows) for name, rows in found.items()})
-
-    yield count_block
-
-
-def _count(volumes: CountedVolumes, write: Box, region: Region) -> Contingency:
-    box = write.intersect(region.box)
-    if box.is_empty:
-        return ContingencySum().table()
-    return contingency(volumes.fragments.read(box), region.truth_in(volumes.truth, box))

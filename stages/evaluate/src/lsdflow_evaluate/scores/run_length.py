@@ -1,19 +1,19 @@
 """Expected run length (ERL): how far one can walk along a neuron before the segmentation makes an error.
 
-    skeleton   o---o---o---o---o---o        nodes carry the segment they lie in
+    skeleton   o---o---o---o---o---o        nodes carry the segment that they are in
     segment    7   7   7   9   9   0
     runs       |-- 7 --|   |9 |             one edge is split (7|9), one is omitted (9|0)
 
-1. An edge of a skeleton is correct if both its nodes lie in the same segment, not 0. If they lie in two segments it is
-   split, if a node lies in 0 it is omitted; both have run length 0.
+1. An edge of a skeleton is correct if both its nodes are in the same segment, not 0. If they are in two segments it is
+   split, if a node is in 0 it is omitted; both have run length 0.
 2. A segment merges if it holds nodes of two neurons or more (at least `merge_min_nodes` of each); the correct edges
    inside it become merged and have run length 0.
 3. The run of a connected skeleton in a segment is the length of its correct edges there. A point chosen at random on
-   the skeletons lies in a run of length L with probability L / total length, so ERL = sum of L^2 / total length.
+   the skeletons is in a run of length L with probability L / total length, so ERL = sum of L^2 / total length.
 4. The largest possible ERL is that of the skeletons themselves: sum of (length of each connected skeleton)^2 / total
    length. The normalised ERL is their quotient, 0 to 1.
 
-A neuron that the region cuts into pieces is several connected skeletons of one neuron: no segmentation can join them
+A neuron that the region cuts is several connected skeletons of one neuron: no segmentation can join them
 across the gap, and a segment that holds two of them does not merge. Source: Januszewski et al. 2018, as counted by
 funlib.evaluate.
 """
@@ -91,15 +91,15 @@ def run_lengths(skeletons: Skeletons, segments: UInt64s, merge_min_nodes: int = 
     total = float(lengths.sum())
     if not total > 0:
         raise BadData("the skeletons have no length", found=f"{len(lengths)} edges", fix="is the region too small?")
-    piece = _pieces(skeletons)[skeletons.edges[:, 0]]
+    component = _components(skeletons)[skeletons.edges[:, 0]]
     first, second = segments[skeletons.edges[:, 0]], segments[skeletons.edges[:, 1]]
     omitted = (first == 0) | (second == 0)
     split = ~omitted & (first != second)
     merging = _merging_segments(skeletons.neurons, segments, merge_min_nodes)
     merged = ~omitted & ~split & np.isin(first, merging)
     correct = ~omitted & ~split & ~merged
-    found = _sum_of_squares((piece[correct], first[correct]), lengths[correct]) / total
-    best = _sum_of_squares((piece,), lengths) / total
+    found = _sum_of_squares((component[correct], first[correct]), lengths[correct]) / total
+    best = _sum_of_squares((component,), lengths) / total
     return RunLengths(
         expected_run_length_nm=found,
         max_erl_nm=best,
@@ -111,18 +111,18 @@ def run_lengths(skeletons: Skeletons, segments: UInt64s, merge_min_nodes: int = 
         omitted_edges=int(omitted.sum()),
         merged_edges=int(merged.sum()),
         merging_segments=len(merging),
-        split_skeletons=len(np.unique(piece[split])),
-        skeletons=len(np.unique(piece)),
+        split_skeletons=len(np.unique(component[split])),
+        skeletons=len(np.unique(component)),
     )
 
 
-def _pieces(skeletons: Skeletons) -> NDArray[Any]:
+def _components(skeletons: Skeletons) -> NDArray[Any]:
     """Number of the connected skeleton of each node."""
     nodes = len(skeletons.neurons)
     ones = np.ones(len(skeletons.edges), np.int8)
     graph = coo_array((ones, (skeletons.edges[:, 0], skeletons.edges[:, 1])), shape=(nodes, nodes))
-    _, piece = connected_components(graph, directed=False)
-    return np.asarray(piece)
+    _, component = connected_components(graph, directed=False)
+    return np.asarray(component)
 
 
 def _merging_segments(neurons: UInt64s, segments: UInt64s, merge_min_nodes: int) -> UInt64s:

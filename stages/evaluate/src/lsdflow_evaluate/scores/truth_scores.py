@@ -1,37 +1,42 @@
-"""Comparing the segmentation of every threshold with the truth: from one counting of fragments x truth and the
-fragments of the skeletons' nodes, in each region."""
+"""Scores of every threshold in every region, from two small things: the counted table of fragments x truth, and the
+fragment of every skeleton node."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
-from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.geometry import Box, Geometry, Nm3
-from lsdflow_contract.lut import read_lut
-from lsdflow_evaluate.artefacts import Segmented
-from lsdflow_evaluate.config import MONGO, EvaluateConfig
-from lsdflow_evaluate.lattice import strided
-from lsdflow_evaluate.report.data import Score
-from lsdflow_evaluate.scores.counting import CountedVolumes, counted
-from lsdflow_evaluate.scores.run_length import Skeletons
-from lsdflow_evaluate.scores.scored_regions import NAMED, ROI, THRESHOLD_ROI, Region
-from lsdflow_evaluate.scores.threshold_scores import ThresholdScore, best_of, runs_of, threshold_score
-from lsdflow_evaluate.skeletons.files import read_skeletons, read_skeletons_of_mongo
-from lsdflow_evaluate.skeletons.nodes import Nodes
-from lsdflow_evaluate.skeletons.skeletonise import lattice_step_vox, skeletons_of
-from lsdflow_metrics.contingency import Contingency
-from lsdflow_runtime.engine.block_task import BlockTask
-from lsdflow_runtime.io.target import Truth
+from lsdflow_contract.lut import KnownLut, Lut, read_lut
+from lsdflow_evaluate.config import EvaluateConfig
+from lsdflow_evaluate.scores.counting import NAMED, ROI, THRESHOLD_ROI, Region
+from lsdflow_evaluate.scores.run_length import RunLengths, Skeletons, run_lengths
+from lsdflow_metrics.contingency import Contingency, positions_in
+from lsdflow_metrics.scores import PartitionScores, score
 
-# Thinning truth holds the whole lattice in memory: beyond this many points "auto" leaves it out.
-MOST_LATTICE_POINTS = 1 << 27
-# A thinned skeleton can touch its neighbour's voxels at a face: a few nodes are no merge.
-MERGE_NODES_OF_THINNED_TRUTH = 5
+# The skeletons inside a region, and the fragment of each of their nodes.
+Nodes = tuple[Skeletons, NDArray[np.uint64]]
+
+
+@dataclass(frozen=True)
+class ThresholdScore:
+    """A threshold of a merge function: partition scores, and run lengths where there are skeletons."""
+
+    merge_function: str
+    threshold: float
+    number_of_segments: int
+    partition: PartitionScores
+    runs: RunLengths | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All values, flat, as in scores.json."""
+        named = {"merge_function": self.merge_function, "threshold": self.threshold}
+        counts = {"number_of_segments": self.number_of_segments}
+        return {**named, **counts, **asdict(self.partition), **(asdict(self.runs) if self.runs else {})}
 
 
 @dataclass(frozen=True)
@@ -44,117 +49,74 @@ class RegionScores:
 
     def at(self, chosen: tuple[str, float]) -> ThresholdScore | None:
         """The score of a merge function at a threshold."""
-        found = [s for s in self.scores if (s.merge_function, s.threshold) == chosen]
-        return found[0] if found else None
+        return next((s for s in self.scores if (s.merge_function, s.threshold) == chosen), None)
 
 
 @dataclass(frozen=True)
 class TruthScores:
-    """Scores of all thresholds by region; `chosen` = (merge function, threshold); settings say what was done."""
+    """Scores of all thresholds by region; `chosen` = (merge function, threshold); settings record what was done."""
 
     regions: dict[str, RegionScores]
     chosen: tuple[str, float]
     settings: dict[str, str]
 
     @property
-    def scores(self) -> tuple[ThresholdScore, ...]:
-        """The scores of the region that the report is about."""
-        return self.regions[ROI].scores
-
-    @property
-    def box(self) -> Box:
-        """That region."""
-        return self.regions[ROI].region.box
-
-    @property
     def chosen_score(self) -> ThresholdScore | None:
-        """The score of the chosen threshold."""
+        """The score of the chosen threshold in the region that the report is about."""
         return self.regions[ROI].at(self.chosen)
-
-    def rows(self) -> tuple[Score, ...]:
-        """The rows of the report."""
-        return tuple(s.as_row((s.merge_function, s.threshold) == self.chosen) for s in self.scores)
-
-
-@dataclass(frozen=True)
-class Traced:
-    """Skeletons, what they are, and how many nodes of each of two neurons make a segment a merger."""
-
-    skeletons: Skeletons | None
-    kind: str
-    merge_min_nodes: int
 
 
 def score_against_truth(
     config: EvaluateConfig,
-    segmented: Segmented,
-    counting: BlockTask,
+    luts: Sequence[KnownLut],
+    segmented: tuple[str, float],
     regions: Mapping[str, Region],
-    traced: Traced,
+    tables: Mapping[str, Contingency],
     nodes: Mapping[str, Nodes],
+    merge_min_nodes: int,
+    skeletons: str,
 ) -> TruthScores:
-    """Score every lookup table in every region from the finished counting, and choose the threshold.
+    """Score every lookup table in every region, and choose the threshold.
 
-    `nodes`: by region, where there are skeletons.
+    segmented: merge function and threshold of the segmentation; tables: the counted fragments x truth of each region;
+    nodes: by region, where there are skeletons; skeletons: which they are, for the settings in scores.json.
     """
-    tables = {name: counted(counting, name) for name in regions}
     scores: dict[str, list[ThresholdScore]] = {name: [] for name in regions}
-    for known in segmented.luts:
+    for known in luts:
         lut = read_lut(known.path)
-        named = (known.merge_function, known.threshold, int(known.facts["segments"]))
         for name, table in tables.items():
-            runs = runs_of(*nodes[name], lut, traced.merge_min_nodes) if name in nodes else None
+            runs = runs_of(*nodes[name], lut, merge_min_nodes) if name in nodes else None
             try:
-                scores[name].append(threshold_score(named, lut, table, config.zeros, runs))
+                partition = score(table.relabel(lut.fragments, lut.segments), config.zeros)
             except BadData as error:
                 error.where = error.where or f"evaluate.{name.replace(NAMED, 'regions.')}"
                 raise
+            segments = int(known.facts["segments"])
+            scores[name].append(ThresholdScore(known.merge_function, known.threshold, segments, partition, runs))
     settings = {
         "segmentation 0": config.zeros,
         "region": str(regions[ROI].box),
-        "skeletons": traced.kind if traced.skeletons is not None else "none",
-        "merge needs nodes": str(traced.merge_min_nodes),
+        "skeletons": skeletons,
+        "merge needs nodes": str(merge_min_nodes),
     }
-    chosen = (segmented.merge_function, segmented.threshold)
+    chosen = segmented
     if THRESHOLD_ROI in regions:
-        chosen = (segmented.merge_function, best_of(scores[THRESHOLD_ROI], segmented.merge_function))
+        chosen = (segmented[0], best_of(scores[THRESHOLD_ROI], segmented[0]))
         settings["threshold chosen on"] = str(regions[THRESHOLD_ROI].box)
     found = {name: RegionScores(region, tuple(scores[name]), tables[name]) for name, region in regions.items()}
     return TruthScores(found, chosen, settings)
 
 
-def trace(experiment: Experiment, config: EvaluateConfig, volumes: CountedVolumes) -> Traced:
-    """The skeletons that the config asks for: from a file or a database, thinned truth, or none."""
-    skeletons, kind = _skeletons(experiment, config, volumes.grid, volumes.truth, volumes.regions[ROI].box)
-    thinned = MERGE_NODES_OF_THINNED_TRUTH if kind.startswith("thinned") else 1
-    return Traced(skeletons, kind, config.merge_min_nodes or thinned)
+def runs_of(skeletons: Skeletons, fragments: NDArray[np.uint64], lut: Lut, merge_min_nodes: int) -> RunLengths:
+    """Run lengths of one lookup table; `fragments` uint64 (n,): the fragment of each node, 0 = none."""
+    place = positions_in(fragments, lut.fragments, "the skeleton nodes")
+    segments = np.where(place >= 0, lut.segments[np.maximum(place, 0)], np.uint64(0))
+    return run_lengths(skeletons, segments, merge_min_nodes)
 
 
-def _skeletons(
-    experiment: Experiment, config: EvaluateConfig, grid: Geometry, truth: Truth, box: Box
-) -> tuple[Skeletons | None, str]:
-    if config.skeletons == "none":
-        return None, "none"
-    if config.skeletons not in ("auto", "truth"):
-        return _traced(experiment, config.skeletons), f"traced: {config.skeletons}"
-    step = config.skeleton_lattice or lattice_step_vox(grid.voxel_size_nm)
-    points = int(np.prod([-(-n // s) for n, s in zip(box.shape_vox, step, strict=True)]))
-    if config.skeletons == "auto" and points > MOST_LATTICE_POINTS:
-        return None, "none"
-    spacing: Nm3 = tuple(s * v for s, v in zip(step, grid.voxel_size_nm, strict=True))  # type: ignore[assignment]
-    middle = tuple(b + 0.5 for b in box.begin_vox)
-    first: Nm3 = tuple(o + m * v for o, m, v in zip(grid.offset_nm, middle, grid.voxel_size_nm, strict=True))  # type: ignore[assignment]
-    return skeletons_of(_lattice(truth, box, step), spacing, first), f"thinned truth, every {step} voxels"
-
-
-def _traced(experiment: Experiment, given: str) -> Skeletons:
-    """Skeletons of a file or folder, or of "mongo:NAME@FILE" where FILE holds a URI or is a folder of a dump."""
-    if not given.startswith(MONGO):
-        return read_skeletons(experiment.resolve(given))
-    name, _, source = given.removeprefix(MONGO).partition("@")
-    return read_skeletons_of_mongo(experiment.resolve(source), name, experiment.store.retry_s)
-
-
-def _lattice(truth: Truth, box: Box, step: tuple[int, int, int]) -> NDArray[np.uint64]:
-    """Every step-th voxel of the truth inside the box, read piece by piece."""
-    return strided(truth.read, truth.labels.chunk_shape_vox, box, step)
+def best_of(scores: list[ThresholdScore], merge_function: str) -> float:
+    """Threshold of the smallest VOI among one merge function's scores; the lowest if equal."""
+    own = [s for s in scores if s.merge_function == merge_function]
+    if not own:
+        raise BadData(f"no scores of merge function {merge_function}")
+    return min(own, key=lambda s: (s.partition.voi, s.threshold)).threshold

@@ -4,8 +4,8 @@
     nodes.csv + edges.csv      neuron,node,z,y,x  and  source,target     (two files in one folder)
     *.swc                      node type x y z radius parent             (nm, x first; each file is a neuron)
 
-An SWC file named by a number is that neuron; others are numbered by their order of name from 1. The same can stand in a
-MongoDB, as the LSD scripts have it: collections <name>.nodes and <name>.edges. Where nodes do not tell their neuron,
+An SWC file named by a number is that neuron; others are numbered by their order of name from 1. The same is read from
+a MongoDB of the LSD scripts: collections <name>.nodes and <name>.edges. Where nodes do not name their neuron,
 each connected skeleton is one, numbered from 1 in the order of its first node.
 """
 
@@ -56,8 +56,8 @@ def read_skeletons_of_mongo(source: Path, name: str, retry_s: float) -> Skeleton
 def connected_neurons(nodes: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     """Each connected skeleton is a neuron of its own: numbers from 1, in the order of first nodes."""
     graph = coo_array((np.ones(len(edges), np.int8), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
-    _, piece = connected_components(graph, directed=False)
-    _, first, place = np.unique(piece, return_index=True, return_inverse=True)
+    _, component = connected_components(graph, directed=False)
+    _, first, place = np.unique(component, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[place].astype(np.int64) + 1
 
 

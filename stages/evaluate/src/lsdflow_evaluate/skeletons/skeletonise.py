@@ -1,6 +1,6 @@
 """Skeletons made from truth, where none were traced: simple, documented, good enough to compare segmentations.
 
-1. Truth is taken on a coarse lattice of voxels (every k-th voxel), so that every node lies in its neuron.
+1. Truth is taken on a coarse lattice of voxels (every k-th voxel), so that every node is in its neuron.
 2. Each neuron is thinned to one voxel width (scikit-image `skeletonize`, Lee 1994), inside its own bounding box.
 3. Neighbouring skeleton voxels (26-neighbourhood) are joined; of their graph only the minimum spanning forest by
    length stays, so loops of thick places vanish.
@@ -19,12 +19,26 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import minimum_spanning_tree
 from skimage.morphology import skeletonize
 
+from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
+from lsdflow_evaluate.lattice import strided
 from lsdflow_evaluate.scores.run_length import Skeletons
-
-Nm3 = tuple[float, float, float]
+from lsdflow_runtime.io.target import Truth
 
 # One of each pair of opposite neighbours: 13 of 26.
 _HALF_OF_26 = [step for step in itertools.product((-1, 0, 1), repeat=3) if step > (0, 0, 0)]
+
+
+def thin_truth(truth: Truth, box: Box, grid: Geometry, step: Vox3) -> Skeletons:
+    """Skeletons of the truth in a box, from every step-th voxel."""
+    spacing: Nm3 = tuple(s * v for s, v in zip(step, grid.voxel_size_nm, strict=True))  # type: ignore[assignment]
+    middle = tuple(b + 0.5 for b in box.begin_vox)
+    first: Nm3 = tuple(o + m * v for o, m, v in zip(grid.offset_nm, middle, grid.voxel_size_nm, strict=True))  # type: ignore[assignment]
+    return skeletons_of(strided(truth.read, truth.labels.chunk_shape_vox, box, step), spacing, first)
+
+
+def lattice_points(box: Box, step: Vox3) -> int:
+    """How many points the lattice of a box has: all of them are held in memory."""
+    return int(np.prod([-(-n // s) for n, s in zip(box.shape_vox, step, strict=True)]))
 
 
 def skeletons_of(labels: NDArray[np.uint64], spacing_nm: Nm3, first_nm: Nm3) -> Skeletons:
@@ -52,7 +66,7 @@ def skeletons_of(labels: NDArray[np.uint64], spacing_nm: Nm3, first_nm: Nm3) -> 
     return Skeletons(positions, np.concatenate(neurons), np.concatenate(edges))
 
 
-def lattice_step_vox(voxel_size_nm: Nm3) -> tuple[int, int, int]:
+def lattice_step_vox(voxel_size_nm: Nm3) -> Vox3:
     """Voxels between lattice points: a lattice as isotropic as can be, not finer than two of the shortest edges."""
     wanted = max(2 * min(voxel_size_nm), *voxel_size_nm)
     z, y, x = (max(1, round(wanted / size)) for size in voxel_size_nm)

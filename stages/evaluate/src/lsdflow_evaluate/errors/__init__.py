@@ -1,0 +1,1 @@
+"""The worst splits and merges: which they are, and where each is."""

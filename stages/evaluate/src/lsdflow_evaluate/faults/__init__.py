@@ -1,1 +1,0 @@
-"""The worst splits and merges: which they are, and where each is seen."""
