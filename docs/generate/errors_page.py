@@ -24,8 +24,8 @@ INTRODUCTION = f"""\
 
 Made from the sources (`docs/generate/errors_page.py`): the codes are those of
 `{CLASSES}`, the messages those that the code raises; `{FILLED_IN}` is
-filled in when it happens. An error says what is wrong, **where**, what was **wanted**, what was **found**, what
-**fix**; with `--json` the same as fields (`error`, `exit_code`, `what`, `where`, `wanted`, `found`, `fix`), with
+filled in when it happens. An error reports what is wrong, **where**, what was **wanted**, what was **found**, and
+the **fix**; with `--json` the same as fields (`error`, `exit_code`, `what`, `where`, `wanted`, `found`, `fix`), with
 `--debug` also the traceback.
 How messages look in full, for {{cases}} mistakes made on purpose: [what lsdflow says to bad input](bad_input.md).
 Symptoms that are no errors: [troubleshooting](troubleshooting.md).
@@ -117,7 +117,7 @@ def _section(error: ErrorClass, messages: list[Raised]) -> str:
     if not messages:
         return head + "No message of its own in the sources.\n"
     rows = [(_anchored(m), plain(NOT_A_STAGE.get(m.package, m.package.lstrip("_"))), plain(m.fix)) for m in messages]
-    return head + table(("message", "told by", "to do"), rows)
+    return head + table(("message", "reported by", "fix"), rows)
 
 
 def _anchored(message: Raised) -> str:
