@@ -21,6 +21,7 @@ import shutil
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,7 +33,7 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.files import fsync_folder, storage_errors, write_atomically
 from lsdflow_contract.lut import LUT_KEY, NPZ_SHA256, legacy_lut_name, lut_name, read_side_car, write_side_car
-from lsdflow_contract.sealing import read_sealed, require_sha256, write_sealed
+from lsdflow_contract.sealing import SEAL, read_sealed, require_sha256, sealed, write_sealed
 from lsdflow_segment.graph import LutSlice, SegmentGraph
 from lsdflow_segment.mapped_files import write_array
 from lsdflow_segment.sizes import UInt64s
@@ -117,7 +118,16 @@ def write_tables(folders: TableFolders, graph: SegmentGraph, choice: ThresholdCh
         "chosen": choice.chosen,
         "thresholds": rows,
     }
-    write_sealed(folders.summary(choice.merge_function), summary)
+    _write_summary(folders.summary(choice.merge_function), summary)
+
+
+def _write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write a summary, unless the file differs in the version of the contract alone: the manifest names its hash."""
+    content = {name: value for name, value in sealed(summary).items() if name != SEAL}
+    with suppress(MissingInput, BadData):
+        if {**read_sealed(path, _REPAIR), "contract": CONTRACT_VERSION} == content:
+            return
+    write_sealed(path, content)
 
 
 def read_summary(folders: TableFolders, merge_function: str) -> dict[str, Any]:
