@@ -17,7 +17,7 @@ import pytest
 import zarr
 import zarr.codecs
 
-from lsdflow_command import cores
+from lsdflow_command import machine as cores
 from lsdflow_contract.arrays import AFFS, FRAGMENTS, LSDS, RAW
 from lsdflow_contract.errors import BadData, StorageFailure
 from lsdflow_contract.geometry import Box, Geometry
