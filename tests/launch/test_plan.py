@@ -474,7 +474,7 @@ def test_gpu_hours_are_those_in_which_workers_hold_a_gpu_or_a_part_of_one(tmp_pa
 
 @pytest.mark.parametrize(
     ("limit", "restarts", "told"),
-    [("1:05:00", 1, "goes on"), ("1:15:00", 1, ""), ("40:00", 1, "goes on"), ("40:00", 0, "not enough")],
+    [("1:05:00", 1, "resumes"), ("1:15:00", 1, ""), ("40:00", 1, "resumes"), ("40:00", 0, "not enough")],
 )
 def test_a_job_needs_time_for_its_warning_and_counts_its_first_start_too(
     tmp_path: Path, limit: str, restarts: int, told: str

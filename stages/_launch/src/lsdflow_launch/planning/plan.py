@@ -1,11 +1,15 @@
-"""A plan of the whole chain: estimates of all stages, hours by partition, room on the disk, warnings, cost."""
+"""A plan of the whole chain: estimates of all stages, hours by partition, space on the disk, warnings, cost.
+
+The warnings name the limits that a run would reach: the space on the disk, time limits and memory of jobs, the time-out
+of a block.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +27,34 @@ from lsdflow_launch.descriptions import (
     resize_target,
     stages_to_ask,
 )
-from lsdflow_launch.planning.allotment import Allotment, allotment_of
+from lsdflow_launch.planning.allotment import Allotment, Job, allotment_of
 from lsdflow_launch.planning.disk_use import DiskUse, Room, room_in
 from lsdflow_launch.planning.estimate import StageEstimate, estimate
 from lsdflow_launch.planning.evidence import Evidence, Facts, Made, made_in, measure, require_finished_something
-from lsdflow_launch.planning.limits import Warn, warnings_of
 from lsdflow_launch.planning.prices import cost_of, read_prices
 from lsdflow_launch.planning.quantity import Quantity, total
 from lsdflow_launch.planning.recorded import recorded_run
-from lsdflow_launch.slurm.table import BLOCK_STAGES
+from lsdflow_launch.planning.wording import duration, size
+from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of
 
+SPARE = 1.1
+DISK = "disk"
 HOURS = ("cpu_hours", "gpu_hours")
 MISSING = {"exit_code": MissingInput.exit_code}
+
+
+@dataclass(frozen=True)
+class Warn:
+    """certain: what is known already is too much, whatever the rest adds."""
+
+    stage: str
+    what: str
+    fix: str
+    certain: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plan.json has it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -50,7 +70,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `lsdflow plan` tells. `facts`: what the stages themselves plan."""
+    """All that `lsdflow plan` reports. `facts`: what the stages themselves plan."""
 
     facts: dict[str, Facts]
     estimates: dict[str, StageEstimate]
@@ -76,7 +96,7 @@ class Plan:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in plan.json."""
+        """As plan.json has it."""
         return {
             "written": self.written,
             "workers": "slurm" if self.on_slurm else "local",
@@ -119,6 +139,63 @@ def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
         plan.costs.update(cost_of(prices, hours, size))
     currency = prices.currency if prices is not None else ""
     return Plan(facts, estimates, allotments, plan.room, on_slurm, plan.warnings, plan.costs, currency)
+
+
+def warnings_of(experiment: Experiment, plan: Plan) -> list[Warn]:
+    """The limits that a run of this plan would reach."""
+    found = [*_of_disk(plan)]
+    for stage, estimated in plan.estimates.items():
+        if estimated.share_left > 0 and stage in BLOCK_STAGES:
+            found += _of_block_time(experiment, stage, estimated)
+        if estimated.share_left > 0 and plan.on_slurm:
+            found += _of_jobs(experiment, plan, stage)
+    return found
+
+
+def _of_disk(plan: Plan) -> Iterator[Warn]:
+    needed, files, room = plan.left("bytes_written"), plan.left("files"), plan.room
+    fix = "free some space, put the experiment on a larger disk, or choose a part of the volume with roi"
+    if needed.value is not None and needed.value * SPARE > room.free_bytes:
+        what = f"{_about(needed, size)} are still to be written, {size(room.free_bytes)} are free"
+        yield Warn(DISK, what, fix, certain=needed.value > room.free_bytes)
+    if files.value is not None and room.free_files is not None and files.value > room.free_files:
+        what = f"{files.value:.0f} files are still to be made, {room.free_files} may be"
+        yield Warn(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)
+
+
+def _of_block_time(experiment: Experiment, stage: str, estimated: StageEstimate) -> Iterator[Warn]:
+    per_block, limit = estimated["seconds_per_block"], experiment.compute.block_timeout_s
+    if per_block.value is not None and per_block.value > limit:
+        what = f"a block takes {duration(per_block.value)}, compute.block_timeout_s is {duration(limit)}"
+        yield Warn(stage, what, f"compute.block_timeout_s = {10 * per_block.value:.0f}")
+
+
+def _of_jobs(experiment: Experiment, plan: Plan, stage: str) -> Iterator[Warn]:
+    table, allotment, estimated = cluster_of(experiment), plan.allotments[stage], plan.estimates[stage]
+    walltime, starts = estimated["walltime_s"].times(estimated.share_left), table.max_restarts + 1
+    whole = allotment.coordinator or allotment.workers
+    key = f"cluster.{stage}.time"
+    if walltime.value is not None and whole.time_limit_s and walltime.value > whole.time_limit_s - table.warn_s:
+        what = f"{_about(walltime, duration)} of work, {key} is {duration(whole.time_limit_s)}: the job comes back "
+        enough = walltime.value <= starts * (whole.time_limit_s - table.warn_s)
+        what += "into the queue and resumes" if enough else f"{table.max_restarts} times, which is not enough"
+        yield Warn(stage, what, f"{key} or more workers" if enough else f"more of {key}, or cluster.max_restarts")
+    yield from _of_workers(stage, estimated, allotment.workers, table.warn_s)
+
+
+def _of_workers(stage: str, estimated: StageEstimate, workers: Job, warn_s: int) -> Iterator[Warn]:
+    prefix = "worker_" if stage in BLOCK_STAGES else ""
+    block, rss = estimated["seconds_per_block"].value, estimated["rss_per_worker_bytes"].value
+    if block is not None and workers.time_limit_s and block > workers.time_limit_s - warn_s:
+        what = f"a block takes {duration(block)}, a worker has {duration(workers.time_limit_s)}: no block is ever done"
+        yield Warn(stage, what, f"more of cluster.{stage}.{prefix}time, or smaller blocks")
+    if rss is not None and workers.memory_bytes and rss > workers.memory_bytes:
+        what = f"a worker needs {size(rss)}, it asks for {size(workers.memory_bytes)}"
+        yield Warn(stage, what, f"more of cluster.{stage}.{prefix}mem, or smaller blocks")
+
+
+def _about(quantity: Quantity, text: Any) -> str:
+    return f"{'at least ' if quantity.at_least else 'about '}{text(quantity.value)}"
 
 
 def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None) -> dict[str, Facts]:
