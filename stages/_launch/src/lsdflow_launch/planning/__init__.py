@@ -1,1 +1,1 @@
-"""`lsdflow plan`: what a run will take, from blocks that were measured; and whether it came true."""
+"""Implements `lsdflow plan`: estimate a run from measured blocks, and compare the estimate with the finished run."""

@@ -1,4 +1,4 @@
-"""Who works on a stage as the experiment is configured: workers and cores, on this machine or as jobs of SLURM."""
+"""Workers and cores that the configuration gives to a stage, on this machine or as SLURM jobs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Job:
-    """A kind of job: where, how many at a time, and what each has; None: no limit, or not known.
+    """A kind of job: its partition, how many run at a time, and the resources of each. None: no limit, or not known.
 
-    gpus: a part of one, where workers of a machine share it.
+    gpus: a fraction if workers share a GPU.
     """
 
     partition: str
@@ -38,7 +38,7 @@ class Allotment:
 
 
 def allotment_of(experiment: Experiment, stage: str, facts: Mapping[str, Any], *, on_slurm: bool) -> Allotment:
-    """Workers of a stage. ConfigError (78) for a wrong [cluster]."""
+    """Return the workers of a stage. Raises ConfigError (78) for a wrong [cluster]."""
     if not on_slurm:
         return Allotment(_here(experiment, stage, facts))
     settings = job_settings(cluster_of(experiment), experiment)
@@ -74,13 +74,13 @@ def _job(settings: Mapping[str, str], prefix: str, count: int = 1) -> Job:
 
 
 def memory_bytes(text: str) -> int:
-    """Bytes of sbatch's --mem: a number in MiB, or with a unit."""
+    """Return the bytes of sbatch's --mem: a number in MiB, or with a unit."""
     found = re.fullmatch(r"(\d+)([KMGT]?)", text)
     return int(found[1]) * _UNITS[found[2]] if found else 0
 
 
 def time_limit_s(text: str) -> float:
-    """Seconds of sbatch's --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    """Return the seconds of sbatch's --time: minutes, m:s, h:m:s or days-hours[:minutes[:seconds]]."""
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if dash:
@@ -93,6 +93,6 @@ def time_limit_s(text: str) -> float:
 
 
 def _gpus(gres: str) -> int:
-    """GPUs of a --gres such as gpu:a100:2,tmp:5."""
+    """Return the number of GPUs in a --gres such as gpu:a100:2,tmp:5."""
     counts = [part.split(":")[1:] for part in gres.split(",") if part.split(":")[0] == "gpu"]
     return sum(int(c[-1]) if c and c[-1].isdigit() else 1 for c in counts)

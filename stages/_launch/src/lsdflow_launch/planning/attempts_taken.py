@@ -1,4 +1,4 @@
-"""What attempts at blocks read and held, by the work they were for: bytes, and the memory of a GPU."""
+"""Bytes read and GPU memory used by the attempts at blocks, by pass."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from lsdflow_command.attempts import DONE, FOLDER, KEY_LETTERS, AttemptReader
 
-# Attempts at 10^6 blocks are some 100 MB: nobody waits for them to be read.
+# The attempts at 10^6 blocks fill some 100 MB, which would take too long to read.
 MOST_BYTES = 50_000_000
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Of the attempts that did their block: how many, what each read on average, the most that one held of a GPU."""
+    """Of the successful attempts: their number, the mean bytes read by each, and the largest GPU memory of one."""
 
     blocks: int
     read_bytes: float
@@ -21,7 +21,7 @@ class Taken:
 
 
 def taken_by_attempts(runs: Path) -> dict[str, Taken]:
-    """By the first letters of the work's key; empty where there are none, or too many to be read."""
+    """Return the use of each pass by the first letters of its key; empty without attempts, or if they are too many."""
     paths = list((runs / FOLDER).glob("*.tsv"))
     if sum(path.stat().st_size for path in paths) > MOST_BYTES:
         return {}
@@ -35,5 +35,5 @@ def taken_by_attempts(runs: Path) -> dict[str, Taken]:
 
 
 def of_key(found: dict[str, Taken], key: str) -> Taken | None:
-    """Of a work; None if nothing is known of it."""
+    """Return the use of the pass with this key; None if it is not known."""
     return found.get(key[:KEY_LETTERS])

@@ -1,4 +1,4 @@
-"""The verb plan."""
+"""The command `plan`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = {"": None, "local": False, "slurm": True}
 
 
 def add_plan_verb(app: typer.Typer) -> None:
-    """Register plan."""
+    """Register `plan`."""
 
     @app.command()
     def plan(
@@ -73,7 +73,7 @@ def add_plan_verb(app: typer.Typer) -> None:
 
 
 def _shape(text: str) -> Vox3 | None:
-    """Voxels of "z,y,x". UsageError (2) for anything else."""
+    """Return the voxels of "z,y,x"; None for an empty text. Raises UsageError (2) for anything else."""
     if not text:
         return None
     parts = text.split(",")
@@ -86,7 +86,7 @@ def _shape(text: str) -> Vox3 | None:
 
 
 def _workers(folder: Path, count: int) -> list[str]:
-    """Settings that give every stage so many workers, here and on a cluster."""
+    """Return the settings that give every stage this many workers, here and on a cluster."""
     if not count:
         return []
     stages = BLOCK_STAGES if load_experiment(folder).uses_cluster else ()

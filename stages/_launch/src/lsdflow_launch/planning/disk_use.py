@@ -1,4 +1,4 @@
-"""Bytes and files that a stage has made, and the room that is left: counted on the disk."""
+"""Bytes and files that a stage has written, and the free space of the disk."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from lsdflow_contract.layout import ExperimentLayout
 
-# 10^6 files of a shared file system can take minutes to look at: then the count is told to be unfinished.
+# 10^6 files of a shared file system can take minutes to count; after this time the count is reported as incomplete.
 COUNT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class DiskUse:
-    """What lies there; complete: False if counting took too long."""
+    """Files and bytes found. complete: False if counting took too long."""
 
     files: int = 0
     size_bytes: int = 0
@@ -24,7 +24,7 @@ class DiskUse:
 
 
 def made_by(layout: ExperimentLayout, stage: str) -> list[Path]:
-    """Folders that hold what a stage makes (the rows of a mongo store lie elsewhere)."""
+    """Return the folders that hold the results of a stage (the rows of a mongo store are elsewhere)."""
     blocks, results = layout.store / "blocks" / stage, layout.results / stage
     folders = {
         "prepare": [results, layout.data],
@@ -38,7 +38,7 @@ def made_by(layout: ExperimentLayout, stage: str) -> list[Path]:
 
 
 def disk_use(folders: list[Path]) -> DiskUse:
-    """Files and bytes below folders."""
+    """Count the files and bytes below folders."""
     files = size = 0
     end = time.monotonic() + COUNT_SECONDS
     for entry in (e for folder in folders for e in _files(folder)):
@@ -61,13 +61,13 @@ def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 @dataclass(frozen=True)
 class Room:
-    """What a user may still write: bytes, and files (None where the file system does not count them)."""
+    """What the user may still write: bytes, and files (None where the file system does not count them)."""
 
     free_bytes: int
     free_files: int | None
 
 
 def room_in(folder: Path) -> Room:
-    """The room of the file system of a folder."""
+    """Return the free space of the file system that holds a folder."""
     found = os.statvfs(folder)
     return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)

@@ -1,7 +1,7 @@
-"""What a stage will take, as a whole: from the evidence of it, and who works on it.
+"""Estimate of a whole stage, from its evidence and its workers.
 
-work      seconds in blocks of all passes, one worker alone
-walltime  work / workers at a time + start of the command + what one process does alone (from --like)
+work      seconds in the blocks of all passes, for one worker
+walltime  work / workers at a time + start of the command + serial time of one process (from --like)
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 NOT_MEASURED = "no block is done, measured (--measure) or known from another experiment (--like)"
 SERIAL = ("segment", "evaluate")
-# What the seconds of blocks grow with: the first of these that both plans hold.
+# The seconds in blocks grow with the first of these that both plans have.
 WORK = ("multiply_adds", "voxels_read_with_context", "voxels")
 MIB = 2**20
-# Python with the libraries of a stage, before it has read a block: 92 to 165 MiB were measured.
+# Memory of Python with the libraries of a stage, before it has read a block: 92 to 165 MiB were measured.
 PROCESS_MIB = 150
-# One of an array and one of rows; what a stage has beyond them are tables and reports, the same for any volume.
+# One of an array and one of rows. All other files of a stage are tables and reports, the same for any volume.
 FILES_OF_A_BLOCK = 2
-# Of the seconds that one process is alone, those that do not grow with the volume: libraries, pictures of the report.
+# Part of the serial seconds that does not grow with the volume: importing libraries, pictures of the report.
 FIXED_SECONDS = {"segment": 1.0, "evaluate": 10.0}
 
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """Numbers of a stage as a whole, and the share of it that is left to do."""
+    """Numbers of a whole stage, and the share of it that is left to do."""
 
     numbers: dict[str, Quantity]
     share_left: float
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in plan.json."""
+        """Return the estimate as stored in plan.json."""
         return {"share_left": self.share_left, **{name: q.as_dict() for name, q in self.numbers.items()}}
 
     def __getitem__(self, name: str) -> Quantity:
@@ -53,11 +53,11 @@ class StageEstimate:
 
 
 def estimate(stage: str, evidence: Evidence, allotment: Allotment) -> StageEstimate:
-    """All numbers of a stage."""
+    """Return all numbers of a stage."""
     facts, finished = evidence.here.facts, evidence.here.finished
     if stage in BLOCK_STAGES and "blocks" in facts:
         return _of_blocks(stage, evidence, allotment)
-    # Of a target without truth evaluate has nothing to count.
+    # For a target without ground truth, evaluate has nothing to compute.
     nothing_to_do = facts.get("nothing_to_do") or ("no truth to compare with" if facts.get("truth") is False else None)
     why = facts.get("not known yet") or nothing_to_do
     if why or stage in BLOCK_STAGES:
@@ -93,7 +93,7 @@ def _of_blocks(stage: str, evidence: Evidence, allotment: Allotment) -> StageEst
 
 
 def _seconds(name: str, evidence: Evidence) -> Quantity:
-    """Of all blocks of a pass."""
+    """Return the seconds of all blocks of a pass."""
     return first_known(
         (
             _of_finished(name, evidence, evidence.here, "finished blocks of this experiment"),
@@ -105,7 +105,7 @@ def _seconds(name: str, evidence: Evidence) -> Quantity:
 
 
 def _of_finished(name: str, evidence: Evidence, made: Made, what: str) -> Quantity:
-    """Seconds of a pass from what finished blocks of it took, here or elsewhere."""
+    """Return the seconds of a pass, scaled from its finished blocks here or in another experiment."""
     found, plan, has_gpu = passes_of(made.facts).get(name, {}), passes_of(evidence.here.facts)[name], evidence.has_gpu
     taken, noted = found.get("taken") or taken_as_a_whole(made), of_key(made.attempts, str(found.get("key", "")))
     if not taken or "voxels" not in found:
@@ -119,7 +119,7 @@ def _of_finished(name: str, evidence: Evidence, made: Made, what: str) -> Quanti
 
 
 def _measured_part(name: str, evidence: Evidence, fact: str) -> Quantity:
-    """A number of a pass, scaled from the voxels of the measured block to all."""
+    """Return a number of a pass, scaled from the voxels of the measured block to those of the pass."""
     measured = evidence.measured
     if "not known" in measured:
         return unknown(measured["not known"])
@@ -144,7 +144,7 @@ def _walltime(stage: str, evidence: Evidence, seconds: Quantity, workers: int) -
 
 
 def _beside(stage: str, evidence: Evidence) -> Quantity:
-    """Seconds beside the blocks: the start of the command, and what one process does alone, which grows with voxels."""
+    """Return the seconds outside blocks: the start of the command, and the serial time, which grows with the voxels."""
     starting, alone = evidence.measured.get("seconds_to_start"), stage in SERIAL
     if starting is not None and not alone:
         return Quantity(starting, "with the start of the command")
@@ -158,7 +158,7 @@ def _beside(stage: str, evidence: Evidence) -> Quantity:
 
 
 def _read(name: str, evidence: Evidence) -> Quantity:
-    """Bytes that a pass reads: of finished blocks here, of the measured one, or of those of another experiment."""
+    """Return the bytes that a pass reads, from finished blocks here, the measured block, or another experiment."""
     plan = passes_of(evidence.here.facts)[name]
     elsewhere = [_read_by_attempts(name, made, plan) for made in evidence.like]
     here = _read_by_attempts(name, evidence.here, plan)
@@ -175,7 +175,7 @@ def _read_by_attempts(name: str, made: Made, plan: Mapping[str, Any]) -> Quantit
 
 
 def _on_disk(evidence: Evidence, counted: str, fact: str, blocks: int, done: int) -> Quantity:
-    """Bytes or files of all blocks: counted here, from a measured block, or counted in another experiment."""
+    """Return bytes or files of all blocks: counted here, from a measured block, or counted in another experiment."""
     here, found = evidence.here, []
     if done and here.disk.complete:
         found.append(Quantity(getattr(here.disk, counted) * blocks / done, f"on the disk, of {done} finished blocks"))
@@ -188,7 +188,7 @@ def _on_disk(evidence: Evidence, counted: str, fact: str, blocks: int, done: int
 
 
 def _grown_on_disk(counted: float, fact: str, found: Facts, plan: Facts) -> float:
-    """Bytes or files of a plan, from those counted of another one: bytes by those of its arrays, files by blocks."""
+    """Scale the bytes or files counted for another plan: bytes by the size of its arrays, files by its blocks."""
     if fact == "files" and "blocks" in plan:
         each = min(counted // found["blocks"], FILES_OF_A_BLOCK)
         return float(counted + each * (plan["blocks"] - found["blocks"]))
@@ -215,7 +215,7 @@ def _rss(passes: Mapping[str, Facts], evidence: Evidence) -> Quantity:
 
 
 def _scaled_rss(made: Made, here: Made) -> Quantity:
-    """What blocks of another shape took, beyond the process itself, by the voxels that a block reads."""
+    """Scale the memory of blocks of another shape, beyond that of the process, by the voxels that a block reads."""
     taken = made.facts.get("taken") or taken_as_a_whole(made)
     read = [m.facts.get("voxels_read_with_context", 0) / max(1, m.facts.get("blocks", 0)) for m in (made, here)]
     if not taken or not all(read):
@@ -225,7 +225,7 @@ def _scaled_rss(made: Made, here: Made) -> Quantity:
 
 
 def _vram(evidence: Evidence) -> Quantity:
-    """Of the process that measured a block; else as the stage computes it."""
+    """Return the GPU memory of the process that measured a block, else of attempts, else as the stage computes it."""
     facts, peak = evidence.here.facts, evidence.measured.get("device_peak_mib")
     if peak is not None:
         return Quantity(peak * MIB, f"one block measured on {evidence.measured.get('device_name', 'the GPU')}")
@@ -242,7 +242,7 @@ def _vram(evidence: Evidence) -> Quantity:
 
 
 def _hours(seconds: Quantity, walltime: Quantity, allotment: Allotment) -> dict[str, Quantity]:
-    """Hours of cores and GPUs that are taken: of the workers while they work, of a coordinator all the time."""
+    """Return the hours of cores and GPUs: of the workers during blocks, of a coordinator for the whole walltime."""
     workers, coordinator = allotment.workers, allotment.coordinator
     held = total((seconds.times(workers.cores), *([walltime.times(coordinator.cores)] if coordinator else [])))
     return {

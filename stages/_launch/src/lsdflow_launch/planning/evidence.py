@@ -1,8 +1,8 @@
-"""What is known of a stage's work, and from where: finished blocks of this experiment, a measured block, another one.
+"""Evidence about a stage: finished blocks of this experiment, a measured block, or another experiment.
 
-1. here      blocks that are done already (`<stage> plan`: taken), bytes on the disk
-2. measured  a block, or some steps of a training, done into a throw-away folder (`<stage> measure`)
-3. like      a finished experiment that the user names, or the recorded one (recorded.py), scaled by the work to do
+1. here      finished blocks (`<stage> plan`: taken) and bytes on the disk
+2. measured  a block, or some training steps, computed into a temporary folder (`<stage> measure`)
+3. like      a finished experiment that the user names, or the recorded one (recorded.py), scaled to this experiment
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Made:
-    """What an experiment has of a stage: what the stage plans (and finished blocks took), and what lies on the disk."""
+    """One stage of an experiment: its plan with the use of finished blocks, and the files on the disk."""
 
     facts: Facts
     disk: DiskUse
@@ -48,9 +48,9 @@ class Made:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of one stage. `measured` and `like` are empty where nothing was.
+    """All evidence about one stage. `measured` and `like` are empty where there is none.
 
-    like: the stage in other experiments, the best to compare with first. has_gpu: the workers will have GPUs.
+    like: the stage in other experiments, the best comparison first. has_gpu: the workers will have GPUs.
     """
 
     here: Made
@@ -60,7 +60,7 @@ class Evidence:
 
 
 def made_in(experiment: Experiment, stage: str, facts: Facts, where: str = "here") -> Made:
-    """What is there of a stage in an experiment."""
+    """Return what an experiment already has of a stage."""
     finished = True
     try:
         manifest = read_manifest(experiment.layout, stage).facts
@@ -73,14 +73,14 @@ def made_in(experiment: Experiment, stage: str, facts: Facts, where: str = "here
 
 
 def seconds_of_runs(experiment: Experiment, stage: str) -> float | None:
-    """Seconds of all runs of a stage that have ended, from their outcomes; None if there is none."""
+    """Return the seconds of all ended runs of a stage, from their outcomes; None if there is none."""
     found = [read_json(path) for path in experiment.layout.stage_runs(stage).glob("*/outcome.json")]
     seconds = [float(outcome.get("seconds", 0.0)) for outcome in found]
     return sum(seconds) if seconds else None
 
 
 def _speed_so_far(losses: Path) -> Facts:
-    """Iterations and their speed of a training that has not finished; empty if there is none."""
+    """Return the iterations and the speed of an unfinished training; empty if there is none."""
     try:
         with losses.open(newline="") as file:
             last = deque(csv.DictReader(file), maxlen=1)
@@ -90,7 +90,7 @@ def _speed_so_far(losses: Path) -> Facts:
 
 
 def taken_as_a_whole(made: Made) -> Facts:
-    """What the blocks of a finished stage took, from its manifest, if that tells of all of them (one pass)."""
+    """Return the mean use of the blocks of a finished stage with one pass, from its manifest; otherwise empty."""
     told = made.manifest
     if not made.finished or "seconds_in_blocks" not in told or "passes" in made.facts:
         return {}
@@ -100,9 +100,9 @@ def taken_as_a_whole(made: Made) -> Facts:
 
 
 def seconds_beside_blocks(made: Made) -> float | None:
-    """Of the runs of a finished stage, seconds in which no block was worked on: its start, tables, scores, a report.
+    """Return the seconds of a finished stage outside its blocks: start, tables, scores, a report.
 
-    Its workers are taken to be those of its experiment file; None if it has not finished.
+    The number of workers is read from the experiment file. None if the stage has not finished.
     """
     passes = [(p["taken"], int(p["blocks"])) for p in passes_of(made.facts).values() if p.get("taken")]
     whole = taken_as_a_whole(made)
@@ -115,15 +115,15 @@ def seconds_beside_blocks(made: Made) -> float | None:
 
 
 def passes_of(facts: Mapping[str, Any]) -> dict[str, Facts]:
-    """The passes of a stage's plan by name; a stage with one pass has one, without name."""
+    """Return the passes of a stage's plan by name; the pass of a stage with one pass has the name ""."""
     passes: dict[str, Facts] = facts.get("passes") or {"": dict(facts)}
     return passes
 
 
 def measure(experiment: Experiment, stages: Sequence[str], ask: Ask) -> dict[str, Facts]:
-    """A block or some steps of each stage, one stage after another, into a folder beside the results, removed again.
+    """Measure a block or some steps of each stage, one stage after another, in a temporary folder beside the results.
 
-    A stage that cannot run yet says so: {"not known": why}.
+    For a stage that cannot run yet, the result is {"not known": why}.
     """
     with storage_errors(experiment.layout.root):
         folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=experiment.layout.root))
@@ -144,20 +144,20 @@ def _measured(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Fac
     shutil.rmtree(folder / stage, ignore_errors=True)
     if "exit_code" in told:
         return {"not known": _why_not(told)}
-    # Starting the command, opening inputs, loading networks: paid once, whatever the number of blocks.
+    # Starting the command, opening inputs and loading networks happen once, for any number of blocks.
     to_start = seconds - told["seconds"] - told.get("seconds_of_first_block", 0.0)
     return {**told, "seconds_to_start": max(to_start, 0.0)}
 
 
 def _why_not(told: Mapping[str, Any]) -> str:
-    """Inputs that are not made yet come of themselves; what else is refused says what to do."""
+    """Return the reason of a failed measurement; with a fix, unless a missing input will be made by the chain."""
     if told["exit_code"] == MissingInput.exit_code:
         return f"nothing can be measured yet: {told['what']}"
     return f"not measured: {told['what']}" + (f" ({fix})" if (fix := fix_of(told)) else "")
 
 
 def require_finished_something(like: Experiment, made: Mapping[str, Made]) -> None:
-    """MissingInput (66) for an experiment that nothing can be learnt from."""
+    """Raise MissingInput (66) for an experiment of which no stage has finished."""
     if not any(m.finished for m in made.values()):
         raise MissingInput(
             "no stage of that experiment has finished", where=like.layout.root, fix="name one that was run with --like"

@@ -1,6 +1,6 @@
 """A plan of the whole chain: estimates of all stages, hours by partition, space on the disk, warnings, cost.
 
-The warnings name the limits that a run would reach: the space on the disk, time limits and memory of jobs, the time-out
+The warnings name the limits that a run would reach: the space on the disk, time limits and memory of jobs, the timeout
 of a block.
 """
 
@@ -45,7 +45,7 @@ MISSING = {"exit_code": MissingInput.exit_code}
 
 @dataclass(frozen=True)
 class Warn:
-    """certain: what is known already is too much, whatever the rest adds."""
+    """A warning of a plan. certain: the known numbers alone exceed the limit."""
 
     stage: str
     what: str
@@ -53,13 +53,13 @@ class Warn:
     certain: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """As plan.json has it."""
+        """Return the warning as stored in plan.json."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked for."""
+    """The options of `lsdflow plan`."""
 
     measure: bool = False
     like: Path | None = None
@@ -70,7 +70,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that `lsdflow plan` reports. `facts`: what the stages themselves plan."""
+    """All that `lsdflow plan` reports. `facts`: the answers of `<stage> plan`."""
 
     facts: dict[str, Facts]
     estimates: dict[str, StageEstimate]
@@ -83,11 +83,11 @@ class Plan:
     written: float = field(default_factory=time.time)
 
     def left(self, name: str) -> Quantity:
-        """A number of all stages, of the share that is left to do."""
+        """Return a number summed over all stages, for the share that is left to do."""
         return _sum_of_left(name, list(self.estimates.values()))
 
     def by_partition(self) -> dict[str, dict[str, Quantity]]:
-        """Hours that are left, by the partition that the workers of a stage run in."""
+        """Return the remaining hours, by the partition of the workers of a stage."""
         found: dict[str, dict[str, Quantity]] = {}
         for partition in dict.fromkeys(a.workers.partition for a in self.allotments.values()):
             stages = [s for s, a in self.allotments.items() if a.workers.partition == partition]
@@ -96,7 +96,7 @@ class Plan:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """As plan.json has it."""
+        """Return the plan as stored in plan.json."""
         return {
             "written": self.written,
             "workers": "slurm" if self.on_slurm else "local",
@@ -120,9 +120,9 @@ def _sum_of_left(name: str, estimates: list[StageEstimate]) -> Quantity:
 
 
 def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
-    """Ask the stages, measure if that is asked for, and estimate every stage.
+    """Run `plan` of all stages, measure if requested, and estimate every stage.
 
-    Raises what experiment and prices file raise, MissingInput (66) for a --like of which nothing has finished.
+    Raises the errors of the experiment and prices files, and MissingInput (66) for a --like without a finished stage.
     """
     prices = read_prices(experiment, asked.prices)
     on_slurm = experiment.uses_cluster if asked.on_slurm is None else asked.on_slurm
@@ -142,7 +142,7 @@ def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
 
 
 def warnings_of(experiment: Experiment, plan: Plan) -> list[Warn]:
-    """The limits that a run of this plan would reach."""
+    """Return warnings about the limits that a run of this plan would reach."""
     found = [*_of_disk(plan)]
     for stage, estimated in plan.estimates.items():
         if estimated.share_left > 0 and stage in BLOCK_STAGES:
@@ -199,9 +199,9 @@ def _about(quantity: Quantity, text: Any) -> str:
 
 
 def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None) -> dict[str, Facts]:
-    """What each stage would do; one whose inputs are not made yet plans from descriptions of them.
+    """Return the plan of each stage; a stage whose inputs do not exist yet plans from descriptions of them.
 
-    target_shape: plan for a target of this shape instead (voxels, z, y, x), as if nothing but the networks were made.
+    target_shape: plan for a target of this shape instead (voxels, z, y, x), as if only the networks existed.
     """
     stages, finished = stages_of(experiment), finished_stages(experiment)
     if target_shape is not None:
@@ -246,7 +246,7 @@ def _gather(experiment: Experiment, asked: Asked, ask: Ask) -> dict[str, Evidenc
 
 
 def _stages_to_measure(here: Mapping[str, Made]) -> list[str]:
-    """Stages that can do a block or a step now; a training that has begun tells its speed itself."""
+    """Return the stages that can compute a block or a step now, without trainings whose speed is already recorded."""
     blocks = [s for s, made in here.items() if s in BLOCK_STAGES and "blocks" in made.facts and not made.finished]
     steps = [s for s, made in here.items() if "max_iteration" in made.facts and not made.manifest.get("it_per_s")]
     return [*steps, *blocks]

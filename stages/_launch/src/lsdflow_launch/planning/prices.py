@@ -1,10 +1,11 @@
-"""prices.toml: what the user pays; there are no prices in lsdflow.
+"""prices.toml: the prices that the user pays; lsdflow contains no prices.
 
 currency = "EUR"           # a label
 months_kept = 3            # how long the results stay on the disk
+
 [offers.on-demand]         # any number of offers, each is a column of the plan
 cpu_hour = 0.05            # one core, one hour
-gpu_hour = 3.0             # one GPU, one hour (beside the cores of its machine)
+gpu_hour = 3.0             # one GPU, one hour (in addition to the cores of its machine)
 gb_month = 0.02            # 10^9 bytes, one month
 """
 
@@ -26,7 +27,7 @@ NAME = "prices.toml"
 
 
 class Offer(StrictModel):
-    """What one hour or month costs; a price that is not given is not known."""
+    """The prices of one hour or month; None: not known."""
 
     cpu_hour: float | None = Field(default=None, ge=0, description="price of one core for one hour")
     gpu_hour: float | None = Field(default=None, ge=0, description="price of one GPU for one hour")
@@ -42,9 +43,9 @@ class Prices(StrictModel):
 
 
 def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
-    """The user's prices: the named file, or prices.toml in the experiment's folder; None if there is none.
+    """Return the user's prices: the named file, or prices.toml in the experiment's folder; None if there is none.
 
-    Raises MissingInput (66) for a named file that is not there, ConfigError (78) for a wrong one.
+    Raises MissingInput (66) for a named file that does not exist, ConfigError (78) for a wrong one.
     """
     path = named or experiment.path.parent / NAME
     if not path.is_file():
@@ -59,7 +60,7 @@ def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
 
 
 def cost_of(prices: Prices, hours: Mapping[str, Quantity], size_bytes: Quantity) -> dict[str, Quantity]:
-    """By offer: what the hours that are left (cpu_hours, gpu_hours) and the bytes of the results cost."""
+    """Return, by offer, the cost of the remaining hours (cpu_hours, gpu_hours) and of the bytes of the results."""
     found = {}
     for name, offer in prices.offers.items():
         gb_months = size_bytes.times(prices.months_kept / 1e9)

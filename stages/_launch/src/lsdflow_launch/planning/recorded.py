@@ -1,4 +1,4 @@
-"""The recorded run: a whole chain that was measured, with its origin, for plans of experiments that have not run.
+"""The recorded run: a measured run of a whole chain, with its origin, for plans of experiments that have not run.
 
 recorded_run.json is written by `python benchmarks/record_run.py EXPERIMENT "WHERE"` from a finished experiment.
 """
@@ -20,12 +20,12 @@ NAME = "the recorded run"
 
 
 def origin_of_recorded_run() -> str:
-    """What was run where, and when."""
+    """Return what was run, where and when."""
     return str(_content()["origin"])
 
 
 def recorded_run() -> dict[str, Made]:
-    """What each stage took."""
+    """Return the use of each stage in the recorded run."""
     return {
         stage: Made(
             **{
@@ -39,7 +39,7 @@ def recorded_run() -> dict[str, Made]:
 
 
 def text_of(run: Mapping[str, Made], origin: str) -> str:
-    """The file of a run; `origin`: what was run where, and when."""
+    """Return the text of recorded_run.json; `origin`: what was run, where and when."""
     stages = {stage: asdict(replace(made, where=NAME)) for stage, made in run.items()}
     return json.dumps({"origin": origin, "stages": stages}, indent=1, sort_keys=True) + "\n"
 

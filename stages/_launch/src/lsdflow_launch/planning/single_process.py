@@ -1,4 +1,4 @@
-"""What prepare and the trainings will take: they do not work on blocks."""
+"""Estimates of prepare and the trainings, which have no blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Alone:
 
 
 def preparation(evidence: Evidence) -> Alone:
-    """Copying the volumes: bytes as prepare expects them, seconds as others took for theirs."""
+    """Estimate the copy of the volumes: bytes as prepare expects them, seconds scaled from finished copies."""
     here = evidence.here
     volumes = _volumes(here.facts)
     expected = sum(volume["bytes_expected"] for volume in volumes.values())
@@ -43,14 +43,14 @@ def preparation(evidence: Evidence) -> Alone:
 
 
 def training(evidence: Evidence) -> Alone:
-    """Iterations at the speed of this training so far, or of the same training elsewhere."""
+    """Estimate a training from its own speed so far, a measurement, or the same training elsewhere."""
     here = evidence.here
     wanted, minutes = here.facts.get("max_iteration"), here.facts.get("max_minutes")
     found = [_of_iterations(here, wanted), _of_measured(evidence, wanted)]
     found += [_of_other(made, here, wanted) for made in evidence.like]
     seconds = first_known(found, NOT_MEASURED)
     if evidence.has_gpu and here.facts.get("device") == "cpu":
-        # Which device it was on is not recorded: this machine, which tells "cpu", may be a login node.
+        # The partition of a GPU run is not recorded. If this machine reports "cpu", it may be a login node.
         seconds = seconds.times(1.0, "; right if that was on a GPU as that of its partition")
     if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
         seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
@@ -75,7 +75,7 @@ def _of_iterations(made: Made, wanted: Any) -> Quantity:
 
 
 def _of_other(made: Made, here: Made, wanted: Any) -> Quantity:
-    """As fast as a training of another experiment, on the same kind of device; a larger network is slower."""
+    """Estimate from a training of another experiment on the same kind of device, scaled by the size of the network."""
     if made.facts.get("device") != here.facts.get("device"):
         return unknown(f"the training of {made.where} ran on another kind of device ({made.facts.get('device')})")
     speed, theirs, ours = _of_iterations(made, wanted), made.facts.get("multiply_adds"), here.facts.get("multiply_adds")
@@ -87,7 +87,7 @@ def _of_other(made: Made, here: Made, wanted: Any) -> Quantity:
 
 
 def _of_measured(evidence: Evidence, wanted: Any) -> Quantity:
-    """All iterations at the speed of the measured ones, which are those of one process."""
+    """Estimate all iterations from the measured ones, which ran in one process."""
     measured = evidence.measured
     if "it_per_s" not in measured or not wanted:
         return unknown(measured.get("not known", ""))
@@ -98,7 +98,7 @@ def _of_measured(evidence: Evidence, wanted: Any) -> Quantity:
 
 
 def _memory(evidence: Evidence) -> dict[str, Quantity]:
-    """Of a process with those that make its patches, and of its GPU; nothing where nothing was measured."""
+    """Return the memory of a training process with its data loaders, and of its GPU; empty if not measured."""
     names = {"rss_per_worker_bytes": "peak_rss_mib", "vram_per_worker_bytes": "device_peak_mib"}
     told = {name: evidence.measured[fact] for name, fact in names.items() if fact in evidence.measured}
     return {name: Quantity(mib * MIB, _source(evidence)) for name, mib in told.items()}
@@ -112,7 +112,7 @@ def _source(evidence: Evidence) -> str:
 
 
 def _processes(evidence: Evidence) -> int:
-    """That train together; a step is always measured with one."""
+    """Return the number of processes that train together; a measurement always uses one."""
     return int(evidence.here.facts.get("processes", 1))
 
 
@@ -130,7 +130,7 @@ def _counted(made: Made, what: str) -> Quantity:
 
 
 def _files_of_chunks(volumes: Iterable[Any]) -> Quantity:
-    """A file for each chunk of raw, labels and mask."""
+    """Return the number of files: one for each chunk of raw, labels and mask."""
     chunks = [math.prod(-(-n // CHUNK_VOX) for n in v["shape_vox"]) * (3 if v.get("labelled") else 1) for v in volumes]
     return Quantity(sum(chunks), "computed from chunks of 64 x 64 x 64 voxels")
 

@@ -1,6 +1,6 @@
-"""DIR/plan.json: what was predicted, kept for the comparison with what really happened.
+"""DIR/plan.json: the prediction, kept for the comparison with the finished run.
 
-A stage that has finished keeps the prediction that was made before: what is told of it afterwards is no prediction.
+A finished stage keeps the prediction that was made before it finished; a later estimate is not a prediction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def store_plan(experiment: Experiment, plan: Plan) -> Path:
-    """Write the plan. Raises PermissionDenied (77) or StorageFailure (74)."""
+    """Write the plan and return its path. Raises PermissionDenied (77) or StorageFailure (74)."""
     told, before = plan.as_dict(), predicted_stages(experiment)
     for stage, estimate in told["stages"].items():
         earlier = before.get(stage)
@@ -34,7 +34,7 @@ def store_plan(experiment: Experiment, plan: Plan) -> Path:
 
 
 def predicted_stages(experiment: Experiment) -> dict[str, Any]:
-    """Estimates of the stages in plan.json; empty if there is none that can be read."""
+    """Return the estimates of the stages in plan.json; empty if it does not exist or cannot be read."""
     try:
         found = read_json(experiment.layout.plan)
     except StageError:
@@ -44,7 +44,7 @@ def predicted_stages(experiment: Experiment) -> dict[str, Any]:
 
 
 def predicted(stage: Mapping[str, Any], name: str) -> float | None:
-    """A predicted number of a stage; None if there is none, or if it was told after the stage had finished."""
+    """Return a predicted number of a stage; None if there is none, or if it was made after the stage had finished."""
     told = stage.get(name)
     if stage.get("share_left", 0.0) == 0 or not isinstance(told, dict):
         return None
@@ -53,7 +53,7 @@ def predicted(stage: Mapping[str, Any], name: str) -> float | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of a stage: as predicted, and as it was."""
+    """One number of a stage, predicted and actual."""
 
     stage: str
     name: str
@@ -62,16 +62,16 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """actual / predicted."""
+        """Return actual / predicted; None if one of them is not known."""
         return self.actual / self.predicted if self.actual is not None and self.predicted else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the numbers for --json."""
         return {"predicted": self.predicted, "actual": self.actual, "ratio": self.ratio}
 
 
 def compare(experiment: Experiment, made: Mapping[str, Made]) -> list[Comparison]:
-    """Predicted and actual numbers of every stage that has finished.
+    """Return predicted and actual numbers of every stage that has finished.
 
     Raises MissingInput (66) without a plan.
     """
@@ -90,7 +90,7 @@ def compare(experiment: Experiment, made: Mapping[str, Made]) -> list[Comparison
 
 
 def planned_seconds(experiment: Experiment, stage: str) -> float | None:
-    """The walltime that was predicted for a stage; None if none was."""
+    """Return the predicted walltime of a stage; None if there is no prediction."""
     return predicted(predicted_stages(experiment).get(stage, {}), "walltime_s")
 
 

@@ -1,4 +1,4 @@
-"""A plan and its comparison as tables for people."""
+"""Tables of a plan and of its comparison, for the terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("GPU", "gpu_hours", hours),
     ("walltime", "walltime_s", duration),
 )
-# A terminal of 80 columns gets two tables: the work, and what it needs.
+# A terminal of 80 columns gets two tables: the amounts of data, and the resources.
 WIDE, WORK_COLUMNS = 132, 5
 HEADS = tuple(head for head, _, _ in COLUMNS)
 LEFT, WORKERS = "left", "workers"
@@ -35,14 +35,14 @@ WORDS |= {"rss_per_worker_bytes": ("RAM", size), "bytes_written": ("written", si
 
 
 def shown(quantity: Quantity, text: Callable[[float], str]) -> str:
-    """A number as text; '>' before a sum of which a part is not known. Below the table it says why one is not known."""
+    """Return a number as text, with '>' before a lower bound. The lines below the table name the sources."""
     if quantity.value is None or (quantity.value == 0 and quantity.at_least):
         return "not known"
     return f"{'> ' if quantity.at_least else ''}{text(quantity.value)}"
 
 
 def show_plan(plan: Plan, console: Console) -> None:
-    """The table of stages, where its numbers are from, what is left in all, warnings and cost."""
+    """Print the table of stages, the sources of its numbers, what is left in total, warnings and cost."""
     if console.width >= WIDE:
         console.print(_stages(plan, (LEFT, *HEADS, WORKERS)))
     else:
@@ -63,7 +63,7 @@ def _stages(plan: Plan, heads: Sequence[str]) -> Table:
 
 
 def show_comparison(found: Sequence[Comparison], console: Console) -> None:
-    """Predicted and actual, a line each."""
+    """Print predicted and actual numbers, one line each."""
     if not found:
         console.print("no stage has finished yet: there is nothing to compare")
         return
@@ -120,6 +120,6 @@ def _warnings(plan: Plan) -> Iterator[str]:
 
 
 def plain_console(**settings: Any) -> Console:
-    """Lines of a file or pipe are not cut at 80 characters."""
+    """Return a console that does not cut lines at 80 characters in a file or a pipe."""
     console = Console(**settings)
     return console if console.is_terminal else Console(width=240, **settings)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: 1.2 GB, 3 h 05, 40 s."""
+"""Numbers as text: 1.2 GB, 3 h 05, 40 s."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size(count: float) -> str:
-    """Bytes, in powers of 1000."""
+    """Return bytes as text, in powers of 1000."""
     for unit in UNITS[:-1]:
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
@@ -15,7 +15,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes, hours or days, as is fit to the length."""
+    """Return a duration in seconds, minutes, hours or days."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 120:
@@ -28,17 +28,17 @@ def duration(seconds: float) -> str:
 
 
 def hours(value: float) -> str:
-    """Hours of cores or GPUs; little of it in minutes or seconds."""
+    """Return hours of cores or GPUs; less than one hour in minutes or seconds."""
     if 0 < value < 1:
         return duration(3600 * value)
     return f"{value:.3g} h" if value < 999.5 else f"{value:.0f} h"
 
 
 def money(value: float) -> str:
-    """Two places; a little is not nothing."""
+    """Return an amount with two decimals; "< 0.01" for a smaller one."""
     return "< 0.01" if 0 < value < 0.005 else f"{value:.2f}"
 
 
 def count(value: float) -> str:
-    """How many."""
+    """Return a count as text."""
     return f"{value:.0f}" if value < 1e6 else f"{value:.3g}"
