@@ -1,1 +1,1 @@
-"""What is told of an experiment: status, report, trace."""
+"""Reports about an experiment: status, report, trace."""

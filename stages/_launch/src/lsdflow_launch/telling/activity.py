@@ -1,6 +1,6 @@
-"""What the files of a stage's runs tell: is it alive, how fast, how often were blocks tried, where is the log.
+"""What the files of a stage's runs show: whether it is alive, its speed, the retries of blocks, the newest log.
 
-Additions to what `lsdflow status` tells of a stage; all times are seconds since 1970.
+They are added to `lsdflow status` of a stage; all times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lsdflow_launch.telling.block_state import slurm_logs
 
 
 def with_activity(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stage told of itself, with what its runs tell; of one that has not begun what is planned."""
+    """Return the status of a stage with its activity; for a stage that has not started, with the planned time only."""
     facts, found = dict(told), dict[str, Any]()
     planned = planned_seconds(experiment, stage)
     if planned is not None:
@@ -35,7 +35,7 @@ def with_activity(experiment: Experiment, stage: str, told: Mapping[str, Any]) -
 
 
 def begun_last(experiment: Experiment, stage: str) -> Path | None:
-    """Folder of the run that began last, whether it has ended or not."""
+    """Return the folder of the run that began last, whether it has ended or not."""
     found = experiment.layout.stage_runs(stage).glob("*/config.resolved.json")
     return max((path.parent for path in found), key=lambda folder: folder.name, default=None)
 
@@ -55,7 +55,7 @@ def _times(experiment: Experiment, stage: str) -> dict[str, Any]:
 
 
 def _signs(experiment: Experiment, stage: str) -> Iterator[Path]:
-    """Files that work leaves as it goes on, beside logs."""
+    """Yield the files, other than logs, that a running stage updates."""
     yield from (experiment.layout.stage_runs(stage) / FOLDER).glob("*.tsv")
     yield experiment.layout.train_dir(stage) / "loss.csv"
 
@@ -68,7 +68,7 @@ def _stamp(path: Path) -> float | None:
 
 
 def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Blocks of a finished stage; attempts beyond the first, and the speed since the newest run began."""
+    """Return blocks of a finished stage, attempts beyond the first, and the speed since the newest run began."""
     found: dict[str, Any] = {}
     manifest = _json(experiment.layout.manifest(stage)).get("facts", {})
     if facts["state"] == "finished" and "blocks" in manifest:
@@ -95,7 +95,7 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
 
 
 def _training(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Iterations of a training, their speed, and the minutes that are left at it."""
+    """Return the iterations of a training, their speed, and the remaining minutes at this speed."""
     begun = begun_last(experiment, stage)
     try:
         with (experiment.layout.train_dir(stage) / "loss.csv").open(newline="") as file:

@@ -1,6 +1,6 @@
-"""What `lsdflow status` reports of the blocks of a stage: how many are done, which failed and why.
+"""What `lsdflow status` reports about the blocks of a stage: how many are done, which failed and why.
 
-The stage itself has counted them (`<stage> status`), whatever its store; the logs of its jobs are in runs/<stage>/.
+The stage counts them itself (`<stage> status`), in any store; the logs of its jobs are in runs/<stage>/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEARCHED_LOGS = 50
 
 
 def with_blocks(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stage reported of itself, with the logs of failed blocks."""
+    """Return the status of a stage, with the logs of failed blocks."""
     facts = dict(told)
     if "done" not in facts or "blocks" not in facts:
         return facts
@@ -31,7 +31,7 @@ def with_blocks(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> 
 
 
 def progress_text(facts: Mapping[str, Any]) -> str:
-    """'12 of 40 blocks done, 1 failed, 3.2 a minute, 8.8 minutes left', as far as the facts are there."""
+    """Return '12 of 40 blocks done, 1 failed, 3.2 a minute, 8.8 minutes left', as far as the facts are known."""
     if "blocks_done" not in facts:
         return ""
     pass_ = f"{facts['pass']}: " if "pass" in facts else ""
@@ -43,13 +43,13 @@ def progress_text(facts: Mapping[str, Any]) -> str:
 
 
 def slurm_logs(experiment: Experiment, stage: str) -> list[Path]:
-    """Logs of a stage's jobs, the newest first."""
+    """Return the logs of a stage's jobs, the newest first."""
     logs = (experiment.layout.stage_runs(stage) / "slurm").glob("*.log")
     return sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True)
 
 
 def _log_of_block(experiment: Experiment, stage: str, block: int) -> str:
-    """' (log: ...)': the newest log of a job that names the block; empty if none does."""
+    """Return ' (log: ...)': the newest job log that names the block; empty if there is none."""
     named = re.compile(rf"\bblock {block}\b".encode())
     for log in slurm_logs(experiment, stage)[:SEARCHED_LOGS]:
         with log.open("rb") as file:

@@ -1,4 +1,4 @@
-"""How a run of the chain ended: which stage stopped it and why, and whether the scores are those of what lies there."""
+"""How a run of the chain ended: which stage stopped it and why, and whether the scores match the present results."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
 
 Runs = frozenset[Path]
-# A network's identity in the manifest of predict is that of the checkpoint that was taken, not of the training.
+# The manifest of predict names the identity of the checkpoint it used, not of the training.
 SCORED = STAGES[STAGES.index("predict") :]
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The stage that ended a chain ("" if none did, or nobody knows), and the error as it told it itself."""
+    """The stage that ended a chain ("" if none did, or if it is not known), and the error that it reported."""
 
     stage: str = ""
     error: dict[str, Any] | None = None
 
 
 def runs_of(experiment: Experiment, stages: Sequence[str]) -> Runs:
-    """Folders of all runs of `stages` that have begun."""
+    """Return the folders of all runs of `stages` that have begun."""
     found = (path for stage in stages for path in experiment.layout.stage_runs(stage).glob("*/config.resolved.json"))
     return frozenset(path.parent for path in found)
 
 
 def ending_of(experiment: Experiment, stages: Sequence[str], code: int, before: Runs | None = None) -> Ending:
-    """Who ended a chain of `stages` with `code`: the first whose run did not end well, or that left none.
+    """Return the stage that ended a chain of `stages` with `code`: the first that failed or left no outcome.
 
-    before: runs that there were when the chain began. None where that is not known, as of jobs that were followed: then
-    only a stage that ended with `code` is believed.
+    before: the runs that existed when the chain began. None if not known, as for jobs that were followed; then only a
+    stage that ended with `code` counts.
     """
     for stage in stages if code else ():
         new = runs_of(experiment, [stage]) - (before or frozenset())
@@ -48,7 +48,7 @@ def ending_of(experiment: Experiment, stages: Sequence[str], code: int, before: 
 
 
 def outcome_of(run: Path) -> dict[str, Any]:
-    """How a run ended; {} if it has not, was killed, or if that cannot be read."""
+    """Return the outcome of a run; {} if it has not ended, was killed, or if the file cannot be read."""
     path = run / "outcome.json"
     try:
         found = read_json(path) if path.exists() else {}
@@ -58,7 +58,7 @@ def outcome_of(run: Path) -> dict[str, Any]:
 
 
 def scores_stand(layout: ExperimentLayout) -> bool:
-    """False if anything from the prediction on was made anew since it was scored: manifests name their inputs."""
+    """Return False if a result from the prediction on was made after its scores, according to the manifests' inputs."""
     made = {stage: found for stage in SCORED if (found := _manifest(layout, stage)) is not None}
     named = ((made.get(stage), identity) for found in made.values() for stage, identity in found.inputs.items())
     return SCORED[-1] in made and all(source is None or source.identity == identity for source, identity in named)

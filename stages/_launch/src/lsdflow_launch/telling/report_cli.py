@@ -1,4 +1,4 @@
-"""The verbs report and cite of `lsdflow`."""
+"""The commands `report` and `cite` of `lsdflow`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lsdflow_launch.telling.reporting import EVERY_S, report_now, watch
 
 
 def add_report_verbs(app: typer.Typer) -> None:
-    """Register report and cite."""
+    """Register `report` and `cite`."""
 
     @app.command()
     def report(

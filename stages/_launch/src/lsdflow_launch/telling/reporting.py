@@ -1,7 +1,7 @@
-"""The report while a run goes on: written by `evaluate report` in a process of its own, which counts nothing.
+"""The report during a run, written by `evaluate report` in a separate process that computes no scores.
 
-`kept_up_to_date` is around a run: the report is written again and again, at low priority, and browsers load it again.
-Nothing depends on it: a report that cannot be written is told once, and the run goes on.
+Within `kept_up_to_date` the report is written repeatedly at low priority, and browsers reload it. The run does not
+depend on it: a report that cannot be written is logged once, and the run continues.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ LOG = logging.getLogger("lsdflow.run")
 WRITER = STAGES[-1]
 VERB = "report"
 EVERY_S = 60.0
-# A report that takes longer is given up.
+# A report that takes longer is stopped.
 MOST_S = 600.0
 NICENESS = 10
 
 
 def report_arguments(experiment: Experiment, refresh_s: float | None = None) -> list[str]:
-    """The arguments of `evaluate` that write the report of an experiment."""
+    """Return the arguments of `evaluate` that write the report of an experiment."""
     overrides = [word for override in experiment.overrides for word in ("--set", override)]
     refresh = ["--refresh", str(max(1, round(refresh_s)))] if refresh_s else []
     return [VERB, "--experiment", str(experiment.path), *overrides, *refresh]
 
 
 def report_now(experiment: Experiment, refresh_s: float | None = None) -> int:
-    """Write the report; the exit code of the command."""
+    """Write the report; return the exit code of the command."""
     return run_stage(WRITER, report_arguments(experiment, refresh_s))
 
 
 def watch(experiment: Experiment, every_s: float, wait: Callable[[float], object]) -> None:
-    """Write the report again and again, until `wait` is interrupted; then once more, for browsers that stay."""
+    """Write the report repeatedly until `wait` is interrupted, then once more without the reload of browsers."""
     with contextlib.suppress(KeyboardInterrupt):
-        # Ctrl-C while a report is written ends that one with 75.
+        # Ctrl-C while a report is written ends its process with exit code 75.
         while report_now(experiment, every_s) != Interrupted.exit_code:
             wait(every_s)
     report_now(experiment)
@@ -49,7 +49,7 @@ def watch(experiment: Experiment, every_s: float, wait: Callable[[float], object
 
 @contextlib.contextmanager
 def kept_up_to_date(experiment: Experiment, every_s: float = EVERY_S) -> Iterator[None]:
-    """Around a run: the report every `every_s` seconds; and once after it, if there was time for the first."""
+    """Write the report every `every_s` seconds during a run; and once after it, if the last report was written."""
     keeper = _Keeper(experiment, every_s)
     keeper.thread.start()
     try:
@@ -74,7 +74,7 @@ class _Keeper:
                 return
 
     def write(self, arguments: Sequence[str]) -> bool:
-        """Have the report written; False if it cannot be, which is told."""
+        """Write the report in a subprocess; False, with a log message, if it cannot be written."""
         try:
             command = [str(stage_command(WRITER)), *arguments]
             with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:

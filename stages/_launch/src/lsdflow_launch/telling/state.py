@@ -1,4 +1,4 @@
-"""What of an experiment is done: from manifests, run folders and the stages' own status."""
+"""What is done of an experiment, from manifests, run folders and the stages' own status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHOLE = "experiment"
 
 
 def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[str, Any]]:
-    """For each stage of the chain: state, seconds, last outcome, and what the stage itself says."""
+    """Return for each stage of the chain: state, seconds, last outcome, and the status of the stage itself."""
     stages = stages_of(experiment)
     with ThreadPoolExecutor(available_cores()) as pool:
         return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage, ask), stages), strict=True))
@@ -42,10 +42,10 @@ def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[st
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be run: these stages (none = all).
+    """What is to be run: these stages (None = all).
 
-    in_images: by images that are pinned, so that the packages of this machine do not matter.
-    on_cluster: partitions and SIFs that the jobs need are checked too.
+    in_images: pinned images run the stages, so the packages of this machine do not matter.
+    on_cluster: also check the partitions and SIFs that the jobs need.
     """
 
     stages: tuple[str, ...] | None = None
@@ -53,17 +53,17 @@ class Wanted:
     on_cluster: bool = False
 
     def has(self, problem: Mapping[str, Any]) -> bool:
-        """True for a package that is missing here, but is in the images."""
+        """Return True for a package that is missing here, but is in the images."""
         return self.in_images and problem.get("error") == NotInstalled.__name__
 
 
 def problems_of(
     experiment: Experiment, ask: Ask = ask_stage, wanted: Wanted | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """All problems that the stages find, by stage, and those of the experiment as a whole; leaves nothing behind.
+    """Return all problems that the stages find, by stage, and those of the experiment as a whole; leaves no files.
 
-    A stage whose inputs are not made yet is checked against descriptions of them; stages behind the last that is to
-    run are not checked.
+    A stage whose inputs do not exist yet is checked against descriptions of them; stages after the last one to run are
+    not checked.
     """
     wanted = wanted or Wanted()
     stages, finished = stages_of(experiment, last=(wanted.stages or STAGES)[-1]), finished_stages(experiment)
@@ -85,10 +85,10 @@ def problems_of(
 def _validated_in_turn(
     experiment: Experiment, layout: ExperimentLayout, stages: Sequence[str], ask: Ask
 ) -> dict[str, list[dict[str, Any]]]:
-    """The problems of each stage, found against the descriptions that the stages before it leave."""
+    """Return the problems of each stage, found with the descriptions that the stages before it write."""
     found = {}
     for stage in stages:
-        # prepare reads the sources for its own check; a description needs their metadata alone
+        # `prepare validate` reads the voxels of its sources; a description needs only their metadata.
         answer = ask_described(experiment, "plan" if stage == STAGES[0] else "validate", stage, layout, ask)
         found[stage] = _listed(answer)
     return found
@@ -99,14 +99,14 @@ def _listed(answer: Any) -> list[dict[str, Any]]:
 
 
 def _made_later(problem: dict[str, Any], stage: str, experiment: Experiment) -> bool:
-    """True for an artefact that is missing because a stage of the chain has still to make it."""
+    """Return True for an artifact that is missing because a stage of the chain has not run yet."""
     missing = problem["exit_code"] == MissingInput.exit_code and str(experiment.layout.root) in problem["where"]
     earlier = stages_of(experiment, last=stage)[:-1]
     return missing and not all(experiment.layout.manifest(s).exists() for s in earlier)
 
 
 def _last_outcome(experiment: Experiment, stage: str) -> dict[str, Any] | None:
-    """The outcome of the run that began last; None if it has none (yet), or if there was no run."""
+    """Return the outcome of the run that began last; None if it has not ended, or if there was no run."""
     newest = _newest_run(experiment, stage)
     outcome: dict[str, Any] | None = None
     if newest is not None and (newest / "outcome.json").exists():
@@ -121,7 +121,7 @@ def _newest_run(experiment: Experiment, stage: str) -> Path | None:
 
 
 def _failed_since(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """How the newest run of a finished stage ended, if it left the stage as it was: with other settings, for example.
+    """Return how the newest run of a finished stage failed without changing the stage, for example with other settings.
 
     `last_run`: when it began (seconds since 1970), exit code, what was wrong; {} if it ended well.
     """
@@ -130,7 +130,7 @@ def _failed_since(experiment: Experiment, stage: str) -> dict[str, Any]:
     if newest is None or not last.get("exit_code"):
         return {}
     if (newest / "outcome.json").stat().st_mtime < experiment.layout.manifest(stage).stat().st_mtime:
-        return {}  # what was left of the work was done by others: jobs of a cluster, an import
+        return {}  # other processes finished the stage later: jobs of a cluster, an import
     told = {"started": last.get("started"), "exit_code": last["exit_code"]}
     return {"last_run": {**told, "problem": (last.get("error") or {}).get("what", "")}}
 

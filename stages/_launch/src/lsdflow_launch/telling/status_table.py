@@ -1,4 +1,4 @@
-"""`lsdflow status` for people: a table of stages; below it what failed and why, and the jobs."""
+"""`lsdflow status` as text: a table of stages; below it the failures with their reasons, and the jobs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Facts = Mapping[str, Any]
 
 
 def show_status(states: Mapping[str, Facts], console: Console, now: float | None = None) -> None:
-    """The table (done: blocks, or iterations), then a block of lines for each stage of which there is more to tell."""
+    """Print the table (done: blocks, or iterations), then further lines for the stages that have them."""
     now = time.time() if now is None else now
     table = Table(box=None, pad_edge=False, header_style="bold")
     rows = [(stage, *cells(facts, now)) for stage, facts in states.items()]
-    # A column in which nothing stands takes room that a narrow terminal has not.
+    # An empty column would waste space on a narrow terminal.
     shown = [n for n in range(len(HEADS)) if n < 2 or any(row[n] for row in rows)]
     for head in (HEADS[n] for n in shown):
         table.add_column(head, no_wrap=head != "state", justify="left" if head in ("stage", "state") else "right")
@@ -35,7 +35,7 @@ def show_status(states: Mapping[str, Facts], console: Console, now: float | None
 
 
 def cells(facts: Facts, now: float) -> tuple[str, ...]:
-    """A row of the table, without the stage's name."""
+    """Return a row of the table, without the stage's name."""
     took, planned = facts.get("seconds"), facts.get("planned_seconds")
     left, last = facts.get("minutes_left"), facts.get("last_activity")
     return (
@@ -52,7 +52,7 @@ def cells(facts: Facts, now: float) -> tuple[str, ...]:
 
 
 def more_lines(stage: str, facts: Facts) -> Iterator[str]:
-    """Why it ended, blocks that failed, jobs, logs."""
+    """Yield why the stage ended, failed blocks, jobs and logs."""
     if facts.get("problem"):
         yield f"{stage}: {facts['problem']}"
     if last := facts.get("last_run"):
@@ -69,7 +69,7 @@ def more_lines(stage: str, facts: Facts) -> Iterator[str]:
 
 
 def _ended(last: Facts) -> str:
-    """How a run ended after the stage had finished: what was made before still stands."""
+    """Return how a run ended after the stage had finished; the earlier results are still valid."""
     begun = time.strftime(" of %Y-%m-%d %H:%M", time.localtime(last["started"])) if last.get("started") else ""
     why = f": {last['problem']}" if last.get("problem") else ""
     return f"finished before; its last run{begun} ended with exit code {last['exit_code']}{why}"

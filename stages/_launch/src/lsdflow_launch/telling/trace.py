@@ -1,11 +1,11 @@
-"""`lsdflow trace`: what was run, when, and what it took, as tables.
+"""`lsdflow trace`: tables of all runs and blocks, with their times and resources.
 
     trace.tsv                    a row per run of a stage, from the outcomes in runs/
-    runs/<stage>/trace.tsv       a row per attempt at a block, from what its workers noted (lsdflow_command.attempts)
+    runs/<stage>/trace.tsv       a row per attempt at a block, as recorded by its workers (lsdflow_command.attempts)
 
 The first columns are those of Nextflow's trace in its raw form (milliseconds, bytes, "-" for what is not known), so
-that what reads such tables reads these; block, attempt, host, gpu and error follow. Memory is the largest that the
-process had until then.
+programs that read such tables can read these; block, attempt, host, gpu and error follow. Memory is the peak of the
+process until then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def write_traces(layout: ExperimentLayout) -> dict[str, int]:
-    """Write all tables of the experiment anew; path relative to its folder -> rows."""
+    """Write all tables of the experiment; return the number of rows by path relative to its folder."""
     runs = {stage: list(stage_rows(layout.stage_runs(stage), stage)) for stage in STAGES}
     written = {
         layout.root / NAME: _write(layout.root / NAME, sorted((r for rows in runs.values() for r in rows), key=_begin))
@@ -50,7 +50,7 @@ def write_traces(layout: ExperimentLayout) -> dict[str, int]:
 
 
 def stage_rows(runs: Path, stage: str) -> Iterator[Row]:
-    """Rows of the runs of a stage, the first first."""
+    """Yield the rows of the runs of a stage, in the order in which they began."""
     folders = sorted(path.parent for path in runs.glob("*/config.resolved.json"))
     for attempt, folder in enumerate(folders, 1):
         try:
@@ -61,10 +61,10 @@ def stage_rows(runs: Path, stage: str) -> Iterator[Row]:
 
 
 def block_rows(attempts: Iterable[Attempt], stage: str, all_ended: bool = False) -> Iterator[Row]:
-    """Rows of attempts at blocks, in the order in which they began; an attempt's number is that at its block.
+    """Yield the rows of attempts at blocks, in the order in which they began, numbered for each block.
 
-    One without an end, of a machine that cannot be asked, was lost if all runs of the stage have ended, or if the block
-    was begun again: blocks of workers that live are handed to nobody else.
+    An attempt without an end, on a host whose processes cannot be checked, was lost if all runs of the stage have ended
+    or if the block was begun again: a block of a live worker is never given to another one.
     """
     ordered = sorted(attempts, key=lambda attempt: attempt.started)
     last = {(found.key, found.block): found for found in ordered}
@@ -134,7 +134,7 @@ def _ended(outcome: Row) -> Row:
 
 
 def _without_outcome(folder: Path) -> Row:
-    """A run that goes on, or that was killed: what its folder still tells."""
+    """Return the row of a run that is running or was killed, from the files in its folder."""
     begin = _ms((folder / "config.resolved.json").stat().st_mtime)
     told: Row = {"submit": begin, "start": begin}
     try:

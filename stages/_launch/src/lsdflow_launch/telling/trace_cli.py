@@ -1,4 +1,4 @@
-"""The verb trace of `lsdflow`."""
+"""The command `trace` of `lsdflow`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lsdflow_launch.telling.trace import write_traces
 
 
 def add_trace_verb(app: typer.Typer) -> None:
-    """Register trace."""
+    """Register `trace`."""
 
     @app.command()
     def trace(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
