@@ -1,1 +1,1 @@
-"""Experiments as jobs of a SLURM cluster: what is asked for, submitted, followed and told."""
+"""Experiments as jobs of a SLURM cluster: resources, submission, progress and status."""

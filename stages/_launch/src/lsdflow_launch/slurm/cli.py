@@ -1,4 +1,4 @@
-"""The verbs of a cluster: submit, cancel; and what status adds for jobs."""
+"""The commands of a cluster, submit and cancel, and the facts about jobs that `status` adds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=
 
 
 def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted], None]) -> None:
-    """Register submit and cancel."""
+    """Register `submit` and `cancel`."""
 
     @app.command()
     def submit(
@@ -99,7 +99,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
 
 
 def _tell_submission(experiment: Experiment, code: int, dry_run: bool, as_json: bool) -> None:
-    """The jobs that are in the queue now, and how they are followed."""
+    """Print the jobs that are in the queue now, and the command that follows them."""
     submission = None if dry_run or code else newest_submission(experiment)
     step = f"lsdflow status {experiment.path.parent}"
     jobs = [] if submission is None else [dataclasses.asdict(job) for job in submitted_jobs(submission)]
@@ -108,7 +108,7 @@ def _tell_submission(experiment: Experiment, code: int, dry_run: bool, as_json: 
 
 
 def follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
-    """Submit and follow, with the progress of the blocks as the stages tell it. Returns the exit code of the chain."""
+    """Submit and follow, and log the progress that the stages report. Returns the exit code of the chain."""
     cluster_of(experiment)
     ask = asker(experiment)
 
@@ -123,7 +123,7 @@ def follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
 
 
 def asker(experiment: Experiment) -> Ask:
-    """How to ask the stages: by their commands, or where these are not installed (a login node) in their SIFs."""
+    """Return a function that runs stage commands, in their SIFs where they are not installed (a login node)."""
     try:
         for stage in stages_of(experiment):
             stage_command(stage)
@@ -136,7 +136,7 @@ def asker(experiment: Experiment) -> Ask:
 
 
 def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """State of every stage and its blocks; with its jobs where it was submitted, as far as SLURM answers."""
+    """Return the state of every stage and its blocks; of a submitted stage also its jobs, if SLURM answers."""
     submission = newest_submission(experiment)
     if submission is None:
         return _with_blocks(experiment, status_of(experiment))
@@ -152,7 +152,7 @@ def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 
 def _joined(facts: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
-    # Of a stage without an outcome the files alone cannot tell whether it runs; the queue can.
+    # Without an outcome the files do not show whether a stage is running; the queue does.
     runs = any("RUNNING" in str(jobs.get(role, "")) for role in ("run", "coordinator"))
     state = {"state": "running"} if facts["state"] == "running or killed" and runs else {}
     return {**facts, **state, **jobs}

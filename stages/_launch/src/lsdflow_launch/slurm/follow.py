@@ -1,4 +1,4 @@
-"""`lsdflow run --on slurm`: submit, then tell what becomes of the jobs until the chain has ended."""
+"""`lsdflow run --on slurm`: submit the jobs, then report their states until the chain has ended."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lsdflow_launch.slurm.jobs import Submitted, Task, newest_submission, submit
 from lsdflow_launch.slurm.submit import submit
 
 LOG = logging.getLogger("lsdflow.follow")
-# SLURM keeps an ended job for five minutes by default, and asks not to be asked all the time.
+# SLURM keeps an ended job for five minutes by default, and frequent queries would load it.
 ASK_EVERY_S = (5.0, 40.0)
 PROGRESS_EVERY_S = 60.0
 PATIENCE_S = 900.0
 FORGOTTEN = "FORGOTTEN"
-# An exit code of SLURM's own making, where the program gave none.
+# Exit codes for states that SLURM sets itself, without one from the program.
 CODE_OF_STATE = {"CANCELLED": Interrupted.exit_code, "TIMEOUT": Interrupted.exit_code}
 ROLES = ("run", "coordinator", "verify", "workers")
 
@@ -34,9 +34,9 @@ def run_on_slurm(
     last: str = STAGES[-1],
     progress: Progress | None = None,
 ) -> int:
-    """Submit, then follow the jobs until the last has ended; jobs that are in the queue already are followed instead.
+    """Submit, then follow the jobs until the last has ended; if jobs are already in the queue, follow those instead.
 
-    Returns the exit code of the chain. Raises what submit raises, StoreUnreachable (69) if SLURM stays silent.
+    Returns the exit code of the chain. Raises the errors of submit, and StoreUnreachable (69) if SLURM does not answer.
     """
     if not waiting_jobs(experiment):
         code = submit(experiment, first, last)
@@ -52,7 +52,7 @@ def run_on_slurm(
 
 
 def waiting_jobs(experiment: Experiment) -> list[Submitted]:
-    """Jobs of the newest submission that wait or run."""
+    """Return the jobs of the newest submission that wait or run."""
     submission = newest_submission(experiment)
     if submission is None:
         return []
@@ -62,7 +62,7 @@ def waiting_jobs(experiment: Experiment) -> list[Submitted]:
 
 
 def refuse_if_queued(experiment: Experiment) -> None:
-    """OutputConflict (73) while jobs of an earlier submission wait or run: a second chain would be in their way."""
+    """Raise OutputConflict (73) while jobs of an earlier submission wait or run; a second chain would conflict."""
     if found := waiting_jobs(experiment):
         raise OutputConflict(
             "this experiment's jobs are in the queue",
@@ -73,7 +73,7 @@ def refuse_if_queued(experiment: Experiment) -> None:
 
 @dataclass
 class Following:
-    """The jobs of one submission, and what SLURM has told of them so far: it forgets ended jobs after some minutes."""
+    """The jobs of one submission and their last known states; SLURM drops ended jobs after some minutes."""
 
     jobs: Sequence[Submitted]
     progress: Progress | None = None
@@ -82,9 +82,9 @@ class Following:
     _told: dict[str, str] = field(default_factory=dict)
 
     def to_the_end(self, sleep: Callable[[float], Any] = time.sleep) -> int:
-        """Tell every change of state until nothing waits or runs. Returns the exit code of the chain.
+        """Report every change of state until no job waits or runs. Returns the exit code of the chain.
 
-        Raises StoreUnreachable (69) if SLURM gives no answer for a quarter of an hour.
+        Raises StoreUnreachable (69) if SLURM does not answer for a quarter of an hour.
         """
         pause, told_at, answered_at = ASK_EVERY_S[0], time.monotonic(), time.monotonic()
         while True:
@@ -103,7 +103,7 @@ class Following:
             sleep(pause)
 
     def look(self) -> bool:
-        """Ask SLURM once and tell what is new. Returns whether anything was."""
+        """Query SLURM once and report what is new. Returns True if anything was."""
         now = self.ask(self.jobs)
         for job in self.jobs:
             self.known[job.job] = now.get(job.job) or _forgotten(self.known.get(job.job, []))
@@ -125,9 +125,9 @@ class Following:
 
 
 def chain_code(jobs: Sequence[Submitted], tasks: Tasks) -> int | None:
-    """None while anything waits or runs; then 0 if every stage was verified, else the first other's exit code.
+    """Return None while a job waits or runs, 0 if every stage was verified, else the exit code of the first other one.
 
-    Workers count for nothing in a stage that was verified: the blocks of a lost one were done by others.
+    Failed workers do not matter in a verified stage: other workers computed their blocks.
     """
     if any(task.waits for job in jobs for task in tasks.get(job.job, [])):
         return None
@@ -148,12 +148,12 @@ def _code_of(stage: str, tasks: Sequence[Task]) -> int:
 
 
 def _words(tasks: Sequence[Task]) -> str:
-    """'COMPLETED', or of an array '2 COMPLETED, 1 RUNNING'."""
+    """Return 'COMPLETED', or for an array '2 COMPLETED, 1 RUNNING'."""
     states = [t.state + (f" (exit code {t.code})" if t.code and not t.waits else "") for t in tasks]
     counts = {state: states.count(state) for state in sorted(states)}
     return ", ".join(state if len(states) == count else f"{count} {state}" for state, count in counts.items())
 
 
 def _forgotten(before: Sequence[Task]) -> list[Task]:
-    """What was last known; a job that vanished while it waited or ran has ended, nobody knows how."""
+    """Return the last known tasks; one that vanished while it waited or ran has ended with an unknown result."""
     return [replace(task, state=FORGOTTEN) if task.waits else task for task in before]

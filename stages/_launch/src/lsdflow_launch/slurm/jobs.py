@@ -1,6 +1,6 @@
-"""What SLURM tells of the jobs of a submission.
+"""The jobs of a submission, as SLURM reports them.
 
-runs/submit/<time>-<pid>/jobs.tsv     stage, role, job number, time: one line a job (an array is one job)
+runs/submit/<time>-<pid>/jobs.tsv     stage, role, job number, time: one line per job (an array is one job)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Task:
-    """A job, or a task of an array, as SLURM sees it; `code` is its exit code if it has ended by itself."""
+    """A job, or a task of an array, as SLURM reports it; `code` is its exit code if it has ended by itself."""
 
     job: str
     name: str
@@ -50,30 +50,30 @@ class Task:
         return self.state in WAITING
 
     def is_of(self, experiment: Path) -> bool:
-        """False for a number that meanwhile belongs to something else."""
+        """Return False if the job number now belongs to something else."""
         return Path(self.folder) == experiment
 
 
 def newest_submission(experiment: Experiment) -> Path | None:
-    """Folder of the newest submission, or None."""
+    """Return the folder of the newest submission, or None."""
     folders = [p for p in (experiment.path.parent / "runs" / "submit").glob("*") if (p / "jobs.tsv").is_file()]
     return max(folders, key=lambda p: p.name, default=None)
 
 
 def submitted_jobs(submission: Path) -> list[Submitted]:
-    """The jobs of a submission, in the order they were submitted."""
+    """Return the jobs of a submission, in the order they were submitted."""
     rows = [line.split("\t") for line in (submission / "jobs.tsv").read_text().splitlines()]
     return [Submitted(row[0], row[1], row[2]) for row in rows if len(row) >= 3 and row[2].isdigit()]
 
 
 def submitted_overrides(submission: Path) -> list[str]:
-    """The overrides of the experiment file that a submission was made with."""
+    """Return the overrides of the experiment file that were used for a submission."""
     lines = (submission / "settings.env").read_text(encoding="utf-8").splitlines()
     return [line.removeprefix("SET='").removesuffix("'") for line in lines if line.startswith("SET='")]
 
 
 def ask_slurm(command: Sequence[str], limit_s: float | None = None) -> str:
-    """Output of a command of SLURM, which has `limit_s` to answer.
+    """Return the output of a SLURM command, which must answer within `limit_s` (None: no limit).
 
     Raises MissingInput (66) if it is not installed, StoreUnreachable (69) if SLURM does not answer.
     """
@@ -92,7 +92,7 @@ def ask_slurm(command: Sequence[str], limit_s: float | None = None) -> str:
 
 
 def tasks_of(jobs: Sequence[Submitted]) -> dict[str, list[Task]]:
-    """All tasks by job number: from squeue; jobs that it has forgotten from sacct, where there is one."""
+    """Return all tasks by job number: from squeue; for jobs that it no longer knows from sacct, if installed."""
     if not jobs:
         return {}
     numbers = [j.job for j in jobs]
@@ -115,7 +115,7 @@ def _task_of_line(line: str) -> Task | None:
     job = re.match(r"\d+", name)
     if job is None:
         return None
-    # The code comes as wait(2) has it: the exit code in the second byte.
+    # The code has the form of wait(2): the exit code is in the second byte.
     code_number = int(code) >> 8 if code.isdigit() else 0
     restarts_number = int(restarts) if restarts.isdigit() else 0
     return Task(job[0], name, state, "" if reason == "None" else reason, nodes, restarts_number, code_number, folder)
@@ -139,9 +139,9 @@ def _from_accounting(numbers: Sequence[str]) -> Iterator[Task]:
 
 
 def job_facts(experiment: Experiment, submission: Path) -> dict[str, dict[str, Any]]:
-    """By stage of a submission: its jobs by role, and the logs of those that failed.
+    """Return, by stage of a submission, its jobs by role, and the logs of those that failed.
 
-    Raises MissingInput (66) or StoreUnreachable (69) as ask_slurm.
+    Raises MissingInput (66) or StoreUnreachable (69) as ask_slurm does.
     """
     jobs = submitted_jobs(submission)
     tasks = tasks_of(jobs)
@@ -158,7 +158,7 @@ def job_facts(experiment: Experiment, submission: Path) -> dict[str, dict[str, A
 
 
 def _told(job: str, tasks: Sequence[Task]) -> str:
-    """'12 RUNNING on n1, restarts 1', or for an array '13: 2 RUNNING on n1 n2, 6 PENDING (Resources)'."""
+    """Return '12 RUNNING on n1, restarts 1', or for an array '13: 2 RUNNING on n1 n2, 6 PENDING (Resources)'."""
     if not tasks:
         return f"{job} not known to SLURM any more"
     words = []
@@ -184,10 +184,10 @@ def _logs_of(experiment: Experiment, stage: str, tasks: Sequence[Task]) -> list[
 
 
 def cancel_submission(experiment: Experiment) -> list[str]:
-    """scancel every job of the newest submission that still waits or runs; what was done, a line each.
+    """Cancel every job of the newest submission that still waits or runs; return one line for each.
 
-    A number that meanwhile belongs to something else (its working folder is not the experiment) is left alone.
-    Raises MissingInput (66) if nothing was submitted, and as ask_slurm.
+    A job number that now belongs to something else (its working folder is not the experiment) is skipped.
+    Raises MissingInput (66) if nothing was submitted, and the errors of ask_slurm.
     """
     submission = newest_submission(experiment)
     if submission is None:
@@ -196,7 +196,7 @@ def cancel_submission(experiment: Experiment) -> list[str]:
         )
     lines = []
     tasks = tasks_of(jobs := submitted_jobs(submission))
-    # The last ones first: nothing that waits for a job begins when that job goes.
+    # The last jobs first, so that no job starts because the one it waits for was cancelled.
     for job in reversed(jobs):
         waiting = [t for t in tasks.get(job.job, []) if t.waits]
         if waiting and all(t.is_of(experiment.path.parent) for t in waiting):

@@ -1,4 +1,4 @@
-"""What an experiment asks of the cluster that the cluster does not have: partitions, GPUs in them, SIFs."""
+"""Resources that the jobs need and the cluster does not have: partitions, GPUs in them, SIFs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lsdflow_launch.slurm.jobs import ask_slurm
 from lsdflow_launch.slurm.table import cluster_of, job_settings
 
 LOG = logging.getLogger("lsdflow.cluster")
-# Partition (a star marks the default one), is it up, nodes, time limit, what a node has.
+# Partition (a star marks the default one), state, nodes, time limit, generic resources of a node.
 FORM = "%P|%a|%D|%l|%G"
 LIMIT_S = 15.0
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition of SLURM, as sinfo reports it; nodes with different GPUs are reported apart, and joined here."""
+    """A partition of SLURM. sinfo reports nodes with different GPUs separately; they are joined here."""
 
     name: str
     state: str
@@ -33,7 +33,7 @@ class Partition:
 
 
 def partitions_there() -> dict[str, Partition]:
-    """All partitions by name. Raises MissingInput (66) without SLURM, StoreUnreachable (69) if it does not answer."""
+    """Return all partitions by name. Raises MissingInput (66) without SLURM, StoreUnreachable (69) without answer."""
     found: dict[str, Partition] = {}
     for line in ask_slurm(["sinfo", "--noheader", f"--format={FORM}"], LIMIT_S).splitlines():
         if line.count("|") != 4:
@@ -47,9 +47,9 @@ def partitions_there() -> dict[str, Partition]:
 
 
 def cluster_problems(experiment: Experiment, stages: Sequence[str]) -> list[StageError]:
-    """Partitions and SIFs of the jobs of `stages` that are not there; none for an experiment without [cluster].
+    """Return the missing partitions and SIFs of the jobs of `stages`; empty for an experiment without [cluster].
 
-    Where SLURM is not installed or does not answer (a laptop), nothing is known of partitions, and nothing is checked.
+    If SLURM is not installed or does not answer (a laptop), nothing is checked.
     """
     if not experiment.uses_cluster:
         return []
@@ -67,7 +67,7 @@ def cluster_problems(experiment: Experiment, stages: Sequence[str]) -> list[Stag
 
 
 def _needed_partitions(settings: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[str, bool]]:
-    """The partitions of the jobs, each with the first stage that names it, and whether one of its jobs wants a GPU."""
+    """Return the partitions of the jobs, each with the first stage that names it, and whether a job needs a GPU."""
     needed: dict[str, tuple[str, bool]] = {}
     for stage in stages:
         key = stage.upper().replace("-", "_")
@@ -80,7 +80,7 @@ def _needed_partitions(settings: Mapping[str, str], stages: Sequence[str]) -> di
 
 
 def _require_partition(name: str, stage: str, gpu: bool, there: Mapping[str, Partition], where: str) -> None:
-    """ConfigError (78) if there is no such partition, or none with GPUs where one is needed."""
+    """Raise ConfigError (78) if the partition does not exist, or has no GPUs where one is needed."""
     fitting = [p.name for p in there.values() if p.has_gpu or not gpu]
     if name in fitting:
         return

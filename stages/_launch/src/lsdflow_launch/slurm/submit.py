@@ -1,7 +1,7 @@
-"""`lsdflow submit`: the settings of the cluster wrappers from the experiment file, and the call of pipeline.sh.
+"""`lsdflow submit`: writes the settings of the cluster wrappers from the experiment file, and runs pipeline.sh.
 
-The wrappers (slurm_wrappers/) do all the submitting; here their settings are resolved and handed over by standard
-input, so that a person without lsdflow can do the same with a file.
+The wrappers (slurm_wrappers/) submit the jobs. They read the settings from standard input, so a user without lsdflow
+can do the same with a file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lsdflow_launch.images.mounts import mounts_of, uri_file_of
 from lsdflow_launch.slurm.table import cluster_of, job_settings
 
 WRAPPERS_VARIABLE = "LSDFLOW_WRAPPERS"
-# In a line KEY='value' nothing is evaluated, so that these alone could break out of it or of sbatch's patterns.
+# Nothing is expanded in a line KEY='value'; only these characters could end it or break sbatch's file patterns.
 FORBIDDEN = ("'", "\n", "\r", "\0")
 
 
 def wrappers_folder() -> Path:
-    """The folder of pipeline.sh: $LSDFLOW_WRAPPERS, or slurm_wrappers of the clone that this package or command is in.
+    """Return the folder of pipeline.sh: $LSDFLOW_WRAPPERS, or slurm_wrappers of the clone with this package or command.
 
     Raises MissingInput (66) if there is none.
     """
@@ -44,9 +44,9 @@ def wrappers_folder() -> Path:
 
 
 def settings_text(experiment: Experiment) -> str:
-    """Everything the wrappers need to know, one KEY='value' a line.
+    """Return all settings of the wrappers, one KEY='value' per line.
 
-    Raises ConfigError (78) for a wrong [cluster] table or a value that cannot stand in such a line.
+    Raises ConfigError (78) for a wrong [cluster] table or a value that cannot be written in such a line.
     """
     table = cluster_of(experiment)
     root = experiment.path.parent
@@ -82,7 +82,7 @@ def settings_text(experiment: Experiment) -> str:
 def submit(experiment: Experiment, first: str, last: str, *, dry_run: bool = False) -> int:
     """Submit the stages `first` to `last` as a chain of jobs. Returns the exit code of pipeline.sh.
 
-    Raises UsageError (2) for a word that is no stage, MissingInput (66) without wrappers or sbatch, ConfigError (78).
+    Raises UsageError (2) for an unknown stage, MissingInput (66) without wrappers or sbatch, ConfigError (78).
     """
     stages_of(experiment, first, last)
     options = ["--settings", "-", "--from", first, "--to", last]
@@ -90,7 +90,7 @@ def submit(experiment: Experiment, first: str, last: str, *, dry_run: bool = Fal
 
 
 def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool = False) -> int:
-    """More workers for a stage whose coordinator is in the queue. Returns the exit code of pipeline.sh."""
+    """Add workers to a stage whose coordinator is in the queue. Returns the exit code of pipeline.sh."""
     return _pipeline(experiment, ["--only-workers", f"{stage}={count}"], "", dry_run)
 
 

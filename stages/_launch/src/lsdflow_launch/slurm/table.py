@@ -1,6 +1,6 @@
-"""The table [cluster] of experiment.toml: what each stage asks of SLURM.
+"""The table [cluster] of experiment.toml: the SLURM resources of each stage.
 
-[cluster]            account, partitions, the folder of SIFs, what holds for all jobs
+[cluster]            account, partitions, the folder of SIFs, settings of all jobs
 [cluster.watershed]  resources of one stage; those of its workers are called worker_...
 [cluster.verify]     resources of the small jobs that check a stage before the next one begins
 """
@@ -20,7 +20,7 @@ BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 GPU_STAGES = ("train-lsd", "train-acrlsd", "predict")
 # SLURM's default MaxArraySize is 1001.
 MOST_WORKERS = 1000
-# Options that the wrappers set themselves, or that would run something else or carry secrets.
+# Options that the wrappers set themselves, or that would run other commands or carry secrets.
 OURS = (
     *("array", "chdir", "dependency", "error", "export", "job-name", "kill-on-invalid-dep", "open-mode", "output"),
     *("parsable", "requeue", "signal", "test-only", "wait", "wrap"),
@@ -35,7 +35,7 @@ SafePath = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f'\"\\$`:,;]+$"
 
 
 class JobTable(StrictModel):
-    """Resources of a kind of job; what is not given comes from the experiment's profile."""
+    """Resources of a kind of job; the profile of the experiment gives the defaults."""
 
     partition: Name | None = Field(
         default=None, description="SLURM partition (default: partition_cpu or partition_gpu)"
@@ -60,7 +60,7 @@ class TrainTable(JobTable):
 
 
 class BlockTable(JobTable):
-    """[cluster.<stage>] of a stage of blocks: its coordinator (small, not on nodes that may vanish) and its workers."""
+    """[cluster.<stage>] of a stage with blocks: its coordinator (small, not on preemptible nodes) and its workers."""
 
     workers: int | None = Field(default=None, ge=1, le=MOST_WORKERS, description="number of worker jobs")
     workers_at_once: int | None = Field(
@@ -74,7 +74,7 @@ class BlockTable(JobTable):
 
 
 class ClusterTable(StrictModel):
-    """[cluster]: what the jobs of `lsdflow submit` ask of SLURM."""
+    """[cluster]: the SLURM settings of the jobs of `lsdflow submit`."""
 
     account: Name = Field(default="", description="account that is charged; empty = the cluster's default")
     qos: Name = Field(default="", description="quality of service; empty = the cluster's default")
@@ -116,7 +116,7 @@ class ClusterTable(StrictModel):
         return self
 
 
-# cpus, mem, time by profile; of a coordinator, a worker, any other job.
+# cpus, mem, time by profile: for a coordinator, a worker, and any other job.
 _DEFAULTS: dict[str, dict[str, tuple[int, str, str]]] = {
     "tiny": {
         "coordinator": (1, "1G", "4:00:00"),
@@ -136,12 +136,12 @@ _WORKERS = {"tiny": 2, "tiny-anisotropic": 2, "standard": 8, "snemi3d": 8}
 
 
 def cluster_of(experiment: Experiment) -> ClusterTable:
-    """The experiment's [cluster]. ConfigError (78) naming the key, with did-you-mean."""
+    """Return the experiment's [cluster]. Raises ConfigError (78) that names the key, with a suggestion."""
     return experiment.table("cluster", ClusterTable)
 
 
 def job_settings(table: ClusterTable, experiment: Experiment) -> dict[str, str]:
-    """Every resource of every job, resolved: WATERSHED_MEM, WATERSHED_WORKER_CPUS, VERIFY_TIME, ..."""
+    """Return every resource of every job: WATERSHED_MEM, WATERSHED_WORKER_CPUS, VERIFY_TIME, ..."""
     profile = experiment.common.profile
     found = _resources("VERIFY", table.verify, {}, _DEFAULTS[profile]["verify"], table.partition_cpu, "")
     for stage in STAGES:
@@ -162,7 +162,7 @@ def _stage_settings(stage: str, table: ClusterTable, profile: str) -> dict[str, 
     workers = {"WORKERS": str(of_stage.workers or _WORKERS[profile])}
     if of_stage.workers_at_once:
         workers["WORKERS_AT_ONCE"] = str(of_stage.workers_at_once)
-    # The one of evaluate also thins the truth and draws the report: more than handing out blocks.
+    # The coordinator of evaluate also skeletonizes the truth and draws the report, so it needs more.
     role = "run" if stage == "evaluate" else "coordinator"
     coordinator = _resources(prefix, of_stage, workers, defaults[role], table.partition_cpu, "")
     return coordinator | _resources(f"{prefix}_WORKER", of_workers, {}, defaults["worker"], *with_gpu)
@@ -183,7 +183,7 @@ def _resources(
 
 
 def require_block_stage(stage: str) -> None:
-    """ConfigError (78) unless the stage works on blocks, that is: has workers."""
+    """Raise ConfigError (78) unless the stage has blocks, and therefore workers."""
     if stage not in BLOCK_STAGES:
         fix = nearest(stage, BLOCK_STAGES)
         raise ConfigError(f"{stage} has no workers", wanted=", ".join(BLOCK_STAGES), fix=fix)
