@@ -1,1 +1,1 @@
-"""Sweeps: one experiment per combination of values, run in parts, gathered into a table."""
+"""Sweeps: one experiment per combination of values, run in parts, with a table of all results."""

@@ -1,7 +1,7 @@
-"""Every key and value of a sweep, checked against the tables of the stages before anything is written.
+"""Check every key and value of a sweep against the tables of the stages before anything is written.
 
-Keys: by the JSON schemas that the stages give. Values: each stage that an axis touches reads the experiment files that
-the runs would have, in a scratch folder, and lists what it refuses.
+Keys are checked with the JSON schemas of the stages. For values, each stage that an axis changes validates the
+experiment files of the runs in a temporary folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ _PROCESSES = 2
 
 
 def require_valid(sweep: Sweep, ask: Ask) -> None:
-    """ConfigError (78) for a key or value that there is not; of volumes also what prepare says (65, 66); first one."""
+    """Raise ConfigError (78) for an unknown key or a wrong value; for volumes also the errors of prepare (65, 66).
+
+    The first problem is raised, the others are logged.
+    """
     keys = list(dict.fromkeys(key for axis in sweep.axes for key in axis.keys))
     tables = list(dict.fromkeys(_table_of(key, sweep.path) for key in keys))
     schemas = {t: _MODELS[t].model_json_schema(by_alias=True) if t in _MODELS else ask(t, ["schema"]) for t in tables}
@@ -81,7 +84,7 @@ def _require_key(key: str, schemas: Mapping[str, dict[str, Any]], path: Path) ->
 
 
 def _properties(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a schema's node: its own, and those of what it refers to."""
+    """Return the keys of a schema's node: its own, and those of its references."""
     if "$ref" in node:
         return _properties(definitions[node["$ref"].rpartition("/")[2]], definitions)
     found = dict(node.get("properties", {}))
@@ -91,7 +94,7 @@ def _properties(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict
 
 
 def _problems(sweep: Sweep, tables: Sequence[str], scratch: Path, ask: Ask) -> Iterator[StageError]:
-    """What reads the tables of the runs: here those of all stages, by the stage its own."""
+    """Yield the problems of the runs' tables: common tables are checked here, those of a stage by the stage."""
     common = [table for table in tables if table not in STAGES]
     for run in _distinct(sweep.runs, common) if common else ():
         try:
@@ -115,7 +118,7 @@ def _problems(sweep: Sweep, tables: Sequence[str], scratch: Path, ask: Ask) -> I
 
 
 def _distinct(runs: Sequence[Run], tables: Sequence[str]) -> list[Run]:
-    """The first run of each different content of these tables."""
+    """Return the first run of each different content of these tables."""
     found: dict[str, Run] = {}
     for run in runs:
         part = {key: value for key, value in run.settings.items() if key.split(".")[0] in tables}
@@ -131,7 +134,7 @@ def _written(sweep: Sweep, run: Run, scratch: Path) -> Path:
 
 
 def _named(problem: Mapping[str, Any], sweep: Sweep, run: Run, scratch: Path) -> StageError:
-    """A problem told with the sweep's file and the run instead of the scratch folder."""
+    """Return the problem as an error that names the sweep's file and the run instead of the temporary folder."""
     kinds: dict[int, Callable[..., StageError]] = {kind.exit_code: kind for kind in StageError.__subclasses__()}
     at = ", ".join(f"{axis} = {label}" for axis, label in run.at.items())
     told = str(problem["where"]).replace(str(scratch / str(run.number) / "experiment.toml"), "").lstrip(": ")
@@ -141,12 +144,12 @@ def _named(problem: Mapping[str, Any], sweep: Sweep, run: Run, scratch: Path) ->
 
 
 def require_fresh_base(sweep: Sweep, ask: Ask) -> None:
-    """OutputConflict (73) if a stage that the runs share with the base finished with other settings than it has now."""
+    """Raise OutputConflict (73) if a stage that the runs share with the base finished with other settings than now."""
     first = planned_runs(sweep, sweep.default_folder)[0].nodes[0]
     shared = first.stages if first.is_base else ()
     layout = sweep.base.layout
     for stage in stages_of(sweep.base):
-        # Behind a stage that never ran, results were brought along: the stage cannot judge them.
+        # Results after a stage that never ran were imported, so the stage cannot check them.
         if stage not in shared or not layout.manifest(stage).exists():
             return
         if ask(stage, stage_arguments("status", sweep.base)).get("finished") is False:

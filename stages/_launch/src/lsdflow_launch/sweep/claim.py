@@ -1,7 +1,7 @@
-"""One process at a time makes a run of a sweep, on whatever machine: a claim file on shared storage.
+"""A claim file on shared storage: only one process at a time, on any machine, computes a run of a sweep.
 
-Two processes that both believe to hold a claim leave the same bits, because results are written once. The claim saves
-the work of the second one, also for a stage that has no lock of its own.
+If two processes hold a claim by mistake, they write identical results, because results are written only once. The
+claim saves the second one the computation, also for a stage that has no lock of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class AtWorkElsewhere(OutputConflict):
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold the claim of an experiment folder for the time of the block. AtWorkElsewhere (73) if it is held."""
+    """Hold the claim of an experiment folder within the `with` block. Raises AtWorkElsewhere (73) if it is held."""
     claim = claim_of(folder)
     with claim.held(
         lambda found, age_s: _refusal(claim, found, age_s),
@@ -33,7 +33,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def claim_of(folder: Path) -> LockFile:
-    """The claim file of an experiment folder."""
+    """Return the claim file of an experiment folder."""
     return LockFile(folder / "runs" / "sweep" / "claim")
 
 

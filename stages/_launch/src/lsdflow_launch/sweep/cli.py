@@ -1,4 +1,4 @@
-"""`lsdflow sweep`: plan, prepare, run, status, merge of a grid of experiments."""
+"""`lsdflow sweep`: the commands plan, prepare, run, status and merge for a grid of experiments."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def merge(
 
 
 def chosen_runs(sweep: SweepFolder, part: str | None, where: list[str], *, array: bool) -> list[PlannedRun]:
-    """The runs that the options name. UsageError (2) for a part, axis or value that there is not."""
+    """Return the runs that the options select. Raises UsageError (2) for an unknown part, axis or value."""
     if part and array:
         raise UsageError("--part and --array name the part twice", fix="leave one out")
     number, parts = _array_part(os.environ) if array else _part(part) if part else (1, 1)
@@ -163,7 +163,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _array_part(environment: Mapping[str, str]) -> tuple[int, int]:
-    """The task's place in its array. UsageError (2) outside an array, or in one with gaps that no step explains."""
+    """Return the task's place in its array and the array's size. UsageError (2) outside an array or if it has gaps."""
     names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN")
     values = {name: environment.get(name, "") for name in names}
     if not all(value.isdigit() for value in values.values()):

@@ -1,6 +1,6 @@
-"""What a shell offers after TAB where `lsdflow sweep` wants a folder, a file, or `axis=value`.
+"""Shell completion for `lsdflow sweep`: a folder, a file, or `axis=value`.
 
-Only names and sweep.json are looked at, without checks: a shell gets nothing rather than an error.
+Only file names and sweep.json are read, without checks: on an error the shell gets no suggestions.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from lsdflow_launch.sweep.folder import PLAN_NAME
 
 
 def sweep_folders(incomplete: str) -> list[str]:
-    """Folders of prepared sweeps; after them the others, as the way to one."""
+    """Return the folders of prepared sweeps; after them other folders, which may contain one."""
     folders = [name.removesuffix("/") for name in experiment_folders(incomplete)]
     sweeps = [name for name in folders if Path(name, PLAN_NAME).is_file()]
     return sweeps + [f"{name}/" for name in folders if name not in sweeps]
 
 
 def sweep_files(incomplete: str) -> list[str]:
-    """TOML files, any of which may be one of a sweep; after them the folders, as the way to one."""
+    """Return the TOML files, each of which may be a sweep; after them the folders, which may contain one."""
     begin = "" if incomplete.endswith("/") else Path(incomplete).name
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     try:
@@ -34,7 +34,7 @@ def sweep_files(incomplete: str) -> list[str]:
 
 
 def axis_values(context: typer.Context, incomplete: str) -> list[str]:
-    """`axis=` of every axis of the sweep that the command line names, and `axis=value` of its values."""
+    """Return `axis=` for every axis of the sweep named on the command line, and `axis=value` for its values."""
     axes = _axes(named_folder(context))
     name, equals, begin = incomplete.partition("=")
     if not equals:
@@ -43,7 +43,7 @@ def axis_values(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _axes(root: Path) -> dict[str, list[str]]:
-    """Labels of each axis; {} where no sweep is."""
+    """Return the labels of each axis; {} if the folder has no sweep."""
     try:
         axes = json.loads((root / PLAN_NAME).read_text(encoding="utf-8"))["axes"]
         return {str(name): [str(label) for label in labels] for name, labels in axes.items()}

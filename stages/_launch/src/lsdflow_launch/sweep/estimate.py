@@ -1,4 +1,4 @@
-"""What a sweep will cost: how often each stage is made, hours and bytes, from runs that have finished."""
+"""Estimate of a sweep from its finished runs: how often each stage runs, hours and bytes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from lsdflow_launch.sweep.tree import PlannedNode, PlannedRun, open_stages
 
 
 def estimate(sweep: SweepFolder, parts: int) -> dict[str, Any]:
-    """Facts of a grid on `parts` servers: times each stage is made, its seconds once, hours left in all and of the
-    slowest server, bytes. A stage without a finished run to learn from is named in `not_known`.
+    """Return the estimate for `parts` servers: runs of each stage, seconds of one, hours left, bytes.
+
+    hours_left: of all servers together; hours_left_of_slowest_part: of the slowest one. `not_known` lists the stages
+    without a finished run.
     """
     times = stages_to_make(sweep, sweep.plan.runs)
     seconds = _seconds_of_stages(sweep)
@@ -40,25 +42,25 @@ def estimate(sweep: SweepFolder, parts: int) -> dict[str, Any]:
 
 
 def stages_to_make(sweep: SweepFolder, runs: Sequence[PlannedRun]) -> dict[str, int]:
-    """How often each stage has still to be made for these runs; what is shared counts once."""
+    """Return how often each stage has still to run for these runs; shared stages count once."""
     folders = {node.folder: node for run in runs for node in run.nodes}
     open_ = [stage for node in folders.values() for stage in _open_stages(sweep, node)]
     return {stage: open_.count(stage) for stage in STAGES if stage in open_}
 
 
 def runs_of_part(sweep: SweepFolder, number: int, parts: int) -> list[PlannedRun]:
-    """The planned runs of one server of `parts`."""
+    """Return the planned runs of server `number` of `parts`."""
     by_name = {run.name: run for run in sweep.plan.runs}
     return [by_name[run.name] for run in part_of(grid_runs(sweep), sweep.plan.split_by, number, parts)]
 
 
 def grid_runs(sweep: SweepFolder) -> list[Run]:
-    """The runs of a prepared sweep as points of its grid; which keys they set is in their files by now."""
+    """Return the runs of a prepared sweep as points of its grid, without settings: the experiment files have them."""
     return [Run(run.number, run.name, run.at, {}) for run in sweep.plan.runs]
 
 
 def own_bytes(folder: Path) -> int:
-    """Bytes of the files of a folder; what is only linked does not count."""
+    """Return the bytes of the files in a folder, without symbolic links."""
     return sum(
         os.lstat(Path(parent) / name).st_size
         for parent, _, names in os.walk(folder)
@@ -73,7 +75,7 @@ def _open_stages(sweep: SweepFolder, node: PlannedNode) -> list[str]:
 
 
 def _seconds_of_stages(sweep: SweepFolder) -> dict[str, float]:
-    """Mean seconds of each stage over the results of this sweep, else as the base has taken."""
+    """Return the mean seconds of each stage over the results of this sweep, otherwise those of the base."""
     results = [row.result for row in merged([sweep]).rows if row.result is not None]
     base = ExperimentLayout(sweep.base_folder)
     found = {}

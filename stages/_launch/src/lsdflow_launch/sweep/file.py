@@ -1,13 +1,17 @@
-"""SWEEP.toml: the base experiment, the axes of the grid, how runs are split over servers, what is averaged.
+"""SWEEP.toml: the base experiment, the axes of the grid, how runs are split over servers, and the means.
 
 base = "exp"                                    # an experiment's folder, or its file
+
 [axes]
 "agglomerate.merge_functions" = [["mean"], ["hist_quant_75"]]
 "experiment.seed" = [0, 1, 2]
+
 [axes.dataset]                                  # several keys that change together: a name for each set of values
 cremi_a = { "prepare.target.raw" = "a.hdf", "prepare.target.truth" = "a.hdf" }
+
 [split]
 by = ["dataset"]                                # runs with the same dataset stay on one server
+
 [means]
 over = ["experiment.seed"]
 """
@@ -42,7 +46,7 @@ class SplitTable(StrictModel):
 
 
 class MeansTable(StrictModel):
-    """[means]: what is averaged."""
+    """[means]: the axes that are averaged."""
 
     over: tuple[str, ...] | None = Field(
         default=None, description="axes over which the mean is taken (default: those whose names end in seed or fold)"
@@ -50,7 +54,7 @@ class MeansTable(StrictModel):
 
 
 class SweepTables(StrictModel):
-    """The whole file."""
+    """The whole sweep file."""
 
     base: str = Field(description="the experiment that all runs are derived from: its folder or file")
     metric: str = Field(
@@ -63,7 +67,7 @@ class SweepTables(StrictModel):
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file, read and checked as far as no stage has to be asked."""
+    """A sweep file that was read and checked, except for the checks of the stages."""
 
     path: Path
     base: Experiment
@@ -74,17 +78,17 @@ class Sweep:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The grid."""
+        """All runs of the grid."""
         return grid_of(self.axes)
 
     @property
     def default_folder(self) -> Path:
-        """Where its runs lie unless another folder is named: beside the file, with its name."""
+        """The default folder of the runs: beside the sweep file, with its name."""
         return self.path.with_suffix("")
 
 
 def load_sweep(path: Path) -> Sweep:
-    """Read SWEEP.toml. Raises MissingInput (66), ConfigError (78) with one message; writes nothing."""
+    """Read SWEEP.toml. Raises MissingInput (66) or ConfigError (78) with one message."""
     if not path.is_file():
         raise MissingInput("no sweep file", where=path, fix="README of _launch shows one")
     try:
@@ -122,7 +126,7 @@ def _axes(tables: Mapping[str, Any], path: Path) -> Iterator[Axis]:
 
 
 def _dotted(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A key written without quotes comes as tables in tables."""
+    """Yield key and value of nested tables: TOML parses an unquoted dotted key as tables in tables."""
     if not isinstance(value, Mapping):
         yield name, value
         return
@@ -170,7 +174,7 @@ def _distinct(points: Sequence[Point], where: str) -> tuple[Point, ...]:
 
 
 def _kinds(value: Any) -> Any:
-    """1 and 1.0 are one value to a setting; 1 and true are not."""
+    """Return the type information of a value: for settings 1 equals 1.0, but not true."""
     if isinstance(value, Mapping):
         return {key: _kinds(part) for key, part in value.items()}
     return [_kinds(part) for part in value] if isinstance(value, list) else isinstance(value, bool)
@@ -185,7 +189,7 @@ def _require_plain(value: Any, where: str) -> None:
 
 
 def _refuse_shared_keys(axes: Sequence[Axis], path: Path) -> None:
-    """A key that two axes set would be the last one's, whatever the first says."""
+    """Raise ConfigError (78) if two axes set the same key: the last one would silently overwrite the first."""
     taken: dict[str, str] = {}
     for axis in axes:
         if axis.name in taken.values():

@@ -1,4 +1,4 @@
-"""The folder of a sweep: sweep.json (what was planned), runs/<name>/ and shared/<name>/ (an experiment each)."""
+"""The folder of a sweep: sweep.json (the plan), runs/<name>/ and shared/<name>/ (one experiment each)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAN_NAME, RESULT_NAME = "sweep.json", "result.json"
 
 
 class SweepPlan(StrictModel):
-    """What `sweep prepare` wrote."""
+    """The content of sweep.json, written by `sweep prepare`."""
 
     contract: str = CONTRACT_VERSION
     base_file: str = Field(description="relative to the sweep's folder")
@@ -36,7 +36,7 @@ class SweepPlan(StrictModel):
 
     @property
     def grid_hash(self) -> str:
-        """Names the grid: axes and runs; where the base lies does not count."""
+        """The hash of axes and runs; it does not depend on the location of the base."""
         return hash_of([self.axes, [(run.name, run.at) for run in self.runs]])
 
 
@@ -48,7 +48,7 @@ class SweepFolder:
     plan: SweepPlan
 
     def folder(self, node: PlannedNode) -> Path:
-        """Where a node's experiment lies."""
+        """Return the folder of a node's experiment."""
         return Path(os.path.normpath(self.root / node.folder))
 
     @property
@@ -57,15 +57,18 @@ class SweepFolder:
         return Path(os.path.normpath(self.root / self.plan.base_file)).parent
 
     def run_folder(self, run: PlannedRun) -> Path:
-        """Where a run's own experiment lies."""
+        """Return the folder of a run's own experiment."""
         return self.folder(run.nodes[-1])
 
     def result_path(self, run: PlannedRun) -> Path:
-        """The one file that tells what came of a run."""
+        """Return the path of the result of a run."""
         return self.run_folder(run) / RESULT_NAME
 
     def require_base(self) -> None:
-        """OutputConflict (73) if the base's experiment file has changed since the runs were made; MissingInput (66)."""
+        """Raise OutputConflict (73) if the base's experiment file changed after `sweep prepare`.
+
+        Raises MissingInput (66) if it does not exist.
+        """
         path = Path(os.path.normpath(self.root / self.plan.base_file))
         if not path.is_file():
             raise MissingInput("the base experiment is not there", where=path)
@@ -78,7 +81,7 @@ class SweepFolder:
 
 
 def planned(sweep: Sweep, root: Path) -> SweepPlan:
-    """The plan of a sweep whose folder is `root`; writes nothing."""
+    """Return the plan of a sweep whose folder is `root`; writes nothing."""
     return SweepPlan(
         base_file=os.path.relpath(sweep.base.path, root.resolve()),
         base_hash=hash_of_file(sweep.base.path),
@@ -91,9 +94,9 @@ def planned(sweep: Sweep, root: Path) -> SweepPlan:
 
 
 def write_folders(sweep: Sweep, root: Path) -> SweepFolder:
-    """Write sweep.json and the experiment file of every run and shared folder; a grid that grew keeps what it has.
+    """Write sweep.json and the experiment file of every run and shared folder; a larger grid keeps the existing files.
 
-    Raises OutputConflict (73) if a run's file would become another: another sweep, or another base.
+    Raises OutputConflict (73) if the file of a run would change, because of another sweep or another base.
     """
     folder = SweepFolder(root.resolve(), planned(sweep, root))
     texts: dict[Path, str] = {}
@@ -117,7 +120,7 @@ def write_folders(sweep: Sweep, root: Path) -> SweepFolder:
 
 
 def open_sweep(root: Path) -> SweepFolder:
-    """A prepared sweep. MissingInput (66) if there is none, BadData (65) if damaged, ContractMismatch (76)."""
+    """Open a prepared sweep. Raises MissingInput (66) if there is none, BadData (65) or ContractMismatch (76)."""
     path = root / PLAN_NAME
     if not path.is_file():
         raise MissingInput("no prepared sweep", where=root, fix=f"lsdflow sweep prepare SWEEP.toml {root}")

@@ -1,4 +1,4 @@
-"""The grid of a sweep: axes, the runs that they span, their names, and how runs are dealt to servers. No files here."""
+"""The grid of a sweep: its axes, its runs and their names, and the split over servers. Reads and writes no files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @dataclass(frozen=True)
 class Point:
-    """One value of an axis: what it is called, and the keys (table.key) that it sets."""
+    """One value of an axis: its label, and the keys (table.key) that it sets."""
 
     label: str
     settings: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Axis:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys that its points set."""
+        """All keys that the points set."""
         return tuple(dict.fromkeys(key for point in self.points for key in point.settings))
 
 
@@ -52,7 +52,7 @@ class Run:
 
 
 def label_of(value: Any) -> str:
-    """What a value is called in tables and names: 0.001, true, mean, mean+hist_quant_75, or its TOML text."""
+    """Return the label of a value in tables and names: 0.001, true, mean, mean+hist_quant_75, or its TOML text."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(part, str | int | float) for part in value):
@@ -61,7 +61,7 @@ def label_of(value: Any) -> str:
 
 
 def grid_of(axes: Sequence[Axis]) -> tuple[Run, ...]:
-    """All runs, the last axis fastest; names are unique."""
+    """Return all runs with unique names; the last axis changes fastest."""
     combinations = list(itertools.product(*(axis.points for axis in axes)))
     settings = [merged_settings(points) for points in combinations]
     names = unique_names(axes, combinations)
@@ -72,14 +72,14 @@ def grid_of(axes: Sequence[Axis]) -> tuple[Run, ...]:
 
 
 def merged_settings(points: Iterable[Point]) -> dict[str, Any]:
-    """The keys of several points in one mapping."""
+    """Return the keys of several points in one mapping."""
     return {key: value for point in points for key, value in point.settings.items()}
 
 
 def unique_names(axes: Sequence[Axis], combinations: Sequence[Sequence[Point]]) -> list[str]:
-    """A name for each combination: key-value pairs; with a hash where text was lost or two would be the same.
+    """Return a name for each combination: key-value pairs, with a hash if text was lost or two names would be equal.
 
-    A name depends on nothing but its own values (and the names of the axes): a grid that grows keeps its names.
+    A name depends only on the combination's own values and the names of the axes, so a grid that grows keeps its names.
     """
     shorts = _short_names([axis.name for axis in axes])
     plain = ["_".join(f"{s}-{p.label}" for s, p in zip(shorts, points, strict=True)) for points in combinations]
@@ -94,7 +94,7 @@ def unique_names(axes: Sequence[Axis], combinations: Sequence[Sequence[Point]]) 
 
 
 def groups_of(runs: Sequence[Run], by: Sequence[str]) -> list[list[Run]]:
-    """Runs that stay together: those with the same values on the axes `by`, in the order of the grid."""
+    """Return the runs that stay together: those with the same values on the axes `by`, in the order of the grid."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run.at[axis] for axis in by), []).append(run)
@@ -102,16 +102,16 @@ def groups_of(runs: Sequence[Run], by: Sequence[str]) -> list[list[Run]]:
 
 
 def part_of(runs: Sequence[Run], by: Sequence[str], number: int, parts: int) -> list[Run]:
-    """Runs of server `number` (from 1) of `parts`: every parts-th group. UsageError (2) for a number out of range."""
+    """Return the runs of server `number` (from 1) of `parts`: every parts-th group. UsageError (2) if out of range."""
     if not 1 <= number <= parts:
         raise UsageError("no such part", wanted=f"1/{parts} to {parts}/{parts}", found=f"{number}/{parts}")
     return [run for group in groups_of(runs, by)[number - 1 :: parts] for run in group]
 
 
 def runs_where(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
-    """Runs that meet `axis=value` conditions: any of those of one axis, for all axes.
+    """Return the runs that match `axis=value` conditions: any value of one axis, and all named axes.
 
-    Raises UsageError (2) for an axis or value that the grid has not.
+    Raises UsageError (2) for an axis or value that is not in the grid.
     """
     wanted: dict[str, set[str]] = {}
     for condition in conditions:
@@ -127,18 +127,18 @@ def runs_where(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
 
 
 def grid_size(axes: Sequence[Axis]) -> int:
-    """How many runs the axes span, without making them."""
+    """Return the number of runs, without creating them."""
     return math.prod(len(axis.points) for axis in axes)
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """The last word of each axis, or the whole name where two axes end in the same word."""
+    """Return the last word of each axis, or the whole name if two axes end in the same word."""
     ends = Counter(name.rpartition(".")[2] for name in names)
     return [end if ends[end := name.rpartition(".")[2]] == 1 else name for name in names]
 
 
 def _in_folder_names(text: str) -> str:
-    """Only what no shell, container engine or file system takes for something else."""
+    """Replace characters that are special to a shell, container engine or file system."""
     return _NOT_IN_NAMES.sub("-", text).lstrip(".-") or "run"
 
 

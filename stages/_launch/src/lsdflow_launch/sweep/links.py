@@ -1,4 +1,4 @@
-"""What finished stages made in one experiment folder of a sweep, linked into the next: no volume is copied."""
+"""Links to the results of finished stages from one experiment folder of a sweep to the next; no volume is copied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITH_ARRAYS = ("prepare", "predict", "watershed", "segment")
 
 
 def made_by(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
-    """Files and folders that a finished stage leaves for later ones, as far as they are there; its manifest last."""
+    """Yield the existing files and folders of a finished stage that later stages read; its manifest last."""
     arrays: dict[str, list[Path]] = {
         "watershed": [layout.store / "nodes"],
         "agglomerate": sorted(layout.store.glob("edges_*")),
@@ -45,7 +45,7 @@ def _link_training(stage: str, layout: ExperimentLayout, target: ExperimentLayou
 
 
 def _containers(stage: str, layout: ExperimentLayout) -> list[Path]:
-    """The containers of the arrays that a stage left."""
+    """Return the containers of the arrays that a stage wrote."""
     if stage not in WITH_ARRAYS or not layout.manifest(stage).exists():
         return []
     manifest = read_manifest(layout, stage)
@@ -53,9 +53,9 @@ def _containers(stage: str, layout: ExperimentLayout) -> list[Path]:
 
 
 def link_stages(stages: Iterable[str], source: Path, target: Path) -> None:
-    """Link what finished stages of the experiment folder `source` made into `target`; links that stand there stay.
+    """Link the results of finished stages of the experiment folder `source` into `target`; correct links are kept.
 
-    Raises OutputConflict (73) if something else stands at the place of a link.
+    Raises OutputConflict (73) if another file or folder is in the place of a link.
     """
     layout = ExperimentLayout(source)
     for stage in stages:

@@ -1,6 +1,6 @@
-"""Results of all runs of a sweep put together: one row a run, means over seeds or folds, what is missing flagged.
+"""Merge the results of all runs of a sweep: one row per run, means over seeds or folds, missing runs marked.
 
-Reads result.json of every run and nothing else, from one folder or from several (servers without shared storage).
+Only result.json and the claim of every run are read, from one folder or several (servers without shared storage).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_METRICS = ("voi", "voi_split", "voi_merge", "adapted_rand_error", "rand", 
 
 @dataclass(frozen=True)
 class Row:
-    """A run of the grid, with its result if it has one, and who works on it now."""
+    """A run of the grid, with its result if it has one, and the process that computes it now."""
 
     run: PlannedRun
     result: RunResult | None
@@ -33,43 +33,43 @@ class Row:
 
     @property
     def status(self) -> str:
-        """done, failed, running or missing."""
+        """The status: done, failed, running or missing."""
         if self.result is not None and (self.result.status == "done" or self.worker is None):
             return self.result.status
         return "missing" if self.worker is None else "running"
 
     @property
     def scores(self) -> dict[str, float]:
-        """Scores of a run that is done."""
+        """The scores of a run that is done."""
         return self.result.scores if self.result is not None and self.result.status == "done" else {}
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Runs that differ in averaged axes only: mean and standard deviation of every score over those that are done."""
+    """Runs that differ only in averaged axes: mean and standard deviation of every score over those that are done."""
 
     at: dict[str, str]
     rows: tuple[Row, ...]
 
     @property
     def done(self) -> int:
-        """How many of the rows are done."""
+        """The number of rows that are done."""
         return sum(row.status == "done" for row in self.rows)
 
     @property
     def state(self) -> Literal["complete", "partial", "failed", "missing"]:
-        """complete: a mean over all runs; partial: over some of them; failed, missing: over none."""
+        """The state. complete: a mean over all runs; partial: over some of them; failed, missing: over none."""
         if self.done:
             return "complete" if self.done == len(self.rows) else "partial"
         return "failed" if any(row.status == "failed" for row in self.rows) else "missing"
 
     def mean(self, metric: str) -> float | None:
-        """Arithmetic mean over the runs that are done and have the score; None without any."""
+        """Return the arithmetic mean over the done runs that have the score; None if there are none."""
         values = self._values(metric)
         return statistics.fmean(values) if values else None
 
     def deviation(self, metric: str) -> float | None:
-        """Sample standard deviation (n - 1); None for fewer than two runs."""
+        """Return the sample standard deviation (n - 1); None for fewer than two runs."""
         values = self._values(metric)
         return statistics.stdev(values) if len(values) > 1 else None
 
@@ -79,31 +79,31 @@ class Mean:
 
 @dataclass(frozen=True)
 class Merged:
-    """A whole sweep."""
+    """A sweep with the results of all its runs."""
 
     plan: SweepPlan
     rows: tuple[Row, ...]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Runs by status."""
+        """The number of runs by status."""
         found = [row.status for row in self.rows]
         return {status: found.count(status) for status in ("done", "failed", "running", "missing")}
 
     @property
     def metrics(self) -> list[str]:
-        """All scores that any run has, those of the partition first."""
+        """The names of all scores that any run has, in the order of FIRST_METRICS, then sorted."""
         found = {name for row in self.rows for name in row.scores}
         return [n for n in FIRST_METRICS if n in found] + sorted(found - set(FIRST_METRICS))
 
     @property
     def kept_axes(self) -> list[str]:
-        """Axes that are not averaged."""
+        """The axes that are not averaged."""
         return [axis for axis in self.plan.axes if axis not in self.plan.means_over]
 
     @property
     def means(self) -> list[Mean]:
-        """One a combination of the axes that are kept, in the order of the grid."""
+        """One mean for each combination of the axes that are kept, in the order of the grid."""
         groups: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             groups.setdefault(tuple(row.run.at[axis] for axis in self.kept_axes), []).append(row)
@@ -117,9 +117,9 @@ class Merged:
 
 
 def merged(folders: Sequence[SweepFolder]) -> Merged:
-    """All runs of one grid. ContractMismatch (76) if the folders hold different grids.
+    """Merge all runs of one grid. Raises ContractMismatch (76) if the folders hold different grids.
 
-    Of several results of a run one that is done counts; where two are done and differ, the log says so.
+    Of several results of a run, one that is done is used; if two are done and differ, a warning is logged.
     """
     first = folders[0]
     for other in folders[1:]:

@@ -1,4 +1,4 @@
-"""The plot of a merged sweep as SVG: a score along one axis, a colour for each combination of the others."""
+"""The plot of a merged sweep as SVG: a score along one axis, with a colour for each combination of the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html import escape
 from lsdflow_launch.sweep.merge import Mean, Merged
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 800, 380, 64, 260, 30, 56
-# Colours that the colour-blind tell apart (Okabe and Ito 2008).
+# Colours that colour-blind people can distinguish (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 LOGARITHMIC_FROM = 100.0
 LONGEST_LABEL = 34
@@ -19,7 +19,7 @@ TICKS = 5
 
 @dataclass(frozen=True)
 class _Scale:
-    """Values to pixels."""
+    """A mapping from values to pixels."""
 
     low: float
     high: float
@@ -28,14 +28,14 @@ class _Scale:
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value of the axis lies in the picture, in its units."""
+        """Return the position of a value in the picture, in pixels."""
         low, high, here = (math.log(v) if self.logarithmic else v for v in (self.low, self.high, value))
         share = 0.5 if high == low else (here - low) / (high - low)
         return self.begin + share * (self.end - self.begin)
 
 
 def plot_svg(merged: Merged) -> str:
-    """Means as lines (hollow where partial), runs as small dots; a note instead if no run has the score."""
+    """Return a plot of means as lines (hollow if partial) and runs as small dots; a note if no run has the score."""
     metric = merged.plan.metric
     shown = [mean for mean in merged.means if mean.mean(metric) is not None]
     if not shown:
@@ -62,7 +62,7 @@ def plot_svg(merged: Merged) -> str:
 
 
 def _axis_along(merged: Merged) -> str:
-    """The first axis of numbers with more than one value, else the first with more than one; empty if there is none."""
+    """Return the first numeric axis with more than one value, else the first such axis; "" if there is none."""
     long = [axis for axis in merged.kept_axes if len(merged.plan.axes[axis]) > 1]
     return next((axis for axis in long if _are_numbers(merged.plan.axes[axis])), long[0] if long else "")
 
@@ -75,7 +75,7 @@ def _are_numbers(labels: Sequence[str]) -> bool:
 
 
 def _positions(labels: Sequence[str]) -> list[float]:
-    """Numbers where all labels are numbers, else one place a label."""
+    """Return the labels as numbers if all are numbers, otherwise 1, 2, 3, ..."""
     return [float(label) if _are_numbers(labels) else float(number) for number, label in enumerate(labels, 1)]
 
 
@@ -94,7 +94,7 @@ def _axes(axis: str, metric: str, places: dict[str, float], y: _Scale) -> list[s
 
 
 def _series(points: Sequence[tuple[float, _Scale, Mean]], metric: str, colour: str, *, line: bool) -> list[str]:
-    # Between two words there is nothing: no line.
+    # Labels that are not numbers have no values between them, so no line is drawn.
     path = " ".join(f"{x:.1f},{y.at(mean.mean(metric) or 0.0):.1f}" for x, y, mean in points if line)
     parts = [f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{path}"/>']
     for x, y, mean in points:

@@ -1,4 +1,4 @@
-"""result.json: what came of one run of a sweep, written by that run alone. Nothing else is read to merge a sweep."""
+"""result.json: the result of one run of a sweep, written only by that run; `sweep merge` reads it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lsdflow_launch.chain import stages_of
 
 
 class RunResult(StrictModel):
-    """What came of a run."""
+    """The result of a run."""
 
     contract: str = CONTRACT_VERSION
     run: str
@@ -50,7 +50,7 @@ class RunResult(StrictModel):
 def write_result(
     path: Path, experiment: Experiment, at: Mapping[str, str], ended: Mapping[str, Any], shared: tuple[str, ...]
 ) -> RunResult:
-    """Gather and write the result of a run that ended; `ended`: exit_code, failed_stage and error of the chain."""
+    """Collect and write the result of a run that ended; `ended`: exit_code, failed_stage and error of the chain."""
     finished = {}
     for stage in stages_of(experiment):
         if experiment.layout.manifest(stage).exists():
@@ -79,7 +79,7 @@ def write_result(
 
 
 def read_result(path: Path) -> RunResult | None:
-    """A run's result; None if it has none. BadData (65) if it is damaged, ContractMismatch (76)."""
+    """Return a run's result; None if it has none. Raises BadData (65) if it is damaged, ContractMismatch (76)."""
     if not path.is_file():
         return None
     fix = "remove it and run the sweep"
@@ -92,7 +92,7 @@ def read_result(path: Path) -> RunResult | None:
 
 
 def last_error(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """What the stage's newest run told of its end."""
+    """Return the error that the stage's newest run reported."""
     outcomes = sorted(experiment.layout.stage_runs(stage).glob("*/outcome.json"))
     try:
         return dict(read_json(outcomes[-1]).get("error") or {}) if outcomes else {}

@@ -1,7 +1,7 @@
-"""Runs of a sweep, one after another: what they share first, then their own stages, then their result.
+"""Run the experiments of a sweep one after another: shared stages first, then their own stages, then their result.
 
-A run that another process works on is left to it; one whose shared stages another process makes is put back until
-they are there. Whatever was interrupted goes on where its stages stopped.
+A run that another process computes is skipped. A run whose shared stages another process computes is postponed until
+they are finished. An interrupted run resumes where its stages stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLACES = ("local", "container")
 
 
 def caller_at(place: str, sweep: SweepFolder, containing: Containing) -> Caller:
-    """What runs a stage at a place: the installed command, or the image. UsageError (2) for an unknown place."""
+    """Return the function that runs a stage, as a command or in its image. UsageError (2) for an unknown place."""
     if place not in PLACES:
         raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), fix=did_you_mean(place, PLACES))
     if place == "local":
@@ -53,7 +53,7 @@ def caller_at(place: str, sweep: SweepFolder, containing: Containing) -> Caller:
 
 @dataclass
 class SweepRunner:
-    """Makes runs of a prepared sweep; `caller` runs a stage's command."""
+    """Computes runs of a prepared sweep; `caller` runs a stage's command."""
 
     sweep: SweepFolder
     caller: Caller
@@ -61,7 +61,7 @@ class SweepRunner:
     _failed: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     def run_all(self, runs: Sequence[PlannedRun]) -> dict[str, Came]:
-        """What came of each run, by name. Raises Interrupted (75) when a stage was stopped."""
+        """Run all; return the outcome of each run by name. Raises Interrupted (75) when a stage was stopped."""
         came: dict[str, Came] = {}
         waiting, idle = deque(runs), 0
         while waiting:
@@ -98,7 +98,7 @@ class SweepRunner:
         return result.status
 
     def _shared(self, run: PlannedRun) -> dict[str, Any] | None:
-        """How the folders before the run's own ended, all linked; None while another process works on one."""
+        """Run and link the shared stages of a run; return how they ended, None while another process computes one."""
         for node, after in zip(run.nodes, run.nodes[1:], strict=False):
             folder = self.sweep.folder(node)
             experiment = load_experiment(folder)
@@ -137,14 +137,14 @@ class SweepRunner:
 
 
 def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
-    """Run the stage prepare wherever the sweep needs it, each once. Returns the exit code of the first that failed.
+    """Run the stage prepare once in each folder that needs it. Returns the exit code of the first that failed, else 0.
 
-    Raises OutputConflict (73) if another process is at it.
+    Raises OutputConflict (73) if another process is computing the same folder.
     """
     nodes = {node.folder: node for run in sweep.plan.runs for node in run.nodes if STAGES[0] in node.stages}
     for node in nodes.values():
         experiment = load_experiment(sweep.folder(node))
-        # An experiment of predictions that were brought along may have no volumes.
+        # An experiment with imported predictions may have no volumes.
         if STAGES[0] in experiment.tables or STAGES[0] in open_stages(experiment.common.mode, node, sweep.folder(node)):
             with claimed(sweep.folder(node)):
                 code = caller(STAGES[0], ["run", "--experiment", str(experiment.path)])
@@ -158,7 +158,7 @@ def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
 
 
 def exit_code_of(came: dict[str, Came]) -> int:
-    """79 if a run failed, 73 if one was left to another process, else 0."""
+    """Return 79 if a run failed, 73 if another process computes one, else 0."""
     if "failed" in came.values():
         return BlocksFailed.exit_code
     return OutputConflict.exit_code if "at work elsewhere" in came.values() else 0

@@ -1,4 +1,4 @@
-"""The tables of a merged sweep: CSV of all runs and of the means, Markdown and HTML to read."""
+"""The tables of a merged sweep: CSV of all runs and of the means, and Markdown and HTML for reading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Cells = list[str]
 
 
 def write_merged(merged: Merged, folder: Path) -> list[Path]:
-    """Write runs.csv, means.csv, table.md, plot.svg and index.html, each in one step; their paths."""
+    """Write runs.csv, means.csv, table.md, plot.svg and index.html; return their paths."""
     plot = plot_svg(merged)
     texts = {
         "runs.csv": _csv(_run_columns(merged), [_run_cells(row, merged) for row in merged.rows]),
@@ -39,7 +39,7 @@ def write_merged(merged: Merged, folder: Path) -> list[Path]:
 
 
 def summary(merged: Merged) -> str:
-    """'29 of 32 runs done, 1 failed, 2 missing', and the best complete mean."""
+    """Return '29 of 32 runs done, 1 failed, 2 missing', and the best complete mean."""
     counts = merged.counts
     parts = [f"{counts.pop('done')} of {len(merged.rows)} runs done"]
     parts += [f"{count} {status}" for status, count in counts.items() if count]
@@ -51,7 +51,7 @@ def summary(merged: Merged) -> str:
 
 
 def markdown(merged: Merged) -> str:
-    """The means as a table, and below it every run that is not done, with the reason."""
+    """Return the means as a table, and below it every run that is not done, with the reason."""
     head, rows = _mean_columns(merged, SHOWN), _all_means(merged, SHOWN)
     lines = [f"# Sweep: {summary(merged)}", "", *_markdown_table(head, rows)]
     if merged.plan.means_over:

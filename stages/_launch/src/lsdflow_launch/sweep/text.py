@@ -1,4 +1,4 @@
-"""The experiment file of a run: the tables of the base, the keys of the run over them, paths that still lead there."""
+"""The experiment file of a run: the tables of the base with the keys of the run, and adjusted relative paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_launch.init.template import toml_value
 
-# Keys that hold a path, whatever their table; words like "truth" or "best" stand in some, and exist as no file.
+# Keys that hold a path in any table. Some may hold a word like "truth" or "best", which is no file.
 PATH_KEYS = {
     *("raw", "labels", "truth", "mask", "mask_file", "skeletons", "checkpoint", "lsd_checkpoint"),
     *("uri_file", "images", "binds"),
@@ -25,14 +25,14 @@ _BARE_KEY = re.compile(r"^[A-Za-z0-9_-]+$")
 
 
 def experiment_text_of(base: Experiment, settings: Mapping[str, Any], name: str, folder: Path) -> str:
-    """The file that lies in `folder`. ConfigError (78) for a key below something that is no table."""
+    """Return the text of the file in `folder`. Raises ConfigError (78) for a key below a value that is not a table."""
     tables: dict[str, Any] = copy.deepcopy(base.tables)
     for key, value in settings.items():
         _lay(tables, key, value)
     named = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
     tables.setdefault("experiment", {})["name"] = named
     if tables.get("store", {}).get("engine") == "mongo":
-        # One database holds one graph: every run needs its own.
+        # A database holds the graph of one experiment, so every run needs its own.
         owner = base.database[:LONGEST_DATABASE]
         tables["store"]["database"] = f"{owner}-{hash_of([str(folder.resolve()), name])[:10]}"
     tables = _moved(tables, base.path.parent.resolve(), folder.resolve())
@@ -53,7 +53,7 @@ def _lay(tables: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
-    """Relative paths that lead from the base's folder, as they are seen from the run's."""
+    """Rewrite relative paths from the base's folder so that they are relative to the run's folder."""
     if isinstance(value, Mapping):
         return {name: _moved(part, old, new, name) for name, part in value.items()}
     if isinstance(value, list):
@@ -66,7 +66,7 @@ def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long a name, a NUL: a text that is no path
+    except (OSError, ValueError):  # a name that is too long, or a NUL: the text is not a path
         return False
 
 
@@ -75,7 +75,7 @@ def _key(name: str) -> str:
 
 
 def _inline(value: Any) -> str:
-    """A value as TOML on one line; keys of tables in it quoted where they must be."""
+    """Return a value as TOML on one line; keys of inner tables are quoted if necessary."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(name)} = {_inline(part)}" for name, part in value.items()) + " }"
     return "[" + ", ".join(_inline(part) for part in value) + "]" if isinstance(value, list) else toml_value(value)

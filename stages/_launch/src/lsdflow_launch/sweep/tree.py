@@ -1,4 +1,4 @@
-"""Which stages of a run are made where: what no axis can change is made once, for all runs that agree so far.
+"""The folder in which each stage of a run is computed: stages that no axis changes are computed once and shared.
 
 base             prepare, train-*, predict, watershed        axes: agglomerate.merge_functions, segment.threshold
 shared/<m>/      agglomerate                                 links to the base's arrays, graph and manifests
@@ -23,14 +23,14 @@ from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.grid import Axis, Run, unique_names
 
 RUNS, SHARED = "runs/", "shared/"
-# Tables of no stage: the first stage whose result, or time, they can change.
+# Tables that belong to no stage: the first stage whose result or run time they can change.
 _FIRST_STAGE = {"experiment": "train-lsd", "compute": "train-lsd", "cluster": "train-lsd", "store": "predict"}
-# The database of a run is its own: what watershed and later stages keep there cannot be linked.
+# Each run has its own database, so rows of watershed and later stages cannot be linked.
 _FIRST_IN_DATABASE = "watershed"
 
 
 class PlannedNode(StrictModel):
-    """An experiment folder of the sweep, and the stages that are made in it."""
+    """An experiment folder of the sweep, and the stages that are computed in it."""
 
     folder: str = Field(description="relative to the sweep's folder")
     stages: tuple[str, ...]
@@ -38,12 +38,12 @@ class PlannedNode(StrictModel):
 
     @property
     def is_base(self) -> bool:
-        """True for the base experiment, which is not the sweep's own."""
+        """True for the base experiment, which does not belong to the sweep."""
         return not self.folder.startswith((SHARED, RUNS))
 
 
 class PlannedRun(StrictModel):
-    """A run: its place in the grid, and the folders that make it, the base first and its own last."""
+    """A run: its labels in the grid, and its folders, the base first and its own last."""
 
     number: int
     name: str
@@ -52,7 +52,7 @@ class PlannedRun(StrictModel):
 
 
 def planned_runs(sweep: Sweep, root: Path) -> tuple[PlannedRun, ...]:
-    """All runs of a sweep whose folder is `root`."""
+    """Return all runs of a sweep whose folder is `root`."""
     levels = _Levels(sweep, root)
     return tuple(
         PlannedRun(number=run.number, name=run.name, at=dict(run.at), nodes=tuple(levels.nodes(run)))
@@ -61,7 +61,7 @@ def planned_runs(sweep: Sweep, root: Path) -> tuple[PlannedRun, ...]:
 
 
 def settings_at(sweep: Sweep, run: Run, node: PlannedNode) -> dict[str, Any]:
-    """The keys of a run that count in a node: those of axes that begin there or before."""
+    """Return the keys of a run that matter in a node: those of axes that begin there or before."""
     counted = {
         key for axis in sweep.axes if _first_index(axis, sweep) <= STAGES.index(node.stages[0]) for key in axis.keys
     }
@@ -69,9 +69,9 @@ def settings_at(sweep: Sweep, run: Run, node: PlannedNode) -> dict[str, Any]:
 
 
 def open_stages(mode: str, node: PlannedNode, folder: Path) -> tuple[str, ...]:
-    """Stages of a node that have still to run in `folder` for a mode.
+    """Return the stages of a node that have still to run in `folder` for a mode.
 
-    In the base, one before a finished stage was not needed: its results were brought along.
+    In the base, a stage before a finished one is not needed: its results were imported.
     """
     layout = ExperimentLayout(folder)
     stages = of_mode(node.stages, mode)
@@ -82,7 +82,7 @@ def open_stages(mode: str, node: PlannedNode, folder: Path) -> tuple[str, ...]:
 
 
 class _Levels:
-    """The cuts of the chain: a level ends where an axis begins."""
+    """The levels of the chain; a level ends where an axis begins."""
 
     def __init__(self, sweep: Sweep, root: Path) -> None:
         self._mode_of_base = sweep.base.common.mode
@@ -93,7 +93,7 @@ class _Levels:
         self._names = {cut: _names(axes) for cut, axes in self._axes.items()}
 
     def nodes(self, run: Run) -> Iterator[PlannedNode]:
-        """The base (unless an axis begins at the first stage), shared folders, the run."""
+        """Yield the base (unless an axis begins at the first stage), the shared folders, and the run."""
         mode = str(run.settings.get("experiment.mode", self._mode_of_base))
         if self._cuts[0] > 0:
             yield PlannedNode(folder=self._base, stages=STAGES[: self._cuts[0]], mode=mode)
@@ -110,7 +110,7 @@ def _names(axes: list[Axis]) -> dict[tuple[str, ...], str]:
 
 
 def _first_index(axis: Axis, sweep: Sweep) -> int:
-    """Number of the first stage that an axis can change; each stage reads its own table and what stages before made."""
+    """Return the index of the first stage that an axis can change; a stage depends on its table and earlier stages."""
     tables = [key.partition(".")[0] for key in axis.keys]
     first = min(STAGES.index(_FIRST_STAGE.get(table, table)) for table in tables)
     return min(first, STAGES.index(_FIRST_IN_DATABASE)) if _uses_mongo(sweep) else first
