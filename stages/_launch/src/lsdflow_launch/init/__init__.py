@@ -1,1 +1,1 @@
-"""Before anything runs: volumes are looked at, sizes proposed, the experiment file and its schema written."""
+"""Preparation of an experiment: inspect the volumes, propose sizes, write the experiment file and its schema."""

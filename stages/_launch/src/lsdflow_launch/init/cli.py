@@ -1,4 +1,4 @@
-"""The verbs that come before an experiment runs: init, schema."""
+"""The commands that are used before an experiment runs: `init` and `schema`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="show experiment.toml; w
 
 
 def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> None:
-    """Register init and schema."""
+    """Register `init` and `schema`."""
 
     @app.command()
     def init(

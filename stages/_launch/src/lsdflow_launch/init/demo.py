@@ -1,4 +1,4 @@
-"""`lsdflow demo`: a synthetic EM volume, cut along z into training part and target, and an experiment on it."""
+"""`lsdflow demo`: a synthetic EM volume, cut along z into a training part and a target, with an experiment."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from lsdflow_launch.synthetic.volume import synthetic_em
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
 DEMO_SHAPE_VOX = (224, 160, 160)
 TRAINED_SECTIONS = 128
-# `make demo` takes at most four minutes on two slow cores: a small network on small patches; one core trains, the other
-# one makes patches. Where the iterations would take longer than max_minutes, the learning rate falls within this time.
+# `make demo` takes at most four minutes on two slow cores: a small network with small patches; one core trains, the
+# other makes patches. If the iterations would take longer than max_minutes, the learning rate falls within this time.
 DEMO_TRAINING = {
     "num_fmaps": 8,
     "fmap_inc_factor": 4,
@@ -35,12 +35,12 @@ DEMO_TRAINING = {
     "threads": 1,
     "num_workers": 1,
 }
-# Every stage has one block: starting worker processes would take longer than the work.
+# Every stage has one block: starting worker processes would take longer than the computation.
 DEMO_SETTINGS = ("predict.store_lsds=true", "compute.runner=serial")
 
 
 def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode: str = "mtlsd") -> ExperimentLayout:
-    """Write input/train.hdf and input/volume.hdf (CREMI style) and an experiment of profile tiny on them."""
+    """Write input/train.hdf and input/volume.hdf (CREMI style) and an experiment of profile tiny for them."""
     raw, labels = synthetic_em(shape_vox, VOXEL_SIZE_NM, seed)
     cut = min(TRAINED_SECTIONS, shape_vox[0] * 4 // 7)
     train, volume = root / "input" / "train.hdf", root / "input" / "volume.hdf"
@@ -56,7 +56,7 @@ def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode:
 
 
 def write_volume(path: Path, raw: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint64]) -> None:
-    """Write raw and labels as CREMI does: HDF5 with `resolution` z,y,x in nm."""
+    """Write raw and labels in the format of CREMI: HDF5 with `resolution` z,y,x in nm."""
 
     def fill(file: Any) -> None:
         with h5py.File(file, "w") as container:

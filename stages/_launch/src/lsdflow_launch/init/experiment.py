@@ -1,4 +1,4 @@
-"""`lsdflow init`: an experiment folder with its commented file, the schema for editors and the image pins."""
+"""`lsdflow init`: an experiment folder with a commented experiment file, its schema for editors and the image pins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lsdflow_launch.init.template import experiment_text, merged
 from lsdflow_launch.shared_start import answer_of
 
 DEFAULT_PROFILE = "standard"
-# Settings of [experiment] that are options of `init` as well.
+# Settings of [experiment] that are also options of `init`.
 OWN_OPTIONS = ("mode", "profile")
 
 
@@ -52,18 +52,18 @@ class Draft:
 
 
 def init_experiment(start: Start) -> ExperimentLayout:
-    """Write an experiment as told, without a look at the volumes. Raises as `draft_experiment`."""
+    """Write an experiment without inspecting the volumes. Raises the errors of `draft_experiment`."""
     draft = draft_experiment(start, lambda _tables, _start: Seen(start))
     with removed_on_failure(draft.layout):
         return draft.write()
 
 
 def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start], Seen] = look) -> Draft:
-    """The experiment that `init` would write, with what is proposed after a look at the volumes.
+    """Return the experiment that `init` would write, with the settings proposed from the volumes.
 
-    Raises OutputConflict (73) if there is an experiment already, MissingInput (66) for a volume that does not exist,
+    Raises OutputConflict (73) if the folder already has an experiment, MissingInput (66) for a missing volume,
     UsageError (2) for a folder in a volume,
-    ConfigError (78) for a malformed override, or one of a table, key or word that there is not; what `look` raises.
+    ConfigError (78) for a malformed override or an unknown table, key or word; and the errors of `look`.
     """
     layout = ExperimentLayout(start.root)
     if layout.experiment_toml.exists():
@@ -92,9 +92,9 @@ def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start],
 
 
 def images_text(sifs: Path | None = None) -> str:
-    """The pins of this installation, one line for each stage, never `latest`; `sifs`: the folder of the SIFs.
+    """Return the pins of this installation, one line for each stage, never `latest`; `sifs`: the folder of the SIFs.
 
-    Stages with torch are pinned to the variant of their SIFs, else to the one that `make` would build here.
+    Stages with torch are pinned to the variant of their SIFs, or without SIFs to the one that `make` would build here.
     """
     lines = [
         "# Images of this experiment, read by compose and by the cluster wrappers. Add @sha256:... of published ones.",
@@ -128,7 +128,7 @@ def _refuse_wrong_length(voxel_size: str | None) -> None:
 
 
 def _refuse_unknown_words(start: Start, schema: Mapping[str, Any]) -> None:
-    """ConfigError (78) for a profile or mode that there is not."""
+    """Raise ConfigError (78) for an unknown profile or mode."""
     known = schema["properties"]["experiment"]["properties"]
     for option, word in (("profile", start.profile), ("mode", start.mode)):
         words = known[option].get("enum", [])
@@ -145,7 +145,7 @@ def _refuse_unknown(table: str, key: str, schemas: Mapping[str, dict[str, Any]])
 
 
 def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
-    """Tables of what was told; paths relative to `root`, or absolute where there is none."""
+    """Return the tables of the options; paths are relative to `root`, or absolute if it is None."""
 
     def path_of(path: Path) -> str:
         return str(path.resolve()) if root is None else os.path.relpath(path.resolve(), root.resolve())
@@ -164,7 +164,7 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
 
 
 def _proposed(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-    """`values` with the choices laid over them; what is proposed for [[prepare.training]] holds for all volumes."""
+    """Return `values` with the choices applied; a choice for [[prepare.training]] applies to all volumes."""
     found = merged(values, [(c.key.split("."), c.value) for c in choices if not c.key.startswith("prepare.training.")])
     shared = {c.key.rpartition(".")[2]: c.value for c in choices if c.key.startswith("prepare.training.")}
     prepare = found["prepare"]

@@ -1,4 +1,4 @@
-"""A look at the volumes that `lsdflow init` is told of: prepare reads them, here its answer becomes proposals."""
+"""Inspection of the volumes for `lsdflow init`: prepare reads them, and its answer is turned into proposals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG = logging.getLogger("lsdflow.init")
 
 @dataclass(frozen=True)
 class Start:
-    """What `init` was told; without `train`, the labels of `volume` are looked for. None = proposed."""
+    """The options of `init`. None = proposed; without `train`, `volume` is searched for labels."""
 
     root: Path
     train: tuple[Path, ...]
@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a look has shown: what was told with what was found by itself, choices, facts of the volumes."""
+    """The result of an inspection: the options completed with what was found, choices, facts of the volumes."""
 
     start: Start
     choices: tuple[Choice, ...] = ()
@@ -46,16 +46,16 @@ class Seen:
 
 
 def this_machine() -> Machine:
-    """Cores and memory that are free for blocks here, and whether networks have a GPU."""
+    """Return the cores and free memory for blocks on this machine, and whether it has a GPU."""
     gpu = shutil.which("nvidia-smi") is not None
     return Machine(available_cores(), free_memory_bytes(), gpu)
 
 
 def look(tables: Mapping[str, Any], start: Start) -> Seen:
-    """Let prepare look at the volumes of an experiment that is not written yet.
+    """Let prepare inspect the volumes of an experiment that is not written yet.
 
-    Raises NoVoxelSize (65) with the option that gives it, UsageError (2) where there are no labels to train on and no
-    --train, and the first problem of a volume that cannot be used as it is.
+    Raises NoVoxelSize (65) with the option that sets it, UsageError (2) if there are no labels to train on and no
+    --train, and the first problem of a volume that cannot be used unchanged.
     """
     try:
         answer = _ask(tables)
@@ -82,7 +82,7 @@ def look(tables: Mapping[str, Any], start: Start) -> Seen:
 
 
 def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """What prepare answers. Its table alone is written, to a folder of our own."""
+    """Return the answer of prepare. Only its table is written, into a temporary folder."""
     table = tables["prepare"]
     lines = [f"{key} = {toml_value(value)}" for key, value in table.items()]
     with tempfile.TemporaryDirectory(prefix="lsdflow-init-") as folder:
@@ -93,7 +93,7 @@ def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_what_lies_beside(start: Start, volumes: Mapping[str, Any]) -> Start:
-    """Labels that nobody named: those of the volume train, and those of the target are its truth."""
+    """Add labels that the options do not name: those of the volume for training, those of the target as its truth."""
     found = start if start.train else replace(start, train=(start.volume,))
     if start.truth is not None:
         return found
@@ -105,7 +105,7 @@ def _with_what_lies_beside(start: Start, volumes: Mapping[str, Any]) -> Start:
 
 
 def _truth_choice(start: Start, found: Start) -> tuple[Choice, ...]:
-    """Why there is a truth that nobody named; it stands in the file as what was told does."""
+    """Return the reason for a truth that the options do not name; it is written to the file like an option."""
     if found.truth is None or start.truth is not None:
         return ()
     trained = found.volume.resolve() in {path.resolve() for path in found.train}
@@ -126,7 +126,7 @@ def _without_voxel_size(problem: Mapping[str, Any]) -> NoVoxelSize:
 
 
 def _unusable(problem: Mapping[str, Any]) -> StageError:
-    """The problem as an error of `init`; what the experiment file could say of the volume can be said here."""
+    """Return the problem as an error of `init`, with a fix that uses `--set` of `init`."""
     parts = {name: problem[name] for name in ("where", "wanted", "found")}
     setting = (
         "for `init`, settings of the volumes are: --set prepare.training.KEY=VALUE, --set prepare.target.KEY=VALUE"

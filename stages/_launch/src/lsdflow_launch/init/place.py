@@ -1,4 +1,4 @@
-"""The folder of a new experiment: never in a volume, and gone again if `init` fails or is interrupted."""
+"""The folder of a new experiment: never inside a volume, and removed if `init` fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import typer
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.layout import ExperimentLayout
 
-# Metadata by which a folder is part of a zarr or N5 container, or of a precomputed volume.
+# Files that mark a folder as part of a zarr or N5 container, or of a precomputed volume.
 ZARR = (".zarray", ".zgroup", "zarr.json")
 KEYS = {"attributes.json": ("n5", "dimensions"), "info": ("scales",)}
 
 
 def refuse_place_in_volume(root: Path, sources: Sequence[Path]) -> None:
-    """UsageError (2) if the folder is a volume, lies in one, or is one of the sources."""
+    """Raise UsageError (2) if the folder is a volume, is inside one, or is one of the sources."""
     place = root.resolve()
     used = {path.resolve() for path in sources}
     found = next((path for path in (place, *place.parents) if path in used or _is_volume(path)), None)
@@ -34,9 +34,9 @@ def refuse_place_in_volume(root: Path, sources: Sequence[Path]) -> None:
 
 @contextlib.contextmanager
 def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
-    """Remove what was written to a new experiment if anything is raised, Ctrl-C included.
+    """Remove the files of a new experiment if anything is raised, including Ctrl-C.
 
-    typer.Exit is no failure: the experiment is whole, and its settings are to be corrected in its file.
+    typer.Exit is not a failure: the experiment is complete, and the user corrects its settings in its file.
     """
     new = [path for path in (layout.root, *layout.root.parents) if not path.exists()]
     try:

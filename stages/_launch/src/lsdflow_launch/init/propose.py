@@ -1,4 +1,4 @@
-"""What `lsdflow init` proposes for volumes and a machine, each choice with its reason: arithmetic alone."""
+"""The settings that `lsdflow init` proposes for volumes and a machine, each with its reason; reads no files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from lsdflow_contract.geometry import Nm3, Vox3
 
-# A network of the published size learns nothing that holds elsewhere from fewer labelled voxels.
+# With fewer labelled voxels, a network of the published size does not generalise.
 FEW_LABELLED_VOXELS = 200**3
 THICK_SECTIONS = 3.0
 TRAIN_TABLES = ("train-lsd", "train-acrlsd")
-# LSDs are statistics within 10 of the shortest voxel edges, as published, and see two sections at least.
+# LSDs are statistics within 10 of the shortest voxel edges, as published, but over at least two sections.
 SIGMA_EDGES, SIGMA_SECTIONS = 10, 2
 HELD_OUT = 0.15
 HELD_OUT_SECTIONS = {"tiny": 32, "tiny-anisotropic": 10, "standard": 32, "snemi3d": 10}
-# The depth of what these networks put out in training; a thinner volume does not fill it.
+# The depth of the training output of these networks; a thinner volume does not fill it.
 FEWEST_SECTIONS = {"tiny": 44, "standard": 92, "snemi3d": 48}
-# Blocks of watershed, in shortest voxel edges; they are read with context, which takes about so many bytes a voxel.
+# Blocks of watershed, in shortest voxel edges; they are read with context and need about this many bytes per voxel.
 BLOCK_EDGES = (256, 192, 128, 96, 64)
 CONTEXT_EDGES, BYTES_PER_VOXEL = 48, 50
 BLOCK_GRAIN_VOX = 16
@@ -30,7 +30,7 @@ BLOCKS_PER_WORKER = 2
 
 @dataclass(frozen=True)
 class Machine:
-    """What blocks may use here."""
+    """The resources for blocks on this machine."""
 
     cores: int
     memory_bytes: int
@@ -39,7 +39,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume as `prepare look` saw it; `labelled` is the share of voxels to train on, None without labels."""
+    """A volume as reported by `prepare look`; `labelled`: share of voxels to train on, None without labels."""
 
     shape_vox: Vox3
     voxel_size_nm: Nm3
@@ -49,7 +49,7 @@ class Volume:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Volume:
-        """From the facts of prepare."""
+        """Create it from the facts of prepare."""
         z, y, x = facts["shape_vox"]
         dz, dy, dx = facts["voxel_size_nm"]
         labels = facts["labels"]
@@ -58,13 +58,13 @@ class Volume:
 
     @property
     def thick(self) -> bool:
-        """True for sections much thicker than the voxels in them are wide."""
+        """True if sections are much thicker than the voxels in them are wide."""
         return self.voxel_size_nm[0] / min(self.voxel_size_nm[1:]) >= THICK_SECTIONS
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A value for `table.key`, and why."""
+    """A value for `table.key`, with the reason."""
 
     key: str
     value: Any
@@ -74,7 +74,7 @@ class Choice:
 def proposals(
     training: Sequence[Volume], target: Volume, machine: Machine, profile: str | None = None
 ) -> tuple[Choice, ...]:
-    """All choices; `profile` if the user has chosen one."""
+    """Return all choices; `profile` if the user has chosen one."""
     choice = profile_choice(training, machine)
     named = profile or choice.value
     found: list[Choice] = [] if profile else [choice]
@@ -85,7 +85,7 @@ def proposals(
 
 
 def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
-    """By the thickness of sections, then by what there is to learn from: labelled voxels and sections."""
+    """Choose by the thickness of sections, then by the number of labelled voxels and sections."""
     thick = next((v.voxel_size_nm for v in training if v.thick), None)
     published, small = ("snemi3d", "tiny-anisotropic") if thick else ("standard", "tiny")
     form = f"thick sections, voxels of {text_of(thick)} nm" if thick else "nearly isotropic voxels"
@@ -103,7 +103,7 @@ def profile_choice(training: Sequence[Volume], machine: Machine) -> Choice:
 
 
 def grey_choices(training: Sequence[Volume], target: Volume) -> list[Choice]:
-    """One range of grey values for all volumes: the network must see the same grey for the same value."""
+    """Choose one range of grey values for all volumes: the network must see the same grey for the same value."""
     unknown = [v for v in (*training, target) if v.dtype != "uint8" and not _is_unit(v)]
     if not unknown or any(len(v.grey) != 2 for v in unknown):
         return []
@@ -119,7 +119,7 @@ def _is_unit(volume: Volume) -> bool:
 
 
 def sigma_choices(volumes: Sequence[Volume]) -> list[Choice]:
-    """The Gaussian of the LSDs, in nm: it stays what it is when somebody resamples."""
+    """Choose the Gaussian of the LSDs in nm, which stays valid if the volume is resampled."""
     size = min((v.voxel_size_nm for v in volumes), key=min)
     sigma = max(SIGMA_EDGES * min(size), SIGMA_SECTIONS * max(size))
     sections = sigma > SIGMA_EDGES * min(size)
@@ -130,7 +130,7 @@ def sigma_choices(volumes: Sequence[Volume]) -> list[Choice]:
 
 
 def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
-    """Sections kept from training, where labels are plenty: checkpoints are chosen there."""
+    """Hold out sections from training if there are enough labels; checkpoints are selected there."""
     if not training:
         return []
     sections = min(math.floor(v.shape_vox[0] * HELD_OUT) for v in training)
@@ -146,7 +146,7 @@ def held_out_choices(training: Sequence[Volume], profile: str) -> list[Choice]:
 
 
 def block_choices(target: Volume, machine: Machine) -> list[Choice]:
-    """The largest blocks that keep every worker busy within the memory; fewer workers if small ones do not fit."""
+    """Choose the largest blocks that keep all workers busy and fit the memory; fewer workers if none fit."""
     workers = max(1, machine.cores)
     edges = _edges(target, workers, machine.memory_bytes)
     while edges is None and workers > 1:
@@ -166,7 +166,7 @@ def block_choices(target: Volume, machine: Machine) -> list[Choice]:
 
 
 def _edges(target: Volume, workers: int, memory_bytes: int) -> int | None:
-    """The largest edge that fits and gives every worker enough blocks; else the smallest that fits; None if none."""
+    """Return the largest edge that fits and gives every worker enough blocks, else the smallest that fits, or None."""
     fitting = [
         edges
         for edges in BLOCK_EDGES
@@ -181,7 +181,7 @@ def _edges(target: Volume, workers: int, memory_bytes: int) -> int | None:
 
 
 def block_shape(target: Volume, edges: int) -> Vox3:
-    """A block of `edges` shortest voxel edges, about a cube in nm, whole grains."""
+    """Return a block of `edges` shortest voxel edges, about a cube in nm, in multiples of BLOCK_GRAIN_VOX."""
     shortest = min(target.voxel_size_nm)
     exact = [edges * shortest / size / BLOCK_GRAIN_VOX for size in target.voxel_size_nm]
     z, y, x = (max(1, round(grains)) * BLOCK_GRAIN_VOX for grains in exact)
@@ -189,7 +189,7 @@ def block_shape(target: Volume, edges: int) -> Vox3:
 
 
 def worker_bytes(target: Volume, shape_vox: Vox3) -> int:
-    """Memory of a worker of watershed on such blocks: of what it reads, context and all."""
+    """Return the memory of a worker of watershed with such blocks, from the voxels that it reads with context."""
     shortest = min(target.voxel_size_nm)
     context = [math.ceil(CONTEXT_EDGES * shortest / size) for size in target.voxel_size_nm]
     read = [min(s, n) + 2 * c for s, n, c in zip(shape_vox, target.shape_vox, context, strict=True)]
@@ -197,10 +197,10 @@ def worker_bytes(target: Volume, shape_vox: Vox3) -> int:
 
 
 def blocks_in(shape_vox: Vox3, block_vox: Vox3) -> int:
-    """Blocks that cover a volume."""
+    """Return the number of blocks that cover a volume."""
     return math.prod(-(-n // b) for n, b in zip(shape_vox, block_vox, strict=True))
 
 
 def text_of(values: Sequence[float]) -> str:
-    """z, y, x."""
+    """Return "z, y, x"."""
     return ", ".join(f"{value:g}" for value in values)

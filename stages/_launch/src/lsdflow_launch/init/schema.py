@@ -1,6 +1,6 @@
 """One JSON schema of the whole experiment file, for editors: the tables of all stages, with what each key means.
 
-Written for the tools that read TOML (draft 7, no references), and without null, which TOML does not have.
+It is written for tools that read TOML (draft 7, no references), and without null, which TOML does not have.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.slurm.table import ClusterTable
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
-# What pydantic adds for programs, and what an editor would show twice.
+# Keys that pydantic adds for programs, and that an editor would show twice.
 _LEFT_OUT = ("$defs", "title", "prefixItems", "$ref", "anyOf", "default")
 
 
 def table_schemas() -> dict[str, dict[str, Any]]:
-    """The schema of every table by its name, in the order of the file; those of stages as the stages tell them."""
+    """Return the schema of every table by name, in the order of the file; each stage reports its own."""
     with ThreadPoolExecutor(available_cores()) as pool:
         of_stages = dict(zip(STAGES, pool.map(lambda stage: ask_stage(stage, ["schema"]), STAGES), strict=True))
     first: dict[str, type[StrictModel]] = {"experiment": ExperimentTable, "store": StoreTable, "compute": ComputeTable}
@@ -39,7 +39,7 @@ def table_schemas() -> dict[str, dict[str, Any]]:
 
 
 def experiment_schema(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The tables' schemas as one."""
+    """Return the schemas of the tables as one."""
     return {
         "$schema": DIALECT,
         "title": "lsdflow experiment",
@@ -50,7 +50,7 @@ def experiment_schema(tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def require_known_keys(experiment: Experiment, ask: Ask = ask_stage) -> None:
-    """ConfigError (78) for an override of a key that its stage does not have, also of a stage that is not to run."""
+    """Raise ConfigError (78) for an override of an unknown key of a stage, also if the stage is not to run."""
     for override in experiment.overrides:
         table, _, rest = override.partition("=")[0].strip().partition(".")
         known = list(ask(table, ["schema"]).get("properties", {})) if table in STAGES else []
@@ -60,7 +60,7 @@ def require_known_keys(experiment: Experiment, ask: Ask = ask_stage) -> None:
 
 
 def _plain(node: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with what it refers to put in its place; what stands beside a reference (a description) is stronger."""
+    """Return a schema with its references resolved; keys beside a reference (a description) override it."""
     if "$ref" in node:
         name = str(node["$ref"]).rpartition("/")[2]
         return _plain({**known[name], **{key: value for key, value in node.items() if key != "$ref"}}, known)
@@ -70,7 +70,7 @@ def _plain(node: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     if node.get("default") is not None:
         found["default"] = node["default"]
     choices = [_plain(part, known) for part in node.get("anyOf", ()) if part.get("type") != "null"]
-    if len(choices) == 1:  # what may be left out, in Python a value or None
+    if len(choices) == 1:  # an optional value: in Python a value or None
         return {**choices[0], **found}
     return {**found, "anyOf": choices} if choices else found
 

@@ -1,7 +1,7 @@
-"""The commented experiment file, written from the schemas of the stages: one table each, chosen values active.
+"""The commented experiment file, written from the schemas of the stages: one table each, with the chosen values active.
 
-Every key stands there with its description; a key at its default is commented out. What was proposed says why. Those
-of several volumes stand in the table of the first; the tables of [cluster] for single stages are left to its page.
+Every key is written with its description; a key at its default is commented out. A proposed value has its reason. For
+a list of volumes, the unset keys are written in the first table; tables of [cluster] for single stages are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH = 110
 def experiment_text(
     schemas: Mapping[str, dict[str, Any]], chosen: Mapping[str, Any], why: Mapping[str, str] | None = None
 ) -> str:
-    """The file's text: `schemas` are JSON schemas by table name, in order; `chosen` are the values that are set.
+    """Return the file's text: `schemas` are JSON schemas by table name, in order; `chosen` are the values that are set.
 
     why: reasons of chosen values, by their dotted keys.
     """
@@ -34,7 +34,7 @@ def experiment_text(
 
 
 def toml_value(value: Any) -> str:
-    """A plain value (str, bool, number, list, dict) as inline TOML."""
+    """Return a plain value (str, bool, number, list, dict) as inline TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -50,7 +50,7 @@ def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any], why: Ma
     yield f"[{name}]"
     nested = {key: value for key, value in chosen.items() if _is_table(value)}
     for key, about in schema.get("properties", {}).items():
-        # A table of its own is written only if something is chosen in it.
+        # A nested table is written only if one of its keys is chosen.
         if key not in nested and "$ref" not in about:
             yield from _key(key, about, chosen, why.get(f"{name}.{key}", ""))
     for key, value in nested.items():
@@ -68,7 +68,7 @@ def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any], why: Ma
 
 
 def _not_given(table: Mapping[str, Any], about: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
-    """The other keys of a table in a table, explained."""
+    """Yield the remaining keys of a nested table with their descriptions."""
     choices = [about, about.get("items", {}), *about.get("anyOf", ())]
     name = next((str(choice["$ref"]).rpartition("/")[2] for choice in choices if "$ref" in choice), "")
     for key, of_key in known.get(name, {}).get("properties", {}).items():
@@ -99,7 +99,7 @@ def _key(key: str, about: dict[str, Any], chosen: Mapping[str, Any], why: str) -
 
 
 def merged(values: Mapping[str, Any], overrides: Sequence[tuple[list[str], Any]]) -> dict[str, Any]:
-    """`values` with dotted keys laid over them; in a list of tables the key of each."""
+    """Return `values` with dotted keys set; in a list of tables, a key is set in each table."""
     result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
     for parts, value in overrides:
         _lay_over(result, parts, value)
