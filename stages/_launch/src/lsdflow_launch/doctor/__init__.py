@@ -1,1 +1,1 @@
-"""`lsdflow doctor`: what this machine, the folder, the store and the cluster have for lsdflow, and what to do."""
+"""`lsdflow doctor`: checks the machine, the folder, the store and the cluster, with a fix for each problem."""

@@ -1,4 +1,4 @@
-"""All checks of the doctor. Those that load libraries come last, or they would slow down what is measured before."""
+"""All checks of the doctor. Those that load libraries run last, as they would slow down earlier measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def findings(folder: Path) -> list[Finding]:
-    """Lines for a folder in which an experiment lies, or would."""
+    """Return the findings for the folder of an existing or future experiment."""
     experiment, problems = _experiment(folder)
     quick: list[Check] = [
         machine,

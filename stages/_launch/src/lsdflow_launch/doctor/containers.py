@@ -1,4 +1,4 @@
-"""Container engines: which are here, and do they answer this user?"""
+"""Container engines: which are installed, and whether this user may use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from lsdflow_launch.doctor.finding import Finding, ok, warn
 from lsdflow_launch.doctor.outside import Answer, ask_program
 
-# What each says only if this user may use it.
+# Commands that succeed only if this user may use the engine.
 ASKED = {
     "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
     "podman": ("podman", "info", "--format", "{{.Version.Version}}"),
@@ -22,7 +22,7 @@ TO_DO = {
 
 
 def container_findings() -> Iterator[Finding]:
-    """A line for each engine that is here."""
+    """Yield a finding for each installed engine."""
     with ThreadPoolExecutor() as pool:
         answers = dict(zip(ASKED, pool.map(ask_program, ASKED.values()), strict=True))
     here = {name: answer for name, answer in answers.items() if answer.here}

@@ -1,4 +1,4 @@
-"""One line of the doctor: fine, to be known, or to be mended before a run; and what to do."""
+"""One finding of the doctor: ok, a warning, or a problem to fix before a run; with the fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ State = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True)
 class Finding:
-    """subject: what was looked at. FAIL: a run would fail, or its results could not be trusted."""
+    """subject: what was checked. FAIL: a run would fail, or its results could not be trusted."""
 
     state: State
     subject: str
@@ -18,24 +18,24 @@ class Finding:
     fix: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """For --json."""
+        """Return the finding for --json."""
         return asdict(self)
 
     def line(self) -> str:
-        """As people read it."""
+        """Return the finding as a line of text."""
         return f"{self.state:>4}  {self.subject}: {self.found}" + (f"\n      fix: {self.fix}" if self.fix else "")
 
 
 def ok(subject: str, found: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding without a problem."""
     return Finding("ok", subject, found)
 
 
 def warn(subject: str, found: str, fix: str = "") -> Finding:
-    """A run works, but not for all that may be wanted."""
+    """Return a finding with a limitation; a run is possible."""
     return Finding("warn", subject, found, fix)
 
 
 def fail(subject: str, found: str, fix: str) -> Finding:
-    """A run would fail."""
+    """Return a finding that would make a run fail."""
     return Finding("FAIL", subject, found, fix)

@@ -1,4 +1,4 @@
-"""The folder that an experiment lies in, or would: what its file system was seen to do, its room, its clock."""
+"""The folder of an existing or future experiment: tests of its file system, free space, clock."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lsdflow_launch.doctor.outside import ask_program
 
 GIB = 2**30
 FREE_BYTES, FREE_FILES = 5 * GIB, 100_000
-# Below this a run waits for the disk most of the time.
+# With a slower disk, a run waits for the disk most of the time.
 SLOW_MB_PER_S = 20.0
 MOUNT_S = 120.0
-# Locks are renewed every 5 s and expire after 60 s, by the clock of the file server; times in reports are ours.
+# Locks are renewed every 5 s and expire after 60 s by the file server's clock; reports use this machine's clock.
 CLOCK_S = 5.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p", "afs", "pvfs2")
 MEMORY = ("tmpfs", "ramfs")
 
 
 def folder_findings(folder: Path, limit_s: float = MOUNT_S) -> Iterator[Finding]:
-    """Everything of the folder; tried out by a process of its own, so that a dead mount holds up nobody."""
+    """Yield all findings about the folder; a separate process tests it, so that a dead mount blocks nothing."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir())
     answer = ask_program([sys.executable, "-m", "lsdflow_launch.doctor.mount", str(there)], limit_s)
     try:
@@ -38,7 +38,7 @@ def folder_findings(folder: Path, limit_s: float = MOUNT_S) -> Iterator[Finding]
 
 
 def findings_of(folder: Path, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the facts mean."""
+    """Yield the findings that follow from the facts."""
     kind = facts["file_system"]
     yield _kind(folder, kind)
     yield _room(folder, facts)
@@ -57,7 +57,7 @@ def findings_of(folder: Path, facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def clock(subject: str, ahead_s: float) -> Finding:
-    """A difference of two clocks."""
+    """Return the finding about the difference of two clocks."""
     found = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
     if abs(ahead_s) < CLOCK_S:
         return ok(subject, "the same as this machine's" if abs(ahead_s) < 1 else found)

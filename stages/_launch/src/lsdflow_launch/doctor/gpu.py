@@ -1,4 +1,4 @@
-"""GPUs: what the driver tells, and whether the torch of the stages can use them."""
+"""GPUs: what the driver reports, and whether the torch of the stages can use them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.doctor.outside import ask_program, ask_stage_in_time
 
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
-# One of each environment: prediction, and the trainings.
+# One stage of each environment: prediction, and the trainings.
 ASKED = ("predict", "train-acrlsd")
 
 
 def gpu_findings() -> Iterator[Finding]:
-    """The driver and its GPUs, then torch of each environment."""
+    """Yield findings about the driver and its GPUs, then about torch in each environment."""
     with ThreadPoolExecutor() as pool:
         told = pool.map(lambda stage: ask_stage_in_time(stage, ["doctor", "--json"]), ASKED)
         answer = ask_program(QUERY)
@@ -34,7 +34,7 @@ def gpu_findings() -> Iterator[Finding]:
 
 
 def torch_finding(stage: str, facts: Mapping[str, Any], gpus: int) -> Finding:
-    """Whether torch of a stage sees the GPUs that the driver has."""
+    """Return whether torch of a stage sees the GPUs that the driver reports."""
     subject = f"torch of {stage}"
     if "problem" in facts or "torch" not in facts:
         return fail(subject, str(facts.get("problem", "no answer")), f"{stage} doctor --debug tells more; make setup")

@@ -1,4 +1,4 @@
-"""This machine: the commands and their contract, cores, memory, open files, umask, temp folder, shared memory."""
+"""This machine: the commands and their contract, cores, memory, open files, umask, temporary folder, shared memory."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from lsdflow_launch.doctor.outside import STAGE_S, ask_program
 GIB = 2**30
 CORES, MEMORY_BYTES = 2, 6 * GIB
 OPEN_FILES = 1024
-# Batches of data loaders and daisy's logs.
+# For the batches of data loaders and daisy's logs.
 TEMPORARY_BYTES, SHARED_BYTES = 2 * GIB, GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 
 
 def commands() -> Iterator[Finding]:
-    """Each stage's command, and whether it has this contract."""
+    """Yield for each stage whether its command is installed and has this contract."""
     with ThreadPoolExecutor(available_cores()) as pool:
         yield from pool.map(_command, STAGES)
 
 
 def machine() -> Iterator[Finding]:
-    """Everything of the machine that a run needs."""
+    """Yield the findings about the machine."""
     cores, free = available_cores(), free_memory_bytes()
     yield _at_least("cores", cores, CORES, f"{cores} usable", "fewer than 2 make the demo slow; ask for more cores")
     found = f"{free / GIB:.1f} of {memory_limit_bytes() / GIB:.1f} GiB free"
@@ -70,7 +70,7 @@ def _open_files(soft: int, hard: int) -> Finding:
 
 
 def _umask() -> Finding:
-    # Only setting it tells what it was.
+    # The umask can be read only by setting it.
     mask = os.umask(0o022)
     os.umask(mask)
     if mask & 0o700:

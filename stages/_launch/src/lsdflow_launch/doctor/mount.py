@@ -1,8 +1,8 @@
-"""What the file system of a folder really does, tried out in a folder that is removed again.
+"""Tests of the file system of a folder, in a temporary folder inside it.
 
-Results are safe only where a rename puts a file in place at once, one of two creations of a name fails, and what was
-synced can be read back; lsdflow needs nothing else (no locks). Run by itself, as a process that the doctor does not
-wait for without end:   python -m lsdflow_launch.doctor.mount FOLDER
+Results are safe only if a rename replaces a file atomically, the second of two creations of a name fails, and synced
+data can be read back; lsdflow needs nothing else (no locks). The doctor runs it as a separate process with a time
+limit:   python -m lsdflow_launch.doctor.mount FOLDER
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 
 def tried_out(folder: Path) -> dict[str, Any]:
-    """Facts of the file system of a folder; "problem" where something is not as it must be."""
+    """Return the facts about the file system of a folder, with "problem" if a test failed."""
     facts: dict[str, Any] = {**_kind(folder), **_room(folder)}
     try:
         probe = Path(tempfile.mkdtemp(prefix=".doctor-", dir=folder))
@@ -43,7 +43,7 @@ def tried_out(folder: Path) -> dict[str, Any]:
 
 
 def _rename(probe: Path) -> dict[str, Any]:
-    """A rename over a file: afterwards the name shows the new one, and the old one is gone."""
+    """Test a rename over a file: afterwards the name has the new content, and the old name is gone."""
     (probe / "old").write_text("old")
     (probe / "new").write_text("new")
     (probe / "new").replace(probe / "old")
@@ -51,7 +51,7 @@ def _rename(probe: Path) -> dict[str, Any]:
 
 
 def _exclusive(probe: Path) -> dict[str, Any]:
-    """Of two that make a name, one is refused: by O_EXCL and by a hard link, as the lock of a coordinator."""
+    """Test that the second creation of a name fails, with O_EXCL and with a hard link (the lock of a coordinator)."""
     (probe / "mine").write_text("mine")
     os.link(probe / "mine", probe / "lock")
     refused = 0
@@ -68,7 +68,7 @@ def _exclusive(probe: Path) -> dict[str, Any]:
 
 
 def _clock(probe: Path) -> dict[str, Any]:
-    """How far the clock of the file server is before ours, in seconds."""
+    """Return how far the clock of the file server is ahead of this machine's, in seconds."""
     before = time.time()
     (probe / "now").write_text("now")
     after, stamp = time.time(), (probe / "now").stat().st_mtime
@@ -77,7 +77,7 @@ def _clock(probe: Path) -> dict[str, Any]:
 
 
 def _locks(probe: Path) -> dict[str, Any]:
-    """flock: only two runs of prepare or of a sweep at once need it."""
+    """Test flock, which is needed only for two runs of prepare or of a sweep at the same time."""
     with (probe / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,8 +87,8 @@ def _locks(probe: Path) -> dict[str, Any]:
 
 
 def _speed(probe: Path) -> dict[str, Any]:
-    """MB/s of writing with fsync, and of reading back; what is read may come from memory."""
-    # Random, so that no file system makes it smaller.
+    """Measure MB/s of writing with fsync and of reading back; the read may come from the page cache."""
+    # Random, so that no file system can compress it.
     piece = os.urandom(PIECE_BYTES)
     path, started = probe / "speed", time.monotonic()
     with path.open("wb") as file:
@@ -128,7 +128,7 @@ def _room(folder: Path) -> dict[str, Any]:
 
 
 def _kind(folder: Path) -> dict[str, Any]:
-    """Type of the file system: the mount with the longest path that the folder lies in."""
+    """Return the type of the file system: that of the mount with the longest path above the folder."""
     best, kind = "", ""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -144,7 +144,7 @@ def _kind(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Try the folder of the command line out; JSON to stdout."""
+    """Test the folder of the command line; print JSON to stdout."""
     sys.stdout.write(json.dumps(tried_out(Path(sys.argv[1]).resolve())))
 
 

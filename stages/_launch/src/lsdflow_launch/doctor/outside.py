@@ -1,6 +1,6 @@
-"""Calls of other programs that never hang: each has a time limit, also where the kernel lets nobody end it.
+"""Calls of other programs with a time limit, even if the kernel cannot end the program.
 
-A process that waits for a dead file server cannot be killed; it is left behind, not waited for.
+A process that waits for a dead file server cannot be killed; it is abandoned.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lsdflow_launch.commands import stage_command
 from lsdflow_launch.shared_start import answer_of
 
 QUICK_S = 15.0
-# torch on a cold network disk takes its time to load.
+# Loading torch from a slow network disk takes long.
 STAGE_S = 90.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program said. problem: why it said nothing: not here, no answer in time, or its own words."""
+    """The output of a program. problem: why there is none: not installed, time limit, or its own error message."""
 
     out: str = ""
     problem: str = ""
@@ -31,12 +31,12 @@ class Answer:
 
     @property
     def fine(self) -> bool:
-        """True if it ended with 0."""
+        """True if it ended with exit code 0."""
         return not self.problem
 
 
 def ask_program(command: Sequence[str], limit_s: float = QUICK_S) -> Answer:
-    """Run a program, for at most so long."""
+    """Run a program for at most `limit_s` seconds."""
     if shutil.which(command[0]) is None:
         return Answer(problem=f"no {command[0]} here", here=False)
     try:
@@ -52,7 +52,7 @@ def ask_program(command: Sequence[str], limit_s: float = QUICK_S) -> Answer:
 
 
 def ask_stage_in_time(stage: str, arguments: Sequence[str], limit_s: float = STAGE_S) -> dict[str, Any]:
-    """The JSON of a stage's verb; {"problem": why} if there is none."""
+    """Return the JSON answer of a stage command; {"problem": why} if there is none."""
     try:
         command = str(stage_command(stage))
     except MissingInput as error:

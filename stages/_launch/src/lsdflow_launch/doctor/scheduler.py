@@ -1,4 +1,4 @@
-"""SLURM: does it answer, and has it the partitions of [cluster]?"""
+"""SLURM: whether it answers and has the partitions of [cluster]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lsdflow_launch.slurm.table import cluster_of, job_settings
 
 
 def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
-    """The partitions there are; of an experiment those that its jobs ask for."""
+    """Yield findings about the existing partitions, and those that the jobs of the experiment need."""
     wanted = experiment is not None and experiment.uses_cluster
     try:
         partitions = partitions_there()
@@ -33,7 +33,7 @@ def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
 
 
 def _asked_for(experiment: Experiment, partitions: dict[str, Partition], *, certain: bool) -> Iterator[Finding]:
-    """Partitions of the jobs; without [cluster] in the file they are the defaults, which nobody chose."""
+    """Check the partitions of the jobs; without [cluster] in the file a missing default is only a warning."""
     try:
         settings = job_settings(cluster_of(experiment), experiment)
     except StageError as error:

@@ -1,4 +1,4 @@
-"""The store that an experiment names: reachable, let in, safe writes, its clock; asked by a stage."""
+"""The store of an experiment: connection, login, safe writes, clock; a stage checks it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STORE_S = 60.0
 
 
 def store_findings(experiment: Experiment | None) -> Iterator[Finding]:
-    """Of mongo all there is to know; the files store is the folder itself."""
+    """Yield the findings about a mongo store; a files store is part of the folder."""
     if experiment is None:
         return
     if experiment.store.engine == "files":
@@ -30,7 +30,7 @@ def store_findings(experiment: Experiment | None) -> Iterator[Finding]:
 
 
 def findings_of(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the facts of a mongo store mean."""
+    """Yield the findings that follow from the facts of a mongo store."""
     if "problem" in facts:
         yield fail("store", f"mongo at {facts.get('address', '?')}: {facts['problem']}", str(facts.get("fix", "")))
         return
