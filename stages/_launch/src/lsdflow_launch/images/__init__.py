@@ -1,1 +1,1 @@
-"""Stages in containers: pins, engines, what is mounted, settings for compose."""
+"""Stages in containers: pins, engines, mounts, settings for compose."""

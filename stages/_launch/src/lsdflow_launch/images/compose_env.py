@@ -1,4 +1,4 @@
-"""`lsdflow compose-env`: what compose must know of an experiment beside its pins. Writes compose.env and passwords."""
+"""`lsdflow compose-env`: writes the settings that compose needs beside the pins, compose.env and passwords."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from lsdflow_launch.images.mounts import mounts_of
 from lsdflow_launch.images.pins import Pin, key_of, pin_of_stage, read_pins
 
 HEADER = "# Written by `lsdflow compose-env`: this machine, this user, this experiment. Pins stand in images.env.\n"
-# Waits for the last stage, so that `up` fails when that stage did.
+# This service waits for the last stage, so that `up` fails when that stage failed.
 LAST_SERVICE = "end"
-# In an env file of compose a text in single quotes means itself; a colon would part two paths of a volume.
+# In an env file of compose, text in single quotes is literal; a colon would separate two paths of a volume.
 _UNSAFE = re.compile(r"['\n:]")
 
 
 @dataclass(frozen=True)
 class ComposeEnv:
-    """What was written, and the options that `docker compose` wants."""
+    """The file that was written, and the options for `docker compose`."""
 
     path: Path
     options: tuple[str, ...]
 
     def command(self, compose_folder: str = "compose") -> str:
-        """The command line that runs the chain."""
+        """Return the command line that runs the chain."""
         files = [part for name in self.options for part in ("-f", f"{compose_folder}/{name}")]
         env_files = [self.path.parent / "images.env", self.path]
-        # `up` alone would wait for a database too, which never ends.
+        # `up` alone would also wait for the database, which never ends.
         mongo = "compose.mongo.yaml" in self.options
         up = ["up", "--attach-dependencies", "--no-attach", "mongo", LAST_SERVICE] if mongo else ["up"]
         return shlex.join(["docker", "compose", *files, *(f"--env-file={p}" for p in env_files), *up])
@@ -45,7 +45,7 @@ class ComposeEnv:
 def write_compose_env(experiment: Experiment) -> ComposeEnv:
     """Check the pins, then write E/compose.env and, for a mongo store, E/secrets/ (0700, files 0600).
 
-    Raises ConfigError (78) for pins or paths that compose cannot take, ContractMismatch (76) for an image here that is
+    Raises ConfigError (78) for pins or paths that compose cannot use, ContractMismatch (76) for a local image that is
     not the pinned one.
     """
     mongo = experiment.store.engine == "mongo"
@@ -74,7 +74,7 @@ def write_compose_env(experiment: Experiment) -> ComposeEnv:
 
 
 def _checked_digests(experiment: Experiment, mongo: bool) -> dict[str, str]:
-    """The digest that each stage writes into what it makes."""
+    """Return the digest that each stage writes into its results."""
     path = experiment.layout.images_env
     pins = read_pins(path)
     engine = DockerLike("docker" if shutil.which("docker") else "podman")
@@ -85,7 +85,7 @@ def _checked_digests(experiment: Experiment, mongo: bool) -> dict[str, str]:
 
 
 def _checked_digest(engine: DockerLike, stage: str, pin: Pin) -> str:
-    """An image that is here must be the pinned one; one that is not, compose pulls: then only its pin may know it."""
+    """Require that a local image is the pinned one. Compose pulls a missing one; its digest is then that of the pin."""
     try:
         image = engine.find(stage, pin)
     except MissingInput:
@@ -103,7 +103,7 @@ def _checked_digest(engine: DockerLike, stage: str, pin: Pin) -> str:
 
 
 def _folder_of_inputs(experiment: Experiment) -> Path | None:
-    """The one folder that holds all inputs outside the experiment; None if there are none."""
+    """Return the common folder of all inputs outside the experiment; None if there are none."""
     uri_file = experiment.store.uri_file
     skipped = {experiment.path.parent, experiment.resolve(uri_file) if uri_file else None}
     paths = [mount.target for mount in mounts_of(experiment) if mount.target not in skipped]
@@ -117,7 +117,7 @@ def _folder_of_inputs(experiment: Experiment) -> Path | None:
 
 
 def _write_secrets(folder: Path, database: str) -> None:
-    """Passwords of the administrator and of the experiment's user; what is there already stays."""
+    """Write passwords of the administrator and of the experiment's user; existing files are kept."""
     texts = {
         "mongo_admin_password": secrets.token_urlsafe(32),
         "mongo_uri": f"mongodb://lsdflow:{secrets.token_urlsafe(32)}@mongo:27017/{database}",

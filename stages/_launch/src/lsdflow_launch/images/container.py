@@ -1,4 +1,4 @@
-"""`lsdflow run --on container`: each stage by its pinned image, once that image was seen to be what the pin says."""
+"""`lsdflow run --on container`: runs each stage in its pinned image, after that image was checked against the pin."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lsdflow_launch.images.pins import Pin, pin_of_stage, read_pins
 
 LOG = logging.getLogger("lsdflow.run")
 USES_GPU = ("train-lsd", "train-acrlsd", "predict")
-# Exit code of docker and podman themselves.
+# The exit code of docker and podman for their own failures.
 ENGINE_FAILED = 125
 
 
 class Containers:
-    """Runs the stages of one experiment in containers; looks at every image before it is used."""
+    """Runs the stages of one experiment in containers; checks every image before its first use."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Containers:
         self._images: dict[str, Image] = {}
 
     def check(self, stages: Sequence[str]) -> None:
-        """Look at the images of all stages, before the first one runs.
+        """Check the images of all stages, before the first one runs.
 
         Raises ConfigError (78) for a missing pin, MissingInput (66) for a missing image, ContractMismatch (76) for an
-        image that is another one than its pin says.
+        image that does not match its pin.
         """
         for stage in stages:
             self.image(stage)
 
     def image(self, stage: str) -> Image:
-        """The stage's image, checked."""
+        """Return the checked image of the stage."""
         if stage not in self._images:
             pin = pin_of_stage(self._pins, stage, self.experiment.layout.images_env)
             image = self.engine.find(stage, pin)
@@ -64,7 +64,7 @@ class Containers:
         return self._images[stage]
 
     def command(self, stage: str, arguments: Sequence[str]) -> list[str]:
-        """The whole command line of a stage's call."""
+        """Return the command line that runs a stage in its container."""
         environment = {DIGEST_VARIABLE: self.image(stage).digest}
         if loudness() != NORMAL:
             environment[LOUDNESS_VARIABLE] = loudness()
@@ -84,7 +84,7 @@ class Containers:
         return self.engine.command(stage, self.image(stage), call)
 
     def __call__(self, stage: str, arguments: Sequence[str]) -> int:
-        """Run the stage, its command shown first. Returns the stage's exit code."""
+        """Log the command and run the stage. Returns the stage's exit code."""
         command = self.command(stage, arguments)
         LOG.info("$ %s", shlex.join(command))
         code = run_command(command)
@@ -93,14 +93,14 @@ class Containers:
         return code
 
     def _network(self) -> str:
-        """A stage talks to nobody but the database of a mongo store, which may stand on this very host."""
+        """Return the network: none, unless a mongo store is used, which may run on this host."""
         if self.experiment.store.engine != "mongo":
             return "none"
         return self.network or "host"
 
 
 def require_image(stage: str, pin: Pin, image: Image) -> None:
-    """Refuse (76) an image of another stage, version, digest or contract than the pin and this launcher want."""
+    """Raise ContractMismatch (76) if stage, version, digest or contract of the image do not match the pin."""
     labels = image.labels
     contract = labels.get("lsdflow.contract", "")
     fits = contract.split(".", maxsplit=1)[0] in map(str, READ_MAJORS)
@@ -124,6 +124,6 @@ def require_image(stage: str, pin: Pin, image: Image) -> None:
 
 
 def sif_folder(experiment: Experiment) -> Path | None:
-    """The folder of SIFs that [cluster] names; None if it names none."""
+    """Return the folder of SIFs that [cluster] names; None if it names none."""
     named = experiment.tables.get("cluster", {}).get("images")
     return experiment.resolve(named) if isinstance(named, str) and named else None

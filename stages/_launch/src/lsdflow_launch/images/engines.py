@@ -1,4 +1,4 @@
-"""Docker, podman and Apptainer (singularity): what is known of an image, and the command line that runs it."""
+"""Docker, podman and Apptainer (singularity): facts about an image, and the command line that runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOT_HERE = re.compile(r"no such image|image not known|unable to find|failed to 
 
 @dataclass(frozen=True)
 class Image:
-    """An image that is on this machine: what to call it, its labels, every digest by which it may be pinned."""
+    """An image on this machine: its reference, its labels, and every digest by which it may be pinned."""
 
     reference: str
     labels: dict[str, str]
@@ -37,7 +37,7 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """The digest that stands in provenance: the registry's, else the id of the local image."""
+        """The digest in the provenance: that of the registry, else the id of the local image."""
         return self.digests[0] if self.digests else ""
 
 
@@ -54,13 +54,13 @@ class Call:
 
 
 class Engine(Protocol):
-    """What runs containers."""
+    """A program that runs containers."""
 
     def find(self, stage: str, pin: Pin) -> Image:
-        """The pinned image. MissingInput (66) if it is not here, StoreUnreachable (69) if nobody answers."""
+        """Return the pinned image. MissingInput (66) if it is not here, StoreUnreachable (69) without an answer."""
 
     def command(self, stage: str, image: Image, call: Call) -> list[str]:
-        """The command line of a call."""
+        """Return the command line of a call."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class DockerLike:
     program: str
 
     def find(self, stage: str, pin: Pin) -> Image:
-        """By registry digest first, since a tag may have moved; then by tag."""
+        """Find it by registry digest first, since a tag may have moved; then by tag."""
         by_digest = [f"{pin.name}@{pin.digest}"] if pin.digest else []
         for name in (*by_digest, pin.tagged):
             if (facts := self._inspect(name)) is not None:
@@ -84,7 +84,7 @@ class DockerLike:
         )
 
     def command(self, stage: str, image: Image, call: Call) -> list[str]:
-        """By the image's id, which is what was checked; nothing of the host but the mounts, no way to gain rights."""
+        """Run the checked image by its id, without privileges; only the mounts of the host are visible."""
         del stage
         return [
             *(self.program, "run", "--rm", "--pull=never", "--name", call.name),
@@ -99,7 +99,7 @@ class DockerLike:
         ]
 
     def knows(self, name: str) -> bool:
-        """Whether the engine finds an image by just this name."""
+        """Return True if the engine finds an image by exactly this name."""
         return self._inspect(name) is not None
 
     def _inspect(self, name: str) -> dict[str, Any] | None:
@@ -111,7 +111,7 @@ class DockerLike:
         raise StoreUnreachable(f"{self.program} does not answer", where=self.program, found=done.stderr.strip())
 
     def _user_namespace(self) -> list[str]:
-        """Rootless podman maps uids: keep the caller's, or files would belong to somebody else."""
+        """Keep the caller's uid in rootless podman; otherwise files would belong to another user."""
         return ["--userns=keep-id"] if self.program == "podman" and os.getuid() != 0 else []
 
     def _gpu(self) -> list[str]:
@@ -126,7 +126,7 @@ class Apptainer:
     folder: Path
 
     def find(self, stage: str, pin: Pin) -> Image:
-        """The SIF made from the pinned image; for a pin without digest the only SIF of that version."""
+        """Return the SIF made from the pinned image; for a pin without digest the only SIF of that version."""
         sif = sif_of(self.folder, stage, pin)
         done = _ask([self.program, "inspect", "--json", "--labels", str(sif)])
         if done.returncode != 0:
@@ -136,7 +136,7 @@ class Apptainer:
         return Image(str(sif), labels, (digest,) if digest else ())
 
     def command(self, stage: str, image: Image, call: Call) -> list[str]:
-        """`exec`, since `run` evaluates its arguments in a shell; nothing of the caller's environment or home."""
+        """Use `exec`, since `run` evaluates its arguments in a shell; without the caller's environment and home."""
         return [
             *(self.program, "exec", "--cleanenv", "--no-eval", "--no-home", "--pwd", "/"),
             *(["--nv"] if call.gpu else []),
@@ -147,7 +147,7 @@ class Apptainer:
 
 
 def sif_of(folder: Path, stage: str, pin: Pin) -> Path:
-    """The SIF of a pin in a folder; for a pin without digest the only one of that version.
+    """Return the SIF of a pin in a folder; for a pin without digest the only one of that version.
 
     Raises MissingInput (66) if there is none, ConfigError (78) if there are several.
     """
@@ -168,10 +168,10 @@ def sif_of(folder: Path, stage: str, pin: Pin) -> Path:
 
 
 def engine_named(name: str | None, sif_folder: Path | None) -> Engine:
-    """The engine of that name, else the first that is installed.
+    """Return the engine with that name, or for None the first that is installed.
 
     Raises UsageError (2) for an unknown name, MissingInput (66) if none is installed, ConfigError (78) if Apptainer
-    is told no folder of SIFs.
+    has no folder of SIFs.
     """
     if name is not None and name not in (*ENGINES, "apptainer"):
         raise UsageError(f"no engine {name!r}", wanted=", ".join(ENGINES), fix=did_you_mean(name, ENGINES))
@@ -203,11 +203,11 @@ def _docker_image(facts: dict[str, Any]) -> Image:
 
 
 def _with_prefix(digest: str) -> str:
-    return digest if digest.startswith("sha256:") else f"sha256:{digest}"  # podman leaves it out
+    return digest if digest.startswith("sha256:") else f"sha256:{digest}"  # podman omits the prefix
 
 
 def _mount_options(mounts: Sequence[Mount]) -> Iterator[str]:
-    """--mount takes one line of CSV, so that colons, commas and quotes in a path do no harm."""
+    """Yield --mount options; their value is a CSV line, so colons, commas and quotes in a path are safe."""
     for mount in mounts:
         fields = ["type=bind", f"source={mount.source}", f"target={mount.target}", *([] if mount.writable else ["ro"])]
         line = io.StringIO()
@@ -220,5 +220,5 @@ def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def key_fix(stage: str) -> str:
-    """Where a stage's pin is changed."""
+    """Return the fix that changes a stage's pin."""
     return f"change {key_of(stage)} in images.env, or build and pull what it names"

@@ -1,6 +1,6 @@
-"""Which folders of the host a stage sees in its container: the experiment, its inputs, the file of the store's URI.
+"""The folders of the host that a stage sees in its container: the experiment, its inputs, the file of the store's URI.
 
-Every folder stands at the same path inside as outside, so that paths in the experiment file mean the same.
+Every folder has the same path inside and outside, so that paths in the experiment file are valid in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST_PATH = 4096
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the host (`source`) and where it stands in the container."""
+    """A file or folder of the host (`source`) and its path in the container (`target`)."""
 
     source: Path
     target: Path
@@ -31,9 +31,9 @@ class Mount:
 
 
 def mounts_of(experiment: Experiment, beside: Sequence[Path] = ()) -> list[Mount]:
-    """The experiment's folder and those `beside` it to write, everything its tables name elsewhere to read; outer
-    folders first.
+    """Return the mounts, outer folders first.
 
+    The experiment's folder and those in `beside` are writable; inputs elsewhere that its tables name are read-only.
     Raises ConfigError (78) if a table names the root of the file system.
     """
     root = experiment.path.parent
@@ -47,7 +47,7 @@ def mounts_of(experiment: Experiment, beside: Sequence[Path] = ()) -> list[Mount
 
 
 def uri_file_of(experiment: Experiment) -> Path | None:
-    """The file that holds the URI of a mongo store; None for the files store or if no file is named."""
+    """Return the file that holds the URI of a mongo store; None for the files store or if no file is named."""
     if experiment.store.engine != "mongo":
         return None
     named = experiment.store.uri_file or os.environ.get(URI_FILE_VARIABLE)
@@ -55,7 +55,7 @@ def uri_file_of(experiment: Experiment) -> Path | None:
 
 
 def _inputs(experiment: Experiment) -> Iterator[Path]:
-    """Volumes, masks, skeletons, bundles: whatever exists under a name that stands in a stage's table."""
+    """Yield volumes, masks, skeletons, bundles: every existing path in a stage's table."""
     root = experiment.path.parent
     for text in _strings([experiment.tables.get(stage, {}) for stage in STAGES]):
         path = _absolute(root, text)
@@ -64,7 +64,7 @@ def _inputs(experiment: Experiment) -> Iterator[Path]:
 
 
 def _with_surroundings(path: Path) -> Iterator[Path]:
-    """The whole container of an array (its metadata may stand above it), and what a JSON region points to."""
+    """Yield the whole container of an array (its metadata may be above it), and the container of a JSON region."""
     outermost = [p for p in (path, *path.parents) if p.suffix in _CONTAINER_SUFFIXES]
     yield outermost[-1] if outermost else path
     if path.suffix.lower() != ".json" or not path.is_file():
@@ -72,14 +72,14 @@ def _with_surroundings(path: Path) -> Iterator[Path]:
     try:
         content = read_json(path)
     except StageError:
-        return  # the stage says what is wrong with it
+        return  # the stage reports what is wrong with it
     container = content.get("container") if isinstance(content, dict) else None
     if isinstance(container, str) and _exists(named := _absolute(path.resolve().parent, container)):
         yield named
 
 
 def _secrets(experiment: Experiment) -> Iterator[Path]:
-    """The URI's file, and the certificates that the URI names."""
+    """Yield the file of the URI, and the certificates that the URI names."""
     path = uri_file_of(experiment)
     if path is None or not _exists(path):
         return
@@ -99,12 +99,12 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _absolute(folder: Path, text: str) -> Path:
-    """Absolute, `..` taken out, links left as they are: the path by which the stage will ask."""
+    """Return the absolute path without `..` and with links unresolved, as the stage will open it."""
     return Path(os.path.normpath(folder / text))
 
 
 def _exists(path: Path) -> bool:
     try:
         return len(str(path)) < _LONGEST_PATH and path.exists()
-    except (OSError, ValueError):  # too long a name, a NUL: a text that is no path
+    except (OSError, ValueError):  # a name that is too long, or a NUL: the text is not a path
         return False

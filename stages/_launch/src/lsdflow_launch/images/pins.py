@@ -1,4 +1,4 @@
-"""images.env: which image each stage of an experiment was made with. One line a pin, read by compose as well."""
+"""images.env: the pinned image of each stage of an experiment, one line per pin; compose reads it too."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PIN = re.compile(
 
 
 def key_of(stage: str) -> str:
-    """The stage's key in images.env: TRAIN_LSD_IMAGE for train-lsd."""
+    """Return the stage's key in images.env: TRAIN_LSD_IMAGE for train-lsd."""
     return stage.upper().replace("-", "_") + "_IMAGE"
 
 
-# Their images have a variant for CPU and one for CUDA, which the version names: 0.1.0-cpu, 0.1.0-cuda.
+# Their images have a CPU and a CUDA variant, which is part of the version: 0.1.0-cpu, 0.1.0-cuda.
 TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
-# The database is no stage, but compose starts it and wants it pinned as well.
+# The database is not a stage, but compose starts it and needs a pin for it.
 KEYS = (*map(key_of, STAGES), "MONGO_IMAGE")
 
 
@@ -45,13 +45,13 @@ class Pin:
 
     @property
     def make_option(self) -> str:
-        """What `make image` and `make sif` need beside the stage: the variant that the version ends in."""
+        """The option of `make image` and `make sif` for the variant that the version ends in."""
         variant = self.version.rpartition("-")[2]
         return {"tensorflow": " BACKEND=tensorflow", "cpu": " TORCH=cpu", "cuda": " TORCH=cuda"}.get(variant, "")
 
     @property
     def advice(self) -> str:
-        """What to change in a pin of the time when the variants for CPU and CUDA had the same version; else nothing."""
+        """The fix for a pin of the time when the CPU and CUDA variants had the same version; else empty."""
         if self.key not in map(key_of, TORCH_STAGES) or "-" in self.version:
             return ""
         return f"; {self.key} names no variant: write {self.version}-cuda or {self.version}-cpu"
@@ -61,9 +61,9 @@ class Pin:
 
 
 def read_pins(path: Path) -> dict[str, Pin]:
-    """All pins of an images.env by key.
+    """Return all pins of an images.env by key.
 
-    Raises MissingInput (66) if there is no such file, ConfigError (78) for a line that is no pin, an unknown or
+    Raises MissingInput (66) if there is no such file, ConfigError (78) for a line that is not a pin, an unknown or
     repeated key, `latest` or no version.
     """
     try:
@@ -84,7 +84,7 @@ def read_pins(path: Path) -> dict[str, Pin]:
 
 
 def pin_of_stage(pins: dict[str, Pin], stage: str, path: Path) -> Pin:
-    """The stage's pin. ConfigError (78) naming the key if it is not there."""
+    """Return the stage's pin. Raises ConfigError (78) that names the key if there is none."""
     key = key_of(stage)
     if key not in pins:
         raise ConfigError(f"{stage} has no pinned image", where=path, wanted=f"a line {key}=registry/name:version")
