@@ -1,1 +1,1 @@
-"""Which checkpoint segments best: a small region through the whole chain, per checkpoint."""
+"""Selection of the checkpoint that segments best: a small region is segmented with each checkpoint."""

@@ -1,9 +1,10 @@
-"""`lsdflow check-checkpoints`: VOI of a small segmentation with each checkpoint, by the ordinary stages.
+"""`lsdflow check-checkpoints`: VOI of a small segmentation with each checkpoint, computed by the ordinary stages.
 
-1. the region: what the training held out of a volume (region.py)
-2. for each checkpoint that has no row of these settings in checks.csv: an experiment of its own under
+1. the region: the held-out part of a training volume (region.py)
+2. for each checkpoint without a row of these settings in checks.csv: a separate experiment under
    train/train-acrlsd/checks/<iteration>/ (file.py), its stages, its row
-3. best.json: the checkpoint of the lowest VOI (scores.py)
+3. best.json: the checkpoint with the lowest VOI (scores.py)
+
 An interrupted check resumes where its stages stopped. With --follow, all steps are repeated until the training ends.
 """
 
@@ -46,7 +47,7 @@ RunStage = Callable[[str, Sequence[str]], int]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which checkpoints are checked, and what is left of a check: `keep` its arrays."""
+    """The checkpoints to check, every N iterations, and whether to `keep` the arrays of a check."""
 
     every: int = 1
     keep: bool = False
@@ -63,16 +64,16 @@ class Checks:
 
     @property
     def path(self) -> Path:
-        """checks.csv."""
+        """The path of checks.csv."""
         return self.experiment.layout.train_dir(STAGE) / "checks.csv"
 
     @property
     def training_finished(self) -> bool:
-        """Whether the training has left its manifest."""
+        """True if the training has written its manifest."""
         return self.experiment.layout.manifest(STAGE).exists()
 
     def follow(self, sleep: Callable[[float], object] = time.sleep) -> int:
-        """Look again and again until the training has finished. Returns and raises as `look`, with the last look."""
+        """Repeat `look` until the training has finished, then once more. Returns and raises as `look`."""
         with self._alone():
             while True:
                 # Read this first: the last checkpoint is written before the manifest.
@@ -84,16 +85,16 @@ class Checks:
                 sleep(LOOK_EVERY_S)
 
     def look(self) -> int:
-        """Check what has not been checked, and choose. Returns the exit code of the first stage that failed, else 0.
+        """Check the unchecked checkpoints, and choose one. Returns the exit code of the first failed stage, else 0.
 
-        Raises MissingInput (66) without checkpoints; OutputConflict (73) if another check-checkpoints is at work.
+        Raises MissingInput (66) without checkpoints; OutputConflict (73) if another check-checkpoints is running.
         """
         self._require_checkpoints()
         with self._alone():
             return self._look(last=True)
 
     def compared(self) -> list[CheckRow]:
-        """Rows that were made with the settings of now."""
+        """Return the rows that were computed with the current settings."""
         return [row for row in read_rows(self.path) if row.settings == self._settings()]
 
     def choose(self) -> BestCheckpoint:
@@ -126,13 +127,13 @@ class Checks:
             raise MissingInput("no checkpoints", where=self.experiment.layout.checkpoints(STAGE), fix="train first")
 
     def _due(self) -> list[int]:
-        """Kept checkpoints whose turn it is: every N iterations, and what a finished training ended with."""
+        """Return the checkpoints to check: every N iterations, and the last one of a finished training."""
         there = self._iterations()
         last = {there[-1]} if self.training_finished else set()
         return [iteration for iteration in there if iteration % self.wanted.every == 0 or iteration in last]
 
     def _check(self, bundle: Bundle) -> int:
-        """One check, by the stages' own commands; its row, if all went well."""
+        """Run the stages of one check; write its row if they succeed. Returns the exit code."""
         started, folder = time.monotonic(), check_folder(self.experiment, bundle.iteration)
         LOG.info("checking iteration %d (%s)", bundle.iteration, self.region.words)
         self._begin(folder, bundle)
@@ -151,7 +152,7 @@ class Checks:
         return 0
 
     def _begin(self, folder: Path, bundle: Bundle) -> None:
-        """The experiment file of the check; another check of this iteration is deleted."""
+        """Write the experiment file of the check; delete an earlier check of this iteration with another file."""
         text = check_text(self.experiment, self.region, bundle, self._prepared()).encode()
         file = folder / "experiment.toml"
         if folder.exists() and not (file.is_file() and file.read_bytes() == text):
@@ -181,6 +182,6 @@ def _others(rows: Sequence[CheckRow], row: CheckRow) -> list[CheckRow]:
 
 
 def _remove_arrays(layout: ExperimentLayout) -> None:
-    """Report, manifests and logs stay; what fills the disk goes."""
+    """Remove the arrays and the store, which need most space; report, manifests and logs are kept."""
     for path in (layout.data, layout.results, layout.luts, layout.store):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The verb check-checkpoints of `lsdflow`."""
+"""The command `check-checkpoints` of `lsdflow`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lsdflow_launch.options import Debug, Folder, Json, Set
 
 
 def add_check_verb(app: typer.Typer) -> None:
-    """Register check-checkpoints."""
+    """Register `check-checkpoints`."""
 
     @app.command(name="check-checkpoints")
     def check_checkpoints(

@@ -1,8 +1,8 @@
-"""The small experiment of one check: the region as target, one checkpoint, the post-processing of the experiment.
+"""The small experiment of one check: the region as target, one checkpoint, the experiment's post-processing settings.
 
-What tells of the experiment's own target (regions, masks, bad sections, a threshold) is left out; the threshold is
-that of the smallest VOI against the labels, in which segmentation 0 is one more label: with other policies a network
-that predicts nothing would lose nothing.
+Settings of the experiment's own target (regions, masks, bad sections, a threshold) are left out. The threshold is the
+one with the lowest VOI against the labels, where segmentation 0 counts as one more label: with other policies, a
+network that predicts nothing would not be penalised.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ HEADER = """\
 
 
 def check_folder(experiment: Experiment, iteration: int) -> Path:
-    """The folder of a check: an experiment of its own."""
+    """Return the folder of a check, which is a separate experiment."""
     return bundle_folder(experiment.layout.train_dir(STAGE) / "checks", iteration)
 
 
 def settings_of(experiment: Experiment, region: CheckedRegion, prepared: str) -> str:
-    """Names all but the checkpoint that decides the scores: scores with other settings are not compared."""
+    """Return a hash of everything but the checkpoint that affects the scores; other settings are not compared."""
     tables = _post_processing(experiment)
     where = [region.volume, str(region.box)]
     return hash_of({"tables": tables, "mode": experiment.common.mode, "region": where, "prepared": prepared})[:12]
 
 
 def check_text(experiment: Experiment, region: CheckedRegion, bundle: Bundle, prepared: str) -> str:
-    """The experiment file of the check of a checkpoint. MissingInput (66) if its LSD network is gone."""
+    """Return the experiment file of the check of a checkpoint. MissingInput (66) if its LSD network is missing."""
     folder = check_folder(experiment, bundle.iteration)
     layout, mode = experiment.layout, experiment.common.mode
     tables = _post_processing(experiment)
@@ -90,7 +90,7 @@ def _post_processing(experiment: Experiment) -> Tables:
 
 
 def _here(compute: Mapping[str, Any]) -> dict[str, Any]:
-    """Workers of other jobs are not asked to join so small a thing."""
+    """Return [compute] with local workers: such a small check does not use cluster jobs."""
     return {**compute, "runner": "daisy"} if compute.get("runner") == "cluster" else dict(compute)
 
 
@@ -117,7 +117,7 @@ def _lsd_network(experiment: Experiment, bundle: Bundle) -> tuple[Path, Bundle]:
 
 
 def _context_sections(bundle: Bundle) -> int:
-    """Sections that a network sees beyond its output on each side."""
+    """Return the number of sections that a network reads beyond its output on each side."""
     return max(0, bundle.predict_input_shape_vox[0] - bundle.predict_output_shape_vox[0] + 1) // 2
 
 

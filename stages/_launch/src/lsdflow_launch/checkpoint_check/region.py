@@ -1,4 +1,4 @@
-"""Where a checkpoint is checked: the end of a training volume that the training held out, or the volume itself.
+"""The region for checking checkpoints: the held-out end of a training volume; without one, its last sections.
 
 z ->
 +-----------------------------+---------+
@@ -22,13 +22,13 @@ from lsdflow_launch.commands import error_of
 from lsdflow_launch.descriptions import Ask
 
 STAGE = "train-acrlsd"
-# Of a volume without a held-out end: enough for some neurons, done in minutes.
+# For a volume without a held-out end: enough for some neurons, computed within minutes.
 MOST_TRAINED_VOX = 1 << 24
 
 
 @dataclass(frozen=True)
 class CheckedRegion:
-    """A box of a prepared training volume, in voxels of its raw; `held_out`: the training never saw its labels."""
+    """A box of a prepared training volume, in voxels of its raw; `held_out`: the training did not use its labels."""
 
     volume: str
     raw: Box
@@ -37,21 +37,21 @@ class CheckedRegion:
 
     @property
     def words(self) -> str:
-        """What checks.csv says of it."""
+        """The description of the region in checks.csv."""
         return f"{'held out' if self.held_out else 'trained on'}: {self.volume} {self.box}"
 
     def with_context(self, sections: int) -> Box:
-        """The box with what the networks see around it, as far as there is raw: all of y and x."""
+        """Return the box with the context of the networks, limited to the raw: all of y and x."""
         z, (_, y, x) = self.box.begin_vox[0], self.raw.shape_vox
         wanted = Box((z - sections, 0, 0), (self.box.shape_vox[0] + 2 * sections, y, x))
         return wanted.intersect(self.raw)
 
 
 def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> CheckedRegion:
-    """The region that checks of this experiment segment; `volume` None: the first that the training takes.
+    """Return the region that the checks segment; `volume` None: the first training volume.
 
-    Raises ConfigError for a volume that is not trained on, BadData if it has no labels, and what train-acrlsd finds
-    wrong with the experiment.
+    Raises ConfigError for a volume that is not used for training, BadData if it has no labels, and the errors that
+    train-acrlsd reports for the experiment.
     """
     answer = ask(STAGE, stage_arguments("plan", experiment))
     if "exit_code" in answer:
@@ -64,7 +64,7 @@ def find_region(experiment: Experiment, volume: str | None, ask: Ask) -> Checked
 
 
 def region_of(volume: str, facts: Mapping[str, Any]) -> CheckedRegion:
-    """The held-out sections at the end in z; without any the last sections that hold up to 2^24 voxels."""
+    """Return the held-out sections at the end in z; if there are none, the last ones with up to 2^24 voxels."""
     begin, shape = _three(facts["labels_begin_vox"]), _three(facts["labels_shape_vox"])
     held_out = int(facts["held_out_sections"])
     section_vox = shape[1] * shape[2]

@@ -1,4 +1,4 @@
-"""checks.csv, one row for each checked checkpoint; and best.json, the checkpoint of the lowest VOI among them."""
+"""checks.csv, with one row per checked checkpoint; and best.json, the checkpoint with the lowest VOI."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG = logging.getLogger("lsdflow.check")
 class CheckRow:
     """Scores of a small segmentation with one checkpoint, at its best threshold; VOI in bits.
 
-    `settings` names region and post-processing: only rows that agree on it are compared.
+    `settings`: hash of region and post-processing; only rows with the same hash are compared.
     """
 
     iteration: int
@@ -48,7 +48,7 @@ class CheckRow:
 
 
 def best_row(bundle: Bundle, scores: Any, seconds: float, region: str, settings: str) -> CheckRow:
-    """The row of the threshold with the lowest VOI in report/scores.json. BadData (65) if nothing was scored."""
+    """Return the row of the threshold with the lowest VOI in report/scores.json. BadData (65) without scores."""
     taken = scores.get("merge_function")
     rows = [r for r in scores.get("thresholds", []) if r.get("voi") is not None and r["merge_function"] == taken]
     if not rows:
@@ -72,7 +72,7 @@ def best_row(bundle: Bundle, scores: Any, seconds: float, region: str, settings:
 
 
 def read_rows(path: Path) -> list[CheckRow]:
-    """All rows of checks.csv; none if there is no such file. BadData (65) if it cannot be understood."""
+    """Return all rows of checks.csv; empty if there is no such file. BadData (65) if it cannot be parsed."""
     if not path.exists():
         return []
     try:
@@ -92,9 +92,9 @@ def write_rows(path: Path, rows: Sequence[CheckRow]) -> None:
 
 
 def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow]) -> BestCheckpoint:
-    """Write best.json: the whole checkpoint with the lowest VOI among `rows`, the newest if equal.
+    """Write best.json: the undamaged checkpoint with the lowest VOI among `rows`, the newest if equal.
 
-    Raises MissingInput (66) if no checked checkpoint is there any more.
+    Raises MissingInput (66) if none of the checked checkpoints exists any more.
     """
     checkpoints = experiment.layout.checkpoints(STAGE)
     ranked = sorted(rows, key=lambda row: (row.voi, -row.iteration))
@@ -114,7 +114,7 @@ def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow]) -> BestCheck
 
 
 def whole_bundle(folder: Path) -> Bundle | None:
-    """The bundle in a folder with the weights that it describes; None, with a warning, if it is gone or damaged."""
+    """Return the bundle in a folder, with verified weights; None, with a warning, if it is missing or damaged."""
     try:
         bundle = read_bundle(folder)
         weights = hash_of_file(folder / WEIGHTS)
@@ -138,5 +138,5 @@ def _row(values: dict[str, str]) -> CheckRow:
 
 
 def read_scores(folder: Path) -> Any:
-    """report/scores.json of a finished check."""
+    """Return report/scores.json of a finished check."""
     return read_sealed(folder / "report" / "scores.json", "remove it and check again")
