@@ -1,1 +1,1 @@
-"""Made-up tissue for the demo: neurites, their image, their truth."""
+"""Synthetic tissue for the demo: neurites, their image, their labels."""

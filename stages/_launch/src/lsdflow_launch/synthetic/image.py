@@ -1,12 +1,12 @@
-"""The grey values of synthetic tissue: what a FIB-SEM would show of labelled neurites.
+"""The grey values of synthetic tissue, similar to a FIB-SEM image of the labelled neurites.
 
-1. Cytoplasm: every cell has its own brightness and grain; a few are dark all through.
-2. Organelles: mitochondria (dark envelope, cristae, an inside that looks like a thin dark neurite) in the thick
+1. Cytoplasm: every cell has its own brightness and grain; a few are dark throughout.
+2. Organelles: mitochondria (dark envelope, cristae, an inside that resembles a thin dark neurite) in the thick
    neurites, clouds of vesicles, and a speckle of small dark grains.
-3. Membranes: dark sheets between neighbours, darkness and thickness different for each pair of neighbours and
-   drifting along the sheet, so that some stretches nearly vanish.
+3. Membranes: dark sheets between neighbours; darkness and thickness differ for each pair of neighbours and vary
+   along the sheet, so that some stretches nearly vanish.
 4. Instrument: blur, shading, curtaining along the milling direction (y), a brightness step from slice to slice, and
-   noise of which a part is correlated.
+   partly correlated noise.
 
 All grey values are on the scale 0..255 until they are rounded at the end.
 """
@@ -41,24 +41,24 @@ class Membranes:
 
 
 def render(tissue: Tissue, voxel_size_nm: Nm3, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Raw u8 (z,y,x) of `tissue`; see the steps at the head of this module."""
+    """Return the raw u8 (z,y,x) of `tissue`; the module docstring lists the steps."""
     membranes = find_membranes(tissue.labels, voxel_size_nm, rng)
     image = _cytoplasm(tissue.labels, voxel_size_nm, rng)
     _add_vesicles(image, tissue, membranes.distance_nm, voxel_size_nm, rng)
     _add_mitochondria(image, tissue, membranes.distance_nm, voxel_size_nm, rng)
     sheet = np.exp(-((membranes.distance_nm / membranes.half_thickness_nm) ** 2)) * membranes.darkness
     image += sheet * (MEMBRANE_GREY - image)
-    # Resin and empty cytosol are about equally light: the bright end of the scale is compressed.
+    # Resin and empty cytosol are about equally bright: the bright end of the scale is compressed.
     image = np.minimum(image, BRIGHT_GREY + 0.45 * (image - BRIGHT_GREY))
     return _instrument(image, voxel_size_nm, rng)
 
 
 def find_membranes(labels: NDArray[np.uint64], voxel_size_nm: Nm3, rng: np.random.Generator) -> Membranes:
-    """The boundary sheets of dense labels (z,y,x); each pair of neighbours has its own thickness and darkness."""
+    """Return the boundaries of dense labels (z,y,x); each pair of neighbours has its own thickness and darkness."""
     ids = labels.astype(np.int32)
     lower, upper = ndimage.minimum_filter(ids, 3), ndimage.maximum_filter(ids, 3)
     n = int(ids.max()) + 1
-    # Two voxels wide: one on either side of the face between two labels.
+    # The boundary is two voxels wide: one on either side of the face between two labels.
     boundary = _touches_other_label(ids)
     to_boundary, nearest = ndimage.distance_transform_edt(~boundary, sampling=voxel_size_nm, return_indices=True)
     pair = (lower.astype(np.int64) * n + upper)[tuple(nearest)]
@@ -83,7 +83,7 @@ def _in_voxels(length_nm: float, voxel_size_nm: Nm3) -> tuple[float, float, floa
 
 
 def _grain(shape: Vox3, size_nm: float, voxel_size_nm: Nm3, rng: np.random.Generator) -> Field:
-    """Band-passed noise of deviation 1 with grains of about `size_nm`."""
+    """Return band-passed noise of standard deviation 1 with grains of about `size_nm`."""
     sigma = _in_voxels(size_nm / 2.5, voxel_size_nm)
     white = rng.standard_normal(shape, np.float32)
     fine = ndimage.gaussian_filter(white, sigma, truncate=2.5)
@@ -92,7 +92,7 @@ def _grain(shape: Vox3, size_nm: float, voxel_size_nm: Nm3, rng: np.random.Gener
 
 
 def _cytoplasm(labels: NDArray[np.uint64], voxel_size_nm: Nm3, rng: np.random.Generator) -> Field:
-    """Grey of the inside of the cells: brightness and grain of each cell, clouds that drift through it."""
+    """Return the grey of the cytoplasm: brightness and grain of each cell, and slowly varying clouds."""
     n = int(labels.max()) + 1
     brightness = rng.normal(174.0, 13.0, n).astype(np.float32)
     brightness[rng.uniform(size=n) < 0.14] -= 46.0
@@ -101,7 +101,7 @@ def _cytoplasm(labels: NDArray[np.uint64], voxel_size_nm: Nm3, rng: np.random.Ge
     shape = labels.shape
     clouds = 11.0 * smooth_noise(shape, _in_voxels(260.0, voxel_size_nm), rng)
     grain = 0.75 * _grain(shape, 46.0, voxel_size_nm, rng) + 0.65 * _grain(shape, 85.0, voxel_size_nm, rng)
-    # Dark specks stand out more than bright ones: ribosomes, microtubules and vesicle walls are dark.
+    # Dark specks have more contrast than bright ones: ribosomes, microtubules and vesicle walls are dark.
     grain = np.where(grain < -0.6, 1.5 * grain + 0.3, grain)
     return brightness[ids] + clouds * (0.4 + grain_of[ids] / 20.0) + grain_of[ids] * grain
 
@@ -109,14 +109,14 @@ def _cytoplasm(labels: NDArray[np.uint64], voxel_size_nm: Nm3, rng: np.random.Ge
 def _box_around(
     low_nm: NDArray[np.float64], high_nm: NDArray[np.float64], shape: Vox3, voxel_size_nm: Nm3
 ) -> tuple[slice, ...]:
-    """The voxels between two corners in nm, as far as they lie in the block (may be empty)."""
+    """Return the voxels between two corners in nm, clipped to the block (may be empty)."""
     begin = [max(0, int(low_nm[a] / voxel_size_nm[a])) for a in range(3)]
     end = [min(shape[a], int(high_nm[a] / voxel_size_nm[a]) + 1) for a in range(3)]
     return tuple(slice(b, max(b, e)) for b, e in zip(begin, end, strict=True))
 
 
 def _positions_nm(box: tuple[slice, ...], voxel_size_nm: Nm3) -> Field:
-    """Voxel centres (3,z,y,x) f32 of a box, in nm."""
+    """Return the voxel centres (3,z,y,x) f32 of a box, in nm."""
     axes = [(np.arange(s.start, s.stop) + 0.5) * v for s, v in zip(box, voxel_size_nm, strict=True)]
     return np.stack(np.meshgrid(*axes, indexing="ij")).astype(np.float32)
 
@@ -124,8 +124,8 @@ def _positions_nm(box: tuple[slice, ...], voxel_size_nm: Nm3) -> Field:
 def _add_mitochondria(
     image: Field, tissue: Tissue, distance_nm: Field, voxel_size_nm: Nm3, rng: np.random.Generator
 ) -> None:
-    """Mitochondria along the centrelines, wherever a neurite is wide enough, about one per 700 nm."""
-    free = tissue.labels.copy()  # voxels of a mitochondrion become 0, so that no two of them share a place
+    """Draw mitochondria along the centrelines, wherever a neurite is wide enough, about one per 700 nm."""
+    free = tissue.labels.copy()  # voxels of a mitochondrion become 0, so that no two overlap
     for index, neurite in enumerate(tissue.neurites):
         wide = np.flatnonzero(neurite.radii_nm > ROOM_FOR_MITOCHONDRION_NM)
         if wide.size == 0:
@@ -145,7 +145,7 @@ def _add_mitochondria(
 def _shape_mitochondrion(
     neurite: Neurite, middle: int, shape: Vox3, voxel_size_nm: Nm3, rng: np.random.Generator
 ) -> tuple[tuple[slice, ...], Field]:
-    """One lumpy sausage along the centreline, a little aside of it: its box and the depth below its surface in nm."""
+    """Return the box of one lumpy mitochondrion near the centreline, and the depth below its surface in nm."""
     room_nm = float(neurite.radii_nm[middle])
     radius_nm = min(rng.uniform(60.0, 130.0), 0.68 * room_nm)
     aside = rng.standard_normal(3)
@@ -168,7 +168,7 @@ def _shape_mitochondrion(
 def _paint_mitochondrion(
     view: Field, depth_nm: Field, position_nm: Field, voxel_size_nm: Nm3, rng: np.random.Generator
 ) -> None:
-    """Envelope, matrix and cristae; `depth_nm` is positive inside. Writes into `view`."""
+    """Draw envelope, matrix and cristae into `view`; `depth_nm` is positive inside."""
     matrix = rng.normal(114.0, 15.0)
     across = rng.standard_normal(3).astype(np.float32)
     across /= np.linalg.norm(across)
@@ -186,7 +186,7 @@ def _paint_mitochondrion(
 def _add_vesicles(
     image: Field, tissue: Tissue, distance_nm: Field, voxel_size_nm: Nm3, rng: np.random.Generator
 ) -> None:
-    """Clouds of 40-55 nm vesicles: dark wall, light inside, in more than half of the neurites that are not thin."""
+    """Draw clouds of 40-55 nm vesicles (dark wall, light inside) in more than half of the thicker neurites."""
     walls = np.zeros_like(image)
     extent = np.asarray(image.shape) * np.asarray(voxel_size_nm)
     for index, neurite in enumerate(tissue.neurites):
@@ -204,7 +204,7 @@ def _add_vesicles(
 
 
 def _draw_vesicle(walls: Field, centre_nm: NDArray[np.float64], voxel_size_nm: Nm3, rng: np.random.Generator) -> None:
-    """The wall 0..1 of one vesicle, or a dark ball where it has a dense core, into `walls`."""
+    """Draw the wall 0..1 of one vesicle, or a dark ball if it has a dense core, into `walls`."""
     radius = float(rng.uniform(18.0, 27.0))
     box = _box_around(centre_nm - 38.0, centre_nm + 38.0, walls.shape, voxel_size_nm)
     position = _positions_nm(box, voxel_size_nm) - centre_nm.astype(np.float32)[:, None, None, None]
@@ -215,11 +215,11 @@ def _draw_vesicle(walls: Field, centre_nm: NDArray[np.float64], voxel_size_nm: N
 
 
 def _instrument(image: Field, voxel_size_nm: Nm3, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Blur, shading, curtaining, slice steps and noise; rounded and clipped to u8."""
+    """Apply blur, shading, curtaining, slice steps and noise; round and clip to u8."""
     shape = image.shape
     image = ndimage.gaussian_filter(image, _in_voxels(8.5, voxel_size_nm), truncate=3.0)
     image += 4.0 * smooth_noise(shape, _in_voxels(1100.0, voxel_size_nm), rng)
-    # Curtains hang along y: constant there, sharp in x, and they last for some slices of z.
+    # Curtains run along y: constant in y, sharp in x, and present in several slices of z.
     curtain = ndimage.gaussian_filter(rng.standard_normal((shape[0], 1, shape[2])).astype(np.float32), (4.0, 0.0, 0.8))
     image += 1.3 * curtain / max(float(curtain.std()), 1e-6)
     image += rng.normal(0.0, 0.9, (shape[0], 1, 1)).astype(np.float32)

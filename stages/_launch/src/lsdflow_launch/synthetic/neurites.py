@@ -1,8 +1,8 @@
 """Centrelines of synthetic neurites: tortuous tubes of very different calibre, packed side by side.
 
-Persistent random walks in nm, thick ones first. Every step looks at a few directions and takes the one that keeps clear
-of what is there already, so that tubes pack as axons and dendrites do. The radius swells and narrows along the way, and
-some neurites get one thin side branch.
+They are persistent random walks in nm, thick ones first. Every step tries a few directions and chooses the one with
+the most clearance from existing tubes, so that tubes pack as axons and dendrites do. The radius varies along the way,
+and some neurites get one thin side branch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from scipy.spatial import cKDTree
 
 Floats = NDArray[np.float64]
 
-# Radii of insect neuropil in nm: (lower, upper, most of this class in 3.3 cubic micrometres, share of the block that
-# the tubes of this class may take before they grow into the gaps).
+# Radii of insect neuropil in nm: (lower, upper, maximal number of this class in 3.3 cubic micrometres, share of the
+# block that the tubes of this class may fill before they grow into the gaps).
 CALIBRES_NM = ((170.0, 230.0, 2, 0.18), (80.0, 140.0, 13, 0.30), (24.0, 60.0, 74, 0.40))
 CALIBRE_BLOCK_NM3 = 3.3e9
 STEP_NM = 40.0
@@ -45,11 +45,11 @@ class Tubes:
         self._index = cKDTree(self._points_nm)
 
     def clearance_nm(self, places_nm: Floats) -> Floats:
-        """Distance (M,) in nm from each place to the nearest tube surface; 1e6 where there is none."""
+        """Return the distance (M,) in nm from each place to the nearest tube surface; 1e6 if there are no tubes."""
         return _clearance_nm(places_nm, self._points_nm, self._radii_nm)
 
     def clearance_around_nm(self, here_nm: Floats, places_nm: Floats, most_nm: float) -> Floats:
-        """The same for places up to STEP_NM from `here_nm`, at most `most_nm`; only near tubes are examined."""
+        """Return the same for places up to STEP_NM from `here_nm`, at most `most_nm`; only near tubes are examined."""
         near = self._index.query_ball_point(here_nm, STEP_NM + most_nm + self._widest_nm + 1.0)
         return np.minimum(_clearance_nm(places_nm, self._points_nm[near], self._radii_nm[near]), most_nm)
 
@@ -60,13 +60,13 @@ def _clearance_nm(places_nm: Floats, points_nm: Floats, radii_nm: Floats) -> Flo
 
 
 def place_neurites(extent_nm: Floats, rng: np.random.Generator) -> list[Neurite]:
-    """Neurites in a block of `extent_nm` (3,): thick first, until each class of calibre has its share of the block."""
+    """Return neurites in a block of `extent_nm` (3,): thick first, until each calibre class has its share."""
     neurites: list[Neurite] = []
     tubes = Tubes(neurites)
     block_nm3 = float(np.prod(extent_nm))
     for lower, upper, most, share in CALIBRES_NM:
         misses, placed, filled_nm3 = 0, 0, 0.0
-        # A density, not a number: small blocks hold few neurites and large ones many.
+        # `most` is a density, so small blocks hold few neurites and large ones many.
         most_here = max(1, round(most * max(block_nm3 / CALIBRE_BLOCK_NM3, 0.3)))
         while filled_nm3 < share * block_nm3 and placed < most_here and misses < TRIES_PER_NEURITE * most_here:
             radius_nm = float(np.exp(rng.uniform(np.log(lower), np.log(upper))))
@@ -87,7 +87,7 @@ def _volume_inside_nm3(neurite: Neurite, extent_nm: Floats) -> float:
 
 
 def _walk(extent_nm: Floats, radius_nm: float, others: Tubes, rng: np.random.Generator) -> Neurite | None:
-    """A walk both ways from a free place; None if it is too crowded to be longer than a few radii."""
+    """Walk in both directions from a free place; None if there is room for only a few radii."""
     start = _free_place(extent_nm, radius_nm, others, rng)
     if start is None:
         return None
@@ -102,7 +102,7 @@ def _walk(extent_nm: Floats, radius_nm: float, others: Tubes, rng: np.random.Gen
 
 
 def _free_place(extent_nm: Floats, radius_nm: float, others: Tubes, rng: np.random.Generator) -> Floats | None:
-    """The clearest of a few random places; None if even that lies inside another tube."""
+    """Return the clearest of a few random places; None if it is inside or too close to another tube."""
     places = rng.uniform(0.0, 1.0, (48, 3)) * extent_nm
     clear = others.clearance_nm(places)
     best = int(np.argmax(clear))
@@ -112,7 +112,7 @@ def _free_place(extent_nm: Floats, radius_nm: float, others: Tubes, rng: np.rand
 def _half_walk(
     start: Floats, heading: Floats, radius_nm: float, extent_nm: Floats, others: Tubes, rng: np.random.Generator
 ) -> Floats:
-    """Steps from `start` until the walk has left the block or is walled in; (N,3) nm, without the start."""
+    """Return steps from `start` until the walk leaves the block or is blocked; (N,3) nm, without the start."""
     line: list[Floats] = []
     here, margin = start, radius_nm + STEP_NM
     for _ in range(int(4 * extent_nm.max() / STEP_NM)):
@@ -130,7 +130,7 @@ def _half_walk(
 
 
 def _tube(line_nm: Floats, radius_nm: float, rng: np.random.Generator) -> Neurite:
-    """A smooth curve through the walk at a fine pitch, with swellings and waists along it."""
+    """Return a smooth curve through the walk with a fine pitch; its radius varies along it."""
     smooth = ndimage.gaussian_filter1d(line_nm, 1.2, axis=0, mode="nearest")
     n = max(2, int(len(line_nm) * STEP_NM / POINT_PITCH_NM))
     at = np.linspace(0, len(smooth) - 1, n)
@@ -141,7 +141,7 @@ def _tube(line_nm: Floats, radius_nm: float, rng: np.random.Generator) -> Neurit
 
 
 def _with_branch(neurite: Neurite, extent_nm: Floats, others: list[Neurite], rng: np.random.Generator) -> Neurite:
-    """The neurite, for about a third of them with one thinner side branch that starts on its centreline."""
+    """Return the neurite; about a third get one thinner side branch that starts on the centreline."""
     if rng.uniform() > 0.35:
         return neurite
     at = int(rng.integers(len(neurite.points_nm)))

@@ -1,17 +1,17 @@
 """Packed synthetic neuropil: neurites of very different calibre that fill a block without gaps.
 
 1. Centrelines, thick neurites first (neurites.py).
-2. Growth. Every centreline point carries a radius; a voxel goes to the point of least ``d^2 - r^2`` (a power diagram),
-   so thick and thin tubes coexist and no space is left between them::
+2. Growth. Every centreline point has a radius; a voxel belongs to the point with the smallest ``d^2 - r^2`` (a power
+   diagram), so thick and thin tubes coexist and no space is left between them::
 
         o o o o o o      points of a thick neurite (large r)
        ------------      boundary: pushed away from the large radii
         . . . . . .      points of a thin neurite (small r)
 
-   A coarse grid names the candidates, then every voxel near a boundary decides exactly. The positions are bent by
-   smooth noise first, which makes the surfaces wobble.
-3. Repair. The largest 6-connected piece of each neurite stays; crumbs are given to the neighbours, grown voxel by voxel
-   so that every label remains one 6-connected object.
+   A coarse grid selects the candidates, then every voxel near a boundary is computed exactly. The positions are first
+   displaced by smooth noise, which makes the surfaces wobble.
+3. Repair. Only the largest 6-connected component of each neurite is kept; the rest is given to the neighbours, grown
+   voxel by voxel so that every label remains one 6-connected object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Floats32 = NDArray[np.float32]
 Labels = NDArray[np.uint64]
 
 GRID_NM = 20.0
-GAP_NM = 300.0  # no voxel lies further than this from the surface of its tube
+GAP_NM = 300.0  # no voxel is further than this from the surface of its tube
 FACES = ndimage.generate_binary_structure(3, 1)
 
 
@@ -43,7 +43,7 @@ class Tissue:
 def smooth_noise(
     shape_vox: tuple[int, int, int], wavelength_vox: tuple[float, float, float], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Smooth random field (z,y,x) f32 of mean 0 and deviation 1 that varies over about `wavelength_vox` voxels."""
+    """Return a smooth random field (z,y,x) f32 of mean 0 and deviation 1 that varies over `wavelength_vox`."""
     pitch = [max(w / 2.0, 1.0) for w in wavelength_vox]
     coarse = rng.standard_normal([int(n / p) + 4 for n, p in zip(shape_vox, pitch, strict=True)]).astype(np.float32)
     start = rng.uniform(0.0, 1.0, 3)
@@ -54,7 +54,7 @@ def smooth_noise(
 
 
 def _resample(field: NDArray[np.float32], axis: int, at: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Quadratic B-spline along one axis: smooth in the first derivative, and one matrix product per axis."""
+    """Resample with a quadratic B-spline along one axis: continuous first derivative, one matrix product."""
     base = np.floor(at).astype(int)
     t = at - base
     matrix = np.zeros((at.size, field.shape[axis]), np.float32)
@@ -66,7 +66,7 @@ def _resample(field: NDArray[np.float32], axis: int, at: NDArray[np.float64]) ->
 def grow_tissue(
     shape_vox: tuple[int, int, int], voxel_size_nm: tuple[float, float, float], rng: np.random.Generator
 ) -> Tissue:
-    """Neurites that fill a block of `shape_vox` voxels; see the steps at the head of this module."""
+    """Return neurites that fill a block of `shape_vox` voxels; the module docstring lists the steps."""
     extent_nm = np.asarray(shape_vox) * np.asarray(voxel_size_nm)
     neurites = place_neurites(extent_nm, rng)
     labels = _power_diagram(neurites, shape_vox, voxel_size_nm, rng)
@@ -80,7 +80,7 @@ def _power_diagram(
     voxel_size_nm: tuple[float, float, float],
     rng: np.random.Generator,
 ) -> Labels:
-    """Label (z,y,x) u64, 1..n, of the centreline point with the least d^2 - r^2 at the bent voxel position."""
+    """Return labels (z,y,x) u64, 1..n: the neurite with the least d^2 - r^2 at the displaced position of a voxel."""
     points = np.concatenate([n.points_nm for n in neurites]).astype(np.float32)
     radii = np.concatenate([n.radii_nm for n in neurites]).astype(np.float32)
     owner = np.concatenate([np.full(len(n.radii_nm), i + 1, np.uint64) for i, n in enumerate(neurites)])
@@ -93,10 +93,10 @@ def _power_diagram(
 
 
 def _winner_on_grid(points_grid: Floats32, radii_grid: Floats32, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Index of the winning point at every node of a coarse grid (all lengths in grid pitches).
+    """Return the index of the winning point at every node of a coarse grid (all lengths in grid pitches).
 
     ``min over p of |x - p|^2 - r_p^2`` separates into one minimum per axis, as in Felzenszwalb and Huttenlocher's
-    distance transform; the paraboloids are only followed as far as the largest radius and a gap can reach.
+    distance transform; the paraboloids are followed only as far as the largest radius plus a gap can reach.
     """
     cost = np.full(shape, np.inf, np.float32)
     winner = np.zeros(shape, np.int32)
@@ -126,13 +126,13 @@ def _best_near(
     origin_nm: Floats32,
     owner: Labels,
 ) -> NDArray[np.int32]:
-    """Exact winner (M,) among the winners of the eight grid nodes around each position."""
+    """Return the exact winner (M,) among the winners of the eight grid nodes around each position."""
     node = ((position_nm - origin_nm) / np.float32(GRID_NM)).astype(np.int32)
     flat = np.ravel_multi_index(tuple(node.T), winner.shape)
     steps = [np.ravel_multi_index(corner, winner.shape) for corner in np.ndindex(2, 2, 2)]
     winner = winner.ravel()
     first = owner[winner[flat]]
-    # Where the eight nodes belong to one neurite there is nothing to decide.
+    # If all eight nodes belong to one neurite, the voxel belongs to it.
     ask = np.flatnonzero(np.any([owner[winner[flat + step]] != first for step in steps[1:]], axis=0))
     best: NDArray[np.int32] = winner[flat]
     here, nodes = position_nm[ask], flat[ask]
@@ -149,7 +149,7 @@ def _best_near(
 def _bent_positions_nm(
     shape_vox: tuple[int, int, int], voxel_size_nm: tuple[float, float, float], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Voxel centres (z,y,x,3) f32 in nm, displaced by smooth noise of two wavelengths: bulges and ripples."""
+    """Return the voxel centres (z,y,x,3) f32 in nm, displaced by smooth noise of two wavelengths."""
     position = np.empty((*shape_vox, 3), np.float32)
     for axis in range(3):
         line = (np.arange(shape_vox[axis]) + 0.5) * voxel_size_nm[axis]
@@ -161,7 +161,7 @@ def _bent_positions_nm(
 
 
 def _repair(labels: Labels, n_labels: int) -> tuple[Labels, list[int]]:
-    """One 6-connected object per label, numbered 1..n without gaps; also which neurites are left (0-based)."""
+    """Return one 6-connected object per label, numbered 1..n without gaps; and the neurites kept (0-based)."""
     kept: list[int] = []
     out = np.zeros(labels.shape, np.uint64)
     smallest = max(60, labels.size // 40_000)
@@ -178,7 +178,7 @@ def _repair(labels: Labels, n_labels: int) -> tuple[Labels, list[int]]:
 
 
 def _fill_by_growth(labels: Labels) -> Labels:
-    """Zeros take the label of a face neighbour, layer by layer, so that 6-connected labels stay so."""
+    """Give zeros the label of a face neighbour, layer by layer, so that 6-connected labels stay 6-connected."""
     while not labels.all():
         layer = labels.copy()
         for axis in range(3):

@@ -1,7 +1,7 @@
-"""A small synthetic EM volume with its true labels, for trying the pipeline where no data is at hand.
+"""A small synthetic EM volume with its true labels, for trying the pipeline without own data.
 
-The tissue is grown first (tissue.py), its grey values are drawn after that (image.py). Everything
-follows from the seed: the same seed gives the same bytes.
+The tissue is grown first (tissue.py), then its grey values are drawn (image.py). The result depends only on the seed:
+the same seed gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SMALLEST_SHAPE_VOX = 16
 def synthetic_em(
     shape_vox: tuple[int, int, int], voxel_size_nm: tuple[float, float, float], seed: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """A densely packed block of neuropil as a FIB-SEM shows it, and what is in it.
+    """Return a densely packed block of neuropil as in a FIB-SEM image, with its labels.
 
     Returns raw u8 (z,y,x), dark membranes on grey cytoplasm, and labels u64 (z,y,x): 1..n without gaps and without
     background, each label one 6-connected neurite; membranes belong to the neurites on either side.
