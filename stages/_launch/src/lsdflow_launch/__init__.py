@@ -1,1 +1,1 @@
-"""The front command of lsdflow: it starts experiments and runs the stages in their order."""
+"""The main command of lsdflow: it creates experiments and runs the stages in their order."""

@@ -1,4 +1,4 @@
-"""What a verb answers: lines for people, or with --json one JSON text on stdout and nothing else there."""
+"""The output of a command: text, or with --json only one JSON text on stdout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lsdflow_contract.sealing import read_sealed
 
 @contextmanager
 def stdout_for_json(as_json: bool) -> Iterator[None]:
-    """With --json, what stages and wrappers write to stdout goes to stderr instead."""
+    """With --json, send to stderr what stages and wrappers write to stdout."""
     if not as_json:
         yield
         return
@@ -34,7 +34,7 @@ def stdout_for_json(as_json: bool) -> Iterator[None]:
 
 
 def tell(facts: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """Answer with `facts`, or with `text`; an empty text is no line."""
+    """Print `facts` as JSON, or `text`; an empty text prints nothing."""
     if as_json:
         typer.echo(json.dumps(facts))
     elif text := text.rstrip("\n"):
@@ -42,9 +42,9 @@ def tell(facts: Mapping[str, Any], text: str, as_json: bool) -> None:
 
 
 def result_facts(experiment: Experiment, code: int, *, scored: bool) -> dict[str, Any]:
-    """How a run ended: exit code, scores and report as far as they are there.
+    """Return how a run ended: exit code, and scores and report if they exist.
 
-    scored: whether the scores are of the segmentation as it is now; else they are not told.
+    scored: whether the scores belong to the current segmentation; otherwise they are left out.
     """
     layout = experiment.layout
     scores, page = layout.report / "scores.json", layout.report / "index.html"
@@ -57,7 +57,7 @@ def result_facts(experiment: Experiment, code: int, *, scored: bool) -> dict[str
 
 
 def show_result(layout: ExperimentLayout, *, scored: bool) -> None:
-    """The score, if it is of the segmentation as it is now, and where the report lies; for people."""
+    """Print the score, if it belongs to the current segmentation, and the path of the report."""
     scores, page = layout.report / "scores.json", layout.report / "index.html"
     best = read_sealed(scores, "run: evaluate run") if scored and scores.exists() else None
     if best and best.get("voi") is not None:
@@ -71,5 +71,5 @@ def show_result(layout: ExperimentLayout, *, scored: bool) -> None:
 
 
 def following(text: str) -> str:
-    """What to type next; nothing where only results are wanted."""
+    """Return the line with the next command; empty with --quiet."""
     return "" if is_quiet() else f"next: {text}"

@@ -1,4 +1,4 @@
-"""The chain of stages: which run for a mode, in which order, and what happens when one fails."""
+"""The chain of stages: which ones a mode needs, in which order, and what happens when one fails."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lsdflow_launch.telling.reporting import report_arguments
 
 LOG = logging.getLogger("lsdflow.run")
 FIRST, LAST = "prepare", "evaluate"
-# Whoever stops a run does not wait for a report.
+# No report is written after a run that was stopped: the user would have to wait for it.
 STOPPED = (Interrupted.exit_code, *(128 + number for number in PASSED_ON))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages to run on an experiment, in order."""
+    """Stages to run for an experiment, in order."""
 
     experiment: Experiment
     stages: tuple[str, ...]
@@ -28,7 +28,7 @@ class Chain:
     verb: str = "run"
 
     def run(self) -> int:
-        """Run them one after another; the exit code of the first that fails, after a report has been made.
+        """Run the stages one after another; return the exit code of the first that fails, after writing a report.
 
         A repair continues if that of prepare fails: its sources may be gone, and later stages do not need them.
         """
@@ -52,18 +52,18 @@ class Chain:
         return self.caller(stage, arguments)
 
     def _report(self) -> None:
-        """Show what there is; the exit code stays that of the stage which failed."""
+        """Write a report of the present results; the exit code remains that of the stage that failed."""
         try:
             if self.caller(LAST, report_arguments(self.experiment)) == UsageError.exit_code:
-                self._call(LAST)  # an image of before that verb
+                self._call(LAST)  # an older image without `report`
         except StageError as error:
             LOG.error("no report: %s", error.message())
 
 
 def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) -> tuple[str, ...]:
-    """Stages from `first` to `last` that the experiment's mode needs.
+    """Return the stages from `first` to `last` that the experiment's mode needs.
 
-    Raises UsageError (2) for a word that is no stage, or the wrong order.
+    Raises UsageError (2) for an unknown stage, or the wrong order.
     """
     for name in (first, last):
         if name not in STAGES:
@@ -75,12 +75,12 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
 
 
 def of_mode(stages: Sequence[str], mode: str) -> tuple[str, ...]:
-    """Those of `stages` that a mode needs: train-lsd is needed for acrlsd alone."""
+    """Return those of `stages` that a mode needs: train-lsd is needed only for acrlsd."""
     return tuple(stage for stage in stages if stage != "train-lsd" or mode == "acrlsd")
 
 
 def finished_mendable_stages(experiment: Experiment) -> tuple[str, ...]:
-    """Stages with a repair that have finished, in order. MissingInput (66) if there is none."""
+    """Return the finished stages that have a repair, in order. MissingInput (66) if there is none."""
     mendable = (FIRST, *BLOCK_STAGES)
     found = tuple(s for s in stages_of(experiment) if s in mendable and experiment.layout.manifest(s).exists())
     if not found:
@@ -94,6 +94,6 @@ def finished_mendable_stages(experiment: Experiment) -> tuple[str, ...]:
 
 
 def stage_arguments(verb: str, experiment: Experiment) -> Sequence[str]:
-    """Arguments of a reporting verb of a stage on this experiment."""
+    """Return the arguments of a stage command that reports on this experiment as JSON."""
     overrides = [part for override in experiment.overrides for part in ("--set", override)]
     return [verb, "--experiment", str(experiment.path), "--json", *overrides]

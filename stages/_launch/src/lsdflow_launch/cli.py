@@ -40,7 +40,7 @@ from lsdflow_launch.telling.trace_cli import add_trace_verb
 from lsdflow_launch.view_cli import add_view_verb
 
 DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
-# The order of `--help`: what a new user needs comes first.
+# The order in `--help`: what a new user needs comes first.
 VERBS = (
     *("demo", "init", "validate", "plan", "run", "status", "report", "view", "export", "repair", "doctor"),
     *("results", "use", "clean", "migrate"),
@@ -50,7 +50,7 @@ app = Verbs(name="lsdflow", epilog="\n\n".join(FIRST_STEPS))
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the application."""
     app()
 
 
@@ -163,7 +163,7 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Make a synthetic EM volume with ground truth, and an experiment that segments it."""
-    # scipy and h5py take longer to start than all the rest of the command
+    # scipy and h5py take longer to import than all the rest of the command
     from lsdflow_launch.init.demo import make_demo
 
     with exit_codes(debug, as_json):
@@ -198,7 +198,7 @@ def _show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, 
 
 
 def _first_problem(experiment: Experiment, stages: Sequence[str], on: str) -> Ending:
-    """Check all `stages` before the first one runs, and report every problem; the first problem, and whose it is."""
+    """Check all `stages` before the first one runs, and print every problem; return the first with its stage."""
     ask = asker(experiment) if on == "slurm" else ask_stage
     wanted = Wanted(tuple(stages), in_images=on == "slurm" and ask is ask_stage, on_cluster=on == "slurm")
     all_found = problems_of(experiment, ask, wanted) if on in ("local", "slurm") else {}

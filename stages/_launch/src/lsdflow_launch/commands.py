@@ -1,4 +1,4 @@
-"""Where the commands of the stages are, and how they are called: a list of arguments, never a shell."""
+"""Where the commands of the stages are, and how they are run: a list of arguments, without a shell."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def stage_command(stage: str) -> Path:
-    """The stage's command: in $LSDFLOW_BIN, beside the called `lsdflow`, beside this Python, or on PATH.
+    """Return the stage's command: in $LSDFLOW_BIN, beside the called `lsdflow`, beside this Python, or on PATH.
 
     Raises MissingInput if it is in none of them.
     """
     folders = [os.environ.get(BIN_VARIABLE, ""), str(Path(sys.argv[0]).parent), str(Path(sys.executable).parent)]
     for folder in filter(None, folders):
-        # not is_file(): it raises for a folder that this user may not enter
+        # not is_file(): it raises for a folder without permission
         if os.access(candidate := Path(folder) / stage, os.X_OK):
             return candidate.absolute()
     if found := shutil.which(stage):
@@ -45,9 +45,9 @@ def stage_command(stage: str) -> Path:
 
 
 def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
-    """Run a verb that answers with JSON on stdout; the parsed answer, also when the verb exits with a code.
+    """Run a stage command that prints JSON to stdout; return the parsed answer, for any exit code.
 
-    Raises InternalError if the answer is no JSON.
+    Raises InternalError if the answer is not JSON.
     """
     started = time.monotonic()
     done = answer_of([stage_command(stage), *arguments])
@@ -61,7 +61,7 @@ def ask_stage(stage: str, arguments: Sequence[str]) -> Any:
 
 
 def error_of(answer: Mapping[str, Any]) -> StageError:
-    """The error that a stage reported as JSON, with its exit code."""
+    """Return the error that a stage reported as JSON, with its exit code."""
     parts = {name: str(answer.get(name, "")) for name in ("where", "wanted", "found")} | {"fix": fix_of(answer)}
     error = StageError(str(answer.get("what") or json.dumps(answer)), **parts)
     error.exit_code = int(answer["exit_code"])
@@ -73,14 +73,14 @@ def _since(started: float) -> float:
 
 
 def run_stage(stage: str, arguments: Sequence[str]) -> int:
-    """Run a stage's own command, shown first. Returns its exit code."""
+    """Log and run a stage's command. Returns its exit code."""
     LOG.info("$ %s", shlex.join([stage, *arguments]))
     LOG.debug("%s is %s", stage, stage_command(stage))
     return run_command([str(stage_command(stage)), *arguments])
 
 
 def run_command(command: Sequence[str]) -> int:
-    """Run a command with its output passed through; signals that stop a stage go on to it. Returns its exit code."""
+    """Run a command with its output passed through, and forward stop signals to it. Returns its exit code."""
     with subprocess.Popen(command) as child:
 
         def pass_on(number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Planning and checking stages whose inputs are not made yet, from descriptions of these inputs.
+"""Plan and check stages whose inputs do not exist yet, with descriptions of these inputs.
 
     experiment            descriptions (a temporary folder)
     prepare   finished -> link to its volumes
@@ -6,7 +6,7 @@
     predict               arrays without voxels           <- predict plan --descriptions FOLDER
     ...
 
-Every stage reads there what earlier stages left or described, plans or validates as always, and leaves its own
+Every stage reads there what earlier stages wrote or described, plans or validates as usual, and writes its own
 description.
 """
 
@@ -39,7 +39,7 @@ PREFIX = ".descriptions-"
 
 @contextmanager
 def descriptions_of(experiment: Experiment, finished: Sequence[str], ask: Ask) -> Iterator[ExperimentLayout]:
-    """A folder that holds what finished stages left, as links; removed at the end.
+    """Yield a folder with links to the results of finished stages; it is removed at the end.
 
     It is a temporary folder; for stages that run in containers it is inside the experiment, where they can read it.
     """
@@ -58,7 +58,7 @@ def descriptions_of(experiment: Experiment, finished: Sequence[str], ask: Ask) -
 
 
 def finished_stages(experiment: Experiment) -> list[str]:
-    """The stages whose results are used: all before the first unfinished one, and trained networks."""
+    """Return the stages whose results are used: all before the first unfinished one, and trained networks."""
     found: list[str] = []
     complete = True
     for stage in stages_of(experiment):
@@ -70,25 +70,25 @@ def finished_stages(experiment: Experiment) -> list[str]:
 
 
 def stages_to_ask(experiment: Experiment, finished: Sequence[str]) -> list[str]:
-    """The stages that have results or inputs of their own; the others wait for the first unfinished stage."""
+    """Return the stages that have results or inputs; the others depend on the first unfinished stage."""
     stages = stages_of(experiment)
     first = next((stage for stage in stages if stage not in finished), None)
     return [stage for stage in stages if stage in finished or stage == first or is_begun(experiment, stage)]
 
 
 def is_begun(experiment: Experiment, stage: str) -> bool:
-    """True if a stage has written something: part of the disk space that it needs is already used."""
+    """Return True if a stage has written something, so part of the disk space that it needs is already used."""
     return any(folder.exists() for folder in made_by(experiment.layout, stage))
 
 
 def ask_described(experiment: Experiment, verb: str, stage: str, layout: ExperimentLayout, ask: Ask) -> Any:
-    """The answer of a stage in the folder of descriptions, where it leaves its own; paths are the experiment's."""
+    """Run a stage command with the folder of descriptions; the answer has the experiment's own paths."""
     answer = ask(stage, [*stage_arguments(verb, experiment), "--descriptions", str(layout.root)])
     return json.loads(json.dumps(answer).replace(str(layout.root), str(experiment.layout.root)))
 
 
 def resize_target(layout: ExperimentLayout, planned: dict[str, Any], shape_vox: Vox3) -> dict[str, Any]:
-    """Give the described target another shape; the plan of prepare with that target alone."""
+    """Set the shape of the described target; return the plan of prepare for this target only."""
     for path in layout.target_volume.glob("**/.zarray"):
         write_json(path, {**read_json(path), "shape": list(shape_vox)})
         seal_array(path.parent)
@@ -98,7 +98,7 @@ def resize_target(layout: ExperimentLayout, planned: dict[str, Any], shape_vox: 
 
 
 def described_bytes(layout: ExperimentLayout, stage: str) -> float:
-    """The bytes that a described stage is expected to write; 0 if it is not described."""
+    """Return the bytes that a described stage is expected to write; 0 if it is not described."""
     try:
         facts: Mapping[str, Any] = read_manifest(layout, stage).facts
     except StageError:

@@ -1,4 +1,4 @@
-"""The verb export of `lsdflow`: all it is told goes on to the command of the optional environment of viewers."""
+"""The command `export` of `lsdflow`: it passes its arguments to the command of the viewers' environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lsdflow_command.app import exit_codes
 from lsdflow_launch.commands import run_command
 from lsdflow_launch.view_cli import viewer_command
 
-# Its options are that command's own, --help as well: they are written once, and there.
+# The options, including --help, belong to that command and are defined only there.
 _PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 Words = Annotated[
     list[str] | None, typer.Argument(help="ome DIR OUT or precomputed DIR OUT, with options; --help lists them")
@@ -18,7 +18,7 @@ Words = Annotated[
 
 
 def add_export_verb(app: typer.Typer) -> None:
-    """Register export."""
+    """Register `export`."""
 
     @app.command(context_settings=_PASSED_ON)
     def export(words: Words = None) -> None:

@@ -5,10 +5,10 @@
     fragments.zarr, segmentation.zarr                  -> results/watershed/<key>/, results/segment/<key>/
     train/train-lsd, train/train-acrlsd                -> results/<stage>/<key>/, and a link in the old place
 
-For each finished stage its containers are renamed, then its manifest is written again with the new paths. After an
-interruption between the two, the same command finds the container at its new place and only writes the manifest. Keys,
-identities, done marks and rows of the graph stay as they are, so that no block is computed again. What an unfinished
-stage with blocks has left stays where it is.
+For each finished stage its containers are renamed, then its manifest is rewritten with the new paths. After an
+interruption between the two, the same command finds the container at its new path and only writes the manifest. Keys,
+identities, done marks and rows of the graph do not change, so no block is recomputed. Results of an unfinished stage
+with blocks are not moved.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lsdflow_launch.results import require_idle
 
 
 def migrate(layout: ExperimentLayout) -> dict[str, str]:
-    """Move what finished stages of contract 1 have left; new path by old path, relative to the experiment.
+    """Move the results of finished stages of contract 1; return new path by old path, relative to the experiment.
 
-    Raises OutputConflict (73), before anything is moved, if a stage runs; MissingInput (66) if a container is gone.
+    Raises OutputConflict (73), before anything is moved, if a stage runs; MissingInput (66) if a container is missing.
     """
     for stage in STAGES:
         require_idle(layout, stage)
@@ -54,7 +54,7 @@ def migrate(layout: ExperimentLayout) -> dict[str, str]:
 
 
 def _move(layout: ExperimentLayout, manifest: Manifest) -> dict[str, str]:
-    """Move the containers of one stage, and write its manifest again."""
+    """Move the containers of one stage, and rewrite its manifest. Returns new path by old path."""
     stage, moved, outputs = manifest.writer.stage, {}, dict(manifest.outputs)
     for name, path in manifest.outputs.items():
         container, dataset = manifest.output_array(layout, name)
@@ -73,7 +73,7 @@ def _move(layout: ExperimentLayout, manifest: Manifest) -> dict[str, str]:
 
 
 def _rename(container: Path, place: Path, root: Path) -> None:
-    """Rename a container, unless an interrupted call has; folders that are empty then go."""
+    """Rename a container, unless an interrupted call already has; then remove empty folders."""
     if place.exists():
         return
     if not container.exists():
@@ -92,7 +92,7 @@ def _rename(container: Path, place: Path, root: Path) -> None:
 
 
 def add_migrate_verb(app: typer.Typer) -> None:
-    """Register migrate."""
+    """Register `migrate`."""
 
     @app.command(name="migrate")
     def migrate_(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:

@@ -1,4 +1,4 @@
-"""What to type next: after a run has ended, and in a folder that is no experiment."""
+"""The commands to suggest next: after a run has ended, and in a folder without an experiment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST_STEPS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """The options that `lsdflow run` was given, besides --set."""
+    """The options of `lsdflow run`, except --set."""
 
     place: str = "local"
     first: str = STAGES[0]
@@ -30,7 +30,7 @@ class Asked:
     containing: Containing = HERE
 
     def words(self) -> str:
-        """The options as they are typed, without those that have their default."""
+        """Return the options as typed on the command line, without defaults."""
         here = self.containing
         given = {
             "--on": self.place if self.place != "local" else None,
@@ -44,7 +44,7 @@ class Asked:
 
 
 def after_run(experiment: Experiment, code: int, asked: Asked | None = None) -> list[str]:
-    """Commands that make sense after a run that ended with `code`, the most likely first, each with its reason.
+    """Return useful commands after a run that ended with `code`, the most likely first, each with its reason.
 
     asked: the options of the run, which are repeated.
     """
@@ -66,6 +66,6 @@ def after_run(experiment: Experiment, code: int, asked: Asked | None = None) -> 
 
 
 def _shown(path: Path) -> str:
-    """Relative where it lies below the working folder, as people type it."""
+    """Return the path relative to the working folder if it is inside it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)

@@ -1,4 +1,4 @@
-"""What `lsdflow validate` cannot check yet, by the stage that must have finished before it can be checked."""
+"""The checks that `lsdflow validate` cannot do yet, by the stage that must finish first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_CHECKED = "not_checked"
 
 
 def not_checked(experiment: Experiment, found: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """What is left to check, for each stage of the chain that has not finished. `found`: the problems, by stage."""
+    """Return the remaining checks for each unfinished stage of the chain. `found`: the problems, by stage."""
     open_stages = [s for s in stages_of(experiment) if not experiment.layout.manifest(s).exists()]
     left: dict[str, list[str]] = {}
     for stage, text in _later_checks(experiment, found):
@@ -22,7 +22,7 @@ def not_checked(experiment: Experiment, found: Mapping[str, Sequence[Any]]) -> d
 
 
 def _later_checks(experiment: Experiment, found: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, str]]:
-    """(stage, what is checked once it has finished)."""
+    """Yield pairs: the stage that must finish first, and the check."""
     if found.get("prepare"):
         yield "prepare", "settings against the shapes and voxel sizes of volumes that cannot be opened"
     yield "prepare", "grey values, ids and masks of all voxels (of large volumes, samples were read)"

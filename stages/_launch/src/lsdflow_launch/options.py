@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs of `lsdflow` have, each written once."""
+"""Arguments and options that several commands of `lsdflow` share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lsdflow_command.completion import experiment_folders, settings, stages
 
 
 def named_folder(context: typer.Context) -> Path:
-    """The folder of a command line that a shell asks to complete, or the working folder.
+    """Return the folder on a command line that a shell completes, or the working folder.
 
-    An option that has no value yet ends the parsing: the words before it are then arguments that nobody has taken.
+    An option without a value ends the parsing; the words before it are then in the unparsed arguments.
     """
     return Path(context.params.get("folder") or next(iter(context.args), "."))
 
 
 def settings_of_folder(context: typer.Context, incomplete: str) -> list[str]:
-    """Keys and words of `--set`, of the experiment that the verb's argument names."""
+    """Return keys and words for `--set`, for the experiment on the command line."""
     context.params["folder"] = named_folder(context)
     return settings(context, incomplete)
 

@@ -1,4 +1,4 @@
-"""Where `lsdflow run` runs the stages: here by their commands, here in containers, or as jobs of a cluster."""
+"""Where `lsdflow run` runs the stages: locally as commands, locally in containers, or as jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACES = ("local", "container", "slurm")
 
 @dataclass(frozen=True)
 class Containing:
-    """Options of `--on container`: engine, folder of SIFs, network to the database; None = found out."""
+    """Options of `--on container`: engine, folder of SIFs, network of the database; None = chosen automatically."""
 
     engine: str | None = None
     sifs: Path | None = None
@@ -27,7 +27,7 @@ class Containing:
 def run_on(place: str, experiment: Experiment, first: str, last: str, containing: Containing) -> int:
     """Run the stages `first` to `last` at a place. Returns the exit code of the first that failed, else 0.
 
-    Raises UsageError (2) for an unknown place or stage; what Containers.check raises before anything runs.
+    Raises UsageError (2) for an unknown place or stage; and the errors of Containers.check before anything runs.
     """
     if place not in PLACES:
         raise UsageError(f"unknown backend {place!r}", wanted=", ".join(PLACES), fix=did_you_mean(place, PLACES))

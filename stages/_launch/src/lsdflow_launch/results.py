@@ -5,9 +5,9 @@
     manifests/watershed.json           a copy of the manifest of the current one
     train/train-lsd                    of a training, also a link to the current one
 
-A result is never overwritten. The one whose manifest is in manifests/ is what later stages, the report and the viewer
-read. To drop a result: its manifest, its done marks, its rows, its arrays, in this order, so that nothing is believed
-whose data are gone.
+A result is never overwritten. Later stages, the report and the viewer read the result whose manifest is in manifests/.
+A result is dropped in this order: its manifest, its done marks, its rows, its arrays. So a mark or manifest never
+remains without its data.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from lsdflow_launch.planning.disk_use import disk_use
 from lsdflow_launch.planning.wording import duration, size
 from lsdflow_launch.slurm.table import BLOCK_STAGES
 
-# A training without a new line in its losses for so long is not at work any more.
+# A training that has not written a loss for this time is no longer running.
 TRAINING_SECONDS = 600.0
-# A program of contract 1 that is still running holds a lock of this name.
+# The lock file of a program of contract 1, which may still be running.
 NAME_OF_OLD_LOCKS = "lease"
 Key = Annotated[str, typer.Argument(help="key of the result, or its beginning: lsdflow results lists them")]
 
@@ -69,7 +69,7 @@ class Result:
     differs: str
 
     def line(self, now: float) -> str:
-        """The result in one line. now: seconds since 1970."""
+        """Return the result in one line. now: seconds since 1970."""
         state = "current" if self.current else "finished" if self.finished else "unfinished"
         age = f"{duration(max(now - self.changed, 0))} ago"
         facts = f"{self.stage:<12} {self.key}  {state:<10} {size(self.size_bytes):>9}  {age:>12}"
@@ -77,7 +77,7 @@ class Result:
 
 
 def results_of(layout: ExperimentLayout) -> list[Result]:
-    """All results, by stage, the newest last."""
+    """Return all results, by stage, the newest last."""
     found = []
     for stage in STAGES:
         folders = [folder for folder in (layout.results / stage).glob("*") if folder.is_dir()]
@@ -97,7 +97,7 @@ def results_of(layout: ExperimentLayout) -> list[Result]:
 
 
 def _named(layout: ExperimentLayout, stage: str, manifest: Manifest | None) -> set[str]:
-    """The folders that belong to a result: its own, and those of earlier passes whose arrays its manifest names."""
+    """Return the folders of a result: its own, and those of earlier passes whose arrays its manifest names."""
     if manifest is None:
         return set()
     outputs = [layout.root / path for path in manifest.outputs.values()]
@@ -127,14 +127,14 @@ def _kept(layout: ExperimentLayout, stage: str, key: str) -> Manifest | None:
 
 
 def _parts(layout: ExperimentLayout, stage: str, key: str) -> list[Path]:
-    """What a result consists of in files, in the order in which it is dropped."""
+    """Return the files and folders of a result, in the order in which they are dropped."""
     marks = list((layout.store / "blocks" / stage).glob(f"{key}*"))
     rows = [folder for name in ("nodes", "edges_*", "overlaps_*") for folder in layout.store.glob(f"{name}/{key}*")]
     return [*marks, *rows, layout.result(stage, key)]
 
 
 def _tables(layout: ExperimentLayout, stage: str, keys: Collection[str]) -> list[Path]:
-    """The folders of lookup tables that no result of segment but those of `keys` has."""
+    """Return the folders of lookup tables that only the results of segment with these `keys` use."""
     if stage != "segment":
         return []
     named = {m.key[:8]: luts_of(layout, m) for m in finished_manifests(layout, stage).values() if LUTS_FACT in m.facts}
@@ -150,9 +150,8 @@ def _size(layout: ExperimentLayout, stage: str, key: str) -> int:
 def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
     """Make the finished result of `key` (or of its beginning) the current one of the stage.
 
-    With an affinity network, the LSD network that it was trained with becomes the current one too.
-
-    Raises MissingInput (66) if there is none or it is not finished, UsageError (2) if several begin so.
+    With an affinity network, the LSD network that it was trained with also becomes current.
+    Raises MissingInput (66) if there is none or it is not finished, UsageError (2) if several match.
     """
     found = [result for result in results_of(layout) if result.stage == stage and result.key.startswith(key)]
     if len(found) > 1:
@@ -176,7 +175,7 @@ def use(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
 
 
 def _lsd_training(layout: ExperimentLayout) -> str:
-    """The result of train-lsd that the current affinity network was trained with; empty if it is not there."""
+    """Return the result of train-lsd that the current affinity network was trained with; empty if it is missing."""
     affinities = _kept(layout, "train-acrlsd", current_key(layout, "train-acrlsd"))
     weights = "" if affinities is None else affinities.inputs.get("lsd_weights", "")
     for folder in (layout.results / "train-lsd").glob("*"):
@@ -187,7 +186,7 @@ def _lsd_training(layout: ExperimentLayout) -> str:
 
 
 def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
-    """Remove results. OutputConflict (73), before anything is removed, if a stage of one of them is at work."""
+    """Remove results. OutputConflict (73), before anything is removed, if a stage of one of them is running."""
     layout = experiment.layout
     keys: dict[str, list[str]] = {}
     for result in dropped:
@@ -215,7 +214,7 @@ def drop(experiment: Experiment, dropped: Sequence[Result]) -> None:
 
 
 def _remove(folder: Path, root: Path) -> None:
-    """Remove a folder. In a run of a sweep, what belongs to another experiment is linked: only the link is removed."""
+    """Remove a folder. A link, as to another experiment in a run of a sweep, is removed without its target."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.resolve().is_relative_to(root.resolve()):
@@ -223,14 +222,14 @@ def _remove(folder: Path, root: Path) -> None:
 
 
 def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:
-    """Let the stage remove marks and rows from a database: this command has no client. Raises the stage's error."""
+    """Run the stage's drop-rows, since this command has no database client. Raises the stage's error."""
     answer = ask_stage(stage, [*stage_arguments("drop-rows", experiment), *keys])
     if "exit_code" in answer:
         raise error_of(answer)
 
 
 def require_idle(layout: ExperimentLayout, stage: str) -> None:
-    """OutputConflict (73) if a stage runs: a stage with blocks holds a lock file, another one a lock of its results."""
+    """Raise OutputConflict (73) if a stage runs: block stages hold a lock file, others lock their results."""
     runs = layout.stage_runs(stage)
     holder = LockFile(runs / "lock").live_holder() or LockFile(runs / NAME_OF_OLD_LOCKS).live_holder()
     if holder is not None:
@@ -243,7 +242,7 @@ def require_idle(layout: ExperimentLayout, stage: str) -> None:
 
 
 def _require_no_training(layout: ExperimentLayout, result: Result) -> None:
-    """OutputConflict (73) if a training that has not finished has written its losses in the last minutes."""
+    """Raise OutputConflict (73) if an unfinished training has written its losses in the last minutes."""
     losses = layout.result(result.stage, result.key) / "loss.csv"
     with suppress(FileNotFoundError):
         age_s = time.time() - losses.stat().st_mtime
@@ -257,7 +256,7 @@ def _require_no_training(layout: ExperimentLayout, result: Result) -> None:
 
 
 def add_result_verbs(app: typer.Typer) -> None:
-    """Register results, use and clean."""
+    """Register `results`, `use` and `clean`."""
 
     @app.command()
     def results(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:

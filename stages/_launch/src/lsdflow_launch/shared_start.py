@@ -1,9 +1,9 @@
-"""Questions to commands of this very Python, asked in forks of one process that has loaded what all commands need.
+"""Run commands of this same Python in forks of one process that has already loaded the libraries of all commands.
 
-Starting Python and loading numpy, pydantic, typer and zarr takes a stage longer than many of its answers, and `init`,
-`validate` and `doctor` ask up to twenty times. The command is run as it lies there, in a process of its own, with the
-environment and the working folder of the caller; one of another Python (the trainings, a container) is started as any
-program is.
+Starting Python and loading numpy, pydantic, typer and zarr takes longer than many of a stage's answers, and `init`,
+`validate` and `doctor` run up to twenty commands. The installed command runs unchanged, in a separate process, with the
+environment and the working folder of the caller. A command of another Python (the trainings, a container) is started
+as an ordinary program.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ LOG = logging.getLogger("lsdflow.run")
 
 @cache
 def _forks() -> ForkServerContext:
-    """The one shared process, started with the first question."""
+    """Return the shared process, which starts with the first command."""
     context = multiprocessing.get_context("forkserver")
-    # What a fork finds loaded: this module alone would leave numpy, pydantic and zarr to each of them.
+    # Modules that a fork finds loaded; with this module alone, each fork would load numpy, pydantic and zarr.
     context.set_forkserver_preload(["lsdflow_launch.cli", "zarr"])
     return context
 
 
 def answer_of(command: Sequence[str | Path], limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Exit code and words of a command, however it is started.
+    """Run a command; return its exit code and output.
 
-    Raises OSError if it cannot be started, subprocess.TimeoutExpired after `limit_s`; it is told to end then, and left
-    behind: a process that waits for a dead file server cannot be waited for.
+    Raises OSError if it cannot be started, subprocess.TimeoutExpired after `limit_s`; the process is then killed, but
+    not waited for, because a process that waits for a dead file server cannot end.
     """
     words = [str(word) for word in command]
     if of_this_python(Path(words[0])):
         try:
             return _answer_in_fork(words, limit_s)
-        except OSError as error:  # no room for the answer, or too long a name for the socket of the shared process
+        except OSError as error:  # no space for the answer, or the socket name of the shared process is too long
             LOG.debug("%s is started by itself: %s", words[0], error)
     return _answer_of_program(words, limit_s)
 
 
 def of_this_python(command: Path) -> bool:
-    """True for a script that this Python would run, with no option of its own: what a package installs beside it."""
+    """Return True for a script that this Python runs, without options: one that a package installs beside it."""
     try:
         with command.open("rb") as file:
             first = file.readline(4096).decode(errors="replace").strip()
@@ -88,7 +88,7 @@ def _text(path: Path) -> str:
 
 
 def _act_as(words: list[str], environment: Mapping[str, str], folder: str, told: Path) -> None:
-    """In the fork: be the command. Its exit code is written last."""
+    """Run the command in the fork. Its exit code is written last."""
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(told / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)

@@ -1,4 +1,4 @@
-"""The verb view of `lsdflow`: the command of the optional environment of viewers, called as stages are."""
+"""The command `view` of `lsdflow`: it runs the command of the viewers' environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VIEWER = "lsdflow-view"
 
 
 def add_view_verb(app: typer.Typer) -> None:
-    """Register view."""
+    """Register `view`."""
 
     @app.command()
     def view(
@@ -38,7 +38,7 @@ def add_view_verb(app: typer.Typer) -> None:
     ) -> None:
         """Show all volumes and the segmentation at every threshold in neuroglancer; Ctrl-C ends it."""
         with exit_codes(debug):
-            load_experiment(folder)  # a wrong folder is told without the viewer as well
+            load_experiment(folder)  # report a wrong folder even if the viewers are not installed
             named = {"--at": at, "--host": host, "--export": export}
             told = [f"--port={port}", *(f"{option}={value}" for option, value in named.items() if value)]
             flags = {"--no-browser": not browser, "--napari": napari, "--debug": debug}
@@ -48,7 +48,7 @@ def add_view_verb(app: typer.Typer) -> None:
 
 
 def viewer_command() -> Path:
-    """Where the command of viewers is. MissingInput, with what to do, if their environment was not made."""
+    """Return the command of the viewers. MissingInput, with a fix, if their environment is not installed."""
     try:
         return stage_command(VIEWER)
     except MissingInput as error:

@@ -1,4 +1,4 @@
-"""Problems of an experiment that no stage sees alone: the table of the cluster, folders, room for the whole chain."""
+"""Problems of an experiment that no single stage finds: the [cluster] table, folders, disk space of the whole chain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TENSORFLOW = "-tensorflow"
 def whole_problems(
     experiment: Experiment, to_come: Mapping[str, float], in_images: bool = False
 ) -> list[dict[str, Any]]:
-    """All of them, as the stages report theirs; writes nothing. `to_come`: bytes that each stage will write."""
+    """Return all problems in the form of the stages' reports. `to_come`: bytes that each stage will write."""
     problems: list[StageError] = []
     checks: list[Callable[[Experiment], None]] = [_require_cluster, _require_writable_folders]
     checks += [_require_image_variants] if in_images else []
@@ -35,7 +35,7 @@ def whole_problems(
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user may still write there."""
+    """Return the bytes that this user may still write there."""
     return shutil.disk_usage(folder).free
 
 
@@ -44,7 +44,7 @@ def _require_cluster(experiment: Experiment) -> None:
 
 
 def _require_writable_folders(experiment: Experiment) -> None:
-    """PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
+    """Raise PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
     layout = experiment.layout
     made = [layout.data, layout.store, layout.luts, layout.report, layout.results]
     made += [layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
@@ -61,7 +61,7 @@ def _require_writable_folders(experiment: Experiment) -> None:
 
 
 def _require_image_variants(experiment: Experiment) -> None:
-    """ConfigError (78) for backend = "tensorflow" where the pinned image of the training does not have it."""
+    """Raise ConfigError (78) for backend = "tensorflow" if the pinned image of the training does not have it."""
     path = experiment.layout.images_env
     for stage in ("train-lsd", "train-acrlsd"):
         wants = experiment.tables.get(stage, {}).get("backend") == "tensorflow" and stage in stages_of(experiment)
@@ -76,7 +76,7 @@ def _require_image_variants(experiment: Experiment) -> None:
 
 
 def _require_room(experiment: Experiment, to_come: Mapping[str, float]) -> None:
-    """StorageFailure (74) if what is not made yet is expected to need more than the disk has, with a tenth to spare."""
+    """Raise StorageFailure (74) if the remaining stages are expected to need more disk space, with a spare 10 %."""
     needed = {stage: size for stage, size in to_come.items() if size}
     free = free_bytes(experiment.layout.root)
     if free < sum(needed.values()) * SPARE:
