@@ -1,4 +1,4 @@
-"""Checkpoints of a training: regular bundles, the newest valid one to resume from, and a limited number kept.
+"""Checkpoints of a training: write bundles, resume from the newest valid one, and keep a limited number.
 
 A checkpoint is valid if its weights match the sha256 in bundle.json, resume.pt matches its checksums and the hash of
 the rest of bundle.json that it stores, and the name of the folder is its iteration.

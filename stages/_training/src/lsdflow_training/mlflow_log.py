@@ -94,7 +94,7 @@ class MlflowLog:
                 points, end = self._taken()
                 run.log(points)
             run.end(end.status, {"ended_by": end.reason, "iteration": str(end.iteration)})
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not worth a training
+        except Exception as error:  # noqa: BLE001 - no error of MLflow may end a training
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             LOG.warning("MLflow cannot be used, the training goes on without it: %s", said)
 

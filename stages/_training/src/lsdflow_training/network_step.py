@@ -20,7 +20,7 @@ TrainingPrecision = Literal["float32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class StepResult:
-    """Loss of a step (sum and by output), the predictions and, if requested, the gradients of the loss by them."""
+    """Loss of a step (sum and by output), and the predictions, which hold their gradients if these are requested."""
 
     loss: Tensor
     losses: dict[str, float]

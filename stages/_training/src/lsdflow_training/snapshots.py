@@ -1,4 +1,4 @@
-"""Snapshots: input, targets and predictions at an iteration in snapshots/batch_<iteration>.hdf, with the usual names.
+"""Snapshots: input, targets and predictions at an iteration in snapshots/batch_<iteration>.hdf, with usual names.
 
 In addition, volumes/lsds_weight and volumes/affs_weight hold the weight of each voxel in the loss (0: not trained).
 """

@@ -36,7 +36,7 @@ from lsdflow_training.data.nodes import (
     RestrictMask,
     TrainedVoxels,
 )
-from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer takes it from here)
+from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer imports it from here)
 from lsdflow_training.data.volumes import TrainingVolume
 from lsdflow_training.recipe import Augmentation, Recipe, Targets
 from lsdflow_training.targets.lsd_node import AddLsdTargets

@@ -38,7 +38,7 @@ class BatchWorker:
         self._queue._writer.close()
 
     def next(self) -> gp.Batch:
-        """The next batch of this worker. Raises the error that it met, and InternalError if it died."""
+        """The next batch of this worker. Raises the error that occurred in it, and InternalError if it died."""
         while True:
             alive = self._process.is_alive()
             try:

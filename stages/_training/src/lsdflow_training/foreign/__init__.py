@@ -1,1 +1,1 @@
-"""Import checkpoints that other programs trained as bundles of lsdflow."""
+"""Import checkpoints of other programs as bundles of lsdflow."""

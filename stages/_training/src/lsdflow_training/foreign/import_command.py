@@ -1,4 +1,4 @@
-"""The verb `import-checkpoint` of train-lsd and train-acrlsd."""
+"""The command `import-checkpoint` of train-lsd and train-acrlsd."""
 
 from __future__ import annotations
 

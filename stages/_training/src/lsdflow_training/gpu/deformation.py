@@ -83,7 +83,7 @@ def apply_step(step: Step, volumes: Volumes) -> Volumes:
 
 
 def fine_field(warp: Warp, device: torch.device) -> Tensor:
-    """Field (3, z, y, x), float32: position in the box from which each of its voxels comes, in voxels."""
+    """Field (3, z, y, x), float32: source position of each of its voxels in the box, in voxels."""
     coarse = torch.from_numpy(warp.coarse).to(device, non_blocking=True)
     field = functional.interpolate(coarse[None], size=warp.shape_vox, mode="trilinear", align_corners=True)[0]
     if warp.section_shifts_vox is not None:

@@ -44,7 +44,7 @@ def _erode(
 def compact_ids(labels: Labels) -> npt.NDArray[np.uint64]:
     """Labels with ids 1, 2, 3, ... in the order of the old ids; 0 stays 0. Same shape.
 
-    This sorts runs of equal ids: sorting all voxels would cost more than all augmentation.
+    Sorts runs of equal ids, because sorting all voxels would cost more than all augmentation.
     """
     flat = labels.ravel()
     if flat.size == 0:

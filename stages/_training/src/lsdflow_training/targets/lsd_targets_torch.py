@@ -65,8 +65,9 @@ def lsd_targets_torch(
     counting the result and about four copies of the labels; default: 64 MiB on a CPU, which suits its caches, and
     1 GiB on a GPU. It changes the result only by rounding.
 
-    At full resolution, both agree to 1e-5. When downsampled, the Pearson coefficients of a label whose few voxels are
-    all far away can be dominated by rounding in float32 (1e-3 in labels of noise); those of real labels agree to 1e-5.
+    At full resolution, the results agree with local_shape_descriptors to 1e-5. When downsampled, the Pearson
+    coefficients of a label whose few voxels are all far away can be dominated by rounding in float32 (1e-3 in labels of
+    noise); those of real labels agree to 1e-5.
 
     Computes in full precision: autocast and the TF32 settings are disabled (for the whole process, as torch has it)
     until this returns.
