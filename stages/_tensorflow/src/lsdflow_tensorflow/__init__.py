@@ -2,5 +2,5 @@
 
 import os
 
-# TensorFlow reads it when it is imported: no notices of its C++ parts
+# TensorFlow reads this variable on import; 2 hides information and warnings of its C++ code
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,9 +1,9 @@
-"""Adam as torch computes it, its state read from and given back to a torch.optim.Adam.
+"""Adam as torch computes it. Its state is read from a torch.optim.Adam and can be written back to one.
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     w <- w - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 
-(Kingma and Ba 2015.)  Keras adds eps before it corrects v, which is another optimizer in the first steps.
+(Kingma and Ba 2015.)  Keras adds eps before it corrects v, so its first steps differ.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lsdflow_tensorflow.weights import to_tensorflow, to_torch
 
 
 class Adam:
-    """Moments of `variables`, which correspond to the parameters of `source` one by one.
+    """Moments of `variables`, which correspond one to one to the parameters of `source`.
 
-    Make it within strategy.scope().  InternalError for options of torch's Adam that are not here.
+    Create it within strategy.scope().  Raises InternalError for options of torch's Adam that are not implemented here.
     """
 
     def __init__(self, variables: Sequence[tf.Variable], source: torch.optim.Adam) -> None:
@@ -36,12 +36,12 @@ class Adam:
         self.second = [_slot(v, state, "exp_avg_sq") for v, state in zip(self.variables, states, strict=True)]
 
     def next_corrections(self) -> tuple[float, float]:
-        """1 - b1^t and the root of 1 - b2^t of the next step, which is counted."""
+        """Count the next step, t; return 1 - b1^t and the square root of 1 - b2^t."""
         self.steps += 1
         return 1 - self.betas[0] ** self.steps, float((1 - self.betas[1] ** self.steps) ** 0.5)
 
     def apply(self, strategy: tf.distribute.Strategy, gradients: Sequence[Any], factors: Any) -> None:
-        """Update moments and variables on every device, where the gradients are the same. Called across replicas.
+        """Update moments and variables on every device. The gradients are equal on all. Call in cross-replica context.
 
         factors: float64 (learning rate / first correction, second correction).
         """
@@ -58,7 +58,7 @@ class Adam:
         return variable.assign_sub(step_size * m / (tf.sqrt(v) / correction + self.epsilon))
 
     def export(self, target: torch.optim.Adam) -> None:
-        """Give moments and step count to a torch Adam with the same parameters."""
+        """Copy the moments and the step count into a torch Adam with the same parameters."""
         (group,) = target.param_groups
         if not self.steps:
             return

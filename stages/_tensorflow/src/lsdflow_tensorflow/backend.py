@@ -1,4 +1,4 @@
-"""What train-lsd and train-acrlsd do with backend = "tensorflow": looked up by lsdflow_training.backends."""
+"""Entry points of train-lsd and train-acrlsd with backend = "tensorflow"; lsdflow_training.backends imports them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["prepare", "train", "train_alone"]
 
 
 def prepare(prepared: Prepared) -> tuple[Prepared, bool]:
-    """The training as the processes of TF_CONFIG or SLURM share it, and whether this one is to write.
+    """The training as shared by the processes of TF_CONFIG or SLURM, and whether this process writes the results.
 
-    Raises ConfigError (78) for options that are not there.
+    Raises ConfigError (78) for options that are not available with TensorFlow.
     """
     cluster = find_cluster(os.environ)
     recipe = shared_among(prepared.recipe, cluster)
@@ -33,7 +33,7 @@ def prepare(prepared: Prepared) -> tuple[Prepared, bool]:
 def train_alone(
     recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
 ) -> Outcome:
-    """Train with this process alone, whatever TF_CONFIG or SLURM say: to measure some steps."""
+    """Train in this process alone and ignore TF_CONFIG and SLURM. Used to measure a few steps."""
     alone = Cluster()
     shared = shared_among(recipe, alone)
     require_possible(shared, alone)

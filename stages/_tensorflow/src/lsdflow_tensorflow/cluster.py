@@ -1,8 +1,8 @@
-"""Which processes train together: TF_CONFIG as given, else the tasks of a SLURM step, else this process alone.
+"""Which processes train together: those of TF_CONFIG if it is set, else the tasks of a SLURM step, else only this one.
 
     TF_CONFIG = {"cluster": {"worker": ["node1:12340", "node2:12340"]}, "task": {"type": "worker", "index": 0}}
 
-Worker 0 is the chief: it writes checkpoints and everything else.
+Worker 0 is the chief: it alone writes checkpoints and all other files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOBS_WITH_OWN_PORTS = 2_000
 
 @dataclass(frozen=True)
 class Cluster:
-    """Addresses "host:port" of all workers, and which of them this process is; no addresses: alone."""
+    """Addresses "host:port" of all workers, and the rank of this process; no addresses mean a single process."""
 
     workers: tuple[str, ...] = ()
     rank: int = 0
@@ -42,8 +42,8 @@ class Cluster:
 def find_cluster(environment: Mapping[str, str]) -> Cluster:
     """The cluster that the environment describes.
 
-    ConfigError if it makes no sense, or if more processes were started than belong to it: those would all be chiefs,
-    and write the same files.
+    Raises ConfigError if the variables are invalid, or if more processes were started than belong to the cluster: the
+    extra ones would all be chiefs and write the same files.
     """
     if environment.get("TF_CONFIG"):
         found = _from_tf_config(environment["TF_CONFIG"])
@@ -114,7 +114,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Cluster:
 
 
 def expand_nodes(text: str) -> list[str]:
-    """SLURM's list of nodes, "gpu[01-03,7],big": -> each name. ValueError for what is not one."""
+    """Expand SLURM's list of nodes, "gpu[01-03,7],big", to the single names. Raises ValueError for an invalid list."""
     nodes = []
     for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?[^,\[\]]*", text):
         name, _, rest = part.partition("[")

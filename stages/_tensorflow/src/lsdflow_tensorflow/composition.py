@@ -1,4 +1,4 @@
-"""AcrLSD in TensorFlow: raw -> frozen LSD network -> uint8 -> affinity network, as lsdflow_network.composition."""
+"""AcrLSD in TensorFlow: raw -> frozen LSD network -> uint8 -> affinity network; see lsdflow_network.composition."""
 
 from __future__ import annotations
 

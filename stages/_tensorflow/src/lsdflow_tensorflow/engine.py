@@ -1,9 +1,9 @@
-"""The network and its optimizer in TensorFlow, on one device or many: steps, losses, and the way from and to torch.
+"""The network and its optimizer in TensorFlow, on one or more devices: steps, losses, conversion from and to torch.
 
     MirroredStrategy              all devices of this process
     MultiWorkerMirroredStrategy   all devices of all processes of a cluster
 
-Every replica takes a patch of its own; the gradients' mean over all replicas moves the weights of all alike.
+Each replica uses its own patch. The mean of the gradients over all replicas updates the weights of every replica.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Step:
-    """What all replicas agree on in a step: mean losses by output, the chief's learning rate and minutes, who stops."""
+    """What all replicas share after a step: mean losses by output, learning rate and minutes of the chief, stop."""
 
     losses: dict[str, float]
     learning_rate: float
@@ -45,7 +45,7 @@ class Step:
 
 
 def make_strategy(cluster: Cluster, devices: Sequence[str]) -> tf.distribute.Strategy:
-    """Mirrored over this process' devices, or multi-worker over the cluster's."""
+    """A strategy mirrored over the devices of this process, or a multi-worker strategy over those of the cluster."""
     if cluster.size == 1:
         return _mirrored(tuple(devices))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -59,12 +59,12 @@ def make_strategy(cluster: Cluster, devices: Sequence[str]) -> tf.distribute.Str
 
 @cache
 def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """One per process: the collective operations of two over the same devices would take each other's numbers."""
+    """One strategy per process: two over the same devices would mix the results of their collective operations."""
     return tf.distribute.MirroredStrategy(list(devices))
 
 
 class Engine:
-    """Trains what `network` and `optimizer` of torch hold; `export` gives it back."""
+    """Trains the weights of a torch network and optimizer; `export` copies the result back to them."""
 
     def __init__(
         self,
@@ -88,10 +88,11 @@ class Engine:
     def step(
         self, patches: Sequence[Patch], number: int, learning_rate: float, *, minutes: float = 0.0, stop: bool = False
     ) -> Step:
-        """One step of all replicas: `patches` has one for each replica of this process.
+        """Run one step on all replicas. `patches` has one patch for each replica of this process.
 
-        learning_rate, minutes: those of the chief count.  stop: whether this process was asked to; told to all.  Raises
-        Interrupted (75) if another process is gone, InternalError if another one is at another step than `number`.
+        learning_rate, minutes: the chief's values are used.  stop: whether this process received a signal; all
+        processes see it.  Raises Interrupted (75) if another process has ended, and InternalError if another process
+        is at a step other than `number`.
         """
         data = [to_arrays(patch) for patch in patches]
         votes = np.array([learning_rate, minutes, float(stop), float(number)])
@@ -116,11 +117,11 @@ class Engine:
         return Step(by_name, float(agreed[0]), float(agreed[1]), stop=bool(agreed[2]))
 
     def loss(self, patch: Patch) -> float:
-        """The loss of one patch, on this process alone; nothing is trained."""
+        """The loss of one patch, computed in this process without training."""
         return float(self._loss(_tensors(to_arrays(patch))))
 
     def look(self, patch: Patch) -> StepResult:
-        """Predictions of one patch, cropped to the targets, and the gradients that reach them, for a snapshot."""
+        """Predictions of one patch, cropped to the targets, and the gradients of the loss, for a snapshot."""
         tensors = _tensors(to_arrays(patch))
         with tf.GradientTape() as tape:
             predictions = self.network(tensors["raw"])
@@ -135,12 +136,12 @@ class Engine:
         return StepResult(torch.tensor(float(loss)), values, shown)
 
     def export(self, network: TorchUNet, optimizer: torch.optim.Adam) -> None:
-        """Give weights and optimizer state to torch."""
+        """Copy the weights and the optimizer state to torch."""
         network.load_state_dict({name: to_torch(value.numpy()) for name, value in self.trained.variables.items()})
         self.adam.export(optimizer)
 
     def wait_for_all(self) -> None:
-        """Return once every process has come here."""
+        """Return once every process has called this."""
         one = tf.function(lambda: self.strategy.run(lambda: _sum_over_replicas(tf.ones(()))), autograph=False)()
         tf.nest.map_structure(lambda value: value.numpy(), self.strategy.experimental_local_results(one))
 
@@ -169,7 +170,7 @@ class Engine:
         return [name for name in self.outputs if f"{name}_target" in patch]
 
     def _per_replica(self, make: Any) -> Any:
-        """A value for each replica of this process: make(its index in the process, 1.0 if the chief's first)."""
+        """A value for each replica of this process: make(its index in the process, 1.0 for the chief's first)."""
         local = len(self.strategy.extended.worker_devices)
 
         def of(context: Any) -> Any:
@@ -180,7 +181,7 @@ class Engine:
 
 
 def nan_unless_finite(raw: tf.Tensor) -> tf.Tensor:
-    """0, or NaN if a voxel is NaN or infinite: TensorFlow's ReLU on CPUs makes 0 of NaN, and the loss would hide it."""
+    """0, or NaN if a voxel is NaN or infinite: TensorFlow's ReLU on CPUs turns NaN into 0, which would hide it."""
     return tf.where(tf.reduce_all(tf.math.is_finite(raw)), 0.0, float("nan"))
 
 
@@ -210,7 +211,7 @@ def _cropped(predictions: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[s
 
 
 def _sum_over_replicas(value: Any) -> Any:
-    # an input has no device yet, which all_reduce asks for
+    # all_reduce requires a tensor on a device, which an input is not yet
     here = tf.identity(value)
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
 

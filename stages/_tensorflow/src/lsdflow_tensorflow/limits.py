@@ -1,4 +1,4 @@
-"""Which options a training with TensorFlow has not, told before it starts; and how many patches its steps have."""
+"""Check up front that TensorFlow can do a training, and count the patches of its steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lsdflow_training.recipe import Recipe
 
 
 def require_possible(recipe: Recipe, cluster: Cluster) -> None:
-    """ConfigError naming the first option that only torch has here, or a step that is not that of these processes."""
+    """Raise ConfigError for the first option that only torch supports, or if a step is not one patch per replica."""
     step, how = recipe.step, recipe.distribution
     only_torch = {
         "precision": (recipe.precision, recipe.precision in ("auto", "float32")),
@@ -43,6 +43,6 @@ def require_possible(recipe: Recipe, cluster: Cluster) -> None:
 
 
 def shared_among(recipe: Recipe, cluster: Cluster) -> Recipe:
-    """The recipe with one patch per replica in each step: TF_CONFIG may name processes that SLURM does not."""
+    """The recipe with one patch per replica in each step. TF_CONFIG may list processes that SLURM does not have."""
     patches = cluster.size * recipe.distribution.processes
     return replace(recipe, step=replace(recipe.step, effective_batch=patches * recipe.step.accumulate))

@@ -1,4 +1,4 @@
-"""The loss of all networks in TensorFlow, as lsdflow_training.losses: weight 0 adds exactly 0."""
+"""The loss of all networks in TensorFlow, equal to lsdflow_training.losses: voxels of weight 0 add exactly 0."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 def weighted_mse(prediction: tf.Tensor, target: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Sum of weight * (prediction - target)^2 over the number of voxels with weight > 0 (0 if there are none).
 
-    prediction, target, weight: same shape, float32; weight >= 0.  Ignored voxels are replaced before they are squared:
-    not even NaN or infinity there reaches the loss or a gradient.
+    prediction, target, weight: same shape, float32; weight >= 0.  Ignored voxels are set to 0 before squaring, so that
+    NaN or infinity there reaches neither the loss nor a gradient.
     """
     counted = weight > 0
     zero = tf.zeros((), prediction.dtype)
@@ -23,5 +23,5 @@ def weighted_mse(prediction: tf.Tensor, target: tf.Tensor, weight: tf.Tensor) ->
 def losses_by_output(
     predictions: Mapping[str, tf.Tensor], targets: Mapping[str, tf.Tensor], weights: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """The loss of each output in `targets`; what is trained is their sum."""
+    """The loss of each output in `targets`; training minimises their sum."""
     return {name: weighted_mse(predictions[name], targets[name], weights[name]) for name in targets}

@@ -1,6 +1,6 @@
-"""How TensorFlow is set up in this process, before its first operation: threads and determinism.
+"""Set up TensorFlow in this process before its first operation: threads and determinism.
 
-Processes that make patches are forked before this: a fork of a process with TensorFlow's threads may hang.
+Fork the processes that make patches before this: a fork of a process with TensorFlow's threads may hang.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import tensorflow as tf
 
 
 def start_tensorflow(threads: int, device: str, cpus: int = 1) -> None:
-    """Threads per operation, and on CPUs the same bits at every run. The first call of a process counts.
+    """Set the threads per operation; on CPUs also make results reproducible. Only the first call of a process counts.
 
-    cpus: into how many devices the CPU is divided.
+    cpus: number of logical devices into which the CPU is divided.
     """
     if tf.config.threading.get_intra_op_parallelism_threads() != threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -24,7 +24,7 @@ def start_tensorflow(threads: int, device: str, cpus: int = 1) -> None:
 
 
 def local_devices(device: str, count: int) -> list[str]:
-    """The `count` devices that this process trains on: of its GPUs ("cuda"), one of them ("cuda:1"), or of its CPU."""
+    """The `count` devices that this process trains on: its GPUs ("cuda"), one of them ("cuda:1"), or its CPU."""
     if ":" in device:
         return [f"GPU:{device.split(':')[1]}"]
     return [f"{'CPU' if device == 'cpu' else 'GPU'}:{number}" for number in range(count)]

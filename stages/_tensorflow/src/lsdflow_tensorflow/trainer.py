@@ -1,9 +1,9 @@
-"""The training loop with TensorFlow: the batches, schedules, checkpoints, curves and stops of lsdflow_training.trainer.
+"""The training loop with TensorFlow; batches, schedules, checkpoints, curves and stops as in lsdflow_training.trainer.
 
-1. torch makes the first weights from the seed, or the newest valid checkpoint has them: of either backend
-2. processes that make patches start, then TensorFlow: see runtime.py
-3. in a cluster the step that makes iteration i takes batches (i - 1) n + 1 ... i n, n = all replicas, each process
-   every processes-th of them; all agree on losses, time and the end, and the chief writes
+1. the weights come from the newest valid checkpoint (of either backend), else torch makes them from the seed
+2. first the processes that make patches start, then TensorFlow: see runtime.py
+3. in a cluster the step that makes iteration i uses batches (i - 1) n + 1 ... i n, with n the number of all replicas;
+   each process uses every k-th of them, with k processes. All agree on losses, time and the end; the chief writes
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ LOG = logging.getLogger("lsdflow.training")
 def train(
     recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
 ) -> Outcome:
-    """Train to recipe.schedules.max_iteration, resuming what is in `folder`, with the processes of TF_CONFIG or SLURM.
+    """Train to recipe.schedules.max_iteration in the processes of TF_CONFIG or SLURM; resume from `folder`.
 
-    Raises what lsdflow_training.trainer.train raises, and ConfigError for options that TensorFlow does not have here.
+    Raises what lsdflow_training.trainer.train raises, and ConfigError for options that TensorFlow does not support.
     """
     cluster = find_cluster(os.environ)
     require_possible(recipe, cluster)
@@ -65,7 +65,7 @@ def train(
 
 
 class TensorflowTrainer:
-    """One training run; between checkpoints its state is the engine's, at checkpoints torch's network and optimizer."""
+    """One training run. The engine holds its state, which is copied to torch's network and optimizer at checkpoints."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class TensorflowTrainer:
         return Outcome(self.iteration, best, self.minutes, rate, ended_by)
 
     def _loop(self, curves: Curves | None, stop: StopRequest) -> bool:
-        """Steps until the end; whether a signal ended them."""
+        """Run steps until the end; return whether a signal ended them."""
         how, count = self.recipe.schedules, self.recipe.step.effective_batch
         numbers = BatchNumbers(self.iteration * count + self.cluster.rank + 1, self.cluster.size)
         stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
@@ -130,7 +130,7 @@ class TensorflowTrainer:
                 if curves is not None and progress is not None:
                     count_iteration(progress, step.losses, step.learning_rate)
                     self._log(engine, curves, step, progress.rate())
-                # alone, at once; among several, in the step in which all hear of it
+                # a single process stops at once, several in the step in which all see the signal
                 stopped = step.stop or (self.cluster.size == 1 and bool(stop))
                 if stopped or self._finished():
                     break
@@ -138,7 +138,7 @@ class TensorflowTrainer:
                     self._checkpoint(engine, curves)
                 taken = self._take(batches)
             if curves is not None:
-                # An interruption adds no validation: the best must not depend on it.
+                # An interruption adds no validation: the choice of the best must not depend on it.
                 self._checkpoint(engine, curves, validate=self._finished())
             engine.wait_for_all()
         return stopped
@@ -147,7 +147,7 @@ class TensorflowTrainer:
         return [next(batches) for _ in range(self.replicas)]
 
     def _start(self) -> Engine:
-        """TensorFlow begins here, after the processes that make patches were forked."""
+        """Start TensorFlow, after the processes that make patches were forked."""
         from lsdflow_tensorflow.engine import Engine, make_strategy
         from lsdflow_tensorflow.runtime import local_devices, start_tensorflow
 
@@ -219,7 +219,7 @@ class TensorflowTrainer:
         return ckpt.keep_best(self.folder, self.training_key, self.recipe.schedules.keep_checkpoints)
 
     def _resume(self) -> None:
-        """All processes find the same checkpoint: the chief writes one only after a step of all."""
+        """All processes find the same checkpoint, because the chief writes one only after a step of all."""
         resumed = ckpt.newest_valid(self.checkpoints, self.training_key)
         if self.cluster.is_chief:
             ckpt.remove_partial(self.folder)

@@ -1,6 +1,6 @@
-"""The published U-Net in TensorFlow: the layers, names and numbers of lsdflow_network.unet, channels last.
+"""The published U-Net in TensorFlow, channels last: same layers and names as in lsdflow_network.unet.
 
-The weights come from the torch network (or a bundle) and go back to it: their names are those of its state dict.
+The weights come from the torch network (or a bundle) and are copied back to it under the names of its state dict.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lsdflow_tensorflow.weights import to_tensorflow
 
 
 class UNet:
-    """A network from a specification and weights by torch's names, in torch's layout.
+    """A network from a specification and weights with torch's names and layout.
 
-    BadData if a weight is missing or left over.  `variables`: name -> tf.Variable in TensorFlow's layout, in the order
-    of `weights`.  Make it within strategy.scope() to have it on every device.
+    Raises BadData if weights are missing or superfluous.  `variables`: name -> tf.Variable in TensorFlow's layout, in
+    the order of `weights`.  Create it within strategy.scope() to have it on every device.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Variables of TensorFlow 1 checkpoints (`<prefix>.index`, `<prefix>.data-...`), read with TensorFlow's own reader."""
+"""Read variables of TensorFlow 1 checkpoints (`<prefix>.index`, `<prefix>.data-...`) with TensorFlow's own reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
 
 
 def checkpoint_files(prefix: Path) -> list[Path]:
-    """The index and all data files of a checkpoint. MissingInput (66) if one of them is absent."""
+    """The index and all data files of a checkpoint. Raises MissingInput (66) if one of them is absent."""
     index = prefix.with_name(prefix.name + ".index")
     shards = [_SHARD.search(path.name) for path in sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
     count = max((int(shard[2]) for shard in shards if shard), default=1)
@@ -38,21 +38,21 @@ def checkpoint_files(prefix: Path) -> list[Path]:
 
 
 def variable_shapes(prefix: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all variables. BadData (65) for a damaged index."""
+    """Names and shapes of all variables. Raises BadData (65) for a damaged index."""
     with _reading(prefix):
         found: dict[str, Any] = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
     return {name: tuple(shape) for name, shape in sorted(found.items())}
 
 
 def variable_values(prefix: Path, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Values of some variables, float32. BadData (65) for damaged files: the reader compares checksums."""
+    """Values of some variables, float32. Raises BadData (65) for damaged files: the reader compares checksums."""
     with _reading(prefix):
         reader = tf.train.load_checkpoint(str(prefix))
         return {name: np.asarray(reader.get_tensor(name), np.float32) for name in names}
 
 
 def graph_nodes(prefix: Path) -> list[GraphNode]:
-    """The operations of the graph beside a checkpoint; none if there is no `<prefix>.meta`. BadData if damaged."""
+    """The operations of the graph beside a checkpoint; [] without `<prefix>.meta`. Raises BadData if it is damaged."""
     path = prefix.with_name(prefix.name + ".meta")
     if not path.is_file():
         return []
@@ -76,7 +76,7 @@ def _node(node: Any) -> GraphNode:
 def _reading(prefix: Path) -> Iterator[None]:
     try:
         yield
-    except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:  # its reader translates few of them
+    except (tf.errors.OpError, RuntimeError, ValueError, LookupError) as error:  # the reader raises all of these
         raise BadData(
             "the checkpoint is damaged or cut short",
             where=prefix,

@@ -5,7 +5,7 @@
     its transpose     (in, out, z, y, x)    (z, y, x, out, in)
     bias              (out)                 (out)
 
-So one permutation serves both kinds.  Neither flips a kernel: both frameworks compute correlations.
+The same permutation serves both kinds.  No kernel is flipped: both frameworks compute correlations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KERNEL_DIMENSIONS = 5
 
 
 def to_tensorflow(values: Tensor) -> npt.NDArray[np.float32]:
-    """A weight or bias in torch's layout -> float32 array in TensorFlow's. BadData for another number of axes."""
+    """Convert a weight or bias from torch's layout to TensorFlow's, float32. Raises BadData unless 1 or 5 axes."""
     array = values.detach().cpu().numpy().astype(np.float32, copy=False)
     return np.ascontiguousarray(array.transpose(2, 3, 4, 1, 0) if _is_kernel(array.shape) else array)
 

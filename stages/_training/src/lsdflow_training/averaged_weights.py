@@ -2,8 +2,8 @@
 
 After step t:  average <- d * average + (1 - d) * weights,  d = min(decay, (1 + t) / (10 + t))
 
-so that the first steps, which start from random weights, are soon forgotten.  Validation and the bundle use the
-average; training goes on from the weights themselves, which resume.pt keeps.
+The small d of the first steps quickly removes the random initial weights.  Validation and the bundle use the average;
+training continues from the weights themselves, which resume.pt stores.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class AveragedWeights:
         self.begin()
 
     def begin(self) -> None:
-        """The average is now what the network has."""
+        """Set the average to the weights of the network."""
         self._average = _copies(self._network)
 
     @torch.no_grad()
     def update(self, iteration: int) -> None:
-        """Take the weights after step `iteration` (1, 2, ...) in."""
+        """Include the weights after step `iteration` (1, 2, ...)."""
         decay = min(self._decay, (1 + iteration) / (10 + iteration))
         for name, value in self._network.state_dict().items():
             self._average[name].lerp_(value, 1 - decay)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The network has the averaged weights within the block, its own again after it."""
+        """Give the network the averaged weights within the block; restore its own afterwards."""
         own = _copies(self._network)
         self._network.load_state_dict(self._average)
         try:

@@ -1,6 +1,6 @@
-"""Which framework trains: torch is always there, tensorflow where it is installed.
+"""Find the framework of a training: torch is always installed, tensorflow is optional.
 
-lsdflow-tensorflow imports this package, so it is looked up by name when it is asked for, not imported from here.
+lsdflow-tensorflow imports this package, so it is imported by name when needed, not at the top of this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lsdflow_contract.software import REVISION_VARIABLE
 
 
 def tensorflow_problems(backend: str) -> list[NotInstalled]:
-    """What speaks against this backend here: nothing, or that it is not installed. Imports nothing large."""
+    """An error if this backend is not installed, else []. Imports nothing large."""
     if backend != "tensorflow":
         return []
     missing = [name for name in ("tensorflow", "lsdflow_tensorflow") if importlib.util.find_spec(name) is None]
@@ -32,7 +32,7 @@ def tensorflow_problems(backend: str) -> list[NotInstalled]:
 
 
 def lsds_problems(lsd_engine: str) -> list[NotInstalled]:
-    """What speaks against this engine of LSD targets here: nothing, or that the package `lsds` is not installed."""
+    """An error if this engine of LSD targets needs the package `lsds` and it is not installed, else []."""
     if lsd_engine != "lsds" or importlib.util.find_spec("lsd") is not None:
         return []
     return [
@@ -46,7 +46,7 @@ def lsds_problems(lsd_engine: str) -> list[NotInstalled]:
 
 
 def where_tensorflow_is() -> str:
-    """What somebody without tensorflow is fix: in an image (those tell their revision) use its variant."""
+    """How to get tensorflow: in an image (images set their revision) use its variant, else set up an environment."""
     if os.environ.get(REVISION_VARIABLE):
         order = "make image STAGE=... BACKEND=tensorflow TORCH=cpu"
         return f"run the image variant <version>-tensorflow of this stage ({order}), pinned in images.env"
@@ -54,7 +54,7 @@ def where_tensorflow_is() -> str:
 
 
 def tensorflow_backend() -> ModuleType:
-    """lsdflow_tensorflow.backend. ConfigError (78) where it is not installed."""
+    """The module lsdflow_tensorflow.backend. Raises NotInstalled (78) if it is missing."""
     problems = tensorflow_problems("tensorflow")
     if problems:
         raise problems[0]

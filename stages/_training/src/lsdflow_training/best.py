@@ -1,7 +1,7 @@
-"""best.json: which checkpoint the next stage uses. A damaged one is never chosen.
+"""best.json: the checkpoint that the next stage uses. A damaged checkpoint is never chosen.
 
-A training chooses by validation loss. What `lsdflow check-checkpoints` chose by VOI says more, and stands as long as
-its checkpoint does, also when the training goes on: newer checkpoints compete when they have been checked as well.
+A training chooses by validation loss. A choice by VOI (`lsdflow check-checkpoints`) takes precedence as long as its
+checkpoint exists, also when the training is resumed: newer checkpoints compete only once they have been checked too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LOG = logging.getLogger("lsdflow.training")
 
 
 def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
-    """Write best.json: the checkpoint with the lowest validation loss; the newest where none was validated.
+    """Write best.json: the checkpoint with the lowest validation loss, or the newest if none was validated.
 
-    A choice by VOI is left as it is. Raises MissingInput (66) if no checkpoint of this training is whole.
+    A choice by VOI is kept. Raises MissingInput (66) if this training has no undamaged checkpoint.
     """
     checkpoints = folder / "checkpoints"
     bundles = [b for b in _readable(checkpoints) if b.training_key == training_key]
@@ -38,7 +38,7 @@ def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
     best = BestCheckpoint(
         iteration=chosen.iteration, weights_sha256=chosen.weights_sha256, validation_loss=chosen.validation_loss
     )
-    # Looked at last: check-checkpoints may write while weights are read.
+    # Read after hashing the weights, during which check-checkpoints may write best.json.
     by_voi = _chosen_by_voi(folder, bundles)
     if by_voi is not None:
         return by_voi
@@ -47,7 +47,7 @@ def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
 
 
 def _chosen_by_voi(folder: Path, bundles: list[Bundle]) -> BestCheckpoint | None:
-    """The choice by VOI, if there is one and its checkpoint is whole and of this training."""
+    """The choice by VOI, if there is one and its checkpoint is undamaged and of this training."""
     try:
         best = read_best(folder / "best.json")
     except MissingInput:

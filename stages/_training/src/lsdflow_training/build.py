@@ -1,4 +1,4 @@
-"""What is trained, and by what: the network on its device, shared among the processes, and its optimizer."""
+"""Build what a training needs: the network on its device, shared among the processes, and its optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FrozenLsd:
 
 
 def new_network(recipe: Recipe) -> UNet:
-    """The network that is trained, with random weights, or with those to begin with."""
+    """The network to train, with random weights or the given initial weights."""
     network = UNet(recipe.unet, recipe.outputs)
     if recipe.initial is not None:
         bundle, weights = load_bundle(recipe.initial.folder)
@@ -50,13 +50,13 @@ def build_network(
     device: torch.device,
     precision: TrainingPrecision,
 ) -> tuple[nn.Module, Gradients]:
-    """From raw to the outputs, on the device, and how its gradients become a step.
+    """The network from raw to the outputs, on the device, and how its gradients become a step.
 
-    The weights of `trained` are shared among the processes; an LSD network before it is held by each.
+    The weights of `trained` are shared among the processes; each process holds all of an LSD network before it.
     """
     if recipe.step.checkpoint_activations:
         compute_again(trained)
-    # shares are cut from contiguous weights
+    # FSDP shares require contiguous weights
     sharded = recipe.distribution.sharded and not group.alone
     memory = torch.contiguous_format if sharded else memory_format(device)
     trained.to(device).to(memory_format=memory)  # type: ignore[call-overload]
@@ -70,9 +70,9 @@ def build_network(
 
 
 def training_precision(recipe: Recipe, group: Group, device: torch.device) -> TrainingPrecision:
-    """The precision to train with, the same in all processes: scaled gradients cannot be averaged with others.
+    """The precision to train with, the same in all processes: scaled gradients cannot be averaged with unscaled ones.
 
-    auto: bf16 where all devices have it; else fp16 with scaled losses on GPUs (strategy ddp), float32 elsewhere.
+    auto: bf16 if all devices support it; else fp16 with scaled losses on GPUs (strategy ddp), float32 otherwise.
     """
     if recipe.precision == "fp16":
         return "fp16"
@@ -86,7 +86,7 @@ def training_precision(recipe: Recipe, group: Group, device: torch.device) -> Tr
 
 
 def device_of(name: str, group: Group) -> torch.device:
-    """The device of this process: with several on a node, "cuda" is the GPU of its number there."""
+    """The device of this process. With several processes on a node, "cuda" is the GPU of its local rank."""
     if name != "cuda" or group.alone:
         return torch.device(name)
     device = torch.device("cuda", group.ranks.local_rank % torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""The description of a checkpoint from the recipe of its training."""
+"""Describe a checkpoint from the recipe of its training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lsdflow_training.recipe import Recipe
 def make_bundle(
     recipe: Recipe, iteration: int, training_key: str, validation_loss: float | None, lsd_sha256: str | None
 ) -> Bundle:
-    """Bundle of an iteration; its shapes are those of the trained network itself (for acrlsd: of its 11 channels)."""
+    """Bundle of an iteration; its shapes are those of the trained network itself (acrlsd: the one with 11 channels)."""
     targets = recipe.targets
     return Bundle(
         writer=Writer.of(recipe.stage),

@@ -1,7 +1,7 @@
-"""Checkpoints of a training: one bundle every so often, the newest valid one to resume from, a limited number kept.
+"""Checkpoints of a training: write bundles, resume from the newest valid one, and keep a limited number.
 
-A checkpoint is valid if its weights have the sha256 that bundle.json names, resume.pt has its checksums and names the
-hash of the rest of bundle.json, and the folder is that of its iteration.
+A checkpoint is valid if its weights match the sha256 in bundle.json, resume.pt matches its checksums and the hash of
+the rest of bundle.json that it stores, and the name of the folder is its iteration.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Resumed:
 
 
 def save_checkpoint(checkpoints: Path, bundle: Bundle, weights: Mapping[str, Tensor], state: TrainingState) -> Bundle:
-    """Write the bundle of an iteration with its resume.pt; returns it with the sha256 of its weights."""
+    """Write the bundle of an iteration with its resume.pt; returns the bundle with the sha256 of its weights."""
     sha256 = hash_of_description(json.loads(bundle.model_dump_json()))
     files = {
         RESUME: state_to_bytes(replace(state, description_sha256=sha256)),
@@ -57,7 +57,7 @@ def save_checkpoint(checkpoints: Path, bundle: Bundle, weights: Mapping[str, Ten
 
 
 def read_checkpoint(checkpoints: Path, iteration: int) -> Resumed:
-    """The checkpoint of an iteration. BadData or MissingInput if it is damaged or absent."""
+    """The checkpoint of an iteration. Raises BadData or MissingInput if it is damaged or absent."""
     folder = bundle_folder(checkpoints, iteration)
     state = read_state(folder / RESUME)
     description = read_json(folder / BUNDLE_JSON)
@@ -70,9 +70,9 @@ def read_checkpoint(checkpoints: Path, iteration: int) -> Resumed:
 
 
 def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
-    """The newest checkpoint that can be read; damaged ones are skipped with a warning. None: start anew.
+    """The newest checkpoint that can be read; damaged ones are skipped with a warning. None if there are none.
 
-    Raises OutputConflict if the newest was trained with other parameters or volumes, BadData if all are damaged.
+    Raises OutputConflict if it was trained with other parameters or volumes, BadData if all are damaged.
     """
     damaged: list[str] = []
     for iteration in reversed(_iterations(checkpoints)):
@@ -102,7 +102,7 @@ def newest_valid(checkpoints: Path, training_key: str) -> Resumed | None:
 
 
 def keep_best(folder: Path, training_key: str, keep: int) -> BestCheckpoint:
-    """Write best.json of a training's folder; delete all others but the newest `keep` checkpoints (0: none)."""
+    """Write best.json, and delete all checkpoints but the best and the newest `keep` (keep = 0 keeps all)."""
     best = choose_best(folder, training_key)
     remove_old(folder / "checkpoints", keep, {best.iteration})
     return best
@@ -115,7 +115,7 @@ def remove_old(checkpoints: Path, keep: int, protected: set[int]) -> None:
     for iteration in _iterations(checkpoints)[:-keep]:
         if iteration not in protected:
             folder = bundle_folder(checkpoints, iteration)
-            # renamed first: a checkpoint is whole or absent, also if this is cut
+            # renamed first, so that an interruption leaves the checkpoint complete or absent
             leaving = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
             with storage_errors(folder):
                 folder.rename(leaving)
@@ -123,7 +123,7 @@ def remove_old(checkpoints: Path, keep: int, protected: set[int]) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete what interrupted writes left behind in a training's folder and its checkpoints and snapshots."""
+    """Delete the remains of interrupted writes in a training's folder, its checkpoints and its snapshots."""
     for leftover in [*folder.glob(f".*{TEMPORARY_SUFFIX}"), *folder.glob(f"*/.*{TEMPORARY_SUFFIX}")]:
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -134,7 +134,7 @@ def remove_partial(folder: Path) -> None:
 def restore(
     resumed: Resumed, network: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedWeights | None = None
 ) -> None:
-    """Put weights (and their average), optimizer and random state back. BadData if they do not fit the network."""
+    """Restore weights (and their average), optimizer and random state. Raises BadData if they do not match."""
     try:
         network.load_state_dict(shares_of(resumed.weights, network))
         if average is not None:
@@ -148,7 +148,7 @@ def restore(
 
 
 def _iterations(checkpoints: Path) -> list[int]:
-    """Iterations that have a folder, ascending; also one that has lost its bundle.json."""
+    """Iterations that have a folder, ascending; also if its bundle.json is missing."""
     if not checkpoints.is_dir():
         return []
     return sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdigit())

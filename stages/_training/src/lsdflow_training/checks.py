@@ -1,4 +1,4 @@
-"""What is wrong with a training, from its settings and the metadata of its volumes, before anything is written."""
+"""Check a training by its settings and the metadata of its volumes, before anything is written."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from lsdflow_training.resolve import choose_device, resolve_recipe
 
 Known = tuple[Sequence[TrainingVolume], Mapping[str, float]]
 T = TypeVar("T")
-# For checks that do not depend on the voxel size, where it is not known.
+# Used for checks that do not depend on the voxel size, if it is not known.
 ANY_VOXEL_NM: Nm3 = (1.0, 1.0, 1.0)
 
 
 def training_problems(
     experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
 ) -> list[StageError]:
-    """All problems that can be seen without writing or training, the first of each kind.
+    """All problems that can be found without writing or training, the first of each kind.
 
-    lsd: the LSD network of an acrlsd training, trained or planned.
+    lsd: the trained or planned LSD network of an acrlsd training.
     """
     problems = _problems(experiment, config, stage, kind, lsd)
     for error in problems:
@@ -66,7 +66,7 @@ def _problems(
 
 
 def known_volumes(experiment: Experiment, config: TrainingConfig) -> Known:
-    """The chosen training volumes and how often each is drawn. MissingInput (66) if prepare has not run."""
+    """The chosen training volumes, and how often each is drawn. Raises MissingInput (66) if prepare has not run."""
     probabilities = prepared_probabilities(read_manifest(experiment.layout, "prepare"))
     return chosen_volumes(experiment.layout, config, tuple(probabilities)), probabilities
 
@@ -79,13 +79,13 @@ def recipe_to_check(
     voxel_size_nm: Nm3,
     lsd: Bundle | None,
 ) -> Recipe:
-    """The recipe of a training on the device of its jobs. Raises as resolve_recipe."""
+    """The recipe of a training on the device of its jobs. Raises what resolve_recipe raises."""
     device = device_of_jobs(experiment)
     return resolve_recipe(experiment, config, stage, kind, voxel_size_nm=voxel_size_nm, lsd=lsd, device=device)
 
 
 def recipe_problems(recipe: Recipe) -> list[StageError]:
-    """Settings that cannot go together, or do not suit the voxel size."""
+    """Settings that contradict each other or do not suit the voxel size."""
     return [*shape_problems(recipe), *problems_of([lambda: _check_sigma(recipe)])]
 
 
@@ -95,7 +95,7 @@ def shape_problems(recipe: Recipe) -> list[StageError]:
 
 
 def device_of_jobs(experiment: Experiment) -> str:
-    """The device of the run. Jobs of a cluster have GPUs where the machine that validates has none."""
+    """The device of the run. Jobs of a cluster have GPUs even if the machine that validates has none."""
     wanted = experiment.compute.device
     if experiment.uses_cluster and wanted != "cpu" and not gpu_count():
         return "cuda"
@@ -103,12 +103,12 @@ def device_of_jobs(experiment: Experiment) -> str:
 
 
 def _check_sigma(recipe: Recipe) -> None:
-    """A Gaussian that the network cannot see, or that covers one voxel only, describes no shape."""
+    """Raise ConfigError if sigma is less than half a voxel, or more than half the network's input, on all axes."""
     targets, seen = recipe.targets, recipe.shapes.network_input_vox
     if not targets.lsds:
         return
     sigma_vox = [s / v for s, v in zip(targets.sigma_nm, targets.voxel_size_nm, strict=True)]
-    # A patch of few thick sections may be thinner than sigma.
+    # One axis is enough: a patch of few thick sections may be thinner than sigma.
     if max(sigma_vox) >= 0.5 and any(2 * s <= n for s, n in zip(sigma_vox, seen, strict=True)):
         return
     half_nm = [n * v / 2 for n, v in zip(seen, targets.voxel_size_nm, strict=True)]
@@ -148,7 +148,7 @@ def _check_misalignment(recipe: Recipe) -> None:
 
 
 def _or_error(make: Callable[[], T]) -> tuple[T | None, StageError | None]:
-    """What a function makes, or the error that it raises."""
+    """The result of a function, or the error that it raises."""
     try:
         return make(), None
     except StageError as error:

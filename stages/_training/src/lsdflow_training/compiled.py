@@ -1,6 +1,6 @@
-"""How the numeric loops of this package are compiled: one thread, no interpreter lock, C-like division.
+"""Compile the numeric loops of this package: one thread, no interpreter lock, C-like division.
 
-Compiling takes a few seconds once per process, or once per machine where there is a code cache (lsdflow_command).
+Compilation takes a few seconds, once per process, or once per machine with a code cache (lsdflow_command).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lsdflow_command.code_cache import has_code_cache
 
 F = TypeVar("F", bound=Callable[..., object])
 
-# sums may be reordered and fused; infinities and NaN keep their meaning
+# sums may be reordered and fused; infinities and NaN are handled exactly
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 

@@ -1,6 +1,6 @@
-"""The options that train-lsd and train-acrlsd share, as a table of the experiment file.
+"""The options of the experiment file that train-lsd and train-acrlsd share.
 
-Options left out come from the profile of the experiment: see profiles.py.
+Omitted options come from the profile of the experiment: see profiles.py.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Factor = Annotated[int, Field(ge=1, le=8)]
 Factors = Annotated[tuple[tuple[Factor, Factor, Factor], ...], Field(max_length=6)]
 Edge = Annotated[int, Field(ge=1, le=4096)]
 Edges = tuple[Edge, Edge, Edge]
-# A level of this many feature maps has billions of weights.
+# A level with this many feature maps already has billions of weights.
 MOST_FMAPS = 16_384
 
 
 class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
-    """What is learnt from which volumes, how long, how fast, and what is kept."""
+    """Options for what is learnt from which volumes, for how long, how fast, and what is kept."""
 
     backend: Literal["torch", "tensorflow"] = Field(
         default="torch",
@@ -215,7 +215,7 @@ class TrainingConfig(DistributedConfig, SteeringConfig, RecordsConfig):
     )
 
     def at_default(self) -> set[str]:
-        """Also what is left for people alone."""
+        """Options that manifests omit: those at their default, unused records, unset initial weights."""
         drawn = {"initial_weights"} if self.initial_weights is None else set()
         return super().at_default() | self.unused_records() | drawn
 
@@ -262,7 +262,7 @@ class AffinityTrainingConfig(TrainingConfig):
     )
 
     def recorded(self) -> dict[str, Any]:
-        """The neighborhood only if it is not that of every network so far: manifests stay what they were."""
+        """Options for the manifest; the neighborhood only if it is not the default: old manifests still match."""
         usual = self.neighborhood == AFFINITY_NEIGHBORHOOD
         return self.model_dump(mode="json", exclude=self.at_default() | ({"neighborhood"} if usual else set()))
 

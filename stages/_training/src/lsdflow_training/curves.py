@@ -1,4 +1,4 @@
-"""What a training leaves for people: loss.csv (iteration, loss, it/s, ...), TensorBoard scalars in log/, MLflow."""
+"""Curves of a training for users: loss.csv (iteration, loss, it/s, ...), TensorBoard scalars in log/, MLflow."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COLUMNS = ("iteration", "loss", "it_per_s", "learning_rate", "validation_loss")
 
 
 class Curves:
-    """Appends to loss.csv and log/; rows beyond `from_iteration` (of a run that was cut) are dropped first.
+    """Appends to loss.csv and log/; first drops rows beyond `from_iteration`, left by an interrupted run.
 
-    mlflow: where the same scalars go too.
+    mlflow: receives the same scalars.
     """
 
     def __init__(self, folder: Path, from_iteration: int, mlflow: MlflowLog | None = None) -> None:
@@ -45,7 +45,7 @@ class Curves:
             self._mlflow.close(error)
 
     def add(self, iteration: int, losses: Mapping[str, float], it_per_s: float, learning_rate: float) -> None:
-        """One row; losses by output ("lsds", "affs"), their sum is the loss."""
+        """Add a row. losses: by output ("lsds", "affs"); their sum is the loss."""
         total = sum(losses.values())
         with storage_errors(self.path):
             self._rows.writerow([iteration, f"{total:.6g}", f"{it_per_s:.4g}", f"{learning_rate:.4g}", ""])
@@ -54,17 +54,17 @@ class Curves:
         self._add_scalars(iteration, scalars)
 
     def add_validation(self, iteration: int, value: float) -> None:
-        """A row with only a validation loss."""
+        """Add a row with only a validation loss."""
         with storage_errors(self.path):
             self._rows.writerow([iteration, "", "", "", f"{value:.6g}"])
         self._add_scalars(iteration, {"validation_loss": value})
 
     def add_data_wait(self, iteration: int, share: float) -> None:
-        """The share of time that goes by waiting for batches; no column of loss.csv, whose readers know theirs."""
+        """Add the share of time spent waiting for batches; not to loss.csv, whose readers expect fixed columns."""
         self._add_scalars(iteration, {"data_wait": share})
 
     def add_pictures(self, iteration: int, pictures: Mapping[str, np.ndarray]) -> None:
-        """Pictures (y, x, 3) uint8 by name, for TensorBoard alone."""
+        """Add pictures (y, x, 3) uint8 by name, to TensorBoard only."""
         for name, picture in pictures.items():
             self._board.add_image(name, picture, iteration, dataformats="HWC")
 
@@ -75,7 +75,7 @@ class Curves:
             self._mlflow.add(iteration, scalars)
 
     def flush(self) -> None:
-        """Make what was added so far durable."""
+        """Write all added rows to disk."""
         with storage_errors(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -83,7 +83,7 @@ class Curves:
 
 
 def read_curves(folder: Path, last_iteration: int) -> tuple[dict[int, float], dict[int, float]]:
-    """Validation losses and training losses by iteration, up to one; empty where there are none."""
+    """Validation losses and training losses by iteration, up to last_iteration; empty without loss.csv."""
     validations: dict[int, float] = {}
     losses: dict[int, float] = {}
     path = folder / "loss.csv"

@@ -1,4 +1,4 @@
-"""How much of its time a training waits for batches: a large share is a GPU that idles."""
+"""Measure the share of time that a training waits for batches: if it is large, the GPU is idle."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TOO_MUCH = 0.1
 
 
 class DataWait:
-    """Used as `with wait: take the next batches`.  Counts from the second step of a run on: what makes batches is
-    started by the first.
+    """Used as `with wait: take the next batches`.  Counts from the second step of a run on, because the first one
+    starts what makes batches.
 
-    warn: say once, after the first steps, that the share is too large.
+    warn: log a warning once, after the first steps, if the share is too large.
     """
 
     def __init__(self, warn: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,12 +49,12 @@ class DataWait:
 
     @property
     def share(self) -> float | None:
-        """Time waited of all time, 0 to 1; None before the second step."""
+        """Time spent waiting as a share of all time, 0 to 1; None before the second step."""
         gone = self._clock() - self._began
         return self._waited / gone if self._steps > 1 and gone > 0 else None
 
     def log(self, curves: Curves, iteration: int) -> None:
-        """Add the share so far to the curves and the log."""
+        """Add the current share to the curves and the log."""
         share = self.share
         if share is not None:
             curves.add_data_wait(iteration, share)

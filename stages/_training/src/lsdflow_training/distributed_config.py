@@ -1,4 +1,4 @@
-"""The options of how gradients become a step and of how processes share a training, as both stages have them."""
+"""Options of both training stages for optimizer steps and for sharing a training among processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_PROCESSES = 256
 
 
 class DistributedConfig(StrictModel):
-    """Optimizer, effective batch, processes. A training that leaves them at their defaults is one process."""
+    """Optimizer, effective batch, processes. With the defaults, a training is one process."""
 
     precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
         default="auto",
@@ -65,12 +65,12 @@ class DistributedConfig(StrictModel):
     )
 
     def at_default(self) -> set[str]:
-        """Options of this class that are not set; manifests do not have them, as those of before."""
+        """Options of this class at their default. Manifests omit them, as manifests from before these options do."""
         fields = {k: v for k, v in DistributedConfig.model_fields.items() if k != "precision"}
         return {name for name, field in fields.items() if getattr(self, name) == field.default}
 
     def recorded(self) -> dict[str, Any]:
-        """Options as plain values, as the manifest has them."""
+        """Options as plain values, for the manifest."""
         return self.model_dump(mode="json", exclude=self.at_default())
 
     @field_validator("processes")

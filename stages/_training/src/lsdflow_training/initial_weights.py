@@ -1,4 +1,4 @@
-"""The weights that a training begins with, if they are not drawn: those of a bundle, imported or trained elsewhere."""
+"""Initial weights of a training, if they are not random: those of a bundle, imported or trained elsewhere."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class InitialWeights:
 
 
 def find_initial_weights(place: Path, unet: UNetSpec, outputs: dict[str, int]) -> InitialWeights:
-    """The weights of a bundle (its folder, or train/<stage> of an experiment: the best one) for this network.
+    """The weights of a bundle (its folder, or train/<stage> of an experiment for the best one) for this network.
 
-    Raises MissingInput (66), BadData (65), and ContractMismatch (76) for another network.
+    Raises MissingInput (66), BadData (65), and ContractMismatch (76) if they are of another network.
     """
     folder = place
     if not (place / BUNDLE_JSON).is_file():

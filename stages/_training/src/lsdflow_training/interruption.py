@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 class StopRequest:
-    """Remembers the signal that asked to stop; false while none has come."""
+    """Stores the name of the signal that requested a stop; false until one arrives."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -24,9 +24,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While inside, signals are remembered instead of ending the process; a second one ends it the usual way.
+    """In the context, a signal is stored instead of ending the process; a second one ends it as usual.
 
-    Raises Interrupted at once if one came before, and was lost on its way (see `end_if_asked`).
+    Raises Interrupted at once if a signal arrived earlier and was lost (see `end_if_asked`).
     """
     request = StopRequest()
     before = {number: signal.getsignal(number) for number in heard(SIGNALS)}

@@ -1,7 +1,7 @@
-"""Is this loss plausible?  The loss of the best answer that ignores the image is the upper edge of the sane band.
+"""Check that a validation loss is plausible: it must be below the loss of the best answer that ignores the image.
 
-A network that has learnt anything is below it.  One that stays there after its first hundreds of iterations sees no
-relation between image and targets: labels of another place, a wrong axis order, an image without contrast.
+A network that has learnt anything is below it.  One that is still above it after its first hundreds of iterations sees
+no relation between image and targets: labels of another place, a wrong axis order, an image without contrast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLOSE_TO_CONSTANT = 0.95
 
 
 def constant_answer_loss(patches: Sequence[Patch]) -> float:
-    """Mean loss (see losses.py) over patches of an answer that is one value per channel, the weighted mean of targets.
+    """Mean loss (see losses.py) over patches of the best constant answer: per channel, the weighted mean of targets.
 
     Infinity if there are no patches.
     """
@@ -35,7 +35,7 @@ def constant_answer_loss(patches: Sequence[Patch]) -> float:
 
 
 def _weighted_mean(targets: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """(1, c, 1, 1, 1): the mean over all patches by channel, each voxel as it counts in its patch's loss."""
+    """(1, c, 1, 1, 1): the mean over all patches by channel; each voxel weighs as in the loss of its patch."""
     shares = [w.double() / (w > 0).sum().clamp(min=1) for w in weights]
     over = (0, 2, 3, 4)
     total = torch.stack([(s * t.double()).sum(over, keepdim=True) for s, t in zip(shares, targets, strict=True)])
@@ -45,7 +45,7 @@ def _weighted_mean(targets: Sequence[Tensor], weights: Sequence[Tensor]) -> Tens
 
 
 def doubt(loss: float, constant: float, iteration: int) -> str:
-    """Why a validation loss at an iteration is not plausible; "" if it is."""
+    """Why a validation loss at this iteration is not plausible; "" if it is."""
     if iteration < SETTLED_ITERATIONS or loss < CLOSE_TO_CONSTANT * constant:
         return ""
     return (

@@ -1,7 +1,7 @@
-"""Measured steps of a training: some are done into a throw-away folder, and what they took is told.
+"""Measure a training: run some steps in a temporary folder and report their speed and memory.
 
-The volumes are those of the experiment; all that is written goes to the folder. What starts a training (compiling, the
-first batches) is left out of its speed: it is that of the steps after the first two.
+The volumes are those of the experiment; everything is written to the folder. The speed is that of the steps after the
+first two, without the start of a training (compilation, first batches).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ STEPS_OF_THE_START = 2
 
 
 def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = None) -> dict[str, Any]:
-    """Iterations a second of one process, and memory; `folder` is left with what was written.
+    """Iterations per second of one process, and memory; the files that were written stay in `folder`.
 
-    Raises OutputConflict (73) for a folder that is not empty, ConfigError (78) where tensorflow is configured and not
-    installed, and what a training raises. GPU memory is reported for torch alone.
+    Raises OutputConflict (73) for a folder that is not empty, NotInstalled (78) if tensorflow is configured and not
+    installed, and what a training raises. GPU memory is reported only with torch.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise OutputConflict(
@@ -57,9 +57,9 @@ def measure_training(prepared: Prepared, folder: Path, lsd: FrozenLsd | None = N
 
 
 def steady_speed(losses: Path) -> float:
-    """Iterations a second of the rows of a loss.csv, without its first steps if there are others.
+    """Iterations per second from the rows of a loss.csv, without its first steps if there are others.
 
-    Each row has the mean speed since the start, so that row n was written n / speed seconds after it.
+    Each row has the mean speed since the start, so row n was written n / speed seconds after the start.
     """
     with losses.open(newline="", encoding="utf-8") as file:
         rows = [(int(row["iteration"]), float(row["it_per_s"])) for row in csv.DictReader(file) if row["it_per_s"]]
@@ -70,7 +70,7 @@ def steady_speed(losses: Path) -> float:
 
 
 def _some_steps(recipe: Recipe) -> Recipe:
-    """The same steps, of one process, with nothing around them: no validation, no snapshots, no records."""
+    """The recipe for a few steps of one process, without validation, early stopping or records."""
     how = replace(
         recipe.schedules,
         max_iteration=min(MOST_STEPS, recipe.schedules.max_iteration),
@@ -83,7 +83,7 @@ def _some_steps(recipe: Recipe) -> Recipe:
 
 
 def _peak_rss_mib(workers: int) -> float:
-    """Of this process and of those that make patches, of which the largest is known."""
+    """Peak memory of this process and its workers; for each worker that of the largest, because only that is known."""
     own, largest = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return (own + workers * largest) / 1024
 

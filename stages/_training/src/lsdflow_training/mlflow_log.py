@@ -1,7 +1,7 @@
-"""The curves of a training in MLflow as well: one run for a training, however often it is resumed.
+"""Log the curves of a training also to MLflow: one MLflow run per training, however often it is resumed.
 
-A thread of its own talks to MLflow, so that no step waits for it.  The first failure, whatever it is, is one warning,
-and the training goes on without.  MLflow reads user and password from its own environment variables or file.
+A separate thread talks to MLflow, so that no step waits for it.  Any failure gives one warning, and the training
+continues without MLflow.  MLflow reads user and password from its own environment variables or file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lsdflow_training.mlflow_uri import tracking_uri
 from lsdflow_training.recipe import Recipe
 
 LOG = logging.getLogger("lsdflow.training")
-# Points of this long go in one request.
+# Points of this many seconds are sent in one request.
 COLLECT_S = 1.0
-# How long the end of a training may wait for MLflow: shorter than the time that SLURM leaves after its signal.
+# How long the end of a training may wait for MLflow: less than the time that SLURM leaves after its signal.
 CLOSE_S = 10.0
-# A variable that is set already stays.  No jitter: it would draw from the random numbers of the training.
+# Variables that are already set stay.  No jitter: it would use the random numbers of the training.
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_FILE_STORE": "true",
@@ -47,9 +47,9 @@ class End:
 
 
 class MlflowLog:
-    """Takes points at once and sends them when it can.
+    """Accepts points without delay and sends them in a thread.
 
-    ended: what ended the training (None: a signal) and at which iteration.
+    ended: returns what ended the training (None: a signal), and the iteration.
     """
 
     def __init__(self, uri: str, folder: Path, facts: RunFacts, ended: Callable[[], tuple[str | None, int]]) -> None:
@@ -57,18 +57,18 @@ class MlflowLog:
         self._uri, self._folder, self._facts, self._ended = uri, folder, facts, ended
         self._waiting: queue.SimpleQueue[Point | End] = queue.SimpleQueue()
         self._closing = threading.Event()
-        # not among what Python waits for at its end
+        # a daemon: Python does not wait for it when it exits
         self._thread = threading.Thread(target=self._send_all, name="mlflow", daemon=True)
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Values of an iteration.  The thread starts with the first: workers that make patches are forked before."""
+        """Add values of an iteration.  The first call starts the thread, because workers are forked before it."""
         if self._thread.ident is None:
             self._thread.start()
         if self._thread.is_alive():
             self._waiting.put(Point(iteration, int(1000 * time.time()), dict(values)))
 
     def close(self, error: BaseException | None) -> None:
-        """Send what is left and how it ended; gives up after CLOSE_S."""
+        """Send the remaining points and how the training ended; gives up after CLOSE_S."""
         if self._thread.ident is None:
             return
         self._waiting.put(self._end(error))
@@ -94,12 +94,12 @@ class MlflowLog:
                 points, end = self._taken()
                 run.log(points)
             run.end(end.status, {"ended_by": end.reason, "iteration": str(end.iteration)})
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is not worth a training
+        except Exception as error:  # noqa: BLE001 - no error of MLflow may end a training
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             LOG.warning("MLflow cannot be used, the training goes on without it: %s", said)
 
     def _taken(self) -> tuple[list[Point], End | None]:
-        """Wait for something, then a moment for more."""
+        """Wait for a point, then collect more for COLLECT_S."""
         taken = [self._waiting.get()]
         self._closing.wait(COLLECT_S)
         while not self._waiting.empty():
@@ -111,13 +111,13 @@ class MlflowLog:
 def open_mlflow(
     recipe: Recipe, folder: Path, training_key: str, ended: Callable[[], tuple[str | None, int]]
 ) -> MlflowLog | None:
-    """The log that the recipe asks for, if any."""
+    """The log that the recipe requests, or None."""
     uri = recipe.records.mlflow
     return None if uri is None else MlflowLog(uri, folder, run_facts(recipe, training_key), ended)
 
 
 def import_mlflow() -> Any:
-    """The module, without telemetry and without a log of its own: one warning of ours is enough."""
+    """Import mlflow without telemetry and without its own log messages: our one warning is enough."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     import mlflow

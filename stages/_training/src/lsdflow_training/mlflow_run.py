@@ -1,4 +1,4 @@
-"""The run at MLflow: begun or continued, what is written into it.  train/<stage>/mlflow_run.json says which it is."""
+"""The MLflow run of a training: create or continue it, and write to it.  train/<stage>/mlflow_run.json names it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lsdflow_contract.files import read_json, write_json
 from lsdflow_training.recipe import Recipe
 
 T = TypeVar("T")
-# What MLflow's servers take in one request, and in one value of the older ones.
+# Limits of MLflow's servers for one request, and of older servers for the length of a value.
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE, LONGEST_VALUE = 1000, 100, 500
 
 
@@ -31,7 +31,7 @@ class Point:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What names a run and what it is a run of."""
+    """Name, tags and parameters of a run."""
 
     training_key: str
     name: str
@@ -40,7 +40,7 @@ class RunFacts:
 
 
 class MlflowRun:
-    """One run; raises what MLflow's client raises."""
+    """One run. Raises what MLflow's client raises."""
 
     def __init__(self, mlflow: Any, where: str, uri: str, folder: Path, facts: RunFacts) -> None:
         self._mlflow = mlflow
@@ -54,12 +54,12 @@ class MlflowRun:
         else:
             self.run_id = found.info.run_id
             self._client.update_run(self.run_id, status="RUNNING")
-        # where a killed run had gone on beyond its last checkpoint, the resumed one makes the same points again
+        # a killed run may have logged points beyond its last checkpoint, which the resumed run makes again
         self._last = {} if found is None else {name: self._last_iteration(name) for name in found.data.metrics}
         self._write_parameters(facts.parameters, {} if found is None else found.data.params)
 
     def log(self, points: Sequence[Point]) -> None:
-        """Values that the run does not have yet."""
+        """Log the values that the run does not have yet."""
         metric = self._mlflow.entities.Metric
         new = [
             metric(name, value, point.time_ms, point.iteration)
@@ -71,7 +71,7 @@ class MlflowRun:
             self._client.log_batch(self.run_id, metrics=some)
 
     def end(self, status: str, tags: Mapping[str, str]) -> None:
-        """Say how it ended; a later run may go on."""
+        """Set the status and tags at the end; a later run may continue it."""
         self._tag(tags)
         self._client.set_terminated(self.run_id, status=status)
 
@@ -80,7 +80,7 @@ class MlflowRun:
         self._client.log_batch(self.run_id, tags=[tag(name, value[:LONGEST_VALUE]) for name, value in tags.items()])
 
     def _found(self, path: Path, mine: Mapping[str, str]) -> Any:
-        """The run to go on with; None if there is none, or if it was deleted."""
+        """The run to continue; None if there is none, or if it was deleted."""
         try:
             kept = read_json(path)
         except (MissingInput, BadData):
@@ -96,7 +96,7 @@ class MlflowRun:
         return run if run.info.lifecycle_stage == "active" else None
 
     def _experiment_id(self) -> str:
-        """MLFLOW_EXPERIMENT_NAME, as for all that log there; several trainings may begin at once."""
+        """The id of experiment MLFLOW_EXPERIMENT_NAME; several trainings may create it at the same time."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "lsdflow")
         found = self._client.get_experiment_by_name(name)
         if found is None:
@@ -112,7 +112,7 @@ class MlflowRun:
         return max((m.step for m in self._client.get_metric_history(self.run_id, metric)), default=-1)
 
     def _write_parameters(self, wanted: Mapping[str, str], known: Mapping[str, str]) -> None:
-        """MLflow keeps the first value of a parameter for ever: what was changed since is a tag."""
+        """Write parameters. MLflow never changes the value of a parameter, so a changed one becomes a tag."""
         param = self._mlflow.entities.Param
         new = [param(name, value) for name, value in wanted.items() if name not in known]
         for some in _parts(new, PARAMETERS_AT_ONCE):
@@ -123,7 +123,7 @@ class MlflowRun:
 
 
 def run_facts(recipe: Recipe, training_key: str) -> RunFacts:
-    """What the run of this training says of it."""
+    """The facts that are logged for this training."""
     name = f"{recipe.records.experiment} {recipe.stage}".strip()
     tags = {
         "stage": recipe.stage,
@@ -135,7 +135,7 @@ def run_facts(recipe: Recipe, training_key: str) -> RunFacts:
 
 
 def parameters(recipe: Recipe) -> dict[str, str]:
-    """The recipe, flat and short: "targets.sigma_nm" = "[24, 24, 24]"; without what is nothing, or for people alone."""
+    """The recipe as flat text: "targets.sigma_nm" = "[24, 24, 24]"; without values that are None, and records."""
     everything = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(recipe) if f.name != "records"}
     everything["unet"] = recipe.unet.model_dump(mode="json", exclude_none=True)
     return {name: value[:LONGEST_VALUE] for name, value in _flat("", everything)}

@@ -1,4 +1,4 @@
-"""Where MLflow is to be found, and whether it can be: checked before a training begins, without importing it."""
+"""Check the address of MLflow and whether it is installed, before a training begins and without importing it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LOCAL = "local"
 
 
 def checked_uri(uri: str | None) -> str | None:
-    """The option as it is. ConfigError, which never shows the URI, if it holds a password or is of no use."""
+    """The option unchanged. Raises ConfigError, which never shows the URI, if it is invalid or holds a password."""
     if uri is None or uri == LOCAL:
         return uri
     try:
         parts = urlsplit(uri)
         host, _ = parts.hostname, parts.port
-    except ValueError:  # a port that is no number, brackets that do not close
+    except ValueError:  # a port that is not a number, unbalanced brackets
         raise _unusable() from None
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ConfigError(
@@ -33,7 +33,7 @@ def checked_uri(uri: str | None) -> str | None:
 
 
 def mlflow_problems(uri: str | None) -> list[NotInstalled]:
-    """What speaks against logging there: nothing, or that MLflow is not installed."""
+    """An error if MLflow is requested and not installed, else []."""
     if uri is None or importlib.util.find_spec("mlflow") is not None:
         return []
     return [
@@ -47,7 +47,7 @@ def mlflow_problems(uri: str | None) -> list[NotInstalled]:
 
 
 def tracking_uri(uri: str, training_folder: Path) -> str:
-    """As MLflow takes it; "local" is train/mlruns, which all trainings in results/ share."""
+    """The URI for MLflow; "local" is train/mlruns, which all trainings in results/ share."""
     return (training_folder.parents[2] / "train" / "mlruns").resolve().as_uri() if uri == LOCAL else uri
 
 
@@ -56,7 +56,7 @@ def _is_server(scheme: str, host: str | None) -> bool:
 
 
 def _is_folder(scheme: str, netloc: str, path: str) -> bool:
-    """An absolute path on this machine: a relative one would depend on where the command was started."""
+    """True for an absolute path on this machine: a relative one would depend on the working directory."""
     return scheme == "file" and netloc in ("", "localhost") and path.startswith("/")
 
 

@@ -1,4 +1,4 @@
-"""One training step: patches -> forward -> loss -> backward, on a device and at a precision; then the optimizer."""
+"""One training step: patches -> forward -> loss -> backward at a precision, then the optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TrainingPrecision = Literal["float32", "bf16", "fp16"]
 
 @dataclass(frozen=True)
 class StepResult:
-    """Loss of a step (sum and by output) and, if asked for, the predictions and the gradients that reached them."""
+    """Loss of a step (sum and by output), and the predictions, which hold their gradients if these are requested."""
 
     loss: Tensor
     losses: dict[str, float]
@@ -29,11 +29,11 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Gradients:
-    """How gradients become a step; the defaults are one process, one patch, as they are.
+    """How gradients become a step; the defaults are for one process and one patch.
 
     clip: largest norm of the gradient. scaler: of losses at fp16. exchange: a switch, on while the gradients of a
-    backward pass are to be averaged over the processes. agree: called before the optimizer's step with the result of
-    this process; returns that of all, or raises for all.
+    backward pass are averaged over the processes. agree: called with the result of this process before the
+    optimizer's step; returns the common result, or raises in all processes.
     """
 
     clip: float | None = None
@@ -62,8 +62,8 @@ def train_step(
 ) -> StepResult:
     """One optimizer step with the mean of the patches' gradients; with keep_gradients the predictions keep `.grad`.
 
-    The result is that of the last patch, its losses the means over the patches.  No step is taken if a loss is not
-    finite: alone, that is the result; among several processes, how.agree raises.
+    Returns the result of the last patch, with losses averaged over the patches.  If a loss is not finite there is no
+    optimizer step: a single process returns the result; among several processes, how.agree raises.
     """
     how = how or Gradients()
     optimizer.zero_grad(set_to_none=True)
@@ -103,7 +103,7 @@ def _backward(loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
 
 
 def _unscale(gradient: Tensor | None, scaler: torch.amp.GradScaler) -> None:
-    """What is kept is the gradient of the loss itself; that of weights is divided by the optimizer's step."""
+    """Undo the scaling of a stored gradient; the optimizer's step does it for those of the weights."""
     if gradient is not None:
         gradient.div_(scaler.get_scale())
 

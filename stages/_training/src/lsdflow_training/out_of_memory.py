@@ -1,4 +1,4 @@
-"""What to do when a training does not fit in the memory of its GPU or its machine."""
+"""Errors for a training that does not fit in the memory of its GPU or its machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lsdflow_training.recipe import Recipe
 
 @contextmanager
 def memory_errors(recipe: Recipe) -> Iterator[None]:
-    """Lets ConfigError, naming the options that take less, out instead of an error that is a lack of memory."""
+    """Replace an error for lack of memory by a ConfigError that names options which need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -24,7 +24,7 @@ def memory_errors(recipe: Recipe) -> Iterator[None]:
 
 
 def does_not_fit(error: BaseException, where: str) -> ConfigError:
-    """The error that says what to change."""
+    """A ConfigError that says which options to change."""
     return ConfigError(
         "the training does not fit in memory",
         where=where,

@@ -1,4 +1,4 @@
-"""What a training tells at its end, whichever backend trained."""
+"""The result of a training, with either backend."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lsdflow_contract.checkpoint import BestCheckpoint
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training left: its last iteration, the bundle to use (None: another process knows), minutes, speed.
+    """Last iteration of a training, best checkpoint (None: another process has it), total minutes, and speed.
 
-    ended_by: max_iteration, max_minutes, or what its validation loss showed (plateau, overfit).
-    data_wait_share: how much of its time it waited for batches.
+    ended_by: max_iteration, max_minutes, or the verdict on the validation loss (plateau, overfit).
+    data_wait_share: share of the time spent waiting for batches.
     """
 
     iteration: int

@@ -1,4 +1,4 @@
-"""A patch on the training device: what one forward pass takes, from a batch of the pipeline or made there."""
+"""A patch on the training device: the input of one forward pass, from a batch of the pipeline or made on the device."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Patch:
 
 @dataclass(frozen=True)
 class DevicePatch:
-    """A patch on the device, and what only a snapshot needs: labels and mask (z, y, x) of the output."""
+    """A patch on the device, and labels and mask (z, y, x) of the output, which only snapshots need."""
 
     patch: Patch
     labels: Tensor
     mask: Tensor
 
     def as_batch(self, keys: Keys) -> gp.Batch:
-        """The arrays of a snapshot, in main memory, as the gunpowder pipeline names them."""
+        """The arrays of a snapshot, in main memory, under the keys of the gunpowder pipeline."""
         labels = self.labels.cpu().numpy()
         arrays = {
             keys.raw: self.patch.raw[0, 0].cpu().numpy(),
@@ -51,12 +51,12 @@ class DevicePatch:
         return batch
 
     def tensors(self) -> list[Tensor]:
-        """All that lies on the device."""
+        """All tensors on the device."""
         return [self.patch.raw, *self.patch.targets.values(), *self.patch.weights.values(), self.labels, self.mask]
 
 
 def to_patch(batch: gp.Batch, keys: Keys, device: torch.device) -> Patch:
-    """Move a batch of the pipeline to the device; one that was made there is there."""
+    """Move a batch of the pipeline to the device; a DevicePatch is already there."""
     if isinstance(batch, DevicePatch):
         return batch.patch
     pairs = {"lsds": (keys.lsds, keys.lsds_weight), "affs": (keys.affs, keys.affs_weight)}

@@ -1,4 +1,4 @@
-"""Middle sections of a patch as pictures for TensorBoard: image, targets, predictions, where it was trained."""
+"""Middle sections of a patch as pictures for TensorBoard: raw, targets, predictions, weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lsdflow_training.patch import Patch
 def pictures(patch: Patch, result: StepResult) -> dict[str, np.ndarray]:
     """Pictures by name, (y, x, 3) uint8: raw, and for each output its target, prediction and weight.
 
-    Of LSDs the colours are the offsets to the centre of mass (channels 0 to 2), of affinities the three nearest.
+    LSDs show the offset to the centre of mass (channels 0 to 2) as colours, affinities the three nearest neighbours.
     """
     drawn = {"raw": _grey((patch.raw[0, 0] + 1) / 2)}
     for name, target in patch.targets.items():

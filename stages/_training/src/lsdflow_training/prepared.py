@@ -27,10 +27,10 @@ class Prepared:
 
     @property
     def key(self) -> str:
-        """Names the training: parameters and inputs."""
+        """Key of the training: a hash of its parameters and inputs."""
         return work_key(self.recipe.stage, json.loads(json.dumps(training_parameters(self.recipe))), self.inputs)
 
     @property
     def folder(self) -> Path:
-        """Where the training writes: the folder of its key in the results."""
+        """The folder in the results that the training writes to; named by its key."""
         return training_folder(self.experiment.layout, self.recipe.stage, self.key)

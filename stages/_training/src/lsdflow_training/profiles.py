@@ -1,9 +1,9 @@
-"""What a profile stands for.
+"""The profiles: values for omitted options.
 
-"standard" is the published training for isotropic volumes, "tiny" learns in minutes on two CPU cores, "snemi3d" is for
+"standard" is the published training for isotropic volumes. "tiny" learns in minutes on two CPU cores. "snemi3d" is for
 thick sections such as SNEMI3D's 30 x 6 x 6 nm: the shapes and section-wise augmentation published for CREMI (40 x 4 x
 4 nm; Funke et al. 2018, Sheridan et al. 2022), with mild noise, gamma and blur. "tiny-anisotropic" is "tiny" for thick
-sections and for volumes of few sections: it pools along y and x only, and its finest level looks at single sections.
+sections and for volumes of few sections: it pools along y and x only, and its finest level has kernels within sections.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Profile:
     checkpoint_every: int
     keep_checkpoints: int
     snapshot_every: int
-    # fields of recipe.Augmentation that differ from the published augmentation of isotropic volumes
+    # fields of recipe.Augmentation whose values differ from the published augmentation of isotropic volumes
     augmentation: Mapping[str, Any] = field(default_factory=dict)
-    # of each level, the finest first; None: 3, 3, 3 everywhere
+    # kernels by level, the finest first; None: 3, 3, 3 everywhere
     kernels_down: Kernels | None = None
     kernels_up: Kernels | None = None
 

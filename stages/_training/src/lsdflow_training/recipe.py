@@ -1,6 +1,6 @@
-"""What a training does, fully resolved: no option left open, lengths in voxels or nm.  Made by config.resolve.
+"""A fully resolved training: all options have values, lengths are in voxels or nm.  Made by resolve.resolve_recipe.
 
-A field with a default came after the first trainings: it is part of a training's key only where it differs from that.
+A field with a default was added after the first trainings: it is part of a training's key only if it differs from that.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Schedule = Literal["constant", "one_cycle"]
 @dataclass(frozen=True)
 class Augmentation:
     """How patches are deformed and their intensities changed.  Probabilities and angles as in gunpowder; sizes in
-    voxels; intensities are 0 to 1.  Sections are planes of z.  What has a default is off there.
+    voxels; intensities are 0 to 1.  Sections are planes of z.  The default of a field switches it off.
 
     intensity_per_section: scale, shift and gamma are drawn for each section, not for the patch.
-    gamma: range of the exponent, drawn evenly in its logarithm.
+    gamma: range of the exponent, whose logarithm is uniform.
     noise_probability: share of patches with Gaussian noise of standard deviation noise_std.
-    blur_probability: share of patches (anisotropic: of sections, blurred in y and x) that are out of focus, by a
-    Gaussian of a standard deviation up to blur_sigma_vox.
+    blur_probability: share of patches (anisotropic: of sections, blurred in y and x) that are blurred by a Gaussian
+    with a standard deviation up to blur_sigma_vox.
     *_section_probability, low_contrast_probability, artifact_probability: share of sections that are black, have their
-    contrast times low_contrast_scale, are partly covered by another piece of the patch, or repeat their neighbour.
+    contrast scaled by low_contrast_scale, are partly covered by another section of the patch, or repeat a neighbour.
     """
 
     elastic_probability: float
@@ -59,7 +59,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Voxels z,y,x: raw read per patch, the trained network's own input, its output (where targets are)."""
+    """Voxels z,y,x: raw read per patch, input of the trained network itself, its output (where the targets are)."""
 
     raw_vox: Vox3
     network_input_vox: Vox3
@@ -68,10 +68,10 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Targets:
-    """What is learnt: LSDs, affinities or both, and which labels teach it.
+    """What is learnt: LSDs, affinities or both, and which labels count.
 
     ignore_ids: labels that are neither object nor background. sparse_labels: voxels without a label are ignored.
-    ignored_labels_count: labels under the mask's IGNORE are context of their neighbours' shape descriptors.
+    ignored_labels_count: labels under the mask's IGNORE are context for the shape descriptors of their neighbours.
     """
 
     lsds: bool
@@ -91,7 +91,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Schedules:
-    """How long and how fast is trained, and what is kept."""
+    """How long and how fast to train, and what is kept."""
 
     max_iteration: int
     max_minutes: float | None
@@ -109,7 +109,7 @@ class Schedules:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a training needs beside its volumes and its folder."""
+    """Everything a training needs apart from its volumes and its folder."""
 
     stage: str
     kind: Kind

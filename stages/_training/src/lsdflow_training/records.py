@@ -1,6 +1,6 @@
-"""What a training leaves for people beside its curves, only if asked to: a profile of its steps, a run in MLflow.
+"""Optional records of a training for users, beside its curves: a profile of its steps, a run in MLflow.
 
-None of it changes a result: it is no part of a training's key, and manifests do not have what is not used.
+They do not change a result, so they are not part of a training's key, and manifests omit those that are not used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lsdflow_training.mlflow_uri import checked_uri
 
 
 class RecordsConfig(StrictModel):
-    """Options of what is left for people; all off by default."""
+    """Options of the optional records; all off by default."""
 
     profile_steps: int = Field(
         default=0,
@@ -29,13 +29,13 @@ class RecordsConfig(StrictModel):
     )
 
     def unused_records(self) -> set[str]:
-        """Options of this class that are not set; manifests do not have them, as those of before."""
+        """Options of this class at their default. Manifests omit them, as manifests from before these options do."""
         return {name for name, field in RecordsConfig.model_fields.items() if getattr(self, name) == field.default}
 
 
 @dataclass(frozen=True)
 class Records:
-    """profile_steps: 0 = none. mlflow: "local" or a URI, None = no. experiment: its name, for people to find it."""
+    """profile_steps: 0 = none. mlflow: "local" or a URI, None = no. experiment: its name, shown in MLflow."""
 
     profile_steps: int = 0
     mlflow: str | None = None
@@ -43,5 +43,5 @@ class Records:
 
 
 def resolve_records(config: RecordsConfig, experiment: str) -> Records:
-    """The options as a part of the recipe. ConfigError for a URI that cannot be used."""
+    """The options for the recipe. Raises ConfigError for a URI that cannot be used."""
     return Records(config.profile_steps, checked_uri(config.mlflow), experiment)

@@ -1,4 +1,4 @@
-"""From the experiment file to a Recipe: profile values for what is left out, lengths to nm, shapes checked."""
+"""Make a Recipe from the experiment file: profile values for omitted options, lengths in nm, checked shapes."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def resolve_recipe(
 ) -> Recipe:
     """The complete recipe of a training.
 
-    lsd: the LSD bundle of an acrlsd training. device: none = that of [compute].  Raises ConfigError for shapes the
-    network cannot take.
+    lsd: the LSD bundle of an acrlsd training. device: None = that of [compute].  Raises ConfigError for shapes that
+    the network does not support.
     """
     profile = PROFILES[experiment.common.profile]
     unet = _unet(config, profile, kind)
     anisotropic = max(voxel_size_nm) / min(voxel_size_nm) > ANISOTROPY_FROM
     device, ranks = device or choose_device(experiment.compute.device), ranks_of_environment(os.environ)
     distribution = resolve_distribution(config, device, ranks)
-    # tasks of SLURM have cores of their own; processes of torchrun share those of the task they are in
+    # each task of SLURM has its own cores; processes of torchrun share the cores of their task
     sharing = distribution.processes * (ranks.local_world if "RANK" in os.environ else 1)
     workers, threads = _workers_and_threads(config, sharing)
     outputs = _outputs(kind, _neighborhood(config))
@@ -99,9 +99,9 @@ def resolve_recipe(
 
 
 def training_parameters(recipe: Recipe) -> dict[str, Any]:
-    """What the result of a training depends on, for its key; not how long it is trained or what is kept.
+    """The parameters that the result of a training depends on, for its key; not its length or what is kept.
 
-    Fields that came later count only where they differ from their default: trainings from before keep their key.
+    Fields that were added later count only if they differ from their default, so earlier trainings keep their key.
     """
     everything = dataclasses.asdict(recipe)
     everything["augmentation"] = _without_defaults(recipe.augmentation)
@@ -144,7 +144,7 @@ def _without_defaults(part: Augmentation | Targets) -> dict[str, Any]:
 
 
 def choose_device(wanted: str) -> str:
-    """auto -> cuda if there is one, else cpu; ConfigError for a GPU that is not there."""
+    """auto -> cuda if there is a GPU, else cpu. Raises ConfigError for a GPU that does not exist."""
     if wanted == "auto":
         return "cuda" if gpu_count() else "cpu"
     if wanted.startswith("cuda") and not gpu_count():
@@ -155,21 +155,21 @@ def choose_device(wanted: str) -> str:
 
 
 def _raw_input(lsd: Bundle, unet: UNetSpec, affinity_input_vox: Vox3) -> Vox3:
-    """Raw input of the LSD network whose LSDs are this input of the affinity network."""
+    """Raw input shape of the LSD network whose output is this input of the affinity network."""
     return chain_input_for(lsd.unet, unet, affinity_input_vox)
 
 
 def _workers_and_threads(config: TrainingConfig, sharing: int) -> tuple[int, int]:
-    """Of each of the processes that share these cores."""
+    """Workers and threads of each of the processes that share these cores."""
     cores = max(1, available_cores() // sharing)
     workers = _or(config.num_workers, max(1, min(cores // 2, 10)))
-    if config.mlflow is not None:  # its client draws from the random numbers of this process, in a thread
+    if config.mlflow is not None:  # its client uses the random numbers of this process, in a thread
         workers = max(1, workers)
     return workers, _or(config.threads, cores)
 
 
 def _unet(config: TrainingConfig, profile: Profile, kind: Kind) -> UNetSpec:
-    # The kernels of a profile are those of its own levels.
+    # The kernels of a profile are only valid for its own levels.
     own = config.downsample_factors is None
     spec = UNetSpec(
         in_channels=11 if kind == "acrlsd" else 1,
@@ -199,7 +199,7 @@ def _shapes(config: TrainingConfig, profile: Profile, unet: UNetSpec, lsd: Bundl
 
 
 def _output_vox(unet: UNetSpec, input_vox: Vox3, field: str) -> Vox3:
-    """The output of a network. ConfigError (78) that names the field and the nearest shapes that the network takes."""
+    """The output shape of a network. Raises ConfigError (78) that names the field and the nearest valid shapes."""
     try:
         return shapes.output_shape_vox(unet, input_vox)
     except ConfigError as error:
@@ -237,12 +237,12 @@ def _neighborhood(config: TrainingConfig) -> tuple[Vox3, ...]:
 
 
 def _outputs(kind: Kind, neighborhood: tuple[Vox3, ...]) -> dict[str, int]:
-    """Names and channels: an affinity for each offset."""
+    """Names and channels of the outputs: one affinity for each offset."""
     return {name: len(neighborhood) if name == "affs" else count for name, count in OUTPUTS[kind].items()}
 
 
 def _sigma_nm(config: TrainingConfig, voxel_size_nm: Nm3, lsd: Bundle | None) -> Nm3:
-    """As given; else that of the LSD bundle; else ten of the shortest voxel edges."""
+    """The given sigma; else that of the LSD bundle; else ten times the shortest voxel edge."""
     if config.sigma is not None:
         return config.sigma.to_nm(voxel_size_nm)
     if lsd is not None and lsd.sigma_nm is not None:

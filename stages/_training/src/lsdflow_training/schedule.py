@@ -1,8 +1,8 @@
 """The learning rate over the training: constant (published), or one cycle of warm-up and cosine decay (tiny).
 
 With max_minutes, one cycle follows the larger of two shares: of the iterations and of the time. So it is complete when
-the training ends, however slow the machine is; and two runs of different speed do not give the same weights. Without
-max_minutes the learning rate depends on the iteration alone.
+the training ends, however slow the machine is, and runs of different speed do not give the same weights. Without
+max_minutes the learning rate depends only on the iteration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 from lsdflow_training.recipe import Schedules
 
-# With max_minutes, the warm-up ends after this share of the training at the latest.
+# With max_minutes, the warm-up ends at the latest after this share of the training.
 LONGEST_WARM_UP = 0.1
 
 
@@ -22,7 +22,7 @@ def scaled(rule: str, effective_batch: int) -> float:
 
 
 def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
-    """Learning rate of the step that makes `iteration` (1, 2, ...), `minutes` into the training.
+    """Learning rate of the step that makes `iteration` (1, 2, ...), `minutes` after the start of the training.
 
     one_cycle: linear warm-up, then half a cosine down to 1 % at the end, which is max_iteration or max_minutes,
     whichever comes first.
@@ -37,19 +37,19 @@ def learning_rate(how: Schedules, iteration: int, minutes: float) -> float:
 
 
 def used_up(how: Schedules, iteration: int, minutes: float) -> Literal["max_iteration", "max_minutes"] | None:
-    """What ends the training here: its iterations, or its minutes (after at least one iteration); None: neither."""
+    """The limit that ends the training: its iterations, or its minutes (after at least one iteration); else None."""
     if iteration >= how.max_iteration:
         return "max_iteration"
     return "max_minutes" if how.max_minutes is not None and minutes >= how.max_minutes and iteration > 0 else None
 
 
 def seconds_left(how: Schedules, minutes: float) -> float | None:
-    """What is left of max_minutes, `minutes` into the training; None without such a limit."""
+    """Seconds left of max_minutes, `minutes` after the start of the training; None without such a limit."""
     return None if how.max_minutes is None else max(0.0, 60 * (how.max_minutes - minutes))
 
 
 def progress(how: Schedules, iteration: int, minutes: float) -> float:
-    """Share of the training that is done, 0 to 1: of its iterations or of its time, whichever is larger."""
+    """Share of the training that is done, 0 to 1: the larger of the shares of iterations and of time."""
     share = iteration / max(how.max_iteration, 1)
     if how.max_minutes is not None:
         share = max(share, minutes / how.max_minutes)

@@ -1,6 +1,6 @@
-"""Snapshots: what the network sees and says at an iteration, snapshots/batch_<iteration>.hdf, names of the field.
+"""Snapshots: input, targets and predictions at an iteration in snapshots/batch_<iteration>.hdf, with usual names.
 
-Beside those: volumes/lsds_weight and volumes/affs_weight, how much each voxel counts in the loss (0: not trained).
+In addition, volumes/lsds_weight and volumes/affs_weight hold the weight of each voxel in the loss (0: not trained).
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _INPUTS = {"raw": "volumes/raw", "labels": "volumes/labels/neuron_ids", "mask": 
 
 
 def snapshot_path(folder: Path, iteration: int) -> Path:
-    """The file of an iteration; no zero padding, as gunpowder writes it."""
+    """The file of an iteration, not zero-padded, as gunpowder names it."""
     return folder / f"batch_{iteration}.hdf"
 
 
 def dataset_names(kind: Kind) -> dict[str, str]:
-    """What a snapshot of this kind of training holds: our name -> dataset."""
+    """Datasets of a snapshot of this kind of training: our name -> dataset."""
     return {**_INPUTS, **_NAMES[kind]}
 
 
 def write_snapshot(
     path: Path, kind: Kind, batch: gp.Batch, keys: Keys, *, result: StepResult, voxel_size_nm: Nm3
 ) -> None:
-    """Write one snapshot in one step; `offset` and `resolution` in nm, relative to the raw patch."""
+    """Write one snapshot, complete or not at all; `offset` and `resolution` in nm, relative to the raw patch."""
     arrays = _arrays(batch.as_batch(keys) if isinstance(batch, DevicePatch) else batch, keys, result)
     raw_shape = arrays["raw"].shape
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")

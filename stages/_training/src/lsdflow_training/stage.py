@@ -1,4 +1,4 @@
-"""What train-lsd and train-acrlsd do alike: read inputs, check, train, leave a manifest."""
+"""What train-lsd and train-acrlsd share: read inputs, check, train, write a manifest."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def prepare_training(
 
 
 def run_training(prepared: Prepared, lsd: Any = None) -> None:
-    """Train in the folder of the key and leave a manifest; the training is the current one as soon as it begins.
+    """Train in the folder of the key and write a manifest; the training becomes the current one when it begins.
 
     Raises what trainer.train raises.
     """
@@ -85,7 +85,7 @@ def run_training(prepared: Prepared, lsd: Any = None) -> None:
     if how.processes > 1:
         from lsdflow_training.processes.local_processes import run_local_processes
 
-        if ranks.rank == 0:  # the first of the processes to come counts; it runs on the first node
+        if ranks.rank == 0:  # the first process on the first node exports the metrics instead of this one
             hand_over()
         run_local_processes(prepared.experiment, recipe.stage, how, ranks)
         return
@@ -158,7 +158,7 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
 
 
 def training_plan(prepared: Prepared) -> dict[str, Any]:
-    """What a run would do."""
+    """The facts of a run that `plan` reports."""
     recipe = prepared.recipe
     return {
         "kind": recipe.kind,
@@ -180,7 +180,7 @@ def training_plan(prepared: Prepared) -> dict[str, Any]:
 
 
 def describe_network(prepared: Prepared, lsd: Bundle | None) -> None:
-    """Write the bundle that a training would leave, without weights, its choice as the best, and a manifest."""
+    """Write the bundle that a training would write, without weights, a best.json for it, and a manifest."""
     layout, recipe = prepared.experiment.layout, prepared.recipe
     weights = f"{PLANNED}{prepared.key}"
     bundle = make_bundle(
@@ -201,7 +201,7 @@ def describe_network(prepared: Prepared, lsd: Bundle | None) -> None:
 
 
 def _region(source: Source) -> dict[str, Any]:
-    """Where a volume has labels, in voxels of its raw, and how many sections at their end in z are never trained."""
+    """The region of a volume with labels, in voxels of its raw, and how many sections at its end in z are held out."""
     labels = source.volume.labels
     return {
         "raw_shape_vox": source.volume.raw.shape_vox,
@@ -212,7 +212,7 @@ def _region(source: Source) -> dict[str, Any]:
 
 
 def training_status(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """What is trained so far."""
+    """The status of a training so far."""
     done = bundle_iterations(experiment.layout.checkpoints(stage))
     facts: dict[str, Any] = {"stage": stage, "iterations": done, "finished": False}
     try:
@@ -224,9 +224,9 @@ def training_status(experiment: Experiment, stage: str) -> dict[str, Any]:
 
 
 def verify_training(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """Load the best bundle of a finished training: its weights must be those that its description and best.json name.
+    """Load the best bundle of a finished training. Its weights must match its description and best.json.
 
-    Raises MissingInput (66) if the training has not finished, BadData (65) for damaged weights.
+    Raises MissingInput (66) if the training has not finished, BadData (65) if they do not match.
     """
     from lsdflow_network.bundle import load_bundle
 
@@ -246,7 +246,7 @@ def verify_training(experiment: Experiment, stage: str) -> dict[str, Any]:
 
 
 def lsd_bundle_folder(experiment: Experiment, wanted: str | int) -> Path:
-    """Folder of the LSD bundle an affinity network is trained with. MissingInput if train-lsd left none."""
+    """Folder of the LSD bundle for an affinity training. Raises MissingInput if train-lsd has no best checkpoint."""
     layout = experiment.layout
     if wanted == "best":
         wanted = read_best(layout.best_checkpoint("train-lsd")).iteration

@@ -1,4 +1,4 @@
-"""What ends a training by itself, and which weights it hands on: options and their resolved form."""
+"""Early stopping and averaged weights: options and their resolved form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lsdflow_contract.model import StrictModel
 
 
 class SteeringConfig(StrictModel):
-    """Options of when to stop and of averaged weights; all off by default."""
+    """Options of early stopping and of averaged weights; all off by default."""
 
     patience_iterations: int | None = Field(
         default=None,
@@ -35,7 +35,7 @@ class SteeringConfig(StrictModel):
 
 @dataclass(frozen=True)
 class Steering:
-    """patience: iterations, None: never stop; average_decay None: no average."""
+    """patience: iterations, None = never stop early. average_decay: None = no average."""
 
     patience: int | None = None
     min_improvement: float = 0.005
@@ -43,5 +43,5 @@ class Steering:
 
 
 def resolve_steering(config: SteeringConfig) -> Steering:
-    """The options as a part of the recipe."""
+    """The options for the recipe."""
     return Steering(config.patience_iterations, config.min_improvement, config.average_decay)

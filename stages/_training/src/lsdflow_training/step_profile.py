@@ -1,7 +1,7 @@
-"""profile_steps: torch.profiler records some steps of a run, as a Chrome trace and as a table in the log.
+"""profile_steps: torch.profiler records some steps of a run as a Chrome trace and as a table in the log.
 
-The trace is for chrome://tracing and Perfetto.  A step is all that happens until the next one: also waiting for its
-patches, a validation, a checkpoint.
+Open the trace with chrome://tracing or Perfetto.  A step lasts until the next one begins, so it includes the wait for
+its patches, a validation or a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors, write_atomically
 
 LOG = logging.getLogger("lsdflow.training")
-# The first steps of a run allocate memory and choose kernels: they say nothing about the others.
+# The first steps of a run allocate memory and choose kernels, so they are not representative.
 WARM_UP_STEPS = 2
 ROWS = 15
 
 
 @contextmanager
 def step_profile(steps: int, folder: Path, device: str, rank: int = 0) -> Iterator[Callable[[int], None]]:
-    """A function to call after each step, with its iteration; `steps` of them are recorded, or as many as there are.
+    """A function to call after each step, with its iteration; records `steps` steps, or fewer if the run is shorter.
 
-    Leaves profile/steps_<first>_to_<last>_rank<rank>.json.gz in `folder`.  0 steps: nothing at all.
+    Writes profile/steps_<first>_to_<last>_rank<rank>.json.gz in `folder`.  With 0 steps it does nothing.
     """
     if steps == 0:
         yield lambda _: None
@@ -58,7 +58,7 @@ def step_profile(steps: int, folder: Path, device: str, rank: int = 0) -> Iterat
 
 
 def _write_trace(path: Path, profiled: profile) -> None:
-    """Whole or absent; torch writes plain JSON to a path only, so it is gzipped from there."""
+    """Write the trace, complete or not at all; torch writes plain JSON to a path, which is then gzipped."""
     plain = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     with storage_errors(path):
         plain.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def _gzip(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _log_table(path: Path, profiled: profile, device: str, rank: int) -> None:
-    """Of one process: those of the others are much alike, and their traces are there."""
+    """Log the table of the first process; the others are similar and have their traces."""
     if rank == 0:
         by = "self_device_time_total" if device.startswith("cuda") else "self_cpu_time_total"
         table = profiled.key_averages().table(sort_by=by, row_limit=ROWS, max_name_column_width=50)

@@ -1,4 +1,4 @@
-r"""When more training does not help: the validation loss has stopped falling, or rises while the training loss falls.
+r"""Early stopping: the validation loss has stopped falling, or rises while the training loss falls.
 
         | best before               | no better for `patience` iterations
 loss    |  \__                      |
@@ -19,11 +19,11 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 def verdict(validations: Mapping[int, float], losses: Mapping[int, float], rules: Steering) -> Verdict:
-    """Whether a training should end, from its curves so far (iteration -> loss).
+    """Whether a training should end, judged from its curves so far (iteration -> loss).
 
-    "plateau" or "overfit" once no validation of the last `patience` iterations was lower than (1 - min_improvement)
-    times the best one before them; "overfit" if their mean lies above that best one while the training losses of those
-    iterations have a lower mean than those of as many iterations before.
+    "plateau" or "overfit" once no validation loss of the last `patience` iterations was below (1 - min_improvement)
+    times the best one before them. "overfit" if also their mean is above (1 + min_improvement) times that best one,
+    and the mean training loss of these iterations is below that of as many iterations before.
     """
     if rules.patience is None or not validations:
         return "go on"

@@ -37,7 +37,7 @@ MICRO_OPTIONS: dict[str, Any] = {
 
 
 def write_zarr2(container: Path, dataset: str, array: npt.NDArray[Any], voxel_size_nm: Nm3, offset_nm: Nm3) -> None:
-    """One uncompressed zarr format 2 array with one chunk, and the groups above it."""
+    """Write an uncompressed zarr format 2 array with one chunk, and the groups above it."""
     folder = container / dataset
     folder.mkdir(parents=True, exist_ok=True)
     for group in [folder.parent, *folder.parent.parents]:
@@ -67,7 +67,7 @@ def micro_volume(
     voxel_size_nm: Nm3 = (8.0, 8.0, 8.0),
     mask: npt.NDArray[np.uint8] | None = None,
 ) -> None:
-    """A synthetic training volume with raw, labels with ids beyond 2^53, and a mask (default: all trained)."""
+    """Write a synthetic training volume: raw, labels with ids beyond 2^53, and a mask (default: all trained)."""
     labels = voronoi_labels(shape_vox, 8, seed)
     ids = np.where(labels > 0, labels + np.uint64(2**60), 0).astype(np.uint64)
     states = np.ones(shape_vox, np.uint8) if mask is None else mask
@@ -78,7 +78,7 @@ def micro_volume(
 def micro_experiment(
     root: Path, mode: str = "acrlsd", options: Mapping[str, Any] | None = None, voxel_size_nm: Nm3 = (8.0, 8.0, 8.0)
 ) -> Path:
-    """An experiment with one prepared micro volume; returns its experiment.toml. options: over MICRO_OPTIONS."""
+    """Write an experiment with one micro volume; returns its experiment.toml. options: override MICRO_OPTIONS."""
     layout = ExperimentLayout(root)
     micro_volume(layout.training_volume("micro"), voxel_size_nm=voxel_size_nm)
     Manifest(
@@ -99,7 +99,7 @@ def micro_experiment(
 
 
 def thin_labels(shape_vox: Vox3) -> npt.NDArray[np.uint64]:
-    """Lines, a plane, a diagonal, single voxels in the corners, a label in two far pieces; the rest is background."""
+    """Lines, a plane, a diagonal, single voxels in corners, a label in two distant parts; all else is background."""
     depth, height, width = shape_vox
     labels = np.zeros(shape_vox, dtype=np.uint64)
     labels[:, 2, 3] = 1

@@ -1,4 +1,4 @@
-"""TrainStage: a stage that trains a network. train-lsd and train-acrlsd say what they train; the commands are here."""
+"""TrainStage: a stage that trains a network. train-lsd and train-acrlsd define what; the commands are here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lsdflow_training.build import FrozenLsd
 
 LOG = logging.getLogger("lsdflow.training")
-# The network whose settings are checked where the LSD network before it is not trained.
+# The network to check settings with if the LSD network before it is not trained.
 WITHOUT_LSDS: Kind = "affinities"
 
 
@@ -40,30 +40,30 @@ class TrainStage(Stage):
 
     @abstractmethod
     def kind(self, experiment: Experiment) -> Kind:
-        """What the network predicts."""
+        """The kind of network, which determines what it predicts."""
 
     def not_needed(self, experiment: Experiment) -> str | None:
-        """Why the experiment has no such network; None if it has one."""
+        """A text that says why the experiment has no such network; None if it has one."""
         del experiment
         return None
 
     def lsd_bundle(self, experiment: Experiment) -> Bundle | None:
-        """The description of the trained LSD network that the network depends on, if it does."""
+        """The description of the trained LSD network that this network depends on; None if it depends on none."""
         del experiment
         return None
 
     def frozen_lsd(self, experiment: Experiment) -> FrozenLsd | None:
-        """That LSD network with its weights."""
+        """The same LSD network with its weights."""
         del experiment
         return None
 
     def prepare(self, experiment: Experiment) -> Prepared:
-        """The training, resolved from settings and volumes. Raises what can be refused before it starts."""
+        """The training, resolved from settings and volumes. Raises errors that can be found before it starts."""
         table = experiment.table(self.name, self.config)
         return prepare_training(experiment, table, self.name, self.kind(experiment), self.lsd_bundle(experiment))
 
     def run(self, experiment: Experiment) -> None:
-        """Train; where the network is not needed, or was imported, report that and do nothing."""
+        """Train. If the network is not needed or was imported, log that and do nothing."""
         reason = self._nothing_to_do(experiment)
         if reason is not None:
             LOG.info("%s: nothing to do, %s", self.name, reason)
@@ -83,24 +83,24 @@ class TrainStage(Stage):
         return problems or problems_of([lambda: self.prepare(experiment)])
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
-        """What a run would do."""
+        """The plan of a run, or why there is nothing to do."""
         reason = self._nothing_to_do(experiment)
         return training_plan(self.prepare(experiment)) if reason is None else {"nothing_to_do": reason}
 
     def describe(self, experiment: Experiment) -> None:
-        """Leave the description of the network that would be trained in `experiment.descriptions`."""
+        """Write the description of the network to be trained to `experiment.descriptions`."""
         if self._nothing_to_do(experiment) is None:
             describe_network(self.prepare(experiment), self.lsd_bundle(experiment))
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
-        """Time and memory of some steps, done in `folder`."""
+        """Speed and memory of some steps, whose files are written to `folder`."""
         reason = self._nothing_to_do(experiment)
         if reason is not None:
             raise UsageError(f"{self.name} has nothing fix: {reason}")
         return measure_training(self.prepare(experiment), folder, self.frozen_lsd(experiment))
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
-        """What is trained so far."""
+        """The status of the training so far."""
         reason = self._nothing_to_do(experiment)
         return {**training_status(experiment, self.name), **({} if reason is None else {"nothing_to_do": reason})}
 

@@ -1,13 +1,13 @@
 """The training loop: resume, step, log, validate, checkpoint, snapshot, stop.
 
-1. build network and optimizer from the seed; go on from the newest valid checkpoint if there is one
-2. take the next batches, step; a loss that is not finite ends the training, naming the iteration
-3. every so often: validate, write a bundle (whole or absent), choose the best, delete old ones
-4. stop at max_iteration (a total over all runs) or max_minutes, when the validation loss falls no more (if asked
-   to), or when a signal asks for it (then exit 75)
+1. build network and optimizer from the seed; resume from the newest valid checkpoint if there is one
+2. get the next batches, do a step; a loss that is not finite ends the training with an error that names the iteration
+3. at intervals: validate, write a bundle (complete or not at all), choose the best, delete old ones
+4. stop at max_iteration (in total over all runs) or max_minutes, on early stopping (if enabled), or on a signal (then
+   exit 75)
 
-Among several processes the step that makes iteration i takes batches (i - 1) n + 1 ... i n, n = accumulate x processes,
-each process every processes-th of them.  All agree on the losses, on the time and on when to stop; the first writes.
+With several processes the step that makes iteration i uses batches (i - 1) n + 1 ... i n, n = accumulate x processes;
+with k processes, each uses every k-th of them.  All agree on the losses, the time and when to stop; the first writes.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def train(
     lsd: FrozenLsd | None = None,
     group: Group | None = None,
 ) -> Outcome:
-    """Train to recipe.schedules.max_iteration, resuming what is in `folder`; group: with these other processes.
+    """Train to recipe.schedules.max_iteration, resuming from `folder`. group: the other processes, if there are any.
 
-    Raises Interrupted (75) after a signal, BadData if the loss or the weights are not finite, ConfigError if it does
-    not fit in memory, OutputConflict if the folder holds another training.
+    Raises Interrupted (75) after a signal, BadData if the loss or the weights are not finite, ConfigError if the
+    training does not fit in memory, OutputConflict if the folder holds another training.
     """
     with memory_errors(recipe):
         return Trainer(recipe, sources, folder, training_key, lsd, group or Group()).run()
@@ -128,7 +128,7 @@ class Trainer:
                 agree = self.agreed.on_step(lambda: (self.iteration, self.saved), stop, self._own_minutes)
                 self.gradients = replace(self.gradients, agree=agree)
                 self._loop(curves, stop)
-                # An interruption adds no validation: neither patience nor the best may depend on it.
+                # An interruption adds no validation: early stopping and the best must not depend on it.
                 self._checkpoint(curves, validate=self._finished())
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
             if self.agreed.stops(stop) and not self._finished():
@@ -197,7 +197,7 @@ class Trainer:
             LOG.info("%.3g samples/s", progress.rate() * self.recipe.step.effective_batch)
 
     def _look_around(self, curves: Curves | None) -> None:
-        """What all processes do together between steps, beside checkpoints."""
+        """Do what all processes do together between steps, apart from checkpoints."""
         how = self.recipe.schedules
         if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
             self._validate(curves)
@@ -223,7 +223,7 @@ class Trainer:
         return value
 
     def _handed_on(self) -> AbstractContextManager[None]:
-        """The network has the weights that the bundle gets."""
+        """In the context, the network has the weights that are written to the bundle."""
         return nullcontext() if self.average is None else self.average.in_use()
 
     def _checkpoint(self, curves: Curves | None, *, validate: bool = True) -> None:
@@ -248,7 +248,7 @@ class Trainer:
         return ckpt.keep_best(self.folder, self.training_key, self.recipe.schedules.keep_checkpoints)
 
     def _resume(self) -> None:
-        """All go on from the checkpoint that the first process finds."""
+        """All processes resume from the checkpoint that the first one finds."""
         resumed = ckpt.newest_valid(self.checkpoints, self.training_key) if self.group.writes else None
         found = int(self.group.of_first(-1 if resumed is None else resumed.bundle.iteration))
         if resumed is None and found >= 0:
@@ -286,7 +286,7 @@ class Trainer:
         return None if self.lsd is None else self.lsd.bundle.weights_sha256
 
     def _minutes(self) -> float:
-        """Of the first process, as all have agreed: the learning rate and the end may depend on it."""
+        """Minutes of the first process, on which all agree: the learning rate and the end may depend on them."""
         return self._own_minutes() if self.agreed.minutes is None else self.agreed.minutes
 
     def _own_minutes(self) -> float:
@@ -296,7 +296,7 @@ class Trainer:
         return self._ended_by() is not None
 
     def _ended_by(self) -> str | None:
-        """What its validation loss showed, or what is used up; None: goes on."""
+        """The reason for the end: the verdict on the validation loss, or the limit that is reached; else None."""
         if self.watch.verdict != "go on":
             return self.watch.verdict
         return used_up(self.recipe.schedules, self.iteration, self._minutes())

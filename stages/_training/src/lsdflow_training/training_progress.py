@@ -1,4 +1,4 @@
-"""The progress line of a training: iterations, rate, and an ETA that knows of max_minutes."""
+"""The progress line of a training: iterations, rate, and an ETA that includes max_minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lsdflow_training.schedule import seconds_left
 
 
 def training_progress(recipe: Recipe, iteration: int, minutes: float, shown: bool) -> Progress | nullcontext[None]:
-    """Progress from `iteration` on, `minutes` into the training; nothing unless `shown` (one of several processes)."""
+    """Progress from `iteration` on, `minutes` after the start; an empty context unless `shown` (the first process)."""
     if not shown:
         return nullcontext()
     how = recipe.schedules
@@ -21,13 +21,13 @@ def training_progress(recipe: Recipe, iteration: int, minutes: float, shown: boo
 
 
 def count_iteration(progress: Progress, losses: Mapping[str, float], learning_rate: float) -> None:
-    """One more iteration is done at a learning rate; `losses` are the parts of its loss."""
+    """Count one more iteration. losses: by output; their sum is the loss."""
     progress.gauges["learning_rate"] = learning_rate
     progress.advance(1, losses, loss=sum(losses.values()))
 
 
 def tell_validation(loss: float) -> None:
-    """Let the metrics of this process tell the newest validation loss."""
+    """Set the newest validation loss in the metrics of this process."""
     monitor = MONITOR.get()
     if monitor is not None and monitor.progress is not None:
         monitor.progress.gauges["validation_loss"] = loss

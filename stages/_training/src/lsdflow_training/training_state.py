@@ -1,7 +1,7 @@
-"""resume.pt: what beside the weights is needed to go on as if nothing had happened.
+"""resume.pt: everything apart from the weights that is needed to resume a training without a difference.
 
-It is a zip file, as torch writes it.  torch does not compare the checksums in it, so a flipped bit would go on as a
-slightly other optimizer state: here they are compared before anything is read.
+It is a zip file, as torch writes it.  torch does not compare its checksums, so a flipped bit would give a slightly
+different optimizer state. They are compared here before anything is read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lsdflow_contract.errors import BadData
 class TrainingState:
     """Optimizer state, torch's random state, minutes trained so far; the hash of bundle.json ("" in old files).
 
-    scaler: state of the loss scaling of fp16. weights: those of the last step, where the bundle has their average.
-    Both are empty, and not in the file, without.
+    scaler: state of the loss scaling of fp16. weights: those of the last step, if the bundle has their average.
+    Both are otherwise empty and not in the file.
     """
 
     optimizer: dict[str, Any]
@@ -38,14 +38,14 @@ _NOT_IF_EMPTY = ("scaler", "weights")
 
 
 def state_to_bytes(state: TrainingState) -> bytes:
-    """Content of resume.pt; only tensors and plain values, so that it can be read with weights_only."""
+    """Content of resume.pt: only tensors and plain values, so that it can be read with weights_only."""
     buffer = io.BytesIO()
     torch.save({name: value for name, value in vars(state).items() if name not in _NOT_IF_EMPTY or value}, buffer)
     return buffer.getvalue()
 
 
 def read_state(path: Path) -> TrainingState:
-    """Read resume.pt (weights_only: nothing in it is executed). BadData if absent or damaged."""
+    """Read resume.pt (weights_only: no code in it is executed). Raises BadData if it is absent or damaged."""
     try:
         file = io.BytesIO(path.read_bytes())
         damaged = zipfile.ZipFile(file).testzip()

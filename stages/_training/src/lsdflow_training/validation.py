@@ -1,4 +1,4 @@
-"""Held-out validation: fixed patches of a slab of each volume that is never trained."""
+"""Held-out validation: fixed patches in a slab of each volume that is never trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lsdflow_training.recipe import Recipe
 
 
 def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
-    """Begins of up to `count` output patches, evenly over the slab, flush with its far end in z."""
+    """Begins of up to `count` output patches, evenly distributed over the slab, flush with its far end in z."""
     steps = [max(1, math.ceil(n / o)) for n, o in zip(slab.shape_vox, output_vox, strict=True)]
     grid: list[Vox3] = []
     for iz in range(steps[0]):
@@ -40,7 +40,7 @@ def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
 def read_patches(
     keys: Keys, recipe: Recipe, sources: Sequence[Source], rank: int = 0, processes: int = 1
 ) -> list[Patch]:
-    """This process' share of the validation patches, on the CPU; empty if nothing is held out."""
+    """The share of this process of the validation patches, on the CPU; empty if nothing is held out."""
     held_out = [source for source in sources if source.validation is not None]
     per_volume = math.ceil(recipe.schedules.validation_patches / max(len(held_out), 1))
     mine = slice(rank, None, processes)
@@ -79,7 +79,7 @@ def shared_validation_loss(
 ) -> float | None:
     """Mean loss over the patches of all processes; None if there are none.
 
-    Where weights are shared, all processes call the network equally often: those with fewer patches with zeros.
+    If weights are shared, all processes must call the network equally often: those with fewer patches use zeros.
     """
     counts = [row[0] for row in group.gather([len(patches)])]
     losses = _losses(network, patches, device, precision)

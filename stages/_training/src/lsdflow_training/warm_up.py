@@ -12,7 +12,7 @@ from lsdflow_training.targets import lsd_targets
 
 
 def compile_everything() -> None:
-    """Takes some seconds at the first call of a process."""
+    """Compile all loops; takes some seconds at the first call of a process."""
     lsd_targets.warm_up()
     field = deformation.upsample_field(np.zeros((3, 2, 2, 2), np.float32), (2, 2, 2))
     deformation.gather_linear(np.zeros((2, 2, 2), np.float32), field)

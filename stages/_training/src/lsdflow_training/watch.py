@@ -1,4 +1,4 @@
-"""Looks at each validation loss: is it plausible, is it time to stop?  All processes go by what the first one sees."""
+"""Check each validation loss: is it plausible, should the training stop?  The first process decides for all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG = logging.getLogger("lsdflow.training")
 
 
 class Watch:
-    """verdict: whether the training should go on, by its curves in `folder`."""
+    """verdict: whether the training should continue, judged from its curves in `folder`."""
 
     def __init__(self, folder: Path, rules: Steering, group: Group) -> None:
         self._folder, self._rules, self._group = folder, rules, group
@@ -26,7 +26,7 @@ class Watch:
         self.verdict: Verdict = "go on"
 
     def begin(self, patches: Sequence[Patch]) -> None:
-        """Look at what there is to validate with; all processes together. BadData if patience has nothing to go by."""
+        """Prepare with the validation patches; all processes together. BadData if early stopping has no patches."""
         self._constant = constant_answer_loss(patches)
         if self._rules.patience is not None and not any(row[0] for row in self._group.gather([len(patches)])):
             raise BadData(
@@ -37,14 +37,14 @@ class Watch:
             )
 
     def look(self, iteration: int, validation_loss: float) -> None:
-        """A new validation loss, which is in the curves by now."""
+        """Check a new validation loss, which must already be in the curves."""
         reason = doubt(validation_loss, self._constant, iteration)
         if reason and self._group.writes:
             LOG.warning(reason)
         self.judge(iteration)
 
     def judge(self, iteration: int) -> None:
-        """Decide anew, from the curves up to an iteration; all processes together."""
+        """Update the verdict from the curves up to an iteration; all processes together."""
         if self._rules.patience is None:
             return
         found = 0

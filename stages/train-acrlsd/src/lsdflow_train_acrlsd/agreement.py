@@ -1,4 +1,4 @@
-"""Does an LSD bundle fit the affinity network that is to be trained behind it?"""
+"""Check that an LSD bundle matches the affinity network that will be trained on its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETTINGS = "experiment.toml: train-lsd and train-acrlsd, sigma or volumes"
 
 
 def check_lsd_bundle(bundle: Bundle, targets: Targets) -> None:
-    """ContractMismatch unless kind, channels, voxel size and sigma of the LSD bundle are those wanted here."""
+    """Raise ContractMismatch unless the bundle's kind, channels, voxel size and sigma match those of this training."""
     found = {
         "kind": (bundle.kind, "lsd"),
         "channels": (str(bundle.outputs), str({"lsds": 10})),

@@ -1,4 +1,4 @@
-"""The stage: the affinity network of the experiment's mode.
+"""The stage train-acrlsd: it trains the affinity network of the experiment's mode.
 
 acrlsd   raw + LSDs of a frozen LSD network -> affinities
 mtlsd    raw -> LSDs and affinities
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class TrainAcrlsd(TrainStage):
-    """The network that gives affinities."""
+    """The network that predicts affinities."""
 
     name = "train-acrlsd"
     config = TrainAcrlsdConfig
 
     def kind(self, experiment: Experiment) -> Kind:
-        """The mode."""
+        """The mode of the experiment."""
         return experiment.common.mode
 
     def lsd_bundle(self, experiment: Experiment) -> Bundle | None:
-        """The LSD network of mode acrlsd. MissingInput (66) if it is not trained."""
+        """The bundle of the LSD network in mode acrlsd, else None. Raises MissingInput (66) if it is not trained."""
         folder = _lsd_folder(experiment)
         return None if folder is None else read_bundle(folder)
 
     def frozen_lsd(self, experiment: Experiment) -> FrozenLsd | None:
-        """The LSD network of mode acrlsd, with its weights."""
+        """The LSD network of mode acrlsd, with its weights; None in other modes."""
         folder = _lsd_folder(experiment)
         if folder is None:
             return None
@@ -48,7 +48,7 @@ class TrainAcrlsd(TrainStage):
         return FrozenLsd(*load_network(folder, expect_kind="lsd"))
 
     def prepare(self, experiment: Experiment) -> Prepared:
-        """The training, resolved. Raises ContractMismatch (76) for an LSD network of other targets."""
+        """The resolved training. Raises ContractMismatch (76) if the LSD network was trained for other targets."""
         prepared = super().prepare(experiment)
         lsd = self.lsd_bundle(experiment)
         if lsd is not None:
@@ -56,7 +56,7 @@ class TrainAcrlsd(TrainStage):
         return prepared
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
-        """torch and its GPUs."""
+        """Facts about torch and its GPUs."""
         from lsdflow_network.torch_build import torch_facts
 
         del experiment

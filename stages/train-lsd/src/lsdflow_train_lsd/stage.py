@@ -1,4 +1,4 @@
-"""The stage: the LSD network of mode acrlsd; the other modes train one network only, by train-acrlsd."""
+"""The stage train-lsd: it trains the LSD network of mode acrlsd. Other modes have no separate LSD network."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class TrainLsd(TrainStage):
     config = TrainLsdConfig
 
     def kind(self, experiment: Experiment) -> Kind:
-        """LSDs, in every mode."""
+        """The kind "lsd" in every mode."""
         del experiment
         return "lsd"
 
     def not_needed(self, experiment: Experiment) -> str | None:
-        """The mode, if it has no LSD network of its own."""
+        """A message that names the mode, if the mode has no separate LSD network; else None."""
         mode = experiment.common.mode
         if mode == "acrlsd":
             return None

@@ -1,1 +1,1 @@
-"""Patches of training data: volumes, places, augmentation, workers."""
+"""Patches of training data: volumes, random locations, augmentation, workers."""

@@ -1,12 +1,12 @@
-"""ElasticAugment with faster loops: gunpowder decides what to deform and how, deformation.py moves the voxels.
+"""ElasticAugment with faster loops: gunpowder draws the deformation, deformation.py applies it to the voxels.
 
 The published pipeline deforms each patch twice, on regions up to eight times the patch. With gunpowder's scipy
-routines that is most of the data cost; they also send ids through float64, which merges those beyond 2^53.
+routines this is most of the cost of the data; they also convert ids to float64, which merges those beyond 2^53.
 """
 
 from __future__ import annotations
 
-import random  # gunpowder draws from it, so the seed of a batch reaches it
+import random  # gunpowder draws from this module, so it is seeded for each batch
 
 import augment  # type: ignore[import-untyped]
 import gunpowder as gp
@@ -21,7 +21,7 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
     """gunpowder's ElasticAugment (rotation, jitter, slip, shift; same random numbers), for 3-D arrays."""
 
     def _ElasticAugment__create_transformation(self, shape: Vox3) -> Field:  # noqa: N802  (replaces a private method)
-        """The field of one patch, as in gunpowder, upsampled by our loop."""
+        """The field of one patch, as in gunpowder, upsampled by our compiled loop."""
         shape = (int(shape[0]), int(shape[1]), int(shape[2]))
         field = self.draw_coarse_field(shape)
         if self.subsample > 1:
@@ -31,8 +31,8 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
         return field
 
     def draw_coarse_field(self, shape: Vox3) -> Field:
-        """Jitter and rotation of a patch of this shape, drawn as gunpowder draws them; every `subsample`-th voxel."""
-        random.random()  # noqa: S311  (gunpowder draws a scale here; ours is always 1, the sequence of random numbers stays)
+        """Jitter and rotation of a patch of this shape at every `subsample`-th voxel, drawn as in gunpowder."""
+        random.random()  # noqa: S311  (gunpowder draws a scale, here always 1: keeps the sequence of random numbers)
         field: Field = augment.create_identity_transformation(shape, subsample=self.subsample)
         if sum(self.jitter_sigma) > 0:
             field += augment.create_elastic_transformation(
@@ -44,7 +44,7 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
         return field
 
     def draw_section_shifts(self, sections: int) -> Field | None:
-        """Slips and shifts of sections, (sections, 2) voxels y, x, drawn as gunpowder draws them; None: never any."""
+        """Slips and shifts of sections, (sections, 2) voxels y, x, drawn as in gunpowder; None if both are disabled."""
         if self.prob_slip + self.prob_shift == 0:
             return None
         column = np.zeros((3, sections, 1, 1), np.float32)
@@ -52,7 +52,7 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
         return np.ascontiguousarray(column[1:, :, 0, 0].T)
 
     def process(self, batch: gp.Batch, request: gp.BatchRequest) -> None:
-        """Deform every 3-D array of the batch in place; arrays that can be interpolated linearly, others nearest."""
+        """Deform every 3-D array of the batch in place, with linear interpolation if it allows it, else nearest."""
         for key, array in batch.arrays.items():
             if key not in self.target_rois:
                 continue

@@ -1,8 +1,8 @@
-"""Batches by number: batch i is the same whenever and wherever it is made, in this process or by workers ahead of time.
+"""Batches by number: batch i is the same in this process and in every worker, whenever it is made.
 
-gunpowder draws all randomness of a batch from the seed of its request.  Its PreCache sends every worker the same
-request, with the same seed, so a fixed seed gives the same batch again and again; here every worker makes numbers of
-its own, the seed follows from the number, and batches come in the order of their numbers with any number of workers.
+gunpowder draws all random numbers of a batch from the seed of its request.  Its PreCache sends the same request to all
+workers, so a fixed seed repeats the same batch. Here each worker makes its own batch numbers, the seed follows from the
+number, and batches are delivered in the order of their numbers with any number of workers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lsdflow_training.out_of_memory import does_not_fit
 
 
 def batch_seed(seed: int, number: int) -> int:
-    """Seed of batch `number` (32 bit); batches of one training and of two seeds are independent."""
+    """Seed of batch `number` (32 bit); independent between the batches of a training and between seeds."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
 
 
 class NumberedPreCache(gp.BatchFilter):  # type: ignore[misc]
-    """Batches first, first + stride, ..., made ahead of time by processes: cache_size in all, at least one each."""
+    """Batches first, first + stride, ..., made in advance by processes: cache_size in total, at least one in each."""
 
     def __init__(self, seed: int, first: int, cache_size: int, num_workers: int, stride: int = 1) -> None:
         self.seed, self.first, self.stride = seed, first, stride
@@ -38,13 +38,13 @@ class NumberedPreCache(gp.BatchFilter):  # type: ignore[misc]
         self.turns: Iterator[BatchWorker] = iter(())
 
     def teardown(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for worker in self.workers:
             worker.stop()
         self.workers = []
 
     def provide(self, request: gp.BatchRequest) -> gp.Batch:
-        """The next batch; the processes start with the first request and make what it asks for."""
+        """The next batch. The first request starts the processes, which then make batches for that request."""
         timing = Timing(self)
         timing.start()
         if self.request is None:
@@ -66,7 +66,7 @@ class NumberedPreCache(gp.BatchFilter):  # type: ignore[misc]
 
 
 def seeded(request: gp.BatchRequest, seed: int) -> gp.BatchRequest:
-    """A copy of the request whose batch is determined by `seed`."""
+    """A copy of the request with the random seed `seed`, which determines its batch."""
     copy = gp.BatchRequest(random_seed=seed)
     for key, spec in request.items():
         copy[key] = spec.copy()
@@ -75,7 +75,7 @@ def seeded(request: gp.BatchRequest, seed: int) -> gp.BatchRequest:
 
 @contextmanager
 def plain_errors(number: int) -> Iterator[None]:
-    """Let the error that a node met through, instead of the pages gunpowder wraps around it."""
+    """Raise the original error of a node instead of gunpowder's long error around it."""
     try:
         yield
     except (gp.PipelineRequestError, gp.BatchRequestError) as error:
@@ -105,7 +105,7 @@ def batch_stream(
 ) -> Iterator[Iterator[gp.Batch]]:
     """Batches first, first + stride, ... of the pipeline; num_workers = 0 makes them in this process, in order.
 
-    times: collects how long each node took.
+    times: collects the time of each node.
     """
     if num_workers > 0:
         pipeline = pipeline + NumberedPreCache(seed, first, cache_size, num_workers, stride)

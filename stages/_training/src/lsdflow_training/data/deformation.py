@@ -1,7 +1,7 @@
-"""The loops of elastic deformation: a coarse field upsampled, and voxels gathered through it.
+"""The loops of elastic deformation: upsample a coarse field, and gather voxels through it.
 
-A field (3, z, y, x) says for each voxel of the result where in the source it comes from, in source voxels.
-Same results as gunpowder's scipy routines (zoom of order 1; map_coordinates of order 0 and 1), compiled.
+A field (3, z, y, x) holds for each voxel of the result its position in the source, in source voxels.
+The compiled loops give the results of gunpowder's scipy routines (zoom of order 1; map_coordinates of order 0 and 1).
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ Positions = npt.NDArray[np.float32]
 
 
 def upsample_field(coarse: Field, shape_vox: Vox3) -> Field:
-    """Linear upsampling of (3, a, b, c) to (3, *shape_vox); first and last points stay at the edges. float32."""
+    """Upsample (3, a, b, c) linearly to (3, *shape_vox), float32; first and last points stay at the edges."""
     at_z, at_y, at_x = upsampled_positions(coarse, shape_vox)
     return field_at(coarse, at_z, at_y, at_x)
 
 
 def upsampled_positions(coarse: Field, shape_vox: Vox3) -> tuple[Positions, Positions, Positions]:
-    """Where the voxels of (3, *shape_vox) lie in the coarse field, along z, y, x."""
+    """Positions of the voxels of (3, *shape_vox) in the coarse field, along z, y, x."""
     sizes = zip(coarse.shape[1:], shape_vox, strict=True)
     z, y, x = (np.linspace(0, n - 1, m).astype(np.float32) for n, m in sizes)
     return z, y, x
 
 
 def field_at(coarse: Field, at_z: Positions, at_y: Positions, at_x: Positions) -> Field:
-    """Linear interpolation of the coarse field at a grid of positions: (3, z, y, x), float32."""
+    """Interpolate the coarse field linearly at a grid of positions: (3, z, y, x), float32."""
     fine = np.empty((3, at_z.size, at_y.size, at_x.size), np.float32)
     _upsample(np.ascontiguousarray(coarse, dtype=np.float32), at_z, at_y, at_x, fine)
     return fine
 
 
 def gather_nearest(source: npt.NDArray[np.generic], field: Field) -> npt.NDArray[np.generic]:
-    """The nearest voxel of source (z, y, x; any type, ids stay exact) for each voxel of the field; outside: 0."""
+    """The nearest voxel of source (z, y, x; any dtype, ids stay exact) for each voxel of the field; 0 outside."""
     out = np.zeros(field.shape[1:], source.dtype)
     _gather_nearest(np.ascontiguousarray(source), field, out)
     return out
 
 
 def gather_linear(source: npt.NDArray[np.floating], field: Field) -> npt.NDArray[np.float32]:
-    """Trilinear interpolation of source (z, y, x) for each voxel of the field, float32; outside: 0."""
+    """Trilinear interpolation of source (z, y, x) for each voxel of the field, float32; 0 outside."""
     out = np.zeros(field.shape[1:], np.float32)
     _gather_linear(np.ascontiguousarray(source, dtype=np.float32), field, out)
     return out

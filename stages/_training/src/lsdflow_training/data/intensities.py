@@ -1,8 +1,8 @@
-"""Changes of the intensities of a patch: gamma, blur, and sections damaged as microscopes and knives do it.
+"""Changes of the intensities of a patch: gamma, blur, and damaged sections as microscopes and knives produce them.
 
-What is drawn for a patch (`Change`) is apart from what it does, so that another device can do the same. Functions on
-arrays. `raw` is float32 (z, y, x), 0 (black) to 1 (white), and so is every result, a new array. Labels
-know nothing of these changes: what is hidden or blurred has to be inferred from what is around it.
+The numbers drawn for a patch (`Change`) are separate from their application, so that another device can apply them too.
+All are functions on arrays. `raw` is float32 (z, y, x), 0 (black) to 1 (white), and so is every result, a new array.
+Labels do not change: the network must infer what is hidden or blurred from its surroundings.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Raw = npt.NDArray[np.float32]
 Alpha = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.floating]
 
-ARTIFACT_EDGE = 0.25  # of an artefact's radius: where it fades into the section
-ARTIFACT_RADIUS = (0.125, 0.5)  # of the section's edges
+ARTIFACT_EDGE = 0.25  # width of the soft edge, as a fraction of the artefact's radius
+ARTIFACT_RADIUS = (0.125, 0.5)  # range, as a fraction of the section's edges
 
 
 class Damage(IntEnum):
-    """What can happen to a section."""
+    """Kinds of damage to a section."""
 
     NONE = 0
     MISSING = 1
@@ -35,7 +35,7 @@ class Damage(IntEnum):
 
 @dataclass(frozen=True)
 class Artifact:
-    """What covers a section in part: an ellipse, filled with a section of the patch, mirrored and moved (y, x)."""
+    """An ellipse that covers a part of a section, filled with a section of the patch, mirrored and shifted (y, x)."""
 
     centre_vox: tuple[float, float]
     radius_vox: tuple[float, float]
@@ -45,7 +45,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Distances from the mean times a scale, and a shift; one of each for the patch, or one for each section."""
+    """A scale of the distances from the mean, and a shift; one of each for the patch, or for each section."""
 
     scales: Numbers
     shifts: Numbers
@@ -53,14 +53,14 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Exponents:
-    """Of gamma; one for the patch, or one for each section."""
+    """Exponents of gamma; one for the patch, or one for each section."""
 
     values: Numbers
 
 
 @dataclass(frozen=True)
 class Blurring:
-    """Standard deviations in voxels, 0 = none; one for the patch (z, y, x alike), or each section's (y, x)."""
+    """Standard deviations in voxels, 0 = none; one for the patch (same in z, y, x), or one for each section (y, x)."""
 
     sigmas_vox: Numbers
     by_section: bool
@@ -68,7 +68,7 @@ class Blurring:
 
 @dataclass(frozen=True)
 class Noise:
-    """Gaussian; the voxels' own numbers follow from the seed, each device has its own."""
+    """Gaussian noise. Its values follow from the seed, but differ between devices."""
 
     std: float
     seed: int
@@ -76,7 +76,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Damages:
-    """Damage of each section (z,), the contrast of pale ones, and what covers the others, by z."""
+    """Damage of each section (z,), contrast of LOW_CONTRAST sections, and the artefacts of ARTIFACT sections, by z."""
 
     what: npt.NDArray[np.integer]
     contrast: float
@@ -87,22 +87,22 @@ Change = Contrast | Exponents | Blurring | Noise | Damages
 
 
 def changed_gamma(raw: Raw, exponents: Numbers) -> Raw:
-    """Each section to the power of its exponent (z,), or all to that of the only one: > 1 darkens, < 1 lightens."""
+    """Raise each section to its exponent (z,), or all to the only one: > 1 darkens, < 1 brightens."""
     return np.power(raw, exponents.astype(np.float32)[:, None, None])
 
 
 def blurred(raw: Raw, sigma_vox: float | Sequence[float]) -> Raw:
-    """Gaussian blur of one standard deviation, or z, y, x (0 = not along it); edges continue as they end."""
+    """Gaussian blur with one standard deviation, or one for z, y, x (0 = none); edge voxels are repeated outwards."""
     smooth: Raw = ndimage.gaussian_filter(raw, sigma_vox, mode="nearest", truncate=3.0)
     return np.clip(smooth, 0.0, 1.0, out=smooth)
 
 
 def damaged(raw: Raw, how: Damages) -> Raw:
-    """Sections damaged as `how.what` says.
+    """Raw with its sections damaged according to `how.what`.
 
-    MISSING is black; LOW_CONTRAST keeps its mean, and `how.contrast` of the distance from it; REPEATED shows the
-    section before it (the first: the one after it); ARTIFACT is covered in part by another section of the patch, see
-    `covering`.
+    MISSING sections are black; LOW_CONTRAST ones keep their mean, and deviations from it are scaled by `how.contrast`;
+    REPEATED ones show the section before them (the first shows the one after it); ARTIFACT ones are partly covered by
+    another section of the patch, see `covering`.
     """
     result, what = raw.copy(), how.what
     for z in np.flatnonzero(what):
@@ -120,7 +120,7 @@ def damaged(raw: Raw, how: Damages) -> Raw:
 
 
 def draw_artifact(shape: Sequence[int], generator: np.random.Generator) -> Artifact:
-    """An artefact of a patch of this shape (z, y, x)."""
+    """Draw an artefact for a patch of this shape (z, y, x)."""
     size = shape[1:]
     centre = [generator.uniform(0, n) for n in size]
     radius = [max(1.0, generator.uniform(*ARTIFACT_RADIUS) * n) for n in size]
@@ -130,7 +130,7 @@ def draw_artifact(shape: Sequence[int], generator: np.random.Generator) -> Artif
 
 
 def opacity(covers: Artifact, size: Sequence[int]) -> Alpha:
-    """Of an artefact in a section of this size, (y, x): 0 to 1, with soft edges."""
+    """Opacity of an artefact in a section of this size, (y, x): 0 to 1, with soft edges."""
     y, x = ((np.arange(n) + 0.5 - c) / r for n, c, r in zip(size, covers.centre_vox, covers.radius_vox, strict=True))
     distance = np.hypot(y[:, None], x[None, :])
     alpha: Alpha = np.clip((1 - distance) / ARTIFACT_EDGE, 0.0, 1.0).astype(np.float32)
@@ -138,6 +138,6 @@ def opacity(covers: Artifact, size: Sequence[int]) -> Alpha:
 
 
 def covering(raw: Raw, covers: Artifact) -> tuple[Alpha, Raw]:
-    """What covers a section, both (y, x): opacity, and a section that does not go on into what is around."""
+    """Opacity of an artefact, and the section it shows, mirrored and shifted so that it does not match; both (y, x)."""
     section = raw[covers.section, ::-1, ::-1]
     return opacity(covers, raw.shape[1:]), np.roll(section, covers.moved_vox, axis=(0, 1))

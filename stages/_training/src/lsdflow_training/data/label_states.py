@@ -1,4 +1,4 @@
-"""gunpowder nodes for labels that do not say everything: ids to ignore, sparse labels, labels under the mask."""
+"""gunpowder nodes for incomplete labels: ids to ignore, sparse labels, labels under the mask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ States = npt.NDArray[np.uint8]
 
 
 def states_of_labels(labels: Labels, states: States, ignore_ids: tuple[int, ...], sparse: bool) -> States:
-    """Mask states (same shape) in which ignore_ids, and if `sparse` voxels to be trained without label, are IGNORE."""
+    """Mask states (same shape) with ignore_ids, and if `sparse` TRAIN voxels without a label, set to IGNORE."""
     ignored = np.isin(labels, np.array(ignore_ids, labels.dtype))
     if sparse:
         ignored |= (labels == 0) & (states == MaskState.TRAIN)
@@ -22,22 +22,22 @@ def states_of_labels(labels: Labels, states: States, ignore_ids: tuple[int, ...]
 
 
 class LabelStates(gp.BatchFilter):  # type: ignore[misc]
-    """The labels of a volume decide about its mask, see `states_of_labels`; ignored ids become label 0.
+    """Update the mask of a volume from its labels, see `states_of_labels`; ignored ids become label 0.
 
-    Belongs before RandomLocation, which asks for the whole mask: places are chosen by what is trained.
+    Must come before RandomLocation, which requests the whole mask to choose places by the voxels that are trained.
     """
 
     def __init__(self, labels: gp.ArrayKey, mask: gp.ArrayKey, ignore_ids: tuple[int, ...], sparse: bool) -> None:
         self.labels, self.mask, self.ignore_ids, self.sparse = labels, mask, ignore_ids, sparse
 
     def setup(self) -> None:
-        """Changes labels and mask."""
+        """Announce that labels and mask are updated."""
         self.enable_autoskip()
         for key in (self.labels, self.mask):
             self.updates(key, self.spec[key])
 
     def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
-        """Needs the labels wherever there are any and the mask is requested."""
+        """Require the labels wherever they exist and the mask is requested."""
         needed = gp.BatchRequest()
         rois = [request[self.labels].roi] if self.labels in request else []
         if self.mask in request:
@@ -49,7 +49,7 @@ class LabelStates(gp.BatchFilter):  # type: ignore[misc]
         return needed
 
     def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> gp.Batch:
-        """Mask (u8) and labels as they count."""
+        """The updated mask (u8) and labels."""
         outputs = gp.Batch()
         labels = batch[self.labels] if self.labels in batch.arrays else None
         if self.mask in batch.arrays:
@@ -62,7 +62,7 @@ class LabelStates(gp.BatchFilter):  # type: ignore[misc]
         return outputs
 
     def _states(self, mask: gp.Array, labels: gp.Array | None) -> gp.Array:
-        """Outside of the labels there is no label."""
+        """The mask states, with label 0 outside the labels."""
         around = np.zeros(mask.data.shape, np.uint64)
         if labels is not None:
             common = mask.spec.roi.intersect(labels.spec.roi)
@@ -72,10 +72,10 @@ class LabelStates(gp.BatchFilter):  # type: ignore[misc]
 
 
 class DropIgnoredLabels(ApplyBackground):
-    """Labels under IGNORE become 0: not even the shapes of their neighbours depend on them."""
+    """Labels under IGNORE become 0, so that the shape descriptors of their neighbours do not depend on them."""
 
     def process(self, batch: gp.Batch, _request: gp.BatchRequest) -> gp.Batch:
-        """Labels (u64) of voxels that count."""
+        """Labels (u64) with ignored voxels set to 0."""
         array = batch[self.labels]
         mask = batch[self.mask].crop(array.spec.roi).data
         outputs = gp.Batch()

@@ -1,17 +1,16 @@
-"""Random places for patches: RandomLocation that judges the patch itself, finds rare places, and knows when none is.
+"""RandomLocation that checks the patch itself, finds rare places, and fails if there is none.
 
-gunpowder's own compares the mask with the region requested at this point of the pipeline, which augmentation and
-shape descriptors have made up to eight times the patch; in a small volume no place ever qualifies, and it searches
-for ever.
+gunpowder's own compares the mask with the region requested at this stage of the pipeline, which augmentation and shape
+descriptors have enlarged up to eight times; in a small volume no place ever qualifies, and it searches forever.
 
-Places are tried at random. After MAX_TRIES for one patch all places are looked at, plane by plane, and one of those
-that qualify is drawn; none is an error. With sparse labels no place is tried: a trained voxel is drawn, and a patch
-around it.
+Places are tried at random. After MAX_TRIES for one patch all places are examined, plane by plane, and one of those that
+qualify is drawn; if there is none, this is an error. With sparse labels no places are tried: a trained voxel is drawn,
+and then a patch that contains it.
 """
 
 from __future__ import annotations
 
-import random  # gunpowder draws from it, so the seed of a batch reaches it
+import random  # gunpowder draws from this module, so it is seeded for each batch
 from collections.abc import Callable
 
 import gunpowder as gp
@@ -28,10 +27,10 @@ SECTIONS_AT_ONCE = 32
 
 
 class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
-    """A random place where at least `min_masked` of a patch of `patch_vox` is not ignored.
+    """A random place where at least the share `min_masked` of a patch of `patch_vox` is not ignored.
 
-    sparse: a place where a patch holds at least one voxel that is not ignored, found without tries; places with many
-    of them are drawn more often. Raises BadData if there is no such place.
+    sparse: a place whose patch has at least one voxel that is not ignored, found without tries; places with many such
+    voxels are drawn more often. Raises BadData if there is no such place.
     """
 
     min_masked: float
@@ -42,7 +41,7 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
         self.trained: npt.NDArray[np.integer] = np.empty((0, 3), np.int64)
 
     def setup(self) -> None:
-        """Read the mask, some sections at a time: where labels decide about it, they are read with it."""
+        """Read the mask a few sections at a time, because labels may have to be read with it."""
         min_masked, self.min_masked = self.min_masked, 0.0
         super().setup()
         self.min_masked = min_masked
@@ -58,7 +57,7 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
     def _RandomLocation__select_random_shift(  # noqa: N802
         self, request: gp.BatchRequest, shifts: gp.Roi, voxel_size: gp.Coordinate
     ) -> gp.Coordinate:
-        """Replaces gunpowder's private loop: try places, then look at all of them; sparse: around a trained voxel."""
+        """Replaces gunpowder's private loop: try places, then examine all of them; sparse: around a trained voxel."""
         begin = gp.Coordinate(self._patch_begin(request, gp.Coordinate(0, 0, 0)))
         if self.sparse:
             return self._around_a_trained_voxel(shifts, begin)
@@ -73,7 +72,7 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
         return gp.Coordinate(place) - begin
 
     def _RandomLocation__is_min_masked(self, random_shift: gp.Coordinate, request: gp.BatchRequest) -> bool:  # noqa: N802
-        """Replaces gunpowder's private check: the share of trained voxels in the patch in the middle of the request."""
+        """Replaces gunpowder's private check: the share of trained voxels in the patch at the centre of the request."""
         if self.min_masked <= 0:
             return True
         begin = self._patch_begin(request, random_shift)
@@ -81,14 +80,14 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
         return bool(trained >= self.min_masked * np.prod(self.patch_vox))
 
     def _patch_begin(self, request: gp.BatchRequest, shift: gp.Coordinate) -> list[int]:
-        """Begin of the patch in the mask's array, if the request is moved by `shift`."""
+        """Begin of the patch in the mask's array, if the request is shifted by `shift`."""
         if self.mask_spec is None:
             return [0, 0, 0]
         roi = request[self.mask].roi.shift(shift) - self.mask_spec.roi.offset
         return [int(c - n // 2) for c, n in zip(roi.center, self.patch_vox, strict=True)]
 
     def _around_a_trained_voxel(self, shifts: gp.Roi, begin: gp.Coordinate) -> gp.Coordinate:
-        """A shift that puts a trained voxel anywhere in the patch."""
+        """A shift that puts a random trained voxel at a random position in the patch."""
         for _ in range(MAX_TRIES if len(self.trained) else 0):
             voxel = self.trained[random.randrange(len(self.trained))]  # noqa: S311
             low = [
@@ -114,7 +113,7 @@ class RandomLocation(gp.RandomLocation):  # type: ignore[misc]
 def read_trained(
     request_batch: Callable[[gp.BatchRequest], gp.Batch], mask: gp.ArrayKey, roi: gp.Roi
 ) -> npt.NDArray[np.bool_]:
-    """Where the mask of `roi` does not say ignore, (z, y, x); some sections are read at a time."""
+    """Where the mask of `roi` is not IGNORE, (z, y, x); reads a few sections at a time."""
     trained = np.empty(tuple(roi.shape), np.bool_)
     for begin in range(0, roi.shape[0], SECTIONS_AT_ONCE):
         depth = min(SECTIONS_AT_ONCE, roi.shape[0] - begin)

@@ -1,6 +1,6 @@
-"""gunpowder nodes of ours, each small: padding, mask states, ids, boundaries, validation slab, weights, seeds.
+"""Small gunpowder nodes: padding, mask states, ids, boundaries, validation slab, trained voxels.
 
-They sit in the pipeline of pipeline.py; what each does to the arrays of a batch is said at its class.
+They are used in pipeline.py; each class documents how it changes the arrays of a batch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from lsdflow_training.targets.boundaries import compact_ids, grow_boundary
 
 
 class InPlaceFilter(gp.BatchFilter):  # type: ignore[misc]
-    """A node that changes some arrays of a batch, voxel by voxel, and needs nothing beside what is requested."""
+    """A node that changes some arrays of a batch, voxel by voxel, and requires only the requested regions."""
 
     def __init__(self, *keys: gp.ArrayKey) -> None:
         self.keys = keys
 
     def setup(self) -> None:
-        """Announce the arrays this node changes; it is skipped when none is requested."""
+        """Announce the arrays that this node changes; it is skipped if none is requested."""
         self.enable_autoskip()
         for key in self.keys:
             self.updates(key, self.spec[key])
 
     def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
-        """Needs the arrays in the regions in which they are requested."""
+        """Require the arrays in the regions in which they are requested."""
         needed = gp.BatchRequest()
         for key in self.keys:
             if key in request:
@@ -35,15 +35,15 @@ class InPlaceFilter(gp.BatchFilter):  # type: ignore[misc]
 
 
 class Pad(gp.Pad):  # type: ignore[misc]
-    """gunpowder's Pad with 0, also for regions that lie wholly outside of the volume (there, gunpowder's fails)."""
+    """gunpowder's Pad with 0, also for regions that are completely outside the volume (where gunpowder's fails)."""
 
     def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest | None:
-        """Needs the region within the volume; nothing of it if there is none."""
+        """Require the part of the region that is within the volume, or an empty region."""
         if self.key not in request:
             return None
         upstream = self.get_upstream_provider().spec[self.key].roi
         within = request[self.key].roi.intersect(upstream)
-        # what is returned is united with the request, so the request itself has to shrink
+        # gunpowder merges the returned region with the request, so the request itself must shrink
         request[self.key].roi = gp.Roi(upstream.offset, (0,) * upstream.dims) if within.empty else within
         needed = gp.BatchRequest()
         needed[self.key] = request[self.key]
@@ -60,7 +60,7 @@ class Pad(gp.Pad):  # type: ignore[misc]
 
 
 class RestrictMask(InPlaceFilter):
-    """Mask outside `inside` or within `outside` (voxel boxes) becomes IGNORE: keeps the validation slab apart."""
+    """Set the mask outside `inside` or within `outside` (voxel boxes) to IGNORE: separates the validation slab."""
 
     def __init__(self, mask: gp.ArrayKey, inside: Box | None = None, outside: Box | None = None) -> None:
         super().__init__(mask)
@@ -92,18 +92,18 @@ class CompactIds(InPlaceFilter):
 
 
 class ApplyBackground(gp.BatchFilter):  # type: ignore[misc]
-    """Labels become 0 where the mask says BACKGROUND, whatever id they had."""
+    """Set labels to 0 where the mask is BACKGROUND."""
 
     def __init__(self, labels: gp.ArrayKey, mask: gp.ArrayKey) -> None:
         self.labels, self.mask = labels, mask
 
     def setup(self) -> None:
-        """Changes the labels."""
+        """Announce that the labels are updated."""
         self.enable_autoskip()
         self.updates(self.labels, self.spec[self.labels])
 
     def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
-        """Needs the mask wherever labels are requested."""
+        """Require the mask wherever labels are requested."""
         needed = gp.BatchRequest()
         needed[self.labels] = request[self.labels].copy()
         needed[self.mask] = _with_roi(request, self.mask, request[self.labels].roi)
@@ -136,18 +136,18 @@ class GrowBoundary(ApplyBackground):
 
 
 class TrainedVoxels(gp.BatchFilter):  # type: ignore[misc]
-    """New array: 1 where the mask says TRAIN or BACKGROUND, 0 where it says IGNORE (what gunpowder calls a mask)."""
+    """New array: 1 where the mask is TRAIN or BACKGROUND, 0 where it is IGNORE (gunpowder's meaning of a mask)."""
 
     def __init__(self, mask: gp.ArrayKey, trained: gp.ArrayKey) -> None:
         self.mask, self.trained = mask, trained
 
     def setup(self) -> None:
-        """Provides the binary mask."""
+        """Announce the binary mask."""
         self.enable_autoskip()
         self.provides(self.trained, self.spec[self.mask].copy())
 
     def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
-        """Needs the mask where the binary mask is requested."""
+        """Require the mask where the binary mask is requested."""
         needed = gp.BatchRequest()
         needed[self.mask] = _with_roi(request, self.mask, request[self.trained].roi)
         return needed
@@ -161,29 +161,29 @@ class TrainedVoxels(gp.BatchFilter):  # type: ignore[misc]
 
 
 def _with_roi(request: gp.BatchRequest, key: gp.ArrayKey, roi: gp.Roi) -> gp.ArraySpec:
-    """Spec of `key` for a region, together with the region in which it is requested anyway."""
+    """Spec of `key` for a region, merged with the region in which it is already requested."""
     if key in request:
         return gp.ArraySpec(roi=request[key].roi.union(roi))
     return gp.ArraySpec(roi=roi.copy())
 
 
 class AllTrained(gp.BatchFilter):  # type: ignore[misc]
-    """Mask of a volume that has none: every labelled voxel is trained."""
+    """Mask of a volume without one: TRAIN everywhere."""
 
     def __init__(self, mask: gp.ArrayKey, spec: gp.ArraySpec) -> None:
         self.mask, self.mask_spec = mask, spec
 
     def setup(self) -> None:
-        """Provides the mask."""
+        """Announce the mask."""
         self.enable_autoskip()
         self.provides(self.mask, self.mask_spec)
 
     def prepare(self, _request: gp.BatchRequest) -> gp.BatchRequest:
-        """Needs nothing."""
+        """Require nothing."""
         return gp.BatchRequest()
 
     def process(self, _batch: gp.Batch, request: gp.BatchRequest) -> gp.Batch:
-        """Ones, u8."""
+        """The mask, u8, TRAIN everywhere."""
         spec = self.mask_spec.copy()
         spec.roi = request[self.mask].roi
         outputs = gp.Batch()

@@ -1,4 +1,4 @@
-"""Who makes the patches: gunpowder on the CPU, or the training device from what gunpowder has drawn (gpu/stream.py)."""
+"""What makes the patches: gunpowder on the CPU, or the training device with gunpowder's draws (gpu/stream.py)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Literal
 from lsdflow_contract.errors import ConfigError
 
 DataPath = Literal["gunpowder", "gpu"]
-BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # work on what is read, whoever makes the patches
+BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # applied to the data that is read, before either data path
 
 
 def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> DataPath:
-    """The data path. ConfigError for options of gunpowder's that the device does not do.
+    """The data path. Raises ConfigError for options that only gunpowder supports.
 
-    targets: of the recipe; the device knows their published options, which have no default.
+    targets: of the recipe. The device supports their published options, which are the fields without a default.
     """
     if pipeline == "gunpowder":
         return pipeline

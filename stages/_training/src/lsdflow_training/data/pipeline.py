@@ -6,10 +6,10 @@
                  - CompactIds - ApplyBackground - (DropIgnoredLabels) - GrowBoundary - AddLsdTargets
                  - TrainedVoxels - AddAffinities - BalanceLabels - IntensityScaleShift - PreCache
 
-Nodes in brackets are there only where an option asks for them.
+Nodes in parentheses are present only if an option requires them.
 
-All regions are in voxels: gunpowder's coordinates are whole numbers, and voxel sizes (after expansion, say) need not
-be.  The true voxel size is given to the one node that needs it, AddLsdTargets.
+All regions are in voxels, because gunpowder's coordinates are integers and voxel sizes (for example after expansion)
+may be fractions.  Only one node needs the true voxel size, AddLsdTargets, and gets it as an argument.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lsdflow_training.data.nodes import (
     RestrictMask,
     TrainedVoxels,
 )
-from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer takes it from here)
+from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer imports it from here)
 from lsdflow_training.data.volumes import TrainingVolume
 from lsdflow_training.recipe import Augmentation, Recipe, Targets
 from lsdflow_training.targets.lsd_node import AddLsdTargets
@@ -58,14 +58,14 @@ class Keys:
 
 
 def make_keys() -> Keys:
-    """The keys by the names that show up in gunpowder's messages."""
+    """The keys, with the names that appear in gunpowder's messages."""
     names = ("RAW", "NEURON_IDS", "LABELS_MASK", "TRAINED", "GT_LSDS", "LSDS_WEIGHT", "GT_AFFS", "AFFS_MASK",
              "AFFS_WEIGHT")  # fmt: skip
     return Keys(*(gp.ArrayKey(name) for name in names))
 
 
 def batch_request(keys: Keys, recipe: Recipe, at_vox: Vox3 | None = None) -> gp.BatchRequest:
-    """Request for one patch: raw of the full size, everything else of the output size, centred.
+    """Request for one patch: raw of full size, all other arrays of the output size, centred.
 
     at_vox: begin of the output in the volume (validation); None for a random location.
     """
@@ -98,7 +98,7 @@ def training_pipeline(keys: Keys, recipe: Recipe, sources: Sequence[Source]) -> 
 
 
 def validation_pipeline(keys: Keys, recipe: Recipe, source: Source) -> gp.Pipeline:
-    """Patches of one volume at given places, not augmented, with only the validation slab unmasked."""
+    """Patches of one volume at given places, not augmented; everything outside the validation slab is masked out."""
     pipeline = volume_source(keys, source.volume, recipe.targets, None, inside=source.validation)
     return target_nodes(pipeline, keys, recipe.targets, recipe.augmentation.anisotropic)
 
@@ -111,7 +111,7 @@ def volume_source(
     inside: Box | None = None,
     outside: Box | None = None,
 ) -> gp.Pipeline:
-    """One volume: raw padded without limit; labels and mask by padding_vox (None: without limit) with 0 = ignore."""
+    """One volume: raw padded without limit; labels and mask padded by padding_vox (None: without limit), 0 = ignore."""
     mask_box = volume.mask or volume.labels
     specs = {
         keys.raw: _spec(volume.raw, interpolatable=True),
@@ -139,7 +139,7 @@ def volume_source(
 
 
 def augmentation_nodes(keys: Keys, how: Augmentation) -> list[gp.BatchFilter]:
-    """The four published augmentations, in their order, and those that are switched on."""
+    """The four published augmentations in their order, and those that are enabled."""
     low, high = how.intensity_scale
     down, up = how.intensity_shift
     return [
@@ -181,22 +181,22 @@ def target_nodes(pipeline: gp.Pipeline, keys: Keys, targets: Targets, anisotropi
             affinities_mask=keys.affs_mask if targets.balance_labels else keys.affs_weight,
         )
         if targets.balance_labels:
-            # Far neighbours are apart more often than near ones: three channels at a time, as published.
+            # Far neighbours differ more often than near ones: balance three channels at a time, as published.
             slab = (3, -1, -1, -1) if len(targets.neighborhood) > 3 else None
             pipeline += gp.BalanceLabels(keys.affs, keys.affs_weight, mask=keys.affs_mask, slab=slab)
     return pipeline + gp.IntensityScaleShift(keys.raw, 2, -1)
 
 
 def labels_padding_vox(recipe: Recipe) -> Vox3:
-    """Padding of labels and mask: half the largest region of labels that augmentation can ask for.
+    """Padding of labels and mask: half the largest region of labels that augmentation can request.
 
-    So any voxel of the volume can be the centre of a patch.  A turn by an angle grows a region by at most sqrt(2) in
-    the two axes turned; transposes may exchange the axes before the other turn.
+    So any voxel of the volume can be the centre of a patch.  A rotation enlarges a region by at most sqrt(2) in its two
+    axes; a transpose may exchange the axes before the second rotation.
     """
     how = recipe.augmentation
     shape = [n + 2 * c for n, c in zip(recipe.shapes.output_vox, label_context_vox(recipe.targets), strict=True)]
     far = misalignment_vox(how, max(shape))
-    aside = (min(far, 1), far, far)  # no section moves along z; the 1 keeps the places of earlier trainings
+    aside = (min(far, 1), far, far)  # sections do not move along z; the 1 keeps the places of earlier trainings
     margin = [2 * math.ceil(4 * j) + 2 * a + 4 for j, a in zip(how.jitter_sigma_vox, aside, strict=True)]
     if how.elastic_probability == 0:
         margin = [0, 0, 0]
@@ -207,7 +207,7 @@ def labels_padding_vox(recipe: Recipe) -> Vox3:
 
 
 def misalignment_vox(how: Augmentation, sections: int) -> int:
-    """How far slipped and shifted sections reach: shifts add up, as a random walk whose five sigma are enough."""
+    """How far sections can be displaced: shifts add up as a random walk, of which five sigma are sufficient."""
     if how.max_misalign_vox <= 1:
         return how.max_misalign_vox
     walk = how.max_misalign_vox * math.sqrt(how.shift_probability * sections / 3)
@@ -215,7 +215,7 @@ def misalignment_vox(how: Augmentation, sections: int) -> int:
 
 
 def label_context_vox(targets: Targets) -> Vox3:
-    """Labels needed around the output, each side: 3 sigma for LSDs, the longest offset for affinities; boundaries."""
+    """Labels needed on each side of the output: 3 sigma for LSDs, the longest offset for affinities, and boundaries."""
     offsets = targets.neighborhood if targets.affinities else ()
     reach = [max([1, *(abs(offset[axis]) for offset in offsets)]) for axis in range(3)]
     lsds = [1, 1, 1]
@@ -233,5 +233,5 @@ def _spec(box: Box, interpolatable: bool) -> gp.ArraySpec:
 
 
 def quiet_gunpowder() -> None:
-    """Hide gunpowder's notice that ElasticAugment is deprecated: its successor asks for regions outside of volumes."""
+    """Hide gunpowder's warning that ElasticAugment is deprecated: its successor requests regions outside of volumes."""
     warnings.filterwarnings("ignore", message="ElasticAugment is deprecated", category=DeprecationWarning)

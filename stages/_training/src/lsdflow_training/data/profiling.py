@@ -1,4 +1,4 @@
-"""Where the time of the data pipeline goes: seconds per node and batch."""
+"""Times of the data pipeline: seconds per node and batch."""
 
 from __future__ import annotations
 

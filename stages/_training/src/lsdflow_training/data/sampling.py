@@ -1,4 +1,4 @@
-"""Which training volumes are used, how often each is drawn, and whether a patch fits in them."""
+"""Choose the training volumes, how often each is drawn, and check that a patch fits in them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _TRAINING = "training/"
 
 
 def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
-    """Name -> how often prepare says a training volume is drawn (given, or by labelled voxels); in prepare's order."""
+    """Name -> probability of a training volume from prepare (given, or by labelled voxels), in prepare's order."""
     volumes = prepared.facts.get("volumes", {})
     return {k.removeprefix(_TRAINING): v["probability"] for k, v in volumes.items() if k.startswith(_TRAINING)}
 
 
 def chosen_volumes(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
-    """The volumes named in the config, or all that prepare made (`there`). MissingInput / BadData / ConfigError."""
+    """The volumes named in the config, or all that prepare made (`there`). Raises as chosen_names, and BadData."""
     return [open_training_volume(layout.training_volume(name)) for name in chosen_names(layout, config, there)]
 
 
 def chosen_names(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> tuple[str, ...]:
-    """The names in the config, or all that are `there`. MissingInput (66) if there are none, ConfigError (78)."""
+    """The names in the config, or all of `there`. Raises MissingInput (66) if there are none, ConfigError (78)."""
     if not there:
         where, fix = layout.manifest("prepare"), "give [[prepare.training]] and run prepare"
         raise MissingInput("no training volumes", where=where, fix=fix)
@@ -52,7 +52,7 @@ def chosen_names(layout: ExperimentLayout, config: TrainingConfig, there: Sequen
 
 
 def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
-    """The voxel size of all volumes; BadData if they differ."""
+    """The voxel size of all volumes. Raises BadData if they differ."""
     first = volumes[0]
     for other in volumes[1:]:
         pairs = zip(first.voxel_size_nm, other.voxel_size_nm, strict=True)
@@ -70,7 +70,7 @@ def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
 def make_sources(
     volumes: Sequence[TrainingVolume], config: TrainingConfig, recipe: Recipe, prepared: Mapping[str, float]
 ) -> list[Source]:
-    """Volumes with probabilities (of this stage's config, else prepare's, scaled to sum 1) and validation slabs."""
+    """Volumes with probabilities (from this config, else from prepare, scaled to sum 1) and validation slabs."""
     weights = [prepared[volume.name] for volume in volumes]
     given = config.probabilities or tuple(weight / sum(weights) for weight in weights)
     return [
@@ -80,14 +80,14 @@ def make_sources(
 
 
 def source_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
-    """What these volumes are too small for, or do not hold out."""
+    """Errors of volumes that are too small, or of early stopping without validation data."""
     return [*_size_problems(sources, recipe), *_held_out_problems(sources, recipe)]
 
 
 def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest) -> list[StageError]:
-    """Volumes whose masks leave too little for any patch.
+    """Errors of volumes whose masks leave too few voxels for any patch.
 
-    Only a mask that leaves less than `min_masked` of its volume, as prepare has measured, is read.
+    Reads only masks that leave less than `min_masked` of their volume, as measured by prepare.
     """
     problems: list[StageError] = []
     for source in sources:
@@ -111,7 +111,7 @@ def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest)
 
 
 def _trained_voxels(source: Source, recipe: Recipe) -> npt.NDArray[np.bool_]:
-    """Where the training may learn, (z, y, x) of the mask: as its pipeline reads it, without the validation slab."""
+    """Voxels of the mask that can be trained, (z, y, x), as the pipeline reads them; without the validation slab."""
     import gunpowder as gp
 
     from lsdflow_training.data.location import read_trained
@@ -123,7 +123,7 @@ def _trained_voxels(source: Source, recipe: Recipe) -> npt.NDArray[np.bool_]:
 
 
 def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
-    """Patience looks at the validation loss, which only a training with something held out has."""
+    """Early stopping requires a validation loss, and so a held-out part in some volume."""
     if recipe.steering.patience is None or any(source.validation for source in sources):
         return []
     return [
@@ -139,7 +139,7 @@ def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageE
 
 
 def _size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
-    """Volumes too small for training: less than half of a patch's targets would ever lie in them."""
+    """Volumes too small for training: the share of a patch's output that fits inside is below min_masked."""
     problems: list[StageError] = []
     for source in sources:
         held_out = source.validation.shape_vox[0] if source.validation else 0

@@ -1,4 +1,4 @@
-"""The batches a process trains on, in their order: which numbers are its own, and who makes them."""
+"""The batches that a process trains on, in order: their numbers, and what makes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lsdflow_training.recipe import Recipe
 
 @dataclass(frozen=True)
 class BatchNumbers:
-    """Batches first, first + stride, ...: those of one process; batch i is the same whoever makes it."""
+    """Batches first, first + stride, ... of one process; batch i does not depend on the process that makes it."""
 
     first: int
     stride: int
@@ -29,9 +29,9 @@ class BatchNumbers:
 def make_stream(
     keys: Keys, recipe: Recipe, sources: Sequence[Source], numbers: BatchNumbers, times: NodeTimes
 ) -> AbstractContextManager[Iterator[gp.Batch]]:
-    """The endless batches with these numbers; inside the context, what makes them runs.
+    """An endless iterator over the batches with these numbers; what makes them runs while the context is open.
 
-    With pipeline = "gpu" they are patches that lie on the device, see `gpu_stream`.
+    With pipeline = "gpu" they are patches on the device, see `gpu_stream`.
     """
     if recipe.pipeline == "gpu":
         device = torch.device(recipe.device)
@@ -49,7 +49,7 @@ def make_stream(
 
 
 def next_batches(batches: Iterator[gp.Batch], count: int, stop: bool) -> list[gp.Batch]:
-    """The batches of the next step; none if a signal that reached us also ended the workers."""
+    """The batches of the next step; [] if the signal that stops the training also ended the workers."""
     try:
         return [next(batches) for _ in range(count)]
     except InternalError:

@@ -1,7 +1,7 @@
-"""Where a patch holds enough trained voxels: all places of a volume, from the cumulative sums of its mask.
+"""Places where a patch has enough trained voxels: all places of a volume, from the cumulative sums of its mask.
 
 1. integral image: each voxel holds the number of trained voxels up to it, along z, y and x
-2. the trained voxels of a patch are a sum of eight corners of the integral image, with signs
+2. the number of trained voxels in a patch is a signed sum of eight corners of the integral image
 
         -  .........  +        one plane of the patch: + far corner, - two others, + near corner
            .       .
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import itertools
-import random  # gunpowder draws from it, so the seed of a batch reaches it
+import random  # gunpowder draws from this module, so it is seeded for each batch
 from typing import cast
 
 import numpy as np
@@ -31,7 +31,7 @@ def integral_image(trained: npt.NDArray[np.bool_]) -> npt.NDArray[np.integer]:
 def random_place(
     integral: npt.NDArray[np.integer], patch_vox: Vox3, first: Vox3, end: Vox3, wanted: float
 ) -> Vox3 | None:
-    """One of all begins in [first, end) of patches with at least `wanted` in them, each as likely; None: there is none.
+    """A random begin in [first, end) of a patch with at least `wanted` trained voxels, all equally likely; or None.
 
     integral: see `integral_image`; patches may reach beyond it.
     """
@@ -49,7 +49,7 @@ def random_place(
 def places_of_plane(
     integral: npt.NDArray[np.integer], patch_vox: Vox3, z: int, first: Vox3, end: Vox3, wanted: float
 ) -> npt.NDArray[np.bool_]:
-    """Which begins (z, y, x), for y and x from `first` to `end`, have at least `wanted` in the patch; bool (y, x)."""
+    """Which begins (z, y, x) have at least `wanted` in the patch, for y and x from `first` to `end`; bool (y, x)."""
     total = np.zeros((end[1] - first[1], end[2] - first[2]), np.int64)
     for corner in itertools.product((0, 1), repeat=3):
         sign = 1 if (3 - sum(corner)) % 2 == 0 else -1
@@ -66,7 +66,7 @@ def places_of_plane(
 
 
 def box_sum(integral: npt.NDArray[np.integer], begin: list[int], end: list[int]) -> int:
-    """Sum over a box [begin, end) of the array whose cumulative sums along all axes are `integral`; 0 outside."""
+    """Sum over a box [begin, end) of the array whose cumulative sums are `integral`; voxels outside count as 0."""
     lower = [min(max(b, 0), n) for b, n in zip(begin, integral.shape, strict=True)]
     upper = [min(max(e, 0), n) for e, n in zip(end, integral.shape, strict=True)]
     total = 0
@@ -79,10 +79,10 @@ def box_sum(integral: npt.NDArray[np.integer], begin: list[int], end: list[int])
 
 
 def has_place(trained: npt.NDArray[np.bool_], patch_vox: Vox3, wanted: float) -> bool:
-    """True if a patch somewhere holds at least `wanted` of the trained voxels (z, y, x).
+    """True if some patch contains at least `wanted` of the trained voxels (z, y, x).
 
-    Only patches inside the volume are examined, or around it along an axis where they are longer: moving a patch
-    inwards never loses a trained voxel.
+    Examines only patches inside the volume, and around it along axes where the patch is longer: moving a patch inwards
+    never loses a trained voxel.
     """
     spans = [sorted((0, length - edge)) for length, edge in zip(trained.shape, patch_vox, strict=True)]
     first, end = cast(Vox3, tuple(low for low, _ in spans)), cast(Vox3, tuple(high + 1 for _, high in spans))

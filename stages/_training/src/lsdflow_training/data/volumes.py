@@ -1,4 +1,4 @@
-"""Training volumes: what lies in data/training/<name>.zarr (zarr format 2), read from its metadata files alone."""
+"""Training volumes in data/training/<name>.zarr (zarr format 2), described from their metadata files alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TrainingVolume:
 
 @dataclass(frozen=True)
 class Source:
-    """A volume, how often it is drawn, and the box kept for validation (never trained)."""
+    """A volume, how often it is drawn, and the box held out for validation (never trained)."""
 
     volume: TrainingVolume
     probability: float
@@ -37,8 +37,8 @@ class Source:
 def open_training_volume(path: Path) -> TrainingVolume:
     """Read the metadata of one training volume.
 
-    Raises MissingInput (no volume, no raw or labels), BadData (not zarr format 2, not 3-D, voxel sizes differ,
-    labels outside the raw's grid).
+    Raises MissingInput (no volume, no raw or labels) and BadData (not zarr format 2, not 3-D, voxel sizes differ,
+    labels outside raw or off its voxel grid).
     """
     if not path.is_dir():
         raise MissingInput("no such training volume", where=path, fix="run prepare first")

@@ -1,9 +1,9 @@
-"""Processes that make batches ahead of time, handed out in the order of their numbers.
+"""Processes that make batches in advance; batches are delivered in the order of their numbers.
 
-Worker w of n makes batches first + w, first + w + n, ... into a queue of its own, and the queues are read in turn.  So
-the training sees batch after batch whatever the number of workers, and a training that was cut goes on with the very
-next one; gunpowder's PreCache hands them out as they happen to arrive.  A worker ends when its training ends, killed
-or not: the pool of gunpowder stays for ever if the training is killed while its queue is full.
+Worker w of n puts batches first + w, first + w + n, ... into its own queue, and the queues are read in turn.  So the
+order of the batches does not depend on the number of workers, and a resumed training continues with the very next
+batch; gunpowder's PreCache delivers batches as they arrive.  A worker ends when its training ends, even if that is
+killed; gunpowder's pool stays forever if the training is killed while its queue is full.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class BatchWorker:
         self._queue = queue_of_worker
         self._process = context.Process(target=_work, args=(make, first, step, self._queue, os.getpid()), daemon=True)
         self._process.start()
-        # with the last writer gone, a worker that is killed half-way through a batch is seen as an end, not as a wait
+        # close our end for writing: if a worker is killed in the middle of a batch, reading then fails at once
         self._queue._writer.close()
 
     def next(self) -> gp.Batch:
-        """The next batch of this worker; raises what it met, InternalError if it died."""
+        """The next batch of this worker. Raises the error that occurred in it, and InternalError if it died."""
         while True:
             alive = self._process.is_alive()
             try:
@@ -58,16 +58,16 @@ class BatchWorker:
             return item
 
     def stop(self) -> None:
-        """End the process; what it had ready is dropped."""
+        """Kill the process; finished batches are dropped."""
         self._process.kill()
         self._process.join()
         self._queue.close()
 
 
 def _work(make: Make, first: int, step: int, batches: Any, training: int) -> None:
-    """Body of the process. Signals to the whole group are for the training, which then ends its workers.
+    """Body of the process. It ignores signals to the process group: the training handles them and ends its workers.
 
-    The process is forked from one that may use a GPU already, and cannot use it after that; so it sees none.
+    A process forked from one that uses a GPU cannot use the GPU, so no GPU is visible here.
     """
     for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)

@@ -1,1 +1,1 @@
-"""Checkpoints that other programs trained, as bundles of ours."""
+"""Import checkpoints of other programs as bundles of lsdflow."""

@@ -1,7 +1,7 @@
-"""Import of a checkpoint that another program trained: its bundle, best.json and manifest, as if trained here.
+"""Import a checkpoint that another program trained: write its bundle, best.json and manifest, as if trained here.
 
-1. Read and check everything: the network, the JSON beside it, the LSD bundle (acrlsd). Nothing is written before.
-2. Write the bundle, then best.json, then the manifest, which names the files' sha256 as what it was made from.
+1. Read and check everything before anything is written: the network, its JSON files, the LSD bundle (acrlsd).
+2. Write the bundle, then best.json, then the manifest, whose inputs hold the sha256 of the checkpoint's files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOG = logging.getLogger("lsdflow.training")
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the checkpoint cannot tell, as given on the command line."""
+    """Facts that are not in the checkpoint, from the command line."""
 
     path: Path
     kind: Kind | None = None
@@ -56,10 +56,10 @@ class ImportOptions:
 
 
 def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions) -> dict[str, Any]:
-    """Import a checkpoint as the current training of `stage`; returns what was imported. Other trainings stay.
+    """Import a checkpoint as the current training of `stage`; returns the imported facts. Other trainings stay.
 
-    Raises MissingInput (66), BadData (65), UsageError (2: something has to be told), ContractMismatch (76: another kind
-    of network than the experiment needs). Nothing is written then.
+    Raises MissingInput (66), BadData (65), UsageError (2: an option is needed), ContractMismatch (76: the experiment
+    needs another kind of network). In these cases nothing is written.
     """
     wanted = _wanted_kind(experiment, stage, options)
     read = read_foreign(options.path, options.factors)
@@ -71,7 +71,7 @@ def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions
 
 
 def _wanted_kind(experiment: Experiment, stage: str, options: ImportOptions) -> Kind:
-    """The kind of network that later stages look for here."""
+    """The kind of network that later stages expect from this stage."""
     mode = experiment.common.mode
     if stage == "train-lsd" and mode != "acrlsd":
         raise UsageError(
@@ -190,7 +190,7 @@ def _neighborhood(outputs: dict[str, int], options: ImportOptions) -> tuple[Vox3
 
 
 def _voxel_size(options: ImportOptions, told: NetJson, lsd: Bundle | None) -> Nm3:
-    """As given; else as the JSON tells; else that of the LSD network before it."""
+    """The voxel size from the command line; else from the JSON files; else that of the LSD network before it."""
     if options.voxel_size is not None:
         if options.voxel_size.unit == "vox":
             raise UsageError("a voxel size needs a length", where="--voxel-size", wanted='"8 nm" or "40, 4, 4 nm"')

@@ -1,7 +1,7 @@
-"""Checkpoints of other programs, opened: of TensorFlow 1 (train_net_checkpoint_<n>) and of gunpowder with torch
+"""Read checkpoints of other programs: of TensorFlow 1 (train_net_checkpoint_<n>) and of gunpowder with torch
 (model_checkpoint_<n>).
 
-Nothing in them is executed: TensorFlow's own reader reads arrays, torch reads with weights_only.
+No code in them is executed: TensorFlow's own reader reads arrays, torch reads with weights_only.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from lsdflow_training.foreign.unet import ReadNetwork, as_bundled
 _TENSORFLOW_READER = "lsdflow_tensorflow.v1_checkpoints"
 _TF1_PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 _ITERATION = re.compile(r"_(\d+)(\.ckpt|\.pt|\.pth)?$")
-# gunpowder's Train; training frameworks around torch.
+# Keys used by gunpowder's Train and by training frameworks for torch.
 _STATE_KEYS = ("model_state_dict", "state_dict")
 
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """A checkpoint that was read: its network, the iteration its name tells, and a hash of its files."""
+    """A checkpoint that was read: its network, the iteration in its name, and a hash of its files."""
 
     path: Path
     network: ReadNetwork
@@ -43,11 +43,11 @@ class ForeignCheckpoint:
 
 
 def read_foreign(path: Path, factors: tuple[Vox3, ...] | None = None) -> ForeignCheckpoint:
-    """Read a checkpoint of either form.
+    """Read a checkpoint of TensorFlow 1 or torch.
 
-    path: the file of torch, or the name that the files of TensorFlow begin with (or one of these files).
-    factors: pooling factors z,y,x, only needed where the upsampling has no weights to read them from.
-    Raises MissingInput, BadData (damaged, no U-Net of the lineage, code in it), UsageError (factors are needed),
+    path: the file of torch, or the common prefix of the files of TensorFlow (or one of these files).
+    factors: pooling factors z,y,x, only needed if the upsampling has no weights that show them.
+    Raises MissingInput, BadData (damaged, no U-Net of this lineage, code in it), UsageError (factors are needed),
     ConfigError (TensorFlow is needed and not installed).
     """
     if path.is_dir():
@@ -82,7 +82,7 @@ def _read_tf1(prefix: Path, factors: tuple[Vox3, ...] | None) -> tuple[ReadNetwo
 
 
 def _tensorflow_reader() -> ModuleType:
-    """The one module that reads with TensorFlow; it lies in the optional environment."""
+    """The only module that reads with TensorFlow; it is in the optional environment."""
     try:
         return importlib.import_module(_TENSORFLOW_READER)
     except ModuleNotFoundError as error:
@@ -95,7 +95,7 @@ def _tensorflow_reader() -> ModuleType:
 
 
 def _torch_state(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file of torch; weights_only: no code in it is executed."""
+    """The state dict in a file of torch; with weights_only, no code in it is executed."""
     content: Any
     try:
         _compare_checksums(path)
@@ -128,7 +128,7 @@ def _torch_state(path: Path) -> dict[str, Tensor]:
 
 
 def _compare_checksums(path: Path) -> None:
-    """BadData for a flipped bit in a file of torch, which is a zip file: torch itself does not look."""
+    """Raise BadData for a flipped bit in a file of torch. It is a zip file, whose checksums torch does not compare."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as file:
@@ -138,7 +138,7 @@ def _compare_checksums(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong in one line, without torch's advice to read the file anyway."""
+    """The error in one line, without torch's advice to load the file anyway."""
     text = [line.strip() for line in str(error).splitlines() if "nsupported" in line or "failed" in line.lower()]
     told = next((line for line in text if "nsupported" in line), next(iter(text), ""))
     return f"{type(error).__name__}: {told[:160]}" if told else type(error).__name__

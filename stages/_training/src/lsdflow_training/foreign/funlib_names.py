@@ -1,4 +1,4 @@
-"""From the state dict of a torch model around funlib.learn.torch's U-Net to the layers of that U-Net.
+"""Map the state dict of a torch model with funlib.learn.torch's U-Net to the layers of that U-Net.
 
 <prefix>l_conv.<level>.conv_pass.<2i>.{weight,bias}             convolutions on the way down
 <prefix>r_up.<decoder>.<level>.up.{weight,bias}                 transposed convolution that keeps the channels, no
@@ -23,7 +23,7 @@ _UP = re.compile(r"^(?P<prefix>.*?)r_up\.(?:(?P<decoder>\d+)\.)?(?P<level>\d+)\.
 
 
 def unet_of(state: Mapping[str, Tensor], where: object) -> ForeignUNet:
-    """The layers of the network. BadData for weights that are none of its layers, two networks, or two decoders."""
+    """The layers of the network. Raises BadData for unknown weights, two networks, or two decoders."""
     layers = {name: _convolution(name, state, where) for name in sorted({n.rpartition(".")[0] for n in state})}
     matches = {name: _LEFT.match(name) or _RIGHT.match(name) or _UP.match(name) for name in layers}
     _require_one(matches, where)
@@ -36,7 +36,7 @@ def unet_of(state: Mapping[str, Tensor], where: object) -> ForeignUNet:
             found.up[int(match["level"])] = layer
         else:
             part = found.down if _LEFT.match(name) else found.merge
-            # counted by their place among layers with and without weights; put in order below
+            # the index also counts layers without weights; renumbered below
             part.setdefault(int(match["level"]), {})[int(match["i"])] = layer
     for part in (found.down, found.merge):
         for level, convs in part.items():

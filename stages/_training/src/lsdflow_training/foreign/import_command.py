@@ -1,4 +1,4 @@
-"""The verb `import-checkpoint` of train-lsd and train-acrlsd."""
+"""The command `import-checkpoint` of train-lsd and train-acrlsd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KindOption = Annotated[Literal["lsd", "acrlsd", "mtlsd", "affinities"] | None, t
 
 
 def add_import(app: typer.Typer, stage: str) -> None:
-    """Give the application of a training stage the verb `import-checkpoint`."""
+    """Add the command `import-checkpoint` to the application of a training stage."""
 
     @app.command(name="import-checkpoint", help="Import a network that another program trained, for use by `predict`.")
     def import_checkpoint(

@@ -1,4 +1,4 @@
-"""Was the network of a training stage imported from another program? Then there is nothing to train."""
+"""Find out whether the network of a training stage was imported. Then there is nothing to train."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 
-# Among the inputs of the manifest: sha256 of the checkpoint's files.
+# Key in the inputs of the manifest: sha256 of the checkpoint's files.
 IMPORTED_CHECKPOINT = "imported_checkpoint"
 
 
 def imported(experiment: Experiment, stage: str) -> str | None:
-    """What the results of a stage were imported from, in words; None if it was trained here, or not at all.
+    """A text that says what the network of a stage was imported from; None if it was not imported.
 
-    Without train/<stage>, which links to it, an imported network is not used: a user removes the link to train one.
+    An imported network is not used without the link train/<stage>: a user removes the link to train a network.
     """
     try:
         manifest = read_manifest(experiment.layout, stage)

@@ -1,8 +1,8 @@
-"""What the JSON files beside a published checkpoint tell: config.json or test_net.json (prediction), train_net.json.
+"""Read the JSON files beside a published checkpoint: config.json or test_net.json (prediction), train_net.json.
 
     {"input_shape": [268, 268, 268], "output_shape": [164, 164, 164], "lsds_iteration": 300000, ...}
 
-Voxel size and sigma are not in the published files; where a lab has added `voxel_size` and `sigma` (nm), they are read.
+The published files do not contain voxel size and sigma; `voxel_size` and `sigma` (nm) are read if a lab has added them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PREDICTION, _TRAINING = ("config.json", "test_net.json"), "train_net.json"
 
 @dataclass(frozen=True)
 class NetJson:
-    """What the files tell; None: nothing. Shapes in voxels z,y,x."""
+    """Facts from the files; None if absent. Shapes in voxels z,y,x."""
 
     predict_input_vox: Vox3 | None = None
     train_input_vox: Vox3 | None = None
@@ -32,10 +32,9 @@ class NetJson:
 
 
 def read_net_json(folder: Path, chosen: Path | None, unet: UNetSpec) -> NetJson:
-    """Read `chosen`, or the first of config.json and test_net.json in `folder`; and train_net.json there.
+    """Read `chosen`, or the first of config.json and test_net.json in `folder`; and train_net.json in `folder`.
 
-    Raises MissingInput if `chosen` is absent, BadData for what is no such file or describes another network than
-    `unet`.
+    Raises MissingInput if `chosen` is absent, BadData if a file is invalid or describes another network than `unet`.
     """
     if chosen is not None and not chosen.is_file():
         raise MissingInput("there is no such file", where=chosen, fix="correct --config")
@@ -61,9 +60,9 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def _input_shape(table: dict[str, Any], unet: UNetSpec, path: Path | None) -> Vox3 | None:
-    """The input shape that the file names, if the network gives the output shape named beside it.
+    """The input shape in the file. Raises BadData if the network does not give the output shape in the file.
 
-    Later versions of the lineage crop more: an output that is smaller by an even number of voxels is the same network.
+    Later versions of the lineage crop more: an output that is smaller by an even number of voxels is also accepted.
     """
     shape, output = (_numbers(table, key, path) for key in ("input_shape", "output_shape"))
     if shape is None:
@@ -82,12 +81,12 @@ def _input_shape(table: dict[str, Any], unet: UNetSpec, path: Path | None) -> Vo
 
 
 def _is_part(output: list[float] | None, ours: Vox3) -> bool:
-    """True for a shape that is cropped evenly from ours, or ours, or not told."""
+    """True if the output is our shape, our shape cropped evenly, or not given."""
     return output is None or all(o >= t and (o - t) % 2 == 0 for o, t in zip(ours, output, strict=True))
 
 
 def _lengths(table: dict[str, Any], key: str, path: Path | None) -> Nm3 | None:
-    """Three lengths in nm, or one that stands for all."""
+    """Three lengths in nm; a single number counts for all axes."""
     value = table.get(key)
     found = _numbers({key: [value] * 3} if isinstance(value, int | float) else table, key, path)
     return None if found is None else (found[0], found[1], found[2])

@@ -1,7 +1,7 @@
-"""Is the graph beside a TensorFlow 1 checkpoint (`<prefix>.meta`) that of our U-Net? Weights alone do not tell.
+"""Check that the graph beside a TensorFlow 1 checkpoint (`<prefix>.meta`) is that of our U-Net; weights cannot show it.
 
-Looked at: activations (ReLU, sigmoid at the outputs), valid convolutions, pooling windows that are the upsampling
-factors.
+Checked are activations (ReLU, sigmoid at the outputs), valid convolutions, and pooling windows that match the
+upsampling factors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GraphNode:
 
 
 def require_our_graph(nodes: Iterable[GraphNode], unet: UNetSpec, where: object) -> None:
-    """BadData if operations of the graph are none of our U-Net. Those of losses and optimizers are passed over."""
+    """Raise BadData if the graph has operations that our U-Net lacks. Losses and optimizers are ignored."""
     nodes = list(nodes)
     other = [node for node in nodes if node.op in _OTHER_ACTIVATIONS | _OTHER_POOLING]
     padded = [node for node in nodes if node.op in _CONVOLUTIONS and node.padding not in ("", "VALID")]

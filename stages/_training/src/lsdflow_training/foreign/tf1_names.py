@@ -1,4 +1,4 @@
-"""From the variables of a TensorFlow 1 checkpoint (mala, funlib.learn.tensorflow) to the layers of its U-Net.
+"""Map the variables of a TensorFlow 1 checkpoint (mala, funlib.learn.tensorflow) to the layers of its U-Net.
 
     <scope>/unet_layer_<level>_left_<i>/{kernel,bias}       convolutions on the way down
     <scope>/unet_layer_<level>_right_<i>/{kernel,bias}      convolutions on the way up
@@ -6,8 +6,8 @@
     <scope>/unet_up_..._kernel_variables                    the same with one weight for all voxels of a kernel, no bias
     <scope>/<output>_0/{kernel,bias}                        1x1x1 convolution, sigmoid
 
-Later versions have decoder_0_layer_<level>/ before what lies on the way up. Kernels are (z, y, x, in, out), of
-transposed convolutions (z, y, x, out, in). Variables of optimizers are left out.
+Later versions have the prefix decoder_0_layer_<level>/ on the way up. Kernels are (z, y, x, in, out), those of
+transposed convolutions (z, y, x, out, in). Variables of optimizers are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Variables = Mapping[str, NDArray[Any]]
 
 
 def network_variables(shapes: Mapping[str, tuple[int, ...]], where: object) -> list[str]:
-    """Names of the variables that belong to the network. BadData for two networks in one checkpoint, or none."""
+    """Names of the variables that belong to the network. Raises BadData unless there is exactly one network."""
     names = [name for name in shapes if not _OPTIMIZER.search(name) and not name.endswith(_COUNTER)]
     scopes = {_scope(name) for name in names if _PASS.match(_layer(name))}
     decoders = {number for name in names for number in _DECODER.findall(name)}
@@ -51,9 +51,9 @@ def network_variables(shapes: Mapping[str, tuple[int, ...]], where: object) -> l
 
 
 def unet_of(variables: Variables, factors: tuple[Vox3, ...] | None, where: object) -> ForeignUNet:
-    """The layers of the network. BadData for variables that are none of its layers.
+    """The layers of the network. Raises BadData for variables of unknown layers.
 
-    factors: pooling factors, needed for the kernels of which only one weight is kept (else UsageError).
+    factors: pooling factors, needed for upsampling kernels that are stored as one weight (else UsageError).
     """
     found = ForeignUNet(upsampling="reduce")
     constant: dict[int, str] = {}
@@ -77,7 +77,7 @@ def unet_of(variables: Variables, factors: tuple[Vox3, ...] | None, where: objec
 
 
 def _placed(found: ForeignUNet, layer: str, name: str, variables: Variables, where: object) -> bool:
-    """Put the layer of a kernel in its place; True also for the bias of a layer. False: no such layer."""
+    """Store the layer of a kernel in `found`; True also for the bias of a known layer, False for unknown layers."""
     is_pass, is_up, is_head = _PASS.match(layer), _UP.match(layer), _HEAD.match(layer)
     if not (is_pass or is_up or is_head) or name.rpartition("/")[0] + "/kernel" not in variables:
         return False
@@ -109,7 +109,7 @@ def _convolution(name: str, variables: Variables, where: object) -> Convolution:
 def _constant(
     found: ForeignUNet, level: int, values: NDArray[Any], factors: tuple[Vox3, ...] | None, name: str
 ) -> Convolution:
-    """Kernels that are the same at all their voxels, written out."""
+    """Expand a kernel that has the same weight at all its voxels."""
     if factors is None or level >= len(factors):
         raise UsageError(
             "the pooling factors are not in the checkpoint: its upsampling has one weight for all voxels of a kernel",
@@ -126,7 +126,7 @@ def _constant(
 
 
 def _layer(name: str) -> str:
-    """Second last part of a variable's name; the last, if it is no kernel or bias."""
+    """Second last component of a variable's name; the last one if that is neither kernel nor bias."""
     parts = name.split("/")
     return parts[-2] if len(parts) > 1 and parts[-1] in ("kernel", "bias") else parts[-1]
 

@@ -1,7 +1,7 @@
-"""A U-Net of another program, layer by layer, and the same network as a bundle has it.
+"""A U-Net of another program, layer by layer, and its conversion to the form of a bundle.
 
-What the network is (feature maps, factors, kernels, heads) is read from the shapes of its weights; the readers
-(tf1_names, funlib_names) only say which weights belong to which layer, and bring them into torch's order.
+The description of the network (feature maps, factors, kernels, heads) is read from the shapes of its weights; the
+readers (tf1_names, funlib_names) only assign weights to layers and convert them to torch's order of axes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _KINDS: dict[tuple[int, tuple[str, ...]], Kind] = {
     (1, ("affs", "lsds")): "mtlsd",
     (1, ("affs",)): "affinities",
 }
-# What networks of the lineage call their outputs.
+# Parts of the names that networks of this lineage give to their outputs.
 _LSD_WORDS, _AFFINITY_WORDS = ("lsd", "embedding"), ("aff",)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """Weights in torch's order: (out, in, z, y, x), of a transposed convolution (in, out, z, y, x); bias (out)."""
+    """Weights in torch's order: (out, in, z, y, x), or transposed convolution (in, out, z, y, x); bias (out)."""
 
     name: str
     weight: Tensor
@@ -38,14 +38,14 @@ class Convolution:
 
     @property
     def kernel(self) -> Vox3:
-        """Edges z, y, x."""
+        """Kernel size z, y, x."""
         z, y, x = self.weight.shape[2:]
         return z, y, x
 
 
 @dataclass
 class ForeignUNet:
-    """Convolutions by level (0 is the finest) and place in it; heads by their name in the checkpoint."""
+    """Convolutions by level (0 is the finest) and index in the level; heads by their name in the checkpoint."""
 
     upsampling: Upsampling
     down: dict[int, dict[int, Convolution]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class ForeignUNet:
 
 @dataclass(frozen=True)
 class ReadNetwork:
-    """A network that was read: its description, the channels of its outputs, its weights under our names."""
+    """A network that was read: its description, the channels of its outputs, its weights under lsdflow's names."""
 
     kind: Kind
     unet: UNetSpec
@@ -65,10 +65,10 @@ class ReadNetwork:
 
 
 def as_bundled(found: ForeignUNet, factors: tuple[Vox3, ...] | None, where: object) -> ReadNetwork:
-    """The network as a bundle has it.
+    """The network in the form of a bundle.
 
-    factors: pooling factors z,y,x from the finest level down, needed where the upsampling has no weights.
-    Raises BadData for layers that make no U-Net of this kind, UsageError if the factors are needed and not given,
+    factors: pooling factors z,y,x from the finest level down, needed if the upsampling has no weights.
+    Raises BadData if the layers are not a supported U-Net, UsageError if the factors are needed and not given,
     ConfigError if they contradict the weights.
     """
     _require_every_layer(found, where)
@@ -169,7 +169,7 @@ def _heads_by_output(found: ForeignUNet, where: object) -> dict[str, Convolution
 
 
 def _output_of(name: str, channels: int) -> str | None:
-    """By its name; where that says nothing, by its channels."""
+    """The output for a name; if the name does not show it, by the number of channels."""
     said = {
         output
         for output, words in (("lsds", _LSD_WORDS), ("affs", _AFFINITY_WORDS))
@@ -191,7 +191,7 @@ def _weights(found: ForeignUNet, heads: Mapping[str, Convolution]) -> dict[str, 
 
 
 def _require_fitting(found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Convolution], where: object) -> None:
-    """BadData unless the channels of every layer are those of the network that was read from them."""
+    """Raise BadData unless the channels of every layer match the network that was read from them."""
     layers = list(_layers_and_channels(found, unet, heads))
     wrong = [layer for layer in layers if layer[1] != layer[2]]
     if wrong:
@@ -206,7 +206,7 @@ def _require_fitting(found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Con
 def _layers_and_channels(
     found: ForeignUNet, unet: UNetSpec, heads: Mapping[str, Convolution]
 ) -> Iterator[tuple[str, tuple[int, int, int], tuple[int, int, int]]]:
-    """Name, channels (out, in, bias) as the network has them, and as the layer has them."""
+    """Name, channels (out, in, bias) that the network requires, and those of the layer."""
     for level, convs in found.down.items():
         fmaps = unet.fmaps_of(level)
         for i, conv in convs.items():

@@ -1,8 +1,8 @@
-"""Crops for patches made on the training device: what the gunpowder pipeline would read and draw, not yet worked on.
+"""Crops for patches made on the training device: the arrays that the gunpowder pipeline reads, and what it draws.
 
-The pipeline is the one of pipeline.py itself, so place, volume and every random number of batch i are those that
-gunpowder has for batch i.  Only its nodes do not compute: they say which region they need, note what they have drawn,
-and hand on arrays that hold nothing.  What was read is kept at the node that chooses the volume.
+The pipeline is that of pipeline.py itself, so location, volume and all random numbers of batch i are those of gunpowder
+for batch i.  But its nodes do not compute: they request the region that they need, record what they have drawn, and
+pass on empty arrays.  The data that was read is recorded at the node that chooses the volume.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ADDING = (AddLsdTargets, TrainedVoxels, gp.AddAffinities, gp.BalanceLabels)
 
 @dataclass(frozen=True)
 class Crops:
-    """Of one batch: raw (as stored), labels (ids from 1, int16 or int32) and mask, each where it is needed; and how.
+    """Arrays of one batch: raw (as stored), labels (ids from 1, int16 or int32), mask; and the augmentation to apply.
 
-    labels_box: the labels from the output's begin, once all steps are done (the mask has the same).  times: of the
-    nodes, as gunpowder takes them.
+    labels_box: box of the labels after all steps, relative to the output's begin (the mask has the same).  times: of
+    the nodes, as gunpowder measures them.
     """
 
     raw: npt.NDArray[Any]
@@ -49,7 +49,7 @@ class Crops:
 
 @dataclass
 class Notes:
-    """What the nodes note while they pass on one request."""
+    """What the nodes record for one request."""
 
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Notes:
 
 
 class CropReader:
-    """Reads the crops of batches through a pipeline of training_pipeline, which it takes over."""
+    """Reads the crops of batches through a pipeline of training_pipeline, whose nodes it changes."""
 
     def __init__(self, pipeline: gp.Pipeline, keys: Keys, request: gp.BatchRequest) -> None:
         self.pipeline, self.keys, self.request = pipeline, keys, request
@@ -67,7 +67,7 @@ class CropReader:
         self._take_over(pipeline)
 
     def read(self, request: gp.BatchRequest) -> Crops:
-        """The crops of the batch that this request (with its seed) asks for; the pipeline must be built."""
+        """The crops of the batch of this request (which holds its seed); the pipeline must be built."""
         self.notes = notes = Notes()
         batch = self.pipeline.request_batch(request)
         labels = compact_ids(notes.arrays["labels"])
@@ -83,9 +83,9 @@ class CropReader:
         )
 
     def _take_over(self, part: gp.Pipeline) -> None:
-        """Replace what the nodes do with data; those before the choice of the volume read, and are left as they are.
+        """Replace the processing of the nodes; those before the choice of the volume still read, and stay unchanged.
 
-        Raises ConfigError for a node that has no counterpart on the device.
+        Raises ConfigError for a node that is not implemented on the device.
         """
         if type(part.output) is gp.RandomProvider:
             self._keep_what_is_read(part.output)
@@ -96,7 +96,7 @@ class CropReader:
             self._take_over(before)
 
     def _defer(self, node: Any) -> None:
-        kind = type(node)  # exactly: a node that does more than these must not pass for one of them
+        kind = type(node)  # exactly: a subclass may do more than these
         if kind is ElasticAugment:
             self._defer_warp(node)
         elif kind is gp.SimpleAugment:
@@ -167,7 +167,7 @@ class CropReader:
 
 
 def draw_contrast(node: gp.IntensityAugment, sections: int) -> Contrast:
-    """Drawn as IntensityAugment draws them: for the patch, or section by section."""
+    """Contrast drawn as IntensityAugment draws it: for the patch, or section by section."""
     drawn = [
         (np.random.uniform(node.scale_min, node.scale_max), np.random.uniform(node.shift_min, node.shift_max))
         for _ in range(1 if node.slab is None else sections)
@@ -177,7 +177,7 @@ def draw_contrast(node: gp.IntensityAugment, sections: int) -> Contrast:
 
 
 def _draw_warp(node: ElasticAugment, request: gp.BatchRequest, keys: Keys) -> tuple[gp.BatchRequest, Warp]:
-    """What the node needs for this request, and the deformation that it has drawn; as ElasticAugment.prepare."""
+    """The request of the node, and the deformation that it has drawn; as ElasticAugment.prepare."""
     if request[keys.mask].roi != request[keys.labels].roi:
         raise InternalError("labels and mask are deformed as one", found=f"{request}")
     whole = request.get_total_roi()
@@ -187,7 +187,7 @@ def _draw_warp(node: ElasticAugment, request: gp.BatchRequest, keys: Keys) -> tu
     for name, same in (("raw", (keys.raw,)), ("labels", (keys.labels, keys.mask))):
         target = _box(request[same[0]].roi - whole.begin)
         source = source_box(shape, coarse, shifts, target)
-        # gunpowder reads the hull of what a node needs and what is asked of it
+        # gunpowder reads the hull of what a node needs and what is requested from it
         z, y, x = (min(a, b) for a, b in zip(source.begin_vox, target.begin_vox, strict=True))
         regions[name] = Region(target, (z, y, x))
         for key in same:
@@ -201,7 +201,7 @@ def _idle(node: Any) -> None:
 
 
 def _empty_additions(node: gp.BatchFilter, request: gp.BatchRequest) -> gp.Batch:
-    """Arrays that hold nothing, for those the node would have made."""
+    """Empty arrays for those that the node would add."""
     added = gp.Batch()
     for key in node.provided_items:
         if key in request:
@@ -212,7 +212,7 @@ def _empty_additions(node: gp.BatchFilter, request: gp.BatchRequest) -> gp.Batch
 
 
 def _nothing(spec: gp.ArraySpec) -> npt.NDArray[Any]:
-    """An array of the region's shape that takes no memory."""
+    """An array of zeros with the region's shape that uses almost no memory."""
     return np.broadcast_to(np.zeros((), spec.dtype or np.uint8), tuple(spec.roi.shape))
 
 

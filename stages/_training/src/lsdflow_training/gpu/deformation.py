@@ -1,8 +1,8 @@
-"""Deformation of patches on the training device: what gunpowder has drawn, as little numbers, and voxels moved by it.
+"""Deformation of patches on the training device: a compact form of what gunpowder has drawn, and its application.
 
 A worker draws each deformation as gunpowder does, but keeps it on the coarse grid on which gunpowder makes it (every
-8th voxel); the device upsamples it and gathers the voxels.  Raw is interpolated linearly, labels and mask are those of
-the nearest voxel, once per deformation, as in gunpowder.
+8th voxel); the device upsamples it and gathers the voxels.  Raw is interpolated linearly; labels and mask use the
+nearest voxel, once per deformation, as in gunpowder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lsdflow_training.data.deformation import Field, Positions, field_at, upsamp
 
 @dataclass(frozen=True)
 class Region:
-    """Of one array: where its result lies in the deformed box, and where its source begins (both from the box)."""
+    """Of one array: box of its result in the deformed box, and where its source begins (both relative to that box)."""
 
     target: Box
     source_begin_vox: Vox3
@@ -30,7 +30,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Warp:
-    """One elastic deformation of a box: coarse field (3, a, b, c), shifts of sections (z, 2), where the arrays lie."""
+    """An elastic deformation of a box: coarse field (3, a, b, c), shifts of sections (z, 2), regions of the arrays."""
 
     shape_vox: Vox3
     coarse: Field
@@ -40,7 +40,7 @@ class Warp:
 
 @dataclass(frozen=True)
 class Turn:
-    """Axes mirrored, then axes transposed, as numpy's flip and transpose take them."""
+    """Axes mirrored, then axes transposed, with the arguments of numpy's flip and transpose."""
 
     mirror: tuple[bool, bool, bool]
     transpose: Vox3
@@ -51,9 +51,9 @@ Volumes = dict[str, Tensor]
 
 
 def source_box(shape_vox: Vox3, coarse: Field, section_shifts_vox: Field | None, target: Box) -> Box:
-    """The voxels that `target` (a box of shape_vox) comes from: hull of its field, rounded outwards as in gunpowder.
+    """The source voxels of `target` (a box within shape_vox): hull of its field, rounded outwards as in gunpowder.
 
-    A linear field is extreme in the corners of the coarse cells, so only the voxels next to them are looked at.
+    A linear field has its extremes in the corners of the coarse cells, so only the voxels next to them are evaluated.
     """
     positions = upsampled_positions(coarse, shape_vox)
     chosen = [_beside_cells(at[part]) for at, part in zip(positions, target.slices(), strict=True)]
@@ -83,7 +83,7 @@ def apply_step(step: Step, volumes: Volumes) -> Volumes:
 
 
 def fine_field(warp: Warp, device: torch.device) -> Tensor:
-    """Field (3, z, y, x), float32: where in the box each voxel of it comes from, in voxels."""
+    """Field (3, z, y, x), float32: source position of each of its voxels in the box, in voxels."""
     coarse = torch.from_numpy(warp.coarse).to(device, non_blocking=True)
     field = functional.interpolate(coarse[None], size=warp.shape_vox, mode="trilinear", align_corners=True)[0]
     if warp.section_shifts_vox is not None:
@@ -93,18 +93,18 @@ def fine_field(warp: Warp, device: torch.device) -> Tensor:
 
 
 def gather_linear(source: Tensor, field: Tensor) -> Tensor:
-    """Trilinear interpolation of source (z, y, x), float32, for each voxel of the field; beyond the edge: the edge."""
+    """Trilinear interpolation of source (z, y, x) for each voxel of the field, float32; outside: the nearest edge."""
     longest = torch.tensor([max(n - 1, 1) for n in source.shape], dtype=field.dtype)
     scale = (2 / longest).to(field.device, non_blocking=True)
     grid = torch.addcmul(field.new_full((), -1), field, scale[:, None, None, None])
-    grid = grid.flip(0).movedim(0, -1)[None]  # the sampler wants x, y, z in [-1, 1]
+    grid = grid.flip(0).movedim(0, -1)[None]  # grid_sample requires x, y, z in [-1, 1]
     source = source.contiguous()[None, None]
     found = functional.grid_sample(source, grid, mode="bilinear", padding_mode="border", align_corners=True)
     return found[0, 0]
 
 
 def nearest_places(field: Tensor, shape: torch.Size) -> Tensor:
-    """Index into the flat source (of this shape) of the voxel nearest to each voxel of the field, flat; clamped."""
+    """Index in the flat source (of this shape) of the voxel nearest to each voxel of the field, flat; clamped."""
     z, y, x = (
         (axis + 0.5).floor_().clamp_(0, n - 1).to(torch.int32) for axis, n in zip(field.unbind(), shape, strict=True)
     )

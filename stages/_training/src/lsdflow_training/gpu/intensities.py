@@ -1,6 +1,6 @@
-"""Changes of intensities on the training device: those of data/intensities.py, with its numbers, on tensors.
+"""Changes of intensities on the training device: those of data/intensities.py with the same drawn numbers, on tensors.
 
-`raw` is float32 (z, y, x), 0 to 1, and so is every result, a new tensor. Noise has numbers of the device's own.
+`raw` is float32 (z, y, x), 0 to 1, and so is every result, a new tensor. The noise differs between devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLUR_REACH = 3.0  # sigmas, as in data/intensities.py
 
 
 def changed(raw: Tensor, changes: Iterable[Change]) -> Tensor:
-    """Raw after all changes, one after the other."""
+    """Raw after all changes, in their order."""
     for change in changes:
         raw = _changed(raw, change)
     return raw
@@ -45,20 +45,20 @@ def _changed(raw: Tensor, change: Change) -> Tensor:
 
 
 def with_contrast(raw: Tensor, how: Contrast) -> Tensor:
-    """Distances from the mean (of the patch, or of each section) scaled, then shifted, cut at 0 and 1."""
+    """Distances from the mean (of the patch, or of each section) scaled, then shifted, clipped to 0 and 1."""
     mean = raw.mean() if len(how.scales) == 1 else raw.mean((1, 2), keepdim=True)
     return ((raw - mean) * _along_z(how.scales, raw) + mean + _along_z(how.shifts, raw)).clamp_(0, 1)
 
 
 def blurred(raw: Tensor, sigma_vox: float) -> Tensor:
-    """Gaussian blur of raw (z, y, x) along all axes, or of a section (y, x); edges continue as they end."""
+    """Gaussian blur of raw (z, y, x) along all axes, or of a section (y, x); edge voxels are repeated outwards."""
     for axis in range(raw.ndim):
         raw = _blurred_along(raw, sigma_vox, axis)
     return raw.clamp(0, 1)
 
 
 def damaged(raw: Tensor, how: Damages) -> Tensor:
-    """Sections damaged as `how.what` says: data/intensities.damaged."""
+    """Raw with its sections damaged according to `how.what`, as data/intensities.damaged."""
     result = raw.clone()
     for z in np.flatnonzero(how.what).tolist():
         result[z] = _DAMAGED[Damage(int(how.what[z]))](raw, z, how)

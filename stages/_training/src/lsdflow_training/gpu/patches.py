@@ -1,6 +1,6 @@
-"""From the crops of a batch to its patch, on the training device: deformed, turned, intensities changed, with targets.
+"""Make the patch of a batch from its crops on the training device: deform, turn, change intensities, add targets.
 
-In the order of the gunpowder pipeline, and with its values; on a GPU some sixty kernels, each over whole volumes.
+The order and the values are those of the gunpowder pipeline. On a GPU these are about sixty kernels over whole volumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GREATEST = {"uint8": 255, "uint16": 256 * 256 - 1, "float32": 1}
 
 @torch.no_grad()
 def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatch:
-    """The patch that the gunpowder pipeline makes of the same batch. BadData for raw that is neither u8 nor u16."""
+    """The patch that the gunpowder pipeline makes of the same batch. Raises BadData unless raw is u8, u16 or f32."""
     volumes = {
         "raw": to_device(crops.raw, device).to(torch.float32) * (1 / _greatest(crops.raw)),
         "labels": to_device(crops.labels, device),
@@ -48,7 +48,7 @@ def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatc
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the device; the array may be overwritten as soon as this returns."""
+    """A copy on the device; the caller may overwrite the array as soon as this returns."""
     here = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return here.clone()
@@ -56,7 +56,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _greatest(raw: npt.NDArray[Any]) -> int:
-    """What stands for 1; as gunpowder's Normalize."""
+    """The raw value that counts as 1, as in gunpowder's Normalize."""
     if raw.dtype.name not in GREATEST:
         raise BadData("raw data of this type cannot be trained on", wanted=", ".join(GREATEST), found=raw.dtype.name)
     return GREATEST[raw.dtype.name]

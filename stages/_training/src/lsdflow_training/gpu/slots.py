@@ -1,7 +1,7 @@
-"""Memory that a process and its workers share: crops are handed over without going through a pipe.
+"""Memory that a process and its workers share, to hand over crops without a pipe.
 
-Each worker writes into slots of its own, in turn.  It may be writing one slot while `ahead` more wait in its queue and
-the training still copies another one: with ahead + 2 slots none is overwritten too early.
+Each worker writes to its own slots in turn.  At a time, it may write one slot while `ahead` more wait in its queue and
+the training still copies another one. So with ahead + 2 slots none is overwritten too early.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an array lies in the shared memory."""
+    """Position of an array in the shared memory."""
 
     begin: int
     dtype: str
@@ -28,7 +28,7 @@ class Placed:
 
 
 class SharedSlots:
-    """`count` slots of `size` bytes, to be made before the process forks; no page is taken before it is written to."""
+    """`count` slots of `size` bytes, made before the process forks; a page uses memory only once it is written."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -49,7 +49,7 @@ class SharedSlots:
         return placed
 
     def view(self, placed: Placed) -> npt.NDArray[Any]:
-        """A view of the array: valid until the slot is written to again."""
+        """A view of the array, valid until the slot is overwritten."""
         count = math.prod(placed.shape)
         flat = np.frombuffer(self.memory, np.dtype(placed.dtype), count, placed.begin)
         return flat.reshape(placed.shape)

@@ -1,10 +1,10 @@
-"""The stream of patches of `pipeline = "gpu"`: workers read crops, the training device makes patches of them.
+"""The stream of patches of `pipeline = "gpu"`: workers read crops, and the training device makes patches from them.
 
     workers (processes)      read and draw crops of batch first, first + stride, ...      shared memory
-    one thread               crops -> device -> patch, on a stream of its own             two patches ahead
-    training                 takes them in their order
+    one thread               crops -> device -> patch, on its own CUDA stream             two patches ahead
+    training                 receives them in their order
 
-Batch i is the same whoever makes it: see crops.py.
+Batch i does not depend on the worker that makes it: see crops.py.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def gpu_stream(
     device: torch.device,
     times: NodeTimes | None = None,
 ) -> Iterator[Iterator[DevicePatch]]:
-    """Patches first, first + stride, ... on the device; num_workers = 0 makes them in this process, when asked for.
+    """Patches first, first + stride, ... on the device; num_workers = 0 makes them here, one at each request.
 
-    times: collects how long each node took to read and draw. Raises ConfigError for what only gunpowder can do.
+    times: collects the time of each node for reading and drawing. Raises ConfigError for what only gunpowder supports.
     """
-    if device.type == "cuda" and device.index is None:  # a thread's current device is not that of its process
+    if device.type == "cuda" and device.index is None:  # a new thread does not have the current device of this one
         device = torch.device("cuda", torch.cuda.current_device())
     pipeline, request = training_pipeline(keys, recipe, sources), batch_request(keys, recipe)
     reader = CropReader(pipeline, keys, request)
@@ -97,7 +97,7 @@ def _start_workers(reader: CropReader, recipe: Recipe, first: int, stride: int, 
 
 
 def _read_and_store(reader: CropReader, seed: int, slots: SharedSlots, number: int) -> tuple[Crops, Places]:
-    """The crops without their arrays, and where these are; crops larger than a slot go through the pipe."""
+    """The crops without their arrays, and where those are; crops larger than a slot go through the pipe."""
     crops = _read(reader, seed, number)
     placed = slots.write({"raw": crops.raw, "labels": crops.labels, "mask": crops.mask})
     if placed is None:
@@ -112,7 +112,7 @@ def _read(reader: CropReader, seed: int, number: int) -> Crops:
 
 
 def _slot_bytes(recipe: Recipe) -> int:
-    """Enough for nearly all crops: raw and labels of a patch that was turned twice."""
+    """Enough for nearly all crops: raw and labels of a patch after two rotations."""
     padding = labels_padding_vox(recipe)
     labels = math.prod(2 * n for n in padding)
     grown = 4 if recipe.augmentation.elastic_probability and recipe.augmentation.rotation_max_rad else 1
@@ -127,7 +127,7 @@ def _timed(crops: Iterator[Crops], times: NodeTimes | None) -> Iterator[Crops]:
 
 
 def _ahead(crops: Iterator[Crops], recipe: Recipe, device: torch.device, ending: ExitStack) -> Iterator[DevicePatch]:
-    """Patches made by a thread; on a GPU on a stream of its own, for which only the stream of the caller waits."""
+    """Patches made by a thread; on a GPU on its own stream, and only the caller's stream waits for it."""
     side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     thread = ThreadPoolExecutor(1, "patches")
     ending.callback(thread.shutdown, cancel_futures=True)

@@ -1,7 +1,7 @@
 """Targets and weights of a patch on the training device: boundaries, affinities, balancing, LSDs.
 
-The same values as the nodes GrowBoundary, AddAffinities, BalanceLabels and AddLsdTargets give; nothing here waits for
-the device, apart from the LSDs, which must know how many labels there are.
+The values are those of the nodes GrowBoundary, AddAffinities, BalanceLabels and AddLsdTargets. Nothing here waits for
+the device, apart from the LSDs, which need the number of labels.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lsdflow_training.recipe import Targets
 from lsdflow_training.targets.lsd_targets import CHANNELS, context_vox
 from lsdflow_training.targets.lsd_targets_torch import lsd_targets_torch
 
-SLAB = 3  # far neighbours are apart more often than near ones: three channels are balanced at a time, as published
-SMALLEST_SHARE = 0.05  # of a class, as gunpowder clips it
+SLAB = 3  # far neighbours differ more often than near ones: balance three channels at a time, as published
+SMALLEST_SHARE = 0.05  # lower bound for the share of a class, as in gunpowder
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """Targets and weights by output, (c, z, y, x) float32, and the labels they were made of (with their context)."""
+    """Targets and weights by output, (c, z, y, x) float32, and the labels from which they were made (with context)."""
 
     targets: dict[str, Tensor]
     weights: dict[str, Tensor]
@@ -32,7 +32,7 @@ class Learnt:
 
 
 def make_targets(labels: Tensor, mask: Tensor, output: Box, how: Targets, only_xy: bool) -> Learnt:
-    """What is learnt at `output`, a box of labels (integers) and mask (mask states), both (z, y, x).
+    """Targets and weights at `output`, a box of labels (integers) and mask (mask states), both (z, y, x).
 
     only_xy: boundaries do not grow along z (anisotropic volumes).
     """
@@ -50,7 +50,7 @@ def make_targets(labels: Tensor, mask: Tensor, output: Box, how: Targets, only_x
 
 
 def grow_boundary(labels: Tensor, mask: Tensor, steps: int, only_xy: bool) -> Tensor:
-    """As `boundaries.grow_boundary`: `steps` voxels of background at each boundary; voxels of mask 0 keep theirs."""
+    """As `boundaries.grow_boundary`: `steps` voxels of background at each boundary; voxels of mask 0 keep labels."""
     known = mask > 0
     keep = known & (labels > 0)
     for _ in range(steps):
@@ -59,9 +59,9 @@ def grow_boundary(labels: Tensor, mask: Tensor, steps: int, only_xy: bool) -> Te
 
 
 def affinities(labels: Tensor, trained: Tensor, output: Box, offsets: Sequence[Vox3]) -> tuple[Tensor, Tensor]:
-    """(affinities, counted), (n, z, y, x) at `output`: float32, 1 where both ends have one label; bool, both trained.
+    """(affinities, counted), (n, z, y, x) at `output`: float32, 1 if both ends have the same label; bool, both trained.
 
-    offsets: from a voxel to its neighbour, which must lie in the labels for every voxel of the output.
+    offsets: from a voxel to its neighbour, which must be within the labels for every voxel of the output.
     """
     here, trained_here = labels[output.slices()], trained[output.slices()]
     found, counted = [], []
@@ -73,7 +73,7 @@ def affinities(labels: Tensor, trained: Tensor, output: Box, offsets: Sequence[V
 
 
 def balanced(affs: Tensor, counted: Tensor) -> Tensor:
-    """Weights (n, z, y, x), float32: both classes weigh the same in each slab of channels, as BalanceLabels has it."""
+    """Weights (n, z, y, x), float32: both classes weigh the same in each slab of channels, as in BalanceLabels."""
     weights = torch.empty_like(affs)
     for first in range(0, len(affs), SLAB):
         part, seen = affs[first : first + SLAB] > 0, counted[first : first + SLAB]
@@ -86,7 +86,7 @@ def balanced(affs: Tensor, counted: Tensor) -> Tensor:
 
 
 def _lsds(labels: Tensor, mask: Tensor, output: Box, how: Targets) -> tuple[Tensor, Tensor]:
-    """LSDs and their weights at `output`, (10, z, y, x): see lsd_node."""
+    """LSDs and their weights at `output`, (10, z, y, x); see lsd_node."""
     context = context_vox(how.sigma_nm, how.voxel_size_nm, how.lsd_downsample)
     around = labels[output.grow(context).slices()]
     found = lsd_targets_torch(

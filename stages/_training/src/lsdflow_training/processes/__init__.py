@@ -1,1 +1,1 @@
-"""Several processes that train one network: who they are, where they meet, what they agree on."""
+"""Several processes that train one network: their ranks, their rendezvous, and the values they exchange."""

@@ -1,4 +1,4 @@
-"""What the processes of a training agree on in each step: the losses, whether to stop, how much time is gone."""
+"""Values that the processes of a training exchange in each step: losses, whether to stop, and elapsed time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lsdflow_training.recipe import Recipe
 
 
 class Agreement:
-    """stopping: somebody got a signal, and all know. minutes: of the first process; none = each has its own clock."""
+    """stopping: a process received a signal, and all know it. minutes: of the first process; None = use own clock."""
 
     def __init__(self, group: Group, recipe: Recipe) -> None:
         self.group, self.recipe = group, recipe
@@ -27,10 +27,10 @@ class Agreement:
     def on_step(
         self, done: Callable[[], tuple[int, int]], stop: StopRequest, minutes: Callable[[], float]
     ) -> Callable[[StepResult], StepResult] | None:
-        """What turns the result of this process into that of all; none where there is nobody else.
+        """A function that turns the result of this process into that of all; None if this is the only process.
 
-        done: iterations so far, and that of the newest checkpoint.  It raises BadData in all processes if the loss of
-        one is not finite.
+        done: returns the current iteration and that of the newest checkpoint.  The function raises BadData in all
+        processes if the loss of one is not finite.
         """
 
         def agree(mine: StepResult) -> StepResult:
@@ -45,17 +45,17 @@ class Agreement:
         return None if self.group.alone else agree
 
     def stops(self, stop: StopRequest) -> bool:
-        """Whether to stop: alone at once, among several when all have agreed."""
+        """Whether to stop: a single process stops at once, several stop when all have agreed."""
         return bool(stop) if self.group.alone else self.stopping
 
     def loss_not_finite(self, done: int, saved: int, loss: float, rank: int = 0) -> BadData:
-        """The error of the step after `done` iterations, naming the process if there are several, and its batches."""
+        """The error of the step after `done` iterations, with the process (if there are several) and its batches."""
         batches = self._batches(done + 1)[rank :: self.group.ranks.world]
         process = None if self.group.alone else rank
         return not_finite("loss is", f"loss {loss}", number=done + 1, saved=saved, batches=batches, process=process)
 
     def require_finite(self, network: nn.Module, done: int, saved: int) -> None:
-        """BadData in all processes if the last step, of a finite loss, made a weight of one NaN or infinite."""
+        """Raise BadData in all processes if the last step, of a finite loss, made a weight NaN or infinite."""
         if not all(row[0] for row in self.group.gather([float(all_finite(network))])):
             raise not_finite("weights are", TOO_LARGE, number=done, saved=saved, batches=self._batches(done))
 

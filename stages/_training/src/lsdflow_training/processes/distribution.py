@@ -1,4 +1,4 @@
-"""How gradients become a step and how processes share a training, resolved: no option left open."""
+"""Resolved settings for optimizer steps and for sharing a training among processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lsdflow_training.processes.ranks import Ranks
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How gradients become a step. effective_batch: patches per step of all processes together."""
+    """How gradients become a step. effective_batch: patches per step in all processes together."""
 
     accumulate: int = 1
     effective_batch: int = 1
@@ -25,7 +25,7 @@ class StepOptions:
     checkpoint_activations: bool = False
 
     def parameters(self) -> dict[str, Any]:
-        """What the result depends on and is not usual: not by how many processes and pieces a step is made."""
+        """Options that affect the result and differ from their default; of the batch only its effective size counts."""
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         usual = {f.name: f.default for f in dataclasses.fields(self)}
         same = ("accumulate", "checkpoint_activations")
@@ -34,7 +34,7 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How many processes this node starts, and how all of them share the training: nothing of what is learnt."""
+    """How many processes this node starts, and how all of them share the training. Does not affect what is learnt."""
 
     processes: int = 1
     strategy: Literal["ddp", "fsdp"] = "ddp"
@@ -46,12 +46,12 @@ class Distribution:
 
     @property
     def sharded(self) -> bool:
-        """True if each process holds a share of the weights only."""
+        """True if each process holds only a share of the weights."""
         return self.strategy == "fsdp" and self.reshard != "none"
 
 
 def resolve_distribution(config: DistributedConfig, device: str, ranks: Ranks) -> Distribution:
-    """Processes and strategy. ConfigError for what this device cannot do."""
+    """Processes and strategy. Raises ConfigError for what the device does not support."""
     processes = 1
     if not ranks.started_by_us:
         processes = _gpus(device) if config.processes == "auto" else config.processes
@@ -77,7 +77,7 @@ def resolve_distribution(config: DistributedConfig, device: str, ranks: Ranks) -
 
 
 def resolve_step(config: DistributedConfig, processes: int) -> StepOptions:
-    """The step of `processes` in all."""
+    """The options of a step of `processes` processes in total."""
     return StepOptions(
         accumulate=config.accumulate,
         effective_batch=config.accumulate * processes,
@@ -90,7 +90,7 @@ def resolve_step(config: DistributedConfig, processes: int) -> StepOptions:
 
 
 def _gpus(device: str) -> int:
-    """One process per GPU; one where there is none, or where one GPU is named."""
+    """One process per GPU; one if there is no GPU, or if one GPU is named."""
     if device != "cuda":
         return 1
     return max(1, gpu_count())

@@ -1,8 +1,8 @@
-"""The processes of one training: they meet, agree on numbers, and end together when one of them cannot go on.
+"""The processes of one training: they find each other, exchange numbers, and end together if one of them fails.
 
-Numbers go between the hosts' memories (Gloo) also where gradients go from GPU to GPU (NCCL).  Everyone signs in at a
-store that one process serves, so that those who do not come can be named; who fails leaves the reason there, and the
-others, whose connection to it breaks, end with the same error.
+Numbers are exchanged between the hosts' memories (Gloo), also if gradients are exchanged between GPUs (NCCL).  Each
+process registers at a store that one process serves, so that missing processes can be named. A process that fails
+writes the reason to the store; the connections of the others break, and they end with the same error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOG = logging.getLogger("lsdflow.training")
 
 @dataclass
 class Group:
-    """What a process knows of the others; alone, all of it is trivial."""
+    """What a process knows of the others; everything is trivial for a single process."""
 
     ranks: Ranks = field(default_factory=Ranks)
     store: Store | None = None
@@ -44,7 +44,7 @@ class Group:
         return self.ranks.rank == 0
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """The values (as many everywhere) of all processes, by rank."""
+        """The values of all processes, by rank. Each process must give the same number of values."""
         mine = torch.tensor(list(values), dtype=torch.float64)
         if self.alone:
             return [list(values)]
@@ -53,7 +53,7 @@ class Group:
         return [row.tolist() for row in everyone]
 
     def wait_for_all(self) -> None:
-        """Return when every process is here."""
+        """Return when every process has called this."""
         self.gather([0.0])
 
     def of_first(self, value: float) -> float:
@@ -61,9 +61,9 @@ class Group:
         return self.gather([value])[0][0]
 
     def require_same(self, digest: bytes, what: str, copies: int | None = None) -> None:
-        """InternalError naming the ranks whose digest is not that of the first.
+        """Raise InternalError naming the ranks whose digest differs from that of the first.
 
-        copies: ranks r and r + copies, r + 2 copies, ... should have the same; none = all.
+        copies: ranks r and r + copies, r + 2 copies, ... should have the same digest; None = all ranks.
         """
         rows = [bytes(int(v) for v in row) for row in self.gather([float(b) for b in digest])]
         step = copies or 1
@@ -78,7 +78,7 @@ class Group:
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
-        """Leave the reason of a failure for the others; a connection that broke is told with the reason of theirs."""
+        """Store the reason of a failure for the others. If a connection broke, raise the reason that they stored."""
         try:
             yield
         except StageError as error:
@@ -114,10 +114,10 @@ class Group:
 
 @contextmanager
 def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
-    """Meet the others, and part at the end.
+    """Join the group of processes, and leave it at the end.
 
-    Raises StoreUnreachable (69) naming the processes that did not come within timeout_s, and what ending_together
-    raises.  timeout_s also bounds every later wait for another process.
+    Raises StoreUnreachable (69) naming the processes that did not join within timeout_s, and what ending_together
+    raises.  timeout_s also limits every later wait for another process.
     """
     if ranks.world == 1:
         yield Group(ranks)
@@ -138,10 +138,10 @@ def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
 
 
 def _meet(ranks: Ranks, timeout_s: float) -> Store:
-    """The store, when all are here.
+    """The store, once all processes have registered.
 
-    Where somebody else serves it and leaves before, this was perhaps a process of the attempt before, which met at the
-    same port and was ending: so connect again, while there is time.
+    If another process serves the store and leaves too early, it may belong to the previous attempt, which used the
+    same port and was ending. So connect again while there is time.
     """
     until = time.monotonic() + timeout_s
     store = connect(ranks, timeout_s)
@@ -166,7 +166,7 @@ def _meet(ranks: Ranks, timeout_s: float) -> Store:
 
 
 def _sign_in(store: Store, ranks: Ranks, timeout_s: float) -> list[int] | None:
-    """Everyone waits for everyone. Returns who did not come; None if the store itself is gone."""
+    """Register and wait for all. Returns the ranks that did not register; None if the store itself is gone."""
     keys = [f"here/{rank}" for rank in range(ranks.world)]
     try:
         store.set(keys[ranks.rank], "1")
@@ -179,7 +179,7 @@ def _sign_in(store: Store, ranks: Ranks, timeout_s: float) -> list[int] | None:
 
 
 def _is_of_connection(error: RuntimeError) -> bool:
-    """Gloo tells of broken connections and of its time-out as plain RuntimeErrors."""
+    """Whether the error is of a connection. Gloo reports broken connections and time-outs as plain RuntimeErrors."""
     if isinstance(error, dist.DistError):
         return True
     words = ("gloo", "nccl", "connection", "timed out", "connect")

@@ -1,7 +1,7 @@
-"""Start the processes of this node, pass signals on to them, and end with the error of the one that failed.
+"""Start the processes of this node, forward signals to them, and end with the error of the one that failed.
 
-They meet at a store that this process serves, on loopback and a port that the kernel chooses (of several nodes: at the
-address of the first), and leave there why they ended.  None outlives the others by much, nor this process.
+They connect to a store that this process serves, on loopback and a port that the kernel chooses (with several nodes: at
+the address of the first), and store there why they ended.  All of them end soon after one of them or this process ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lsdflow_training.processes.ranks import Ranks, as_environment, of_local_pro
 
 LOG = logging.getLogger("lsdflow.training")
 POLL_SECONDS = 0.1
-# How long the others may take to see that one is gone, before they are ended.
+# How long the others may take to notice that one has ended, before they are killed.
 GRACE_SECONDS = 30.0
 AGAIN = "run the same command again to resume from the last checkpoint"
 
@@ -34,8 +34,8 @@ AGAIN = "run the same command again to resume from the last checkpoint"
 def run_local_processes(experiment: Experiment, stage: str, how: Distribution, node: Ranks) -> None:
     """Run the stage in how.processes processes on this node and wait for them.
 
-    node: which of the nodes this is (rank of world).  Raises the error of a process that failed; Interrupted (75) after
-    a signal to this process or to one of them.
+    node: rank of this node and number of nodes (rank, world).  Raises the error of a process that failed, and
+    Interrupted (75) after a signal to this process or to one of them.
     """
     store: Store | None = None
     if node.rank == 0 and not node.store_runs:
@@ -62,15 +62,15 @@ def run_local_processes(experiment: Experiment, stage: str, how: Distribution, n
 
 
 def _start(arguments: Sequence[str], ranks: Ranks) -> subprocess.Popen[bytes]:
-    """A session of its own: Ctrl-C reaches this process alone, which passes it on."""
+    """Start it in its own session: Ctrl-C then reaches only this process, which forwards it."""
     command = [sys.executable, "-m", "lsdflow_training.processes.one_process", *arguments]
     return subprocess.Popen(command, env=os.environ | as_environment(ranks), start_new_session=True)
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: StopRequest, grace_s: float) -> list[int]:
-    """Until all have ended; once one has failed the others get grace_s.
+    """Wait until all have ended; once one has failed, the others get grace_s.
 
-    Returns their exit codes, 0 for those that have not ended: they wait for one that has failed.
+    Returns their exit codes; 0 for those that are still running, because they wait for the one that failed.
     """
     told, deadline = False, float("inf")
     while None in (codes := [process.poll() for process in processes]) and time.monotonic() < deadline:
@@ -87,7 +87,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: StopRequest, grace
 def _error(
     codes: Mapping[int, int], ranks: Sequence[Ranks], stop: StopRequest, store: Store | None
 ) -> StageError | None:
-    """What is to be told of all: an error with a reason first, then who was killed, then that all were interrupted."""
+    """The error to report: first one with a reason, then a killed process, then that all were interrupted."""
     if not any(codes.values()):
         return None
     told = read_errors(store or _find(ranks[0]), codes)
@@ -107,7 +107,7 @@ def _error(
 
 
 def _find(ranks: Ranks) -> Store | None:
-    """The store of another node, if it is still there."""
+    """The store of another node, if it still answers."""
     try:
         return connect(replace(ranks, rank=-1), timeout_s=2.0)
     except StageError:

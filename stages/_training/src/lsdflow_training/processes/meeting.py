@@ -1,4 +1,4 @@
-"""The place where the processes of a training meet: a store of torch at one address, and what is left there."""
+"""Rendezvous of the processes of a training: a store of torch at one address, and the errors stored in it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from lsdflow_training.processes.ranks import Ranks
 LOG = logging.getLogger("lsdflow.training")
 GONE = (RuntimeError, dist.DistError, ConnectionError)
 LOOPBACK = "127.0.0.1"
-# A process of the attempt before, which met at the same port, may take as long as SLURM's KillWait (30 s) to end.
+# A process of the previous attempt, which used the same port, may need SLURM's KillWait (30 s) to end.
 PORT_PATIENCE_S, PORT_PAUSE_S = 60.0, 0.2
 
 
 def serve(address: str, port: int, timeout_s: float) -> tuple[TCPStore, int]:
-    """Serve a store at this address alone; port 0: a free one. Returns it and its port.
+    """Serve a store at this address only; port 0 means any free port. Returns the store and its port.
 
-    Raises StoreUnreachable (69) if the port stays taken for PORT_PATIENCE_S or half of timeout_s: the others wait for
-    longer.
+    Raises StoreUnreachable (69) if the port stays in use for PORT_PATIENCE_S or half of timeout_s: the others wait
+    longer than that.
     """
     listening = _listen(address, port, min(PORT_PATIENCE_S, timeout_s / 2))
     port = listening.getsockname()[1]
@@ -40,7 +40,7 @@ def serve(address: str, port: int, timeout_s: float) -> tuple[TCPStore, int]:
 
 
 def _listen(address: str, port: int, patience_s: float) -> socket.socket:
-    """A socket that listens there; tries again for patience_s while somebody else does."""
+    """A listening socket; if the address is in use, tries again for patience_s."""
     until = time.monotonic() + patience_s
     while (found := _try_to_listen(address, port)) is None:
         if time.monotonic() >= until:
@@ -51,7 +51,7 @@ def _listen(address: str, port: int, patience_s: float) -> socket.socket:
 
 
 def _try_to_listen(address: str, port: int) -> socket.socket | None:
-    """None if the address is in use. Raises StoreUnreachable for what no waiting mends."""
+    """None if the address is in use. Raises StoreUnreachable for errors that waiting does not solve."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -75,7 +75,7 @@ def _not_here(address: str, port: int, reason: str) -> StoreUnreachable:
 
 
 def connect(ranks: Ranks, timeout_s: float) -> Store:
-    """The store of this training; rank 0 serves it unless a launcher does. StoreUnreachable if nobody serves it."""
+    """The store of this training, served by rank 0 or a launcher. Raises StoreUnreachable if it does not answer."""
     if ranks.rank == 0 and not ranks.store_runs:
         address = LOOPBACK if ranks.local_world == ranks.world else ranks.address
         store, _ = serve(address, ranks.port, timeout_s)
@@ -95,7 +95,7 @@ def connect(ranks: Ranks, timeout_s: float) -> Store:
 
 
 def sockets_of(ranks: Ranks) -> None:
-    """Let Gloo and NCCL use loopback on one node, else the interface towards the first; not if somebody chose one."""
+    """Let Gloo and NCCL use loopback on one node, else the interface to the first node; a user's choice stays."""
     name = "lo" if ranks.local_world == ranks.world else interface_towards(ranks.address, ranks.port)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name:
@@ -103,7 +103,7 @@ def sockets_of(ranks: Ranks) -> None:
 
 
 def interface_towards(address: str, port: int) -> str:
-    """Name of the interface whose address reaches this one; "" if that cannot be told."""
+    """Name of the interface whose address reaches this one; "" if it cannot be found."""
     import fcntl
     import struct
 
@@ -124,12 +124,12 @@ def interface_towards(address: str, port: int) -> str:
 
 
 def error_key(rank: int) -> str:
-    """Where the process of this rank leaves the reason of its end."""
+    """The key under which the process of this rank stores why it ended."""
     return f"error/{rank}"
 
 
 def read_errors(store: Store | None, ranks: Iterable[int]) -> dict[int, StageError]:
-    """The reasons that these ranks left, as far as the store still answers."""
+    """The errors that these ranks stored, as far as the store still answers."""
     told: dict[int, StageError] = {}
     if store is not None:
         try:

@@ -1,6 +1,6 @@
 """One of the processes that local_processes starts: python -m lsdflow_training.processes.one_process STAGE ...
 
-It runs the stage as its command does, but leaves its error with the process that started it, which tells it once.
+It runs the stage as its command does, but stores its error for the process that started it, which reports it once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     except StageError as error:
         _leave(error, ranks)
         return error.exit_code
-    except Exception as error:  # a fault of ours: whatever it is, the others must hear of it
+    except Exception as error:  # a bug: store it too, because the others must see every error
         LOG.exception("process %d ended", ranks.rank)
         _leave(InternalError(f"internal: process {ranks.rank}: {type(error).__name__}: {error}"), ranks)
         return InternalError.exit_code
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str], counts: bool) -> None:
-    """Run the stage. counts: this is the process that counts iterations, so it tells the metrics."""
+    """Run the stage. counts: this process counts iterations, so it exports the metrics."""
     stage, path, *overrides = arguments
     experiment = load_experiment(Path(path), overrides)
     form_log_lines(experiment.compute.log_format, stage)

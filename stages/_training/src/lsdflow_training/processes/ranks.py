@@ -1,9 +1,9 @@
-"""Which of how many processes of a training this one is: from the environment of torchrun, of SLURM or of our own.
+"""Rank of this process and number of processes of a training, from variables of torchrun, SLURM or our launcher.
 
 torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
-SLURM:    SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS, which srun gives its tasks; SLURM_NTASKS in their stead
-          where MASTER_ADDR is given (a wrapper passes them into a container).  A batch script without srun is one
-          process, whatever the job asked for.
+SLURM:    SLURM_PROCID, SLURM_LOCALID and SLURM_STEP_NUM_TASKS, which srun sets for its tasks; SLURM_NTASKS instead of
+          the last if MASTER_ADDR is set (a wrapper passes them into a container).  A batch script without srun is one
+          process, however many tasks the job has.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 
 from lsdflow_contract.errors import ConfigError
 
-# Set for processes that the option `processes` started.
+# Set for processes that were started by the option `processes`.
 STARTED_BY_US = "LSDFLOW_STARTED_BY_US"
 PORTS_FROM, PORTS = 20_000, 20_000
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process (rank of world; on its node local_rank of local_world) and where all meet.
+    """This process (rank of world; local_rank of local_world on its node) and the address of the rendezvous.
 
-    store_runs: something else than rank 0 (torchrun, or our own launcher) serves the meeting place.
-    attempt: how often the processes were started anew; they do not meet those of the attempt before.
+    store_runs: the store is served by something other than rank 0 (torchrun, or our own launcher).
+    attempt: how often the processes were restarted; they never connect to those of an earlier attempt.
     """
 
     rank: int = 0
@@ -39,7 +39,7 @@ class Ranks:
 
 
 def ranks_of_environment(environment: Mapping[str, str]) -> Ranks:
-    """Ranks from torchrun's or SLURM's variables; one process without any. ConfigError if they contradict."""
+    """Ranks from torchrun's or SLURM's variables; one process without any. Raises ConfigError if they are invalid."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         found = _of_torchrun(environment)
     else:
@@ -63,7 +63,7 @@ def of_local_process(node: Ranks, processes: int, local_rank: int) -> Ranks:
 
 
 def as_environment(ranks: Ranks) -> dict[str, str]:
-    """The variables that ranks_of_environment reads these ranks from."""
+    """The environment variables from which ranks_of_environment reads these ranks."""
     return {
         "RANK": str(ranks.rank),
         "WORLD_SIZE": str(ranks.world),
@@ -113,7 +113,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Ranks:
 
 
 def first_node(names: str) -> str:
-    """First node of SLURM's list: "gpu[07-09,12],login" -> "gpu07". ConfigError if there is none."""
+    """First node of SLURM's list: "gpu[07-09,12],login" -> "gpu07". Raises ConfigError if there is none."""
     found = re.match(r"([\w.-]+)(?:\[(\d+)[^\]]*\]([\w.-]*))?", names)
     if found is None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """How the processes share a network: each holds all of it (DDP), or a share of its weights (FSDP2).
 
-With shares, gradients are summed up where the share is, and checkpoints are gathered, so that they are the same files:
-a training may go on with another number of processes, or alone.
+With shares, each process sums the gradients of its own share. Checkpoints are gathered into the same files as without
+shares, so a training can be resumed with another number of processes, or with one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lsdflow_training.processes.group import Group
 
 
 def share(network: UNet, group: Group, how: Distribution, device: torch.device) -> nn.Module:
-    """The network to call: itself if alone, else one whose gradients are the mean over the processes."""
+    """The network to call: the network itself for one process, else one with gradients averaged over the processes."""
     if group.alone:
         return network
     if not how.sharded:
         devices = [device] if device.type == "cuda" else None
-        # its network has no buffers, and torch names the option for them otherwise from version to version
+        # the network has no buffers, and the name of the option for them differs between versions of torch
         return DistributedDataParallel(network, device_ids=devices)
     mesh = _mesh(group, how, device)
     offload = CPUOffloadPolicy() if how.cpu_offload else OffloadPolicy()
@@ -43,18 +43,18 @@ def share(network: UNet, group: Group, how: Distribution, device: torch.device) 
 
 
 def levels(network: UNet) -> list[nn.Module]:
-    """The parts of each level: downwards, upsampling, upwards."""
+    """The modules of each level: downward, upsampling, upward."""
     return [*network.down, *network.up, *network.merge]
 
 
 def compute_again(network: UNet) -> None:
-    """Let each level keep its input only, and compute the rest again for the gradients."""
+    """Let each level keep only its input, and recompute the rest in the backward pass."""
     for part in levels(network):
         part.forward = partial(checkpoint, part.forward, use_reentrant=False)
 
 
 def set_exchange(network: nn.Module) -> Callable[[bool], None]:
-    """A switch: exchange gradients in the next backward pass, or keep them here (until the last patch of a step)."""
+    """A switch: exchange gradients in the next backward pass, or not yet (before the last patch of a step)."""
     if isinstance(network, DistributedDataParallel):
         return partial(setattr, network, "require_backward_grad_sync")
     if isinstance(network, FSDPModule):
@@ -63,22 +63,22 @@ def set_exchange(network: nn.Module) -> Callable[[bool], None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor gathered from its shares; all processes call this together."""
+    """A tensor gathered from its shares; all processes must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share_here(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """The share of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
-    """state_dict of the network as if it were not shared."""
+    """state_dict of the network with whole weights."""
     return {name: whole(value) for name, value in network.state_dict().items()}
 
 
 def whole_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """state_dict of the optimizer as if nothing were shared."""
+    """state_dict of the optimizer with whole tensors."""
     found: dict[str, Any] = optimizer.state_dict()
     state = {
         number: {name: whole(v) if isinstance(v, Tensor) else v for name, v in of_parameter.items()}
@@ -88,13 +88,13 @@ def whole_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def shares_of(weights: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """Whole weights as the network holds them here."""
+    """Whole weights cut to the shares of the network in this process."""
     here = network.state_dict()
     return {name: _like(value, here[name]) if name in here else value for name, value in weights.items()}
 
 
 def share_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Cut state that was loaded whole as its parameters are cut."""
+    """Cut state that was loaded whole to the shares of its parameters."""
     for parameter, of_parameter in optimizer.state.items():
         for name, value in of_parameter.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and not isinstance(value, DTensor):
@@ -102,7 +102,7 @@ def share_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def require_same_weights(network: nn.Module, group: Group, how: Distribution) -> None:
-    """InternalError naming the ranks whose weights are not those of the first; of shares, the copies of each."""
+    """Raise InternalError naming the ranks whose weights differ from the first; with shares, compare their copies."""
     if group.alone or (how.sharded and how.reshard != "hybrid"):
         return
     total = hashlib.sha256()
@@ -118,7 +118,7 @@ def _like(value: Tensor, here: Tensor) -> Tensor:
 
 
 def _mesh(group: Group, how: Distribution, device: torch.device) -> DeviceMesh:
-    """All processes in a row; hybrid: a row for each node."""
+    """One dimension over all processes; hybrid: nodes x processes of a node."""
     world, on_node = group.ranks.world, group.ranks.local_world
     if how.reshard == "hybrid" and on_node < world:
         return init_device_mesh(device.type, (world // on_node, on_node), mesh_dim_names=("copies", "shares"))

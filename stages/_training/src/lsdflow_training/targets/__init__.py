@@ -1,1 +1,1 @@
-"""What a network shall answer: LSDs, affinities' boundaries, from labels."""
+"""Training targets made from labels: LSDs, and boundaries for affinities."""

@@ -1,10 +1,10 @@
 """Labels of a patch: dense ids, and boundaries grown between neighbours.
 
-Boundaries grow as in gunpowder's GrowBoundary, in one pass instead of one per label.
+Boundaries grow as in gunpowder's GrowBoundary, but in one pass instead of one per label.
 
-A voxel keeps its label if every face neighbour has the same label, or is masked out (unknown, so it does not shrink a
-label), or lies outside the array.  All others become background.  Masked-out voxels keep their label: they are ignored
-by every loss, but are context for the shape descriptors of their neighbours.
+A voxel keeps its label if every face neighbour has the same label, is masked out (unknown, so it does not shrink a
+label) or is outside the array.  All other voxels become background.  Masked-out voxels keep their label: every loss
+ignores them, but they are context for the shape descriptors of their neighbours.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _erode(
 def compact_ids(labels: Labels) -> npt.NDArray[np.uint64]:
     """Labels with ids 1, 2, 3, ... in the order of the old ids; 0 stays 0. Same shape.
 
-    Looks at runs of equal ids, not at voxels: sorting all voxels would cost more than all augmentation.
+    Sorts runs of equal ids, because sorting all voxels would cost more than all augmentation.
     """
     flat = labels.ravel()
     if flat.size == 0:

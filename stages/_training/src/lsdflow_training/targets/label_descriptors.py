@@ -1,4 +1,4 @@
-"""From the runs of all labels to their descriptors: walks labels, tiles and rows, and turns moments into channels.
+"""Compute descriptors from the runs of all labels: loop over labels, tiles and rows, and turn moments into channels.
 
 Channels: 0-2 mean offset z, y, x / sigma * 0.5 + 0.5; 3-5 variance zz, yy, xx / sigma^2; 6-8 Pearson coefficients
 zy, zx, yx * 0.5 + 0.5; 9 size, the Gaussian-weighted share of voxels that belong to the label. All clipped to [0, 1].
@@ -29,15 +29,15 @@ from lsdflow_training.targets.label_runs import GroupedRuns, Runs
 
 # below this variance (nm^2) an axis counts as flat, so that Pearson coefficients stay finite (as in lsds)
 FLAT_NM2 = np.float32(1e-3)
-# a variance below this share of the squared mean offset is rounding and counts as 0. At full resolution it is never
-# met, because the voxel itself belongs to its label; with downsampling all of a label may lie at one far place
+# a variance below this share of the squared mean offset is a rounding error and counts as 0. This cannot happen at full
+# resolution, where the voxel itself belongs to its label; with downsampling all of a label may be at one distant place
 ROUNDING_SHARE = np.float32(1e-5)
 
 
 class Grid(NamedTuple):
-    """How output voxels lie on the grid of the (downsampled) labels, and the Gaussian on that grid.
+    """Where output voxels are on the grid of the (downsampled) labels, and the Gaussian on that grid.
 
-    Output voxel v takes the moments around voxel begin + v // step.
+    Output voxel v gets the moments around voxel begin + v // step.
     """
 
     step: int
@@ -51,7 +51,7 @@ class Grid(NamedTuple):
 
 @compiled
 def describe(sources: GroupedRuns, targets: GroupedRuns, grid: Grid, out: Floats) -> None:
-    """Write the descriptors of all labels into `out` (10, z, y, x), which holds 0.
+    """Write the descriptors of all labels into `out` (10, z, y, x), which must contain 0.
 
     `sources`: runs of the (downsampled) labels with context, by (y, z, x). `targets`: runs of the same labels at full
     resolution in the output, by (z, y, x).
@@ -87,7 +87,7 @@ def _runs_in_tile(runs: Runs, tile_x: int, step: int) -> Runs:
 
 @compiled
 def _describe_tile(seen: Runs, chosen: Runs, tile_x: int, grid: Grid, out: Floats) -> None:
-    """The voxels `chosen` of one label in one tile, given all `seen` runs of the label."""
+    """Describe the voxels `chosen` of one label in one tile, given all runs `seen` of the label."""
     bounds = _bounds(chosen, grid)
     height = bounds[1, 1] - bounds[0, 1]
     rows = new_rows(min(seen.shape[0], (bounds[1, 0] - bounds[0, 0]) * height), FIRST)
@@ -109,7 +109,7 @@ def _describe_tile(seen: Runs, chosen: Runs, tile_x: int, grid: Grid, out: Float
 
 @compiled
 def _bounds(chosen: Runs, grid: Grid) -> Ints:
-    """[z, y] of the first and of the after-last row of the labels' grid that can matter to the chosen runs."""
+    """[z, y] of the first row, and of the row after the last, of the labels' grid that the chosen runs depend on."""
     bounds = np.empty((2, 2), np.int64)
     for axis in range(2):
         radius = (grid.kernel_z if axis == 0 else grid.kernel_y).shape[1] // 2
@@ -124,10 +124,10 @@ def _bounds(chosen: Runs, grid: Grid) -> Ints:
 
 @compiled
 def _fill_plane(rows: Rows, window: Ints, z: int, kernel: Floats, plane: Rows) -> int:
-    """Step 2 for all rows of the plane z; returns how many rows of `plane` hold something.
+    """Step 2 for all rows of the plane z; returns how many rows of `plane` are not empty.
 
-    `window` (y, 4): first and after-last of the `rows` of y within reach of z (moves on with z), end of the rows of
-    y, and y.
+    `window` (y, 4): first, and one after the last, of the `rows` of y within reach of z (both advance with z), end of
+    the rows of y, and y.
     """
     radius = kernel.shape[1] // 2
     count = 0
@@ -147,7 +147,7 @@ def _fill_plane(rows: Rows, window: Ints, z: int, kernel: Floats, plane: Rows) -
 
 @compiled
 def _describe_plane(chosen: Runs, plane: Rows, tile_x: int, grid: Grid, out: Floats) -> None:
-    """Step 3 for the chosen runs, which lie in one plane of the grid, and their channels."""
+    """Step 3 for the chosen runs, which are all in one plane of the grid, and their channels."""
     radius = grid.kernel_y.shape[1] // 2
     moments = np.empty(THIRD, np.float32)
     first, last, done = 0, 0, -1
@@ -175,7 +175,7 @@ def _unit(value: np.float32) -> np.float32:
 
 @compiled
 def _variance(square: np.float32, mean: np.float32) -> np.float32:
-    """Mean square minus squared mean (voxels^2); 0 if the difference is but rounding."""
+    """Mean square minus squared mean (voxels^2); 0 if the difference is only rounding."""
     variance = square - mean * mean
     return variance if variance > ROUNDING_SHARE * mean * mean else np.float32(0)
 
@@ -198,11 +198,11 @@ def _to_channels(m: Floats, corner: tuple[int, int, int], grid: Grid) -> None:
     """
     half, one = np.float32(0.5), np.float32(1)
     vz, vy, vx = grid.voxel_size_nm[0], grid.voxel_size_nm[1], grid.voxel_size_nm[2]
-    # all in voxels of an axis from here on
+    # from here on, all lengths are in voxels of their axis
     sz, sy, sx = grid.sigma_nm[0] / vz, grid.sigma_nm[1] / vy, grid.sigma_nm[2] / vx
     flat_z, flat_y, flat_x = FLAT_NM2 / (vz * vz), FLAT_NM2 / (vy * vy), FLAT_NM2 / (vx * vx)
     for i in range(TILE):
-        empty = m[i] == 0  # only with downsampling: then lsds takes size 1 and the first voxel of the array as mean
+        empty = m[i] == 0  # only with downsampling: then lsds uses size 1 and the first voxel of the array as mean
         share = one if empty else m[i]
         per = one / share
         mean_z, mean_y, mean_x = m[i + 3 * TILE] * per, m[i + TILE] * per, m[i + 6 * TILE] * per

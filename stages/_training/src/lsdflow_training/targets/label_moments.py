@@ -6,16 +6,17 @@ g(d) = g(z) g(y) g(x), so each sum is a chain of three 1-D convolutions with the
 
   1. along x, from the runs of the label: the sum over a run is a difference of two entries of a running sum of the
      kernel, whatever the length of the run                                            runs -> 3 values per voxel
-  2. along z, only rows that hold something                                               3 -> 6 values
+  2. along z, only rows that are not empty                                                3 -> 6 values
   3. along y, only for rows in which the label has voxels in the output                   6 -> 10 values
 
-Work goes label by label in tiles of TILE voxels along x, so one value of a row of a tile is a vector register or two:
+Labels are processed one by one, in tiles of TILE voxels along x: one value of a row of a tile fits a vector register or
+two:
 
         x ->  +--- TILE ---+--- TILE ---+       a row of a tile after step 1: [ g | gd | gdd ] * TILE floats
               | label 7    |     label 7|       only rows with runs within reach of the tile exist;
-              +------------+------------+       they lie in memory by (y, z), so step 2 reads on without gaps
+              +------------+------------+       they are stored by (y, z), so step 2 reads memory without gaps
 
-The inner loops have a constant length and take UNROLL rows at a time: that is what lets the compiler vectorise them.
+The inner loops have a constant length and process UNROLL rows at a time, which lets the compiler vectorise them.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class Rows(NamedTuple):
-    """Rows of a tile that hold something: their values one after the other (flat), and where each lies.
+    """Rows of a tile that are not empty: their values one after the other (flat), and the position of each.
 
-    `values` is initialised and has UNROLL rows of room at its end, because steps 2 and 3 read in groups of UNROLL.
+    `values` is initialised and has room for UNROLL more rows, because steps 2 and 3 read in groups of UNROLL.
     """
 
     values: Floats
@@ -85,10 +86,10 @@ def new_rows(room: int, length: int) -> Rows:
 
 @compiled
 def sum_along_x(runs: Runs, tile_x: int, bounds: Ints, sums: Doubles, rows: Rows) -> Ints:
-    """Step 1: fill `rows` from the runs of one label, ordered by (y, z, x); their position is z.
+    """Step 1: fill `rows` from the runs of one label, ordered by (y, z, x); the position of a row is its z.
 
-    `bounds` (2, 2): [z, y] of the first and of the after-last row within reach. Returns where the rows of each y
-    start: rows starts[i] : starts[i + 1] have y = bounds[0, 1] + i.
+    `bounds` (2, 2): [z, y] of the first row, and of the row after the last, within reach. Returns where the rows of
+    each y start: rows starts[i] : starts[i + 1] have y = bounds[0, 1] + i.
     """
     reach = sums.shape[1] // 2
     starts = np.zeros(bounds[1, 1] - bounds[0, 1] + 1, np.int64)
@@ -122,7 +123,7 @@ def _add_run(sums: Doubles, at_begin: int, at_end: int, row: Floats) -> None:
 
 @compiled
 def _weights_of(kernel: Floats, rows: Rows, row: int, last: int, centre: int) -> tuple[np.float32, ...]:
-    """The three kernels at the offset of a row from `centre`; 0 for rows that only fill up a group of UNROLL."""
+    """The three kernels at the offset of a row from `centre`; 0 for rows that only complete a group of UNROLL."""
     if row >= last:
         return np.float32(0), np.float32(0), np.float32(0)
     at = rows.position[row] - centre + kernel.shape[1] // 2

@@ -1,11 +1,11 @@
-"""Labels as runs along x, grouped by label: what the LSD targets are computed from.
+"""Labels as runs along x, grouped by label. The LSD targets are computed from these runs.
 
 A run is a stretch of one label in one row (z, y):
 
     row (z, y):   0 0 7 7 7 0 3 3     ->  label 7: x 2..5    label 3: x 6..8       (half open)
 
-Two orders are needed, because the passes over the axes walk through the rows in different directions:
-`runs_by_y` lists the runs of a label by (y, z, x), `runs_by_z` by (z, y, x). Label 0 has no runs.
+Two orders are needed, because the passes over the axes read the rows in different directions: `runs_by_y` lists the
+runs of a label by (y, z, x), `runs_by_z` by (z, y, x). Label 0 has no runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 from lsdflow_training.compiled import compiled
 
 Labels = npt.NDArray[np.uint64]
-Runs = npt.NDArray[np.int32]  # (n, 4): z, y, first x, x after the last
-Owned = npt.NDArray[np.int32]  # (n, 5): the same and the label's index
+Runs = npt.NDArray[np.int32]  # (n, 4): z, y, first x, one after the last x
+Owned = npt.NDArray[np.int32]  # (n, 5): the same, and the index of the label
 
 
 class GroupedRuns(NamedTuple):
@@ -54,7 +54,7 @@ def runs_by_y(labels: Labels, ids: Labels) -> GroupedRuns:
 
 @compiled
 def runs_by_z(labels: Labels, ids: Labels, step: int) -> GroupedRuns:
-    """The same, per label by (z // step, y // step, z, y, x): rows of one downsampled row stay together."""
+    """The same, per label by (z // step, y // step, z, y, x): rows of the same downsampled row are contiguous."""
     depth, height, width = labels.shape
     found = _new_list(labels)
     count = 0

@@ -1,10 +1,10 @@
-"""Labels of volumes as pairs of a tile and a label in it, for work on many labels and places at a time (torch).
+"""Labels of volumes as pairs of a tile and a label in it, to process many labels and places at once (torch).
 
     output ->  +------+------+------+     tile: a box of the output; the same shape everywhere
                |      | 7  8 | 8    |     window: a tile and the context that its voxels need
                +------+------+------+     pairs: (tile 1, label 7), (tile 1, label 8), (tile 2, label 8)
 
-Tiles lie on the grid of the (downsampled) labels; what lies outside the volume is label 0, which has no pairs.
+Tiles are on the grid of the (downsampled) labels. Voxels outside the volume count as label 0, which has no pairs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.nn import functional
 from lsdflow_contract.geometry import Box, Vox3
 
 SMALLEST_TILE = 8
-TILE_PER_RADIUS = 0.75  # least work for labels of FIB-25; 0.5 to 1 is nearly as good
+TILE_PER_RADIUS = 0.75  # fastest for labels of FIB-25; 0.5 to 1 is nearly as fast
 
 
 class Tiling(NamedTuple):
-    """How the output is cut into tiles on the grid of every `step`-th voxel; begin of the output on it; z, y, x."""
+    """How the output is cut into tiles on the grid of every `step`-th voxel; begin of the output there; all z, y, x."""
 
     step: int
     begin: Vox3
@@ -38,14 +38,14 @@ class Tiling(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Volume of the batch and tile (n, 4), and index of the label (n,), from 1."""
+    """Volume in the batch and tile (n, 4), and index of the label (n,), counted from 1."""
 
     tile: Tensor
     label: Tensor
 
 
 def tiling(roi: Box, radius: Vox3, step: int) -> Tiling:
-    """Tiles of `roi` for context of `radius` on the grid of every `step`-th voxel; step divides begin and shape."""
+    """Tiles of `roi` with a context of `radius` on the grid of every `step`-th voxel; step divides begin and shape."""
     extents = [n // step for n in roi.shape_vox]
     goals = [max(SMALLEST_TILE, TILE_PER_RADIUS * r) for r in radius]
     tile = [-(-n // max(1, round(n / goal))) for n, goal in zip(extents, goals, strict=True)]
@@ -59,9 +59,9 @@ def tiling(roi: Box, radius: Vox3, step: int) -> Tiling:
 
 
 def own_tiles(wanted: Tensor, ids: Tensor, cut: Tiling) -> Tensor:
-    """Index of the labels of the output (b, z, y, x) in each tile, at full resolution.
+    """Index of the label of each output voxel (b, z, y, x), by tile, at full resolution.
 
-    (b, tiles z, y, x, voxels z, y, x) int32: place in the sorted `ids`, from 1, and 0 for others.
+    (b, tiles z, y, x, voxels z, y, x) int32: position in the sorted `ids`, from 1; 0 for other labels.
     """
     whole = [t * c * cut.step for t, c in zip(cut.tile, cut.tiles, strict=True)]
     index = _padded(_index_of(wanted, ids), [(0, w - n) for w, n in zip(whole, wanted.shape[1:], strict=True)])
@@ -70,7 +70,7 @@ def own_tiles(wanted: Tensor, ids: Tensor, cut: Tiling) -> Tensor:
 
 
 def windows(volumes: Tensor, ids: Tensor, cut: Tiling) -> Tensor:
-    """The same of `volumes` (b, z, y, x) with context, in the window of each tile, every `step`-th voxel."""
+    """The same for `volumes` (b, z, y, x) with context: the window of each tile, every `step`-th voxel."""
     coarse = volumes[:, :: cut.step, :: cut.step, :: cut.step]
     slices, missing = [], []
     for axis, room in enumerate(coarse.shape[1:]):
@@ -94,13 +94,13 @@ def pairs_of(own: Tensor, labels: int) -> Pairs:
 
 
 def mask_of(tiles: Tensor, pairs: Pairs) -> Tensor:
-    """Where each pair's label is, (n, z, y, x)."""
+    """Mask of each pair's label in its tile, (n, z, y, x)."""
     b, z, y, x = pairs.tile.unbind(1)
     return tiles[b, z, y, x] == pairs.label[:, None, None, None]
 
 
 def _index_of(labels: Tensor, ids: Tensor) -> Tensor:
-    """Place of each label in the sorted `ids`, from 1, int32; 0 for labels not among them."""
+    """Position of each label in the sorted `ids`, from 1, int32; 0 for labels not in `ids`."""
     place = torch.searchsorted(ids, labels.contiguous(), out_int32=True).clamp_(max=ids.numel() - 1)
     return torch.where(ids[place] == labels, place + 1, 0)
 
@@ -110,7 +110,7 @@ def _padded(index: Tensor, missing: list[tuple[int, int]]) -> Tensor:
 
 
 def _boxes(index: Tensor, size: Vox3, apart: Vox3) -> Tensor:
-    """View (b, boxes z, y, x, size z, y, x) of a volume (b, z, y, x): boxes whose begins are `apart` voxels apart."""
+    """View (b, boxes z, y, x, size z, y, x) of a volume (b, z, y, x): boxes that begin every `apart` voxels."""
     for axis in range(3):
         index = index.unfold(axis + 1, size[axis], apart[axis])
     return index

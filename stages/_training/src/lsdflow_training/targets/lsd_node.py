@@ -1,12 +1,12 @@
-"""gunpowder node: LSD targets of a patch of labels, and the weight of each voxel in the loss.
+"""gunpowder node that makes the LSD targets of a patch of labels, and the weight of each voxel in the loss.
 
                           labels, requested with 3 sigma of context
     mask state            label != 0              label 0
     IGNORE                weight 0                weight 0
     TRAIN                 LSDs, weight 1          0, weight 0 (1 with train_background)
-    BACKGROUND            0, weight 1             0, weight 1        (counts as label 0 for its neighbours, too)
+    BACKGROUND            0, weight 1             0, weight 1        (also counts as label 0 for its neighbours)
 
-The voxel size is an argument: gunpowder's own are whole numbers, those of the data need not be.
+The voxel size is an argument, because gunpowder's voxel sizes are integers and those of the data may be fractions.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class AddLsdTargets(gp.BatchFilter):  # type: ignore[misc]
 
     segmentation: key of the labels, unsigned integers. descriptor, lsds_mask: keys of the targets and weights to add.
     labels_mask: key of the mask of MaskState values (None: TRAIN everywhere). sigma_nm: of the Gaussian, one number or
-    z, y, x. downsample: see `local_shape_descriptors`; must divide the requested region. train_background: label 0
-    under TRAIN is trained as background, not left out. engine: "lsds" computes with the package of that name
-    (some 500 times slower; whole-numbered voxel sizes only).
+    z, y, x. downsample: see `local_shape_descriptors`; must divide the requested region. train_background: train
+    label 0 under TRAIN as background instead of ignoring it. engine: "lsds" uses the package of that name (about 500
+    times slower; integer voxel sizes only).
 
-    Raises ConfigError for an engine that is unknown, not installed, or unfit for the voxel size.
+    Raises ConfigError for an engine that is unknown, not installed, or does not support the voxel size.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AddLsdTargets(gp.BatchFilter):  # type: ignore[misc]
         _check_engine(engine, voxel_size_nm)
 
     def setup(self) -> None:
-        """Provide targets and weights; compile now, in the process that the workers are forked from."""
+        """Provide targets and weights; compile now, because the workers are forked from this process."""
         self.enable_autoskip()
         spec = self.spec[self.segmentation].copy()
         spec.dtype, spec.interpolatable = np.float32, False
@@ -69,7 +69,7 @@ class AddLsdTargets(gp.BatchFilter):  # type: ignore[misc]
             warm_up()
 
     def prepare(self, request: gp.BatchRequest) -> gp.BatchRequest:
-        """Needs labels and mask in the requested region and its context."""
+        """Require labels and mask in the requested region and its context."""
         voxel = self.spec[self.segmentation].voxel_size
         context = gp.Coordinate(self.context_vox) * voxel
         needed = gp.BatchRequest()
@@ -79,7 +79,7 @@ class AddLsdTargets(gp.BatchFilter):  # type: ignore[misc]
         return needed
 
     def process(self, batch: gp.Batch, request: gp.BatchRequest) -> gp.Batch:
-        """Targets and weights of the requested region."""
+        """Compute the targets and weights of the requested region."""
         labels, states = self._labels_and_states(batch)
         shape = (self._wanted(request) / self.spec[self.segmentation].voxel_size).shape
         roi = Box(self.context_vox, tuple(shape))

@@ -1,8 +1,8 @@
-"""Local shape descriptors (LSDs): the auxiliary training target that tells the shape of the neuron around each voxel.
+"""Local shape descriptors (LSDs): auxiliary training targets that describe the shape of the neuron around each voxel.
 
-For each voxel of a label: mean offset to, variance and correlation of, and share of the label's voxels in a Gaussian
-window (semantics of Sheridan et al. 2023 and of the package lsds 0.1.3, truncated at 3 sigma). Computed exactly,
-one thread, each label only where it is:
+For each voxel of a label, in a Gaussian window: mean offset to the label's voxels, their variance and correlation, and
+their share of the window (semantics of Sheridan et al. 2023 and of the package lsds 0.1.3, truncated at 3 sigma).
+Computed exactly, in one thread, and each label only where it is present:
 
   1. list the runs of the labels that occur in the output (label_runs)
   2. for each label, sums of the Gaussian-weighted offsets by three passes of 1-D convolutions (label_moments)
@@ -27,7 +27,7 @@ TRUNCATE_SIGMA = 3.0
 
 
 def context_vox(sigma_nm: float | Nm3, voxel_size_nm: Nm3, downsample: int = 1) -> Vox3:
-    """Voxels of labels needed around the output (each side) so that its descriptors do not depend on the cut."""
+    """Voxels of labels needed on each side of the output so that its descriptors do not depend on the crop."""
     sigma = per_axis(sigma_nm)
     radii = [int(TRUNCATE_SIGMA * s / (v * downsample) + 0.5) for s, v in zip(sigma, voxel_size_nm, strict=True)]
     z, y, x = (radius * downsample for radius in radii)
@@ -43,14 +43,14 @@ def local_shape_descriptors(
 ) -> npt.NDArray[np.float32]:
     """The LSD targets of `roi` (default: all of `labels`), float32 (10, z, y, x) in [0, 1], 0 where the label is 0.
 
-    labels: unsigned integers (z, y, x) including context; what lies outside counts as no label. sigma_nm: standard
-    deviation of the Gaussian, one for all axes or z, y, x. voxel_size_nm: z, y, x, need not be whole. roi: voxels of
-    `labels`. downsample: take moments from every n-th voxel only, as the field's published models did; begin and
-    shape of roi must be multiples of it.
+    labels: unsigned integers (z, y, x) including context; voxels outside count as no label. sigma_nm: standard
+    deviation of the Gaussian, one for all axes or z, y, x. voxel_size_nm: z, y, x, may be fractions. roi: voxels of
+    `labels`. downsample: compute moments from every n-th voxel only, as in the published models; begin and shape of
+    roi must be multiples of it.
 
     Channels: 0-2 mean offset z, y, x; 3-5 variance zz, yy, xx; 6-8 Pearson coefficients zy, zx, yx; 9 size.
 
-    Raises BadData if labels are no unsigned 3-D volume, UsageError if roi or the numbers do not fit.
+    Raises BadData if labels are not a volume of unsigned integers, UsageError if roi or the numbers are invalid.
     """
     volume = _checked_labels(labels)
     sigma, voxel_size = positive(per_axis(sigma_nm), "sigma_nm"), positive(voxel_size_nm, "voxel_size_nm")
@@ -67,7 +67,7 @@ def local_shape_descriptors(
 
 
 def warm_up() -> None:
-    """Compile everything now (seconds), so that forked worker processes inherit the result."""
+    """Compile everything now (takes seconds), so that forked worker processes inherit the result."""
     local_shape_descriptors(np.ones((2, 2, 2), dtype=np.uint64), 1.0, (1.0, 1.0, 1.0))
 
 
@@ -110,12 +110,12 @@ def _checked_labels(labels: npt.NDArray[np.unsignedinteger]) -> Labels:
 
 
 def _plain(labels: Labels) -> Labels:
-    """Contiguous and writable: other kinds of array would be compiled for anew."""
+    """A contiguous and writable array: numba would compile again for other kinds."""
     return np.require(labels, requirements=["C", "W"])
 
 
 def checked_roi(roi: Box | None, shape: tuple[int, ...], downsample: int) -> Box:
-    """The roi (None: all) of labels of this shape. Raises UsageError if it, or downsample, does not fit."""
+    """The roi (None: all) of labels of this shape. Raises UsageError if roi or downsample is invalid."""
     z, y, x = shape
     whole = Box((0, 0, 0), (z, y, x))
     box = whole if roi is None else roi

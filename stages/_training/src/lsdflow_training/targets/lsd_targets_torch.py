@@ -1,15 +1,15 @@
-"""LSD targets in torch, on the device where the labels are: the values of `lsd_targets`, for a GPU or a whole batch.
+"""LSD targets in torch, on the device of the labels: the same values as `lsd_targets`, for a GPU or a whole batch.
 
-The same ten Gaussian-weighted sums as in `label_moments`, but dense, because a GPU likes large matrix products:
+The same ten Gaussian-weighted sums as in `label_moments`, but dense, because a GPU is fast at large matrix products:
 
   1. cut the output into tiles about as large as the radius of the Gaussian; list the pairs (tile, label in the tile)
   2. for each pair, a 0/1 mask of the label in the tile and its context; many pairs at a time, as memory allows
   3. three passes of 1-D convolutions, along x, y, z. Each is one product with a banded matrix that holds the kernel
-     once per voxel of the tile, counted from that voxel (so nothing cancels). It puts the axis it has summed over
-     first, and the axis that comes next last: all three passes are plain products, nothing is transposed
+     once per voxel of the tile, relative to that voxel (so there is no cancellation). It puts the axis it has summed
+     over first, and the next axis last: all three passes are plain products without transposition
   4. read the sums at the label's own voxels, turn them into channels
 
-Work per pair does not depend on the shape of the label, and there is no loop over labels on the host.
+The cost per pair does not depend on the shape of the label, and there is no loop over labels on the host.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from lsdflow_training.targets.lsd_targets import CHANNELS, checked_roi, per_axis
 
 ORDERS = tuple(o for o in itertools.product(range(3), repeat=3) if sum(o) <= 2)  # powers of z, y, x in the ten sums
 CPU_BYTES, GPU_BYTES = 2**26, 2**30
-PLACE_BYTES = 4 * 8  # of an own voxel: pair, z, y, x
-NUMBERS = 60  # of an own voxel while step 4 works, together with three places
+PLACE_BYTES = 4 * 8  # per voxel of the label: pair, z, y, x
+NUMBERS = 60  # per voxel of the label during step 4, in addition to three places
 
 
 class _Grid(NamedTuple):
@@ -59,20 +59,21 @@ def lsd_targets_torch(
 ) -> Tensor:
     """The LSD targets of `roi`, as `local_shape_descriptors` gives them: (10, z, y, x) in [0, 1], 0 where label is 0.
 
-    labels: integers (z, y, x), or a batch (b, z, y, x), which gives (b, 10, z, y, x); ids below 0 are labels like
-    others. sigma_nm, voxel_size_nm, roi, downsample: see there. region: bool, same shape; voxels outside it count as
-    no label. dtype: float32 or float64, of all sums and of the result. memory_bytes: bound of the working memory,
-    apart from the result and some four copies of the labels; default: 64 MiB, which suits the caches of a CPU, and
-    1 GiB on a GPU. It changes the result by rounding at most.
+    labels: integers (z, y, x), or a batch (b, z, y, x), which gives (b, 10, z, y, x); negative ids are labels too.
+    sigma_nm, voxel_size_nm, roi, downsample: see there. region: bool, same shape; voxels outside it count as no
+    label. dtype: float32 or float64, of all sums and of the result. memory_bytes: bound of the working memory, not
+    counting the result and about four copies of the labels; default: 64 MiB on a CPU, which suits its caches, and
+    1 GiB on a GPU. It changes the result only by rounding.
 
-    Full resolution: equal to 1e-5. Downsampled, the Pearson coefficients of a label whose few voxels are all far away
-    are all but rounding in float32, here and there (1e-3 in labels of noise); those of real labels agree to 1e-5.
+    At full resolution, the results agree with local_shape_descriptors to 1e-5. When downsampled, the Pearson
+    coefficients of a label whose few voxels are all far away can be dominated by rounding in float32 (1e-3 in labels of
+    noise); those of real labels agree to 1e-5.
 
-    In full precision whatever autocast and the settings for TF32 say: the latter are put aside (for the process, as
-    torch has it) until it returns.
+    Computes in full precision: autocast and the TF32 settings are disabled (for the whole process, as torch has it)
+    until this returns.
 
-    Raises BadData if labels or region are not as above, UsageError if roi or the numbers do not fit, or if not even
-    one pair of tile and label fits into memory_bytes.
+    Raises BadData if labels or region are not as above, UsageError if roi or the numbers are invalid, or if
+    memory_bytes is too small for one pair of tile and label.
     """
     volumes = _checked_labels(labels, region)
     sigma, voxel_size = positive(per_axis(sigma_nm), "sigma_nm"), positive(voxel_size_nm, "voxel_size_nm")
@@ -88,7 +89,7 @@ def lsd_targets_torch(
 
 
 def _describe(volumes: Tensor, roi: Box, grid: _Grid, at_once: int, out: Tensor) -> None:
-    """Fill `out` (b, 10, z, y, x), which holds 0."""
+    """Fill `out` (b, 10, z, y, x), which must contain 0."""
     wanted = volumes[(slice(None), *roi.slices())]
     ids = torch.unique(wanted)
     ids = ids[ids != 0]
@@ -160,9 +161,9 @@ def _write(voxels: Tensor, sums: dict[tuple[int, ...], Tensor], pairs: Pairs, gr
 
 
 def _channels(moments: dict[tuple[int, ...], Tensor], corner: Tensor, grid: _Grid) -> Tensor:
-    """The ten channels (10, v) from the sums (v,) at voxels whose places on the grid are `corner` (3, v).
+    """The ten channels (10, v) from the sums (v,) at voxels whose positions on the grid are `corner` (3, v).
 
-    Rules for labels that are flat or far away: see `label_descriptors`.
+    For the rules for flat or distant labels see `label_descriptors`.
     """
     share = moments[0, 0, 0]
     empty = share == 0
@@ -182,12 +183,12 @@ def _channels(moments: dict[tuple[int, ...], Tensor], corner: Tensor, grid: _Gri
 
 
 def _pairs_at_once(cut: Tiling, itemsize: int, device: torch.device, memory_bytes: int | None) -> int:
-    """How many pairs of tile and label fit into the memory; at least one if no bound is given."""
+    """How many pairs of tile and label fit into memory; at least one if no bound is given."""
     (tz, ty, tx), (wz, wy, wx) = cut.tile, cut.window
     seen, own, sums = wz * wy * wx, tz * ty * tx * cut.step**3, len(ORDERS) * tz * ty * tx
     passes = seen + 3 * wz * wy * tx + 6 * wz * ty * tx + sums
     each = max(
-        own * PLACE_BYTES + seen * (4 + 1),  # the mask is made: index and truth
+        own * PLACE_BYTES + seen * (4 + 1),  # while the mask is made: index and boolean
         own * PLACE_BYTES + itemsize * passes + seen,
         own * (3 * PLACE_BYTES + NUMBERS * itemsize) + itemsize * sums,
     )
@@ -202,7 +203,7 @@ def _pairs_at_once(cut: Tiling, itemsize: int, device: torch.device, memory_byte
 
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast, and products of float32 in float32 (TF32 and bf16 would be off by 1e-3)."""
+    """No autocast, and float32 products in float32 (TF32 and bf16 would have errors of 1e-3)."""
     backends: Any = torch.backends
     settings = (backends.cuda.matmul, backends.mkldnn.matmul)
     before = [s.fp32_precision for s in settings]
@@ -224,7 +225,7 @@ def _checked_labels(labels: Tensor, region: Tensor | None) -> Tensor:
             wanted="integers, (z, y, x) or (b, z, y, x)",
             found=f"{labels.dtype} {tuple(labels.shape)}",
         )
-    # the same 64 bits: only equality matters, and torch does little with uint64
+    # reinterpreted as int64: only equality matters, and torch supports few operations on uint64
     whole = labels.view(torch.int64) if labels.dtype == torch.uint64 else labels.to(torch.int64)
     if region is not None:
         if region.dtype != torch.bool or region.shape != labels.shape or region.device != labels.device:
