@@ -1,4 +1,4 @@
-"""What only the MongoDB engine has fix: the field's format, faults of the server, secrets, others' databases."""
+"""What only the MongoDB engine has to do: the field's format, faults of the server, secrets, others' databases."""
 
 from __future__ import annotations
 

@@ -176,6 +176,8 @@ def test_modes_without_an_lsd_network_say_so(tmp_path, mode, caplog) -> None:
         assert call("run", toml).exit_code == 0
     assert "nothing to do" in caplog.text
     assert "nothing_to_do" in json.loads(call("plan", toml, "--json").stdout)
+    refused = json.loads(call("measure", toml, "--into", str(tmp_path / "steps"), "--json").stdout)
+    assert (refused["exit_code"], "train-lsd has nothing to do: " in refused["what"]) == (2, True)
     assert not (tmp_path / "train").exists()
 
 

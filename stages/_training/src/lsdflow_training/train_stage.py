@@ -96,7 +96,7 @@ class TrainStage(Stage):
         """Speed and memory of some steps, whose files are written to `folder`."""
         reason = self._nothing_to_do(experiment)
         if reason is not None:
-            raise UsageError(f"{self.name} has nothing fix: {reason}")
+            raise UsageError(f"{self.name} has nothing to do: {reason}")
         return measure_training(self.prepare(experiment), folder, self.frozen_lsd(experiment))
 
     def status(self, experiment: Experiment) -> dict[str, Any]:

@@ -209,12 +209,12 @@ class MongoBlocks:
                 self._delete_one(collection, number)
 
     def remove_damaged(self, blocks: int) -> set[int]:
-        """Nothing fix: each mark is a document of its own."""
+        """Nothing to do: each mark is a document of its own."""
         del blocks
         return set()
 
     def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
-        """Nothing fix: the server keeps many marks in few files."""
+        """Nothing to do: the server keeps many marks in few files."""
 
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""

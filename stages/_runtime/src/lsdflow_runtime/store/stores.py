@@ -70,10 +70,10 @@ class FilesStore:
         return [key.name for key in sorted(keys, key=lambda key: key.stat().st_mtime)]
 
     def begin(self, stage: str, key: str) -> None:
-        """Nothing fix: the folder is the experiment's own."""
+        """Nothing to do: the folder is the experiment's own."""
 
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
-        """Nothing fix: each pass has its own folder."""
+        """Nothing to do: each pass has its own folder."""
 
     def drop(self, stage: str, key: str) -> None:
         """Remove the marks and the rows of a pass, the marks first."""
