@@ -1,1 +1,1 @@
-"""lsdflow-command: the one front of every stage."""
+"""lsdflow-command: the common command-line interface of all stages."""

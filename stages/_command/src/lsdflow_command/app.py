@@ -1,17 +1,17 @@
-"""stage_app: one typer application per stage, the same verbs, options and exit codes everywhere.
+"""stage_app: one typer application per stage, with the same subcommands, options and exit codes.
 
 run        run the stage, or resume an interrupted run
 validate   report all problems; writes nothing
-plan       what a run would do
-status     what is done
+plan       report what a run would do
+status     report what is done
 verify     re-read the results of a finished stage and check them
 repair     recompute what is missing or damaged, and nothing else (prepare, and stages that process blocks)
-schema     JSON schema of the stage's table
+schema     print the JSON schema of the stage's table
 worker     process blocks for a coordinator in another job (stages that process blocks)
 
-Called by other commands of lsdflow:
+For other commands of lsdflow:
 measure    compute a block, or some steps of a training, in a temporary folder, and report time and memory
-doctor     report what this command finds on this machine: devices of its network library, store of the experiment
+doctor     report the devices of the network library on this machine, and the store of the experiment
 drop-rows  remove the done marks and the rows of results from the store, which `lsdflow clean` removes
 """
 
@@ -73,13 +73,13 @@ OldReplaceOption = Annotated[bool, typer.Option("--replace", hidden=True, callba
 
 @dataclass(frozen=True)
 class StageCommand:
-    """The command of a stage: its name and the model of its table. The stage itself is imported when it is used."""
+    """The command of a stage: its name and the model of its table. The stage itself is imported at its first use."""
 
     name: str
     config: type[StrictModel]
 
     def load(self) -> Stage:
-        """The stage, by its entry point."""
+        """The stage, loaded by its entry point."""
         return load_stage(self.name)
 
 
@@ -105,7 +105,7 @@ def stage_app(stage: StageCommand) -> Verbs:
 
 @contextmanager
 def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
-    """Turn errors into messages and exit codes; a traceback comes before them, with --debug alone."""
+    """Convert errors to messages and exit codes, with a traceback before them if --debug is set."""
     try:
         yield
     except StageError as error:
@@ -123,7 +123,7 @@ def exit_codes(debug: bool, as_json: bool = False) -> Iterator[None]:
 
 
 def _reported(error: StageError, as_json: bool) -> typer.Exit:
-    """Report an error, with as_json on stdout as JSON; the exception that ends the command with its code."""
+    """Report an error (as_json: as JSON on stdout); returns the exception that ends the command with its code."""
     text = json.dumps(error.as_dict()) if as_json else error_text(error.message(), sys.stderr)
     typer.echo(text, err=not as_json)
     return typer.Exit(error.exit_code)
@@ -136,7 +136,7 @@ def _show_traceback(debug: bool) -> None:
 
 @contextmanager
 def naming_file(experiment: Experiment) -> Iterator[None]:
-    """Add the path of the experiment file to the error of one of its values."""
+    """Add the path of the experiment file to errors of its values."""
     try:
         yield
     except ConfigError as error:
@@ -160,7 +160,7 @@ def _version_callback(stage: StageCommand) -> Callable[..., None]:
             typer.echo(version_line(stage.name, f"lsdflow-{stage.name}"))
             raise typer.Exit
 
-    # A default, not an Annotated type: typer cannot see the local print_version from a type that is text.
+    # A default, not an Annotated type: annotations are text, in which typer cannot resolve the local print_version.
     option = typer.Option(False, "--version", callback=print_version, is_eager=True, help="print the version")
 
     def callback(show: bool = option) -> None:
@@ -181,7 +181,7 @@ def _opened(
     descriptions: Path | None = None,
     interruptible: bool = False,
 ) -> Iterator[Experiment]:
-    """The experiment of a verb; errors, and signals if `interruptible`, end the command with their exit code."""
+    """The experiment of a command; errors, and signals if `interruptible`, end it with their exit code."""
     with exit_codes(debug, as_json), interrupt_on_signals() if interruptible else nullcontext():
         experiment = replace(load_experiment(path, overrides or []), descriptions=descriptions)
         with naming_file(experiment):
@@ -190,7 +190,7 @@ def _opened(
 
 @contextmanager
 def _begun(stage: StageCommand, experiment: Experiment) -> Iterator[Stage]:
-    """The stage, for a verb that computes: it has a run folder and metrics, and signals interrupt it."""
+    """The stage for a command that computes, with a run folder, metrics, and interruption by signals."""
     config = experiment.table(stage.name, stage.config)
     LOG.debug("%s: %s", experiment.path, config.model_dump_json())
     with ExitStack() as run:
@@ -232,7 +232,7 @@ def _add_run_and_repair(app: typer.Typer, stage: StageCommand) -> None:
 
 
 def _results(experiment: Experiment, name: str) -> dict[str, Any]:
-    """The results of a finished stage, from its manifest; {} if it has none (one process of many)."""
+    """The results of a finished stage from its manifest; {} if there is none (one process of many)."""
     if not experiment.layout.manifest(name).exists():
         return {}
     manifest = read_manifest(experiment.layout, name)
@@ -274,9 +274,9 @@ def _add_validate_and_plan(app: typer.Typer, stage: StageCommand) -> None:
 
 @contextmanager
 def _described(stage: StageCommand, experiment: Experiment) -> Iterator[None]:
-    """After the block, describe the results if later stages are to be planned from them.
+    """After the `with` block, describe the results if later stages are to be planned from them.
 
-    Where the settings are wrong, they are described as with the defaults, so that later stages can be checked.
+    If the settings are wrong, the description uses the defaults, so that later stages can be checked.
     """
     try:
         yield
@@ -301,7 +301,7 @@ def _show_problems(name: str, problems: list[StageError], as_json: bool) -> None
 
 
 def add_report_verb(app: typer.Typer, verb: str, text: str, facts: Callable[[Experiment], dict[str, Any]]) -> None:
-    """Give the application a verb that reports facts of an experiment."""
+    """Add a subcommand that reports facts of an experiment."""
 
     @app.command(name=verb, help=text)
     def report(

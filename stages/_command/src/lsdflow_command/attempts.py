@@ -1,10 +1,10 @@
-"""Every attempt at every block: how it ended, how long it took, memory and bytes.
+"""Records of all attempts at blocks: outcome, time, memory and bytes.
 
-    runs/<stage>/attempts/<time>-<pid>-<host>.tsv      one file per process that takes blocks, one line per attempt
+    runs/<stage>/attempts/<time>-<pid>-<host>.tsv      one file per process that computes blocks, one line per attempt
 
-The first columns of a line are written when the attempt begins, the others when it ends. So an attempt whose process
-was lost is a line without an end: the last of its file. No result depends on these files, and a run does not need them
-(a full disk). `lsdflow trace`, the metrics and workers that look for slow blocks read them.
+The first columns of a line are written when the attempt begins, the others when it ends. So if a process was lost, the
+last line of its file is incomplete. No result depends on these files, and a run continues without them (for example on
+a full disk). They are read by `lsdflow trace`, by the metrics, and by workers that search for slow blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BEGUN = 4
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a block. outcome: done, failed, stopped (by a signal), or "" while it has no end."""
+    """One attempt at a block. outcome: done, failed, stopped (by a signal), or "" if it has not ended."""
 
     block: int
     started: float
@@ -53,7 +53,7 @@ class Attempt:
 
 
 class AttemptLog:
-    """The file of this process for the pass of a key; made with its first attempt."""
+    """The file of this process for the pass with a key; created at its first attempt."""
 
     def __init__(self, runs: Path, key: str) -> None:
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{socket.gethostname()}.tsv"
@@ -71,8 +71,8 @@ class AttemptLog:
 
     @contextmanager
     def attempt(self, block: int) -> Iterator[None]:
-        """Note what the attempt at a block takes, and how it ends."""
-        # Both clocks here, before anything is written: begin + seconds is then never later than the next begin.
+        """Record the resources and the outcome of the attempt at a block."""
+        # Read both clocks before writing, so that begin + seconds is never later than the next begin.
         before, started, began = usage(), time.time(), time.perf_counter()
         self._write(f"{block}\t{started:.6f}\t{self.key}\t{self.job}")
         outcome, error = DONE, ""
@@ -105,18 +105,18 @@ class AttemptLog:
 
 @dataclass
 class AttemptReader:
-    """The attempts of a stage; asked again, those that ended since. Without a folder there are none."""
+    """The attempts of a stage; repeated calls return only new ones. Without a folder there are none."""
 
     runs: Path | None = None
     _read: dict[Path, int] = field(default_factory=dict)
 
     @classmethod
     def from_now(cls, runs: Path) -> AttemptReader:
-        """Only what is written from now on."""
+        """A reader of lines that are written from now on."""
         return cls(runs, {path: path.stat().st_size for path in _files(runs)})
 
     def ended(self) -> list[Attempt]:
-        """Attempts that ended since this was asked last, in the order in which they ended."""
+        """Attempts that ended since the last call, in the order in which they ended."""
         found: list[Attempt] = []
         for path in _files(self.runs):
             lines, self._read[path] = _whole_lines(path, self._read.get(path, 0))
@@ -124,11 +124,11 @@ class AttemptReader:
         return sorted(found, key=lambda attempt: attempt.started + attempt.seconds)
 
     def without_end(self) -> list[Attempt]:
-        """Attempts that are under way, or whose processes were lost: of what `ended` has read, the next line."""
+        """Attempts in progress, or of lost processes: the incomplete last line of each file that `ended` has read."""
         return [attempt for _, attempt in self.under_way()]
 
     def under_way(self) -> list[tuple[Path, Attempt]]:
-        """The attempts of `without_end`, and the file of each: a process at work touches its file."""
+        """The attempts of `without_end` and the file of each, which a live process touches."""
         tails = ((path, path.read_bytes()[read:].decode(errors="replace")) for path, read in self._read.items())
         return [
             (path, found) for path, tail in tails if "\n" not in tail and (found := _parsed(tail, path)) is not None
@@ -140,7 +140,7 @@ def _files(runs: Path | None) -> Sequence[Path]:
 
 
 def _whole_lines(path: Path, begin: int) -> tuple[list[str], int]:
-    """The lines that end in a line break, from byte `begin` on, and where they end."""
+    """The complete lines from byte `begin` on, and the byte at which they end."""
     with path.open("rb") as file:
         file.seek(begin)
         whole, end, _ = file.read().rpartition(b"\n")
@@ -148,7 +148,7 @@ def _whole_lines(path: Path, begin: int) -> tuple[list[str], int]:
 
 
 def _parsed(line: str, path: Path) -> Attempt | None:
-    """The attempt of a line, None for one that is torn."""
+    """The attempt in a line; None for a damaged line."""
     words = line.split("\t")
     _, pid, host = path.stem.split("-", 2)
     try:

@@ -1,6 +1,6 @@
-"""The typer application of a command: every verb also takes --quiet and --verbose, and --version has one form.
+"""The typer application of a command: all subcommands have --quiet and --verbose, and --version has one form.
 
-A wrong command line is reported as JSON to those who ask for JSON, as every other error is.
+With --json, a wrong command line is reported as JSON, like every other error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="print more detai
 
 
 class JsonSpeakingGroup(TyperGroup):
-    """A group of verbs; a wrong command line that contains --json is reported as one JSON object, exit code 2."""
+    """A group of commands; a wrong command line with --json is reported as one JSON object, exit code 2."""
 
     def main(  # type: ignore[override]  # the rest of its arguments is passed on by name
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
@@ -45,7 +45,7 @@ class JsonSpeakingGroup(TyperGroup):
 
 
 def _told_as_json(wrong: TyperException) -> int:
-    """The exit code of a wrong command line, which is reported on stdout."""
+    """Report a wrong command line as JSON on stdout; returns its exit code."""
     context, format_message = getattr(wrong, "ctx", None), getattr(wrong, "format_message", wrong.__str__)
     command = context.command_path if context else ""
     error = UsageError(format_message(), where=command, fix=f"{command} --help" if command else "")
@@ -54,7 +54,7 @@ def _told_as_json(wrong: TyperException) -> int:
 
 
 class Verbs(typer.Typer):
-    """A typer application; a function that is registered as verb need not know the options that all verbs have."""
+    """A typer application that adds the common options, so that registered functions need not define them."""
 
     def __init__(self, **settings: Any) -> None:
         usual = {"cls": JsonSpeakingGroup, "no_args_is_help": True, "pretty_exceptions_enable": False}
@@ -72,7 +72,7 @@ class Verbs(typer.Typer):
 
 
 def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb with two more options."""
+    """The command with --quiet and --verbose added."""
 
     @functools.wraps(verb)
     def with_logging(*, quiet: bool, verbose: bool, **values: Any) -> Any:
@@ -97,7 +97,7 @@ def _as_loud_as_told(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def version_line(command: str, package: str) -> str:
-    """`predict 0.1.0 (contract 1.6.1), revision 0123456789ab`; "-dirty" where the code of a clone was changed."""
+    """`predict 0.1.0 (contract 1.6.1), revision 0123456789ab`; "-dirty" if the code of a clone was changed."""
     commit, *dirty = source_revision().split("-")
     revision = "-".join([commit[:12], *dirty])
     return f"{command} {version(package)} (contract {CONTRACT_VERSION}){f', revision {revision}' if revision else ''}"

@@ -1,7 +1,7 @@
-"""Where compiled code is kept between processes: in a folder that the user names, or in one of this user alone.
+"""The cache of compiled code: a folder named by the user, or a private folder of this user.
 
-Compiling takes a stage some ten seconds; the code of an earlier process takes a fraction of one. It is loaded as it
-is there, so the folder must be one that nobody else can write to. Nothing is written beside an installed package.
+Compiling the code of a stage takes about ten seconds, loading it a fraction of one. Cached code is loaded without a
+check, so nobody else may have write access to the folder. Nothing is written next to an installed package.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def use_own_code_cache() -> None:
-    """Where the user names no folder, take <$XDG_CACHE_HOME or ~/.cache>/lsdflow, if it is private or can be made so.
+    """Use <$XDG_CACHE_HOME or ~/.cache>/lsdflow if the user names no folder, and it is private or can be created.
 
-    Before numba is imported: it reads the variable once.
+    Must be called before numba is imported, because numba reads the variable once.
     """
     if VARIABLE in os.environ:
         return
@@ -28,7 +28,7 @@ def use_own_code_cache() -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Make the folder, or find it ours: a directory (no link) of this user that nobody else may enter."""
+    """Create the folder; True if it is a directory (not a link) of this user with access for nobody else."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -39,7 +39,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def has_code_cache() -> bool:
-    """True if $NUMBA_CACHE_DIR names a folder that can be written to; makes it."""
+    """True if $NUMBA_CACHE_DIR names a folder with write access; creates it."""
     folder = os.environ.get(VARIABLE, "")
     if not folder:
         return False

@@ -1,7 +1,7 @@
-"""What a shell offers after TAB: stages, folders of experiments, keys and words of `--set`.
+"""Shell completion: stages, folders of experiments, keys and words of `--set`.
 
-Keys come from the schema that `lsdflow init` writes beside the experiment file: asking eight stages would take longer
-than anybody waits for a TAB. A shell gets nothing rather than an error.
+Keys are read from the schema that `lsdflow init` writes next to the experiment file, because starting eight stages is
+too slow for completion. On an error the shell gets no suggestions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def experiment_folders(incomplete: str) -> list[str]:
-    """Folders that hold an experiment; where there are none, the folders on the way to one."""
+    """Folders that hold an experiment, then other folders, which may contain one."""
     typed = Path(incomplete)
     parent, begin = (typed, "") if incomplete.endswith("/") else (typed.parent, typed.name)
     try:
@@ -45,7 +45,7 @@ def experiment_folders(incomplete: str) -> list[str]:
 
 
 def settings(context: typer.Context, incomplete: str) -> list[str]:
-    """`table.key=` of every key of the experiment, and `table.key=word` where its words are known."""
+    """`table.key=` for every key of the experiment, and `table.key=word` if its words are known."""
     key, equals, begin = incomplete.partition("=")
     keys = dict(_keys(_schema(context.params)))
     if not equals:
@@ -54,7 +54,7 @@ def settings(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema beside the experiment that the command line names, or in the working folder; {} if there is none."""
+    """The schema of the experiment on the command line, or in the working folder; {} if there is none."""
     named = Path(values.get("folder") or values.get("experiment") or ".")
     folder = named if named.is_dir() else named.parent
     try:
@@ -71,7 +71,7 @@ def _keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def words_of(schema: Mapping[str, Any]) -> list[str]:
-    """The words that a key takes, as `--set` takes them: [] where any value goes."""
+    """The allowed words of a key, as `--set` accepts them; [] if any value is allowed."""
     if schema.get("type") == "boolean":
         return ["true", "false"]
     if "items" in schema and isinstance(schema["items"], dict):

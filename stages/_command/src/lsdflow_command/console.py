@@ -1,10 +1,10 @@
-"""What a command prints on stderr: the form of its log lines, how many of them, and colour.
+"""The output of a command on stderr: format of log lines, verbosity, and colour.
 
-form      for people, or one JSON object a line ([compute] log_format or LSDFLOW_LOG); events.jsonl of a run is JSON
-loudness  quiet (errors alone), normal, verbose (also what helps to find faults). It is kept in the environment, so that
-          stages and workers that a command starts print as much as it does; the log file of a run does not depend on it
-colour    on a terminal and nowhere else. NO_COLOR (not empty) turns it off everywhere, FORCE_COLOR (not empty) turns
-          it on also in a pipe; NO_COLOR is stronger
+form      text, or one JSON object per line ([compute] log_format or LSDFLOW_LOG); events.jsonl of a run is JSON
+loudness  quiet (errors only), normal, verbose (also debugging messages). It is stored in the environment, so that
+          stages and workers that a command starts use the same; the log file of a run does not depend on it
+colour    on a terminal only. NO_COLOR (not empty) turns it off everywhere, FORCE_COLOR (not empty) turns it on also in
+          a pipe; NO_COLOR has priority
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARTS = re.compile(r"^( *fix:)", re.MULTILINE)
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON. Who logs of a block passes extra={"block": number}."""
+    """Formats a record as one line of JSON. Messages about a block use extra={"block": number}."""
 
     def __init__(self, stage: str = "") -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class JsonLines(logging.Formatter):
 def log_formatter(
     wanted: str | None = None, stage: str = "", environment: Mapping[str, str] = os.environ
 ) -> logging.Formatter:
-    """The form of lines on stderr: as `wanted`, else as the environment says, else for people."""
+    """The formatter for stderr: as `wanted`, else from the environment, else text."""
     if (wanted or environment.get(FORM_VARIABLE, "")) == JSON:
         return JsonLines(stage)
     return logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -72,18 +72,18 @@ def loudness() -> str:
 
 
 def is_quiet() -> bool:
-    """True where only errors and results are wanted."""
+    """True if only errors and results are wanted."""
     return loudness() == "quiet"
 
 
 def set_loudness(word: str) -> None:
-    """Tell as much as `word` says from now on, here and in what is started from here."""
+    """Set the verbosity of this process and of processes that it starts."""
     os.environ[LOUDNESS_VARIABLE] = word
     _apply()
 
 
 def start_logging() -> None:
-    """Log lines to stderr, the same form everywhere, as loud as the environment says."""
+    """Log to stderr, in the same format everywhere, with the verbosity of the environment."""
     root = logging.getLogger()
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -95,14 +95,14 @@ def start_logging() -> None:
 
 
 def form_log_lines(wanted: str | None, stage: str) -> None:
-    """Lines of a stage on stderr in the form that its experiment wants; see log_formatter."""
+    """Format the lines of a stage on stderr as its experiment sets; see log_formatter."""
     for handler in logging.getLogger().handlers:
         if handler.get_name() == _HANDLER:
             handler.setFormatter(log_formatter(wanted, stage))
 
 
 def _apply() -> None:
-    """Quiet is a matter of stderr alone; what is for finding faults comes from lsdflow, not from its libraries."""
+    """Apply the verbosity: quiet affects stderr only; debugging messages are those of lsdflow, not of libraries."""
     level = LEVELS[loudness()]
     for handler in logging.getLogger().handlers:
         if handler.get_name() == _HANDLER:
@@ -111,7 +111,7 @@ def _apply() -> None:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether what is written to `stream` may hold colour."""
+    """True if output to `stream` may contain colour."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -120,11 +120,11 @@ def coloured(stream: TextIO) -> bool:
 
 
 def paint(text: str, role: Role, stream: TextIO) -> str:
-    """The text in the colour of its role where `stream` takes colour, else the text."""
+    """The text, in the colour of its role if `stream` allows colour."""
     return f"\x1b[{_CODES[role]}m{text}\x1b[0m" if text and coloured(stream) else text
 
 
 def error_text(message: str, stream: TextIO) -> str:
-    """`error: ` and the message of an error, with what to do standing out."""
+    """`error: ` and the message of an error, with its fix highlighted."""
     painted = _PARTS.sub(lambda found: paint(found[1], "next", stream), message)
     return f"{paint('error:', 'error', stream)} {painted}"

@@ -1,7 +1,8 @@
-"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 end the work as Interrupted (75), also where Python drops what a handler raises.
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR2 end a command with Interrupted (75), even if Python drops the exception.
 
-An exception raised in a finaliser, in a callback of compiled code or under somebody's `except Exception` never comes
-out.  So the handler remembers that a signal came, and long work asks it before it begins and between its steps.
+An exception of a signal handler is lost if it is raised in a finaliser, in a callback of compiled code or inside an
+`except Exception` of a library. So the handler records the signal, and long computations check for it before they begin
+and between their steps.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from types import FrameType
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-# What a terminal sends to every process of a command. One that is ignored from the start (nohup, &) stays ignored.
+# Signals that a terminal sends to every process of a command. Those ignored from the start (nohup, &) stay ignored.
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)
-# Ctrl-C in `lsdflow run` comes to a stage twice, from the terminal and passed on: that may not break off tidying up.
+# A stage of `lsdflow run` gets Ctrl-C twice, from the terminal and from the launcher: this must not stop its cleanup.
 SAME_SECONDS = 2.0
 GO_ON = "run the same command again to resume"
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class EndOfWork:
-    """The handler of the signals; `error` is what ends the work, none while no signal has come."""
+    """The handler of the signals; `error` is the exception for the first signal, None before."""
 
     def __init__(self) -> None:
         self.error: Interrupted | None = None
@@ -37,7 +38,7 @@ class EndOfWork:
         raise self.error
 
     def afterwards(self, handler: Handler) -> Handler:
-        """The handler to put back: as it was, but a signal that comes a second time does not end the error's report."""
+        """The handler to restore: the former one, but a repeated signal does not stop the report of the error."""
         if self.error is None or time.monotonic() - self._since >= SAME_SECONDS:
             return handler
 
@@ -50,24 +51,24 @@ class EndOfWork:
 
 
 def interrupted_by(number: int) -> Interrupted:
-    """What a signal ends the work with."""
+    """The error for a signal."""
     return Interrupted(f"stopped by {signal.Signals(number).name}", fix=GO_ON)
 
 
 def heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Those of the signals that this process may listen to: all but what it was started to ignore."""
+    """The signals that this process handles: all that were not ignored when it was started."""
     return [n for n in numbers if n not in OF_TERMINALS or signal.getsignal(n) != signal.SIG_IGN]
 
 
 def leave_terminal_to_coordinator() -> None:
-    """For a worker process: Ctrl-C is for its coordinator alone, which ends its workers and reports it once."""
+    """For a worker process: ignore Ctrl-C, because the coordinator handles it, ends its workers and reports it once."""
     for number in OF_TERMINALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Within, the signals end the work: whatever is finished stays. Handlers are put back after."""
+    """Let signals interrupt the `with` block; finished results are kept. The handlers are restored afterwards."""
     end = EndOfWork()
     before = {number: signal.signal(number, end) for number in heard(SIGNALS)}
     try:
@@ -78,9 +79,9 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def end_if_asked(handler: object = None) -> None:
-    """Raise Interrupted if a signal has come whose exception was dropped.
+    """Raise Interrupted if a signal was received and its exception was lost.
 
-    handler: that of the signals, if it has been replaced since; else the present one.
+    handler: the handler of the signals, if it was replaced meanwhile; default: the present one.
     """
     end = signal.getsignal(signal.SIGTERM) if handler is None else handler
     if isinstance(end, EndOfWork) and end.error is not None:
@@ -89,9 +90,9 @@ def end_if_asked(handler: object = None) -> None:
 
 @contextmanager
 def unwrapped_interrupts() -> Iterator[None]:
-    """An Interrupted comes out as itself, also where Python or a library makes another error of it, as in an import.
+    """Raise Interrupted as itself, even if Python or a library converts it to another error, as in an import.
 
-    So does Ctrl-C where compiled code listens to it, and not our handler.
+    The same applies to Ctrl-C if compiled code handles it instead of our handler.
     """
     try:
         yield

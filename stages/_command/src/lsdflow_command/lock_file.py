@@ -1,19 +1,18 @@
-"""A lock file that one process at a time holds, on storage that several machines share: safe on NFS without flock.
+"""A lock file for one process at a time on storage shared by several machines; safe on NFS without flock.
 
-1. A process writes a file of its own and links it to the name of the lock. Of several processes one succeeds, because a
+1. A process writes its own file and links it to the name of the lock. Only one of several processes succeeds, because a
    link is atomic.
 2. A thread renews the lock by its time stamp. All times are those of the file server, so the clocks of the machines do
    not matter.
-3. A lock that was not renewed for EXPIRY_SECONDS is stale. Whoever wants it links a takeover file (of several processes
-   one succeeds), reads the lock once more, and removes it; then step 1. Without the takeover file, a process that read
-   the stale lock long ago could remove the lock of its successor.
+3. A lock that was not renewed for EXPIRY_SECONDS is stale. A process that wants it links a takeover file (only one of
+   several processes succeeds), reads the lock again, and removes it; then step 1. Without the takeover file, a process
+   that read the stale lock long ago could remove the lock of its successor.
 
-A lock is stale at once if its process ran in our PID namespace and has ended, or if an earlier start of our job holds
-it.
+A lock is stale immediately if its process ran in our PID namespace and has ended, or if an earlier start of our job
+holds it.
 
-`stage_lock`: one coordinator per stage at a time. It saves computing blocks twice. Results are written once, in the
-folder of their key; so two coordinators of one key would write the same bits, and two of different keys write into
-different folders.
+`stage_lock`: one coordinator per stage at a time, which avoids computing blocks twice. It is not needed for correct
+results: two coordinators of one key would write the same bits, and two of different keys write to different folders.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ STAGE_IS_RUNNING = "another coordinator works on this stage of the experiment"
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock. job: "17 restart 2", of the scheduler. namespace: in which `pid` is a number."""
+    """The process that holds a lock. job: "17 restart 2", of the scheduler. namespace: that of `pid`."""
 
     id: str
     host: str
@@ -62,7 +61,7 @@ class Holder:
         return cls(uuid.uuid4().hex, socket.gethostname(), os.getpid(), _own_job(), pid_namespace())
 
     def has_ended(self) -> bool:
-        """True if the process certainly does not run any more."""
+        """True if the process has certainly ended."""
         (job, start), (own_job, own_start) = _job_and_start(self.job), _job_and_start(_own_job())
         if job and job == own_job and start < own_start:
             return True
@@ -79,14 +78,14 @@ class LockFile:
     path: Path
 
     def holder(self) -> Holder | None:
-        """Who holds the lock, None for nobody. A file that cannot be read is held by an unknown process."""
+        """The holder of the lock, None if it is free. An unreadable file has an unknown holder."""
         try:
             return _parsed(self.path.read_bytes())
         except FileNotFoundError:
             return None
 
     def live_holder(self) -> Holder | None:
-        """Who holds the lock and still runs, by the clock of this machine. Writes nothing."""
+        """The holder of the lock if it still runs, by the clock of this machine. Writes nothing."""
         with contextlib.suppress(OSError):
             if time.time() - self.path.stat().st_mtime < EXPIRY_SECONDS:
                 found = self.holder()
@@ -95,9 +94,9 @@ class LockFile:
 
     @contextlib.contextmanager
     def held(self, refusal: Refusal, lost: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock within the block, and renew it from a thread.
+        """Hold the lock within the `with` block, and renew it from a thread.
 
-        That thread calls `lost`, once, if another process takes the lock over. Raises as `acquire`.
+        That thread calls `lost` once if another process takes over the lock. Raises the errors of `acquire`.
         """
         holder, ended, ending = self.acquire(refusal), threading.Event(), threading.Lock()
 
@@ -118,14 +117,14 @@ class LockFile:
         try:
             yield
         finally:
-            # After this `lost` is not called: what it does would hide the error that ended the block.
+            # From here on `lost` is not called, because it would hide the error that ended the block.
             with ending:
                 ended.set()
             renewing.join()
             self.release(holder)
 
     def acquire(self, refusal: Refusal) -> Holder:
-        """Take the lock. Raises `refusal(holder, seconds since the last renewal)` if another process holds it."""
+        """Acquire the lock. Raises `refusal(holder, seconds since the last renewal)` if another process holds it."""
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             holder = Holder.this_process()
@@ -145,15 +144,15 @@ class LockFile:
                 own.unlink(missing_ok=True)
 
     def release(self, holder: Holder) -> None:
-        """Remove the lock, unless another process has taken it over."""
+        """Remove the lock, unless another process has taken over."""
         with contextlib.suppress(OSError):
             if self.holder() == holder:
                 self.path.unlink()
 
     def remove_stale(self, found: Holder, own: Path) -> None:
-        """Remove a stale lock, unless another process is about to do so, or did. own: our file, to link.
+        """Remove a stale lock, unless another process is doing so or has done so. own: our file, to link.
 
-        The takeover file of a process that was killed expires as a lock does.
+        The takeover file of a killed process expires like a lock.
         """
         takeover = self.path.with_name(f".{self.path.name}.{hash_of(asdict(found))[:16]}.takeover")
         if not _linked(own, takeover):
@@ -171,10 +170,10 @@ class LockFile:
 
 @contextlib.contextmanager
 def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
-    """Hold the lock file in `folder` within the block.
+    """Hold the lock file in `folder` within the `with` block.
 
-    Raises OutputConflict (73) with the message `refusal` if another process holds the lock, or takes it over meanwhile:
-    then this process gets SIGTERM.
+    Raises OutputConflict (73) with the message `refusal` if another process holds the lock, or takes over meanwhile, in
+    which case this process gets SIGTERM.
     """
     file, lost = LockFile(folder / "lock"), threading.Event()
 
@@ -189,7 +188,7 @@ def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
 
     def stop() -> None:
         lost.set()
-        # To the main thread: only there does a signal end a call that waits.
+        # To the main thread, because a signal interrupts a waiting call only there.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     try:
@@ -202,7 +201,7 @@ def stage_lock(folder: Path, refusal: str = STAGE_IS_RUNNING) -> Iterator[None]:
 
 
 def _age_s(own: Path, other: Path) -> float:
-    """Seconds since a file was renewed, by the file server's clock: `own` is touched to read the time there."""
+    """Seconds since a file was renewed, by the file server's clock, which is read by touching `own`."""
     own.touch()
     try:
         return own.stat().st_mtime - other.stat().st_mtime
@@ -227,7 +226,7 @@ def _parsed(content: bytes) -> Holder:
 
 
 def _own_job() -> str:
-    """The job of this process: as a wrapper names it inside a container, else as Slurm does."""
+    """The job of this process: from the wrapper inside a container, else from Slurm."""
     number, start = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
     return os.environ.get(JOB_VARIABLE) or (f"{number} restart {start}" if number else "")
 

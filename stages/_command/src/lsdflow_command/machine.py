@@ -1,8 +1,8 @@
-"""The cores and the main memory that this process may use: those of its job or container, not all of the machine.
+"""The cores and the memory that this process may use: those of its job or container, not of the whole machine.
 
-The smallest of three limits counts: the machine's (affinity, free memory), those of the cgroups (version 1 or 2) of
-this process and above it, and SLURM's. In a container the path of the own cgroup may be that of the host; what is
-mounted is the container's own cgroup, so the mount itself is read too.
+The smallest of three limits is used: the machine's (affinity, free memory), those of the cgroups (version 1 or 2) of
+this process and above it, and SLURM's. In a container the path of the process's cgroup may be that on the host, while
+the mount is the container's own cgroup. So the mount itself is also read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
 MIB = 2**20
-# Limit and use of a cgroup, and what of its use the kernel frees when memory is short: version 2, version 1.
+# Files with limit and use of a cgroup, and the part of the use that the kernel can free: version 2, version 1.
 _MEMORY_FILES = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
@@ -25,7 +25,7 @@ _MEMORY_FILES = (
 
 
 def available_cores(environment: Mapping[str, str] = os.environ) -> int:
-    """SLURM's count, the CPU affinity, and the cgroup's quota, whichever is smallest; at least 1."""
+    """The smallest of SLURM's count, the CPU affinity, and the cgroup's quota; at least 1."""
     quota = cgroup_quota()
     limits = (len(os.sched_getaffinity(0)), slurm_cores(environment), None if quota is None else math.floor(quota))
     return max(1, min(limit for limit in limits if limit is not None))
@@ -34,8 +34,8 @@ def available_cores(environment: Mapping[str, str] = os.environ) -> int:
 def slurm_cores(environment: Mapping[str, str]) -> int | None:
     """Cores of this task in a SLURM job; None outside of a job.
 
-    SLURM_CPUS_PER_TASK is only set where --cpus-per-task was given. Else it is this node's share of
-    SLURM_JOB_CPUS_PER_NODE ("4(x2),3": two nodes of 4, one of 3), divided among the tasks on the node.
+    SLURM_CPUS_PER_TASK is only set if --cpus-per-task was given. Otherwise it is the value for this node in
+    SLURM_JOB_CPUS_PER_NODE ("4(x2),3": two nodes of 4, one of 3), divided by the tasks on the node.
     """
     per_task = environment.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdigit() and int(per_task) > 0:
@@ -47,7 +47,7 @@ def slurm_cores(environment: Mapping[str, str]) -> int | None:
 
 
 def cgroup_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> float | None:
-    """Cores that the cgroups grant, the smallest quota; None without a limit.
+    """Cores that the cgroups allow: the smallest quota; None without a limit.
 
     cgroups: where they are mounted. own: lines "number:controllers:path".
     """
@@ -61,7 +61,7 @@ def free_memory_bytes(
     own: Path = OWN_CGROUP,
     meminfo: Path = MEMINFO,
 ) -> int:
-    """What the machine has free, what the limits of the cgroups leave, what SLURM granted: the smallest, at least 0."""
+    """The smallest of the machine's free memory, the rest of the cgroups' limits, and SLURM's grant; at least 0."""
     free = (_free_of_cgroup(folder) for folder in _cgroup_folders("memory", cgroups, own))
     limits = (_free_of_machine(meminfo), slurm_memory_bytes(environment), *free)
     return max(0, min(limit for limit in limits if limit is not None))
@@ -70,16 +70,16 @@ def free_memory_bytes(
 def memory_limit_bytes(
     environment: Mapping[str, str] = os.environ, cgroups: Path = CGROUPS, own: Path = OWN_CGROUP
 ) -> int:
-    """What the machine has, what the cgroups allow, what SLURM granted: the smallest, used or free."""
+    """The smallest of the machine's total memory, the limits of the cgroups, and SLURM's grant."""
     allowed = (_limit_of_cgroup(folder) for folder in _cgroup_folders("memory", cgroups, own))
     limits = (_memory_of_machine(), slurm_memory_bytes(environment), *allowed)
     return min(limit for limit in limits if limit is not None)
 
 
 def slurm_memory_bytes(environment: Mapping[str, str]) -> int | None:
-    """What the job was given on this node (--mem, or --mem-per-cpu times its cores); None outside of a job.
+    """Memory of the job on this node (--mem, or --mem-per-cpu times its cores); None outside of a job.
 
-    A --mem of 0 is all of the node: None.
+    A --mem of 0 means the whole node: None.
     """
     for name, times in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", available_cores(environment))):
         text = environment.get(name, "")
@@ -100,7 +100,7 @@ def _count_of_node(counts: str, node: str) -> int | None:
 
 
 def _cgroup_folders(controller: str, cgroups: Path, own: Path) -> Iterator[Path]:
-    """Folders of this process's cgroup and of those above it that may limit what `controller` counts."""
+    """Folders of this process's cgroup and of those above it that may limit `controller`."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -141,7 +141,7 @@ def _free_of_machine(meminfo: Path) -> int:
 
 
 def _free_of_cgroup(folder: Path) -> int | None:
-    """What the limit of a cgroup leaves; None without a limit."""
+    """The limit of a cgroup minus its use; None without a limit."""
     for limit, use, freed in _MEMORY_FILES:
         try:
             text = (folder / limit).read_text(encoding="ascii").strip()
@@ -165,7 +165,7 @@ def _limit_of_cgroup(folder: Path) -> int | None:
 
 
 def _freed_when_short(folder: Path, names: tuple[str, ...]) -> int:
-    """Memory of a cgroup that holds files which can be read again, bytes."""
+    """Bytes of a cgroup's memory that hold cached files, which the kernel can free."""
     try:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""The Prometheus metrics of a running stage, gathered when they are requested: nothing is counted during the run.
+"""The Prometheus metrics of a running stage, collected on request, so that the run itself counts nothing.
 
-    done, planned, rate, ETA   of Progress, the one place where all work is counted
-    blocks                     of the attempts that workers note (attempts.py), on whatever machine
-    loss, learning rate        of Progress too, in a training
-    memory, time, bytes        of /proc, of this process and those below it; of the GPU from torch where it is at work
+    done, planned, rate, ETA   from Progress, which counts all units
+    blocks                     from the attempts that workers on all machines record (attempts.py)
+    loss, learning rate        also from Progress, in a training
+    memory, time, bytes        from /proc, of this process and those below it; of the GPU from torch if it is in use
 
 Labels: experiment, stage, host and pid (a series per run); never a block.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LABELS = ("experiment", "stage", "host", "pid")
 BLOCK_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 PROCESS, WORKERS = "process", "workers"
-# What trainings report beside their loss (Progress.gauges).
+# Values that trainings report in addition to their loss (Progress.gauges).
 GAUGES = {
     "learning_rate": "Learning rate of the last iteration.",
     "patches_per_iteration": "Patches that an iteration learns from, of all processes.",
@@ -40,7 +40,7 @@ GAUGES = {
 
 
 class BlockCounts:
-    """What became of the attempts at blocks since the run began."""
+    """The outcomes of attempts at blocks since the run began."""
 
     def __init__(self) -> None:
         self.attempts = {DONE: 0, FAILED: 0}
@@ -66,11 +66,11 @@ class BlockCounts:
             self._failed_once.add(block)
 
     def gpu_bytes(self, since: float) -> int:
-        """What torch had reserved on GPUs at the last attempts of the workers that ended one after `since`."""
+        """GPU bytes reserved by torch at the last attempt of each worker that ended one after `since`."""
         return sum(reserved for ended, reserved in self._gpu.values() if ended >= since)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound -> blocks that took no longer."""
+        """Pairs of an upper bound and the number of blocks within it."""
         bounds, total, found = [*map(str, BLOCK_SECONDS), "+Inf"], 0, []
         for bound, count in zip(bounds, self.seconds, strict=True):
             total += count
@@ -95,7 +95,7 @@ class StageMetrics(Collector):
         return generate_latest(self.registry)
 
     def serve(self, host: str, port: int) -> tuple[int, Callable[[], None]]:
-        """Serve them by HTTP from a thread of their own; the port, and how to stop. OSError if it cannot be had."""
+        """Serve the metrics by HTTP from a thread; returns the port and a function to stop. OSError if it is in use."""
         server, _ = start_http_server(port, addr=host, registry=self.registry)
 
         def stop() -> None:
@@ -105,11 +105,11 @@ class StageMetrics(Collector):
         return int(server.server_port), stop
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on the stage."""
+        """An empty list, because the metrics depend on the stage."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric as it is now."""
+        """All metrics with their present values."""
         with self._asked_by_one:
             found = [*self._stage(), *self._work(), *self._blocks(), *self._resources()]
         return iter(found)

@@ -1,13 +1,13 @@
-"""Metrics of a running stage: a file that is written again and again, and a small HTTP server, each if configured.
+"""Metrics of a running stage: a file that is written regularly, and a small HTTP server, each if configured.
 
     compute.metrics_every_s   metrics/<stage>-<host>-<pid>.prom, by rename, for the textfile collector of Prometheus'
-                              node_exporter; first after that many seconds, so a short run leaves none
+                              node_exporter; first after that many seconds, so a short run writes none
     compute.metrics_address   HTTP for a Prometheus that scrapes the stage itself: a port on loopback, or on an
-                              interface that the user names; never on all of them
+                              interface named by the user; never on all interfaces
 
-Neither may disturb the run: a file that cannot be written and a port that is taken are lines in the log. At its end a
-run writes its last file, marked as ended; the next run of the stage removes it, and those of processes that died.
-What is measured: metrics.py.
+Neither may disturb the run: if a file cannot be written or a port is in use, this is logged. At its end a run writes
+its last file, marked as ended; the next run of the stage removes it, and the files of dead processes. The metrics
+themselves are in metrics.py.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from lsdflow_command.metrics import StageMetrics
 
 LOG = logging.getLogger("lsdflow.metrics")
-# What a process of another machine has not written for so long was left there by one that died.
+# If a process of another machine has not written its file for this time, it has died.
 FORGOTTEN_SECONDS = 3600.0
-# Workers of other jobs may be many, and all write into one folder.
+# There may be many workers of other jobs, and all write to one folder.
 WORKERS_WRITE_SECONDS = 60.0
-# How long the end of a run waits for a file that is being written: storage that hangs must not keep a run from ending.
+# How long the end of a run waits for a file that is being written, because storage that hangs must not block it.
 LAST_WRITE_SECONDS = 10.0
-# A process that is forked in the middle of an import could wait for ever for what is imported; then forks wait instead.
+# A process that is forked during an import could wait forever for its lock; so forks wait for the import.
 _IMPORTING = threading.Lock()
 VARIABLE = "LSDFLOW_METRICS_ADDRESS"
 LOOPBACK = "127.0.0.1"
@@ -52,9 +52,9 @@ _ADDRESS = re.compile(r"(?:([^\s:/]+):)?(\d{1,5})")
 def monitored(
     stage: str, experiment: Experiment, *, is_worker: bool = False, run_pid: int | None = None
 ) -> Iterator[Monitor]:
-    """Report the metrics of the run within the block, in the ways that [compute] names.
+    """Report the metrics of the run within the `with` block, as [compute] sets.
 
-    run_pid: the process whose run it is, if that is another one.
+    run_pid: the process of the run, if it is another one.
     """
     address = address_of(experiment.compute.metrics_address, os.environ)
     every_s = experiment.compute.metrics_every_s
@@ -79,14 +79,14 @@ def monitored(
 
 
 def hand_over() -> None:
-    """Report no longer: a process that this one starts for the same run reports all of it."""
+    """Stop reporting, because a process that this one starts for the same run reports everything."""
     if (monitor := MONITOR.get()) is not None:
         monitor.handed_over = True
         monitor.stop_serving()
 
 
 def metrics_file(monitor: Monitor) -> Path:
-    """Where this process writes the metrics of its run."""
+    """The file of this process for the metrics of its run."""
     name = f"{monitor.stage}-{socket.gethostname()}-{os.getpid()}.prom"
     return monitor.experiment.layout.metrics / name
 
@@ -119,7 +119,7 @@ class _MetricsFile:
     failing: bool = False
 
     def write(self) -> None:
-        """Replace the file. A failure is logged once, and again after a success."""
+        """Replace the file. A failure is logged once, and again only after a success."""
         if self.monitor.handed_over:
             with contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class _MetricsFile:
             partial.write_bytes(content)
             partial.replace(self.path)
             self.begun, self.failing = True, False
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run continues
+        except Exception as error:  # noqa: BLE001 - the run continues after any error
             if not self.failing:
                 LOG.warning("metrics cannot be written, the run continues: %s", error)
             self.failing = True
@@ -145,14 +145,14 @@ def _serve(monitor: Monitor, address: Address) -> None:
     try:
         metrics = _metrics_of(monitor)
         monitor.port, monitor.stop_serving = metrics.serve(address.host, address.port)
-    except Exception as error:  # noqa: BLE001 - a port that is taken must not stop the work
+    except Exception as error:  # noqa: BLE001 - a port in use must not stop the run
         LOG.warning("metrics are not served at %s, the run continues: %s", address, error)
         return
     LOG.info("metrics: http://%s/metrics", Address(address.host, monitor.port))
 
 
 def _metrics_of(monitor: Monitor) -> StageMetrics:
-    """The collector; what it takes to be imported is paid only by runs that use it."""
+    """The collector, imported here so that only runs with metrics pay for the import."""
     _forks_wait_for_imports()
     with _IMPORTING:
         from lsdflow_command.metrics import StageMetrics
@@ -170,7 +170,7 @@ def _forks_wait_for_imports() -> None:
 
 
 def _remove_left_behind(folder: Path, stage: str) -> None:
-    """Remove files of this stage whose processes have ended: they would be collected for ever."""
+    """Remove files of this stage whose processes have ended, because Prometheus would collect them forever."""
     for path in [*folder.glob(f"{stage}-*.prom"), *folder.glob(f".{stage}-*.prom.partial")]:
         name = path.name.removeprefix(".").removesuffix(".partial").removesuffix(".prom")
         host, _, pid = name.removeprefix(f"{stage}-").rpartition("-")
@@ -181,7 +181,7 @@ def _remove_left_behind(folder: Path, stage: str) -> None:
 
 @dataclass(frozen=True)
 class Address:
-    """A host (name or IPv4 address of an interface) and a port; port 0 is any that is free."""
+    """A host (name or IPv4 address of an interface) and a port; port 0 means any free port."""
 
     host: str
     port: int
@@ -191,9 +191,9 @@ class Address:
 
 
 def address_of(option: str | None, environment: Mapping[str, str]) -> Address | None:
-    """The address of compute.metrics_address, else of the environment; None if neither says one.
+    """The address in compute.metrics_address, else in the environment; None if neither is set.
 
-    ConfigError (78) for what is no address, and for the address that means all interfaces.
+    ConfigError (78) for an invalid address, and for the address of all interfaces.
     """
     text = option if option is not None else environment.get(VARIABLE, "")
     if not text:
@@ -211,6 +211,6 @@ def address_of(option: str | None, environment: Mapping[str, str]) -> Address | 
 
 def _is_everywhere(host: str) -> bool:
     try:
-        return not any(socket.inet_aton(host))  # it also reads 0 and 0x0, as the server would
+        return not any(socket.inet_aton(host))  # it also accepts 0 and 0x0, like the server
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Other processes: has one ended, is one at the same work, and ending with the one that started this."""
+"""Relations to other processes: detect that one has ended, exclude a second one, and end with the parent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 def pid_namespace() -> str:
-    """The space that numbers this process: the boot of its machine, and its PID namespace; "" where Linux is not.
+    """The scope of this process's number: the boot of its machine, and its PID namespace; "" if not on Linux.
 
-    Two containers may share a host name (docker --network host), but not this: their process numbers mean different
-    processes.
+    Two containers may have the same host name (docker --network host) but different namespaces, in which the same
+    number means different processes.
     """
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -34,10 +34,10 @@ def pid_namespace() -> str:
 
 
 def has_ended(host: str, pid: int, namespace: str | None = None) -> bool:
-    """True if the process certainly does not run any more; a process of another machine may always be running.
+    """True if the process has certainly ended; a process of another machine may always be running.
 
-    namespace: the pid_namespace() of the process. Without it, a process of another container that has this host name
-    is taken for one that has ended: good enough for what is only shown.
+    namespace: the pid_namespace() of the process. Without it, a process of another container with this host name may
+    count as ended, which is sufficient for values that are only shown.
     """
     if host != socket.gethostname() or (namespace is not None and (not namespace or namespace != pid_namespace())):
         return False
@@ -51,10 +51,10 @@ def has_ended(host: str, pid: int, namespace: str | None = None) -> bool:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process the signal when its parent ends; send it at once if the parent has ended.
+    """Let the kernel send this process the signal when its parent ends, or send it at once if the parent has ended.
 
-    The kernel reports nothing for a parent that ended before this call. For processes started by multiprocessing, its
-    pipe to the parent shows that; with a fork server the parent of the kernel (the server) is another process.
+    The kernel sends nothing for a parent that ended before this call. For processes started by multiprocessing, its
+    pipe to the parent shows that; with a fork server the kernel's parent (the server) is a different process.
     """
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, number)
     parent = multiprocessing.parent_process()
@@ -64,9 +64,10 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 @contextmanager
 def one_at_a_time(lock: Path, what: str) -> Iterator[None]:
-    """Only one process at a time gets past this lock file; the lock falls with its process.
+    """Hold a lock file that only one process at a time can hold; the lock ends with its process.
 
-    Raises OutputConflict (73) naming `what` if another one has it. On a file system without locks: a warning.
+    Raises OutputConflict (73) naming `what` if another process holds it. Logs a warning on a file system without
+    locks.
     """
     with storage_errors(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)

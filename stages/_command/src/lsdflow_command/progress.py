@@ -1,6 +1,6 @@
-"""Progress of long work: a bar with rate and ETA on a terminal; elsewhere a line after seconds, then one a minute.
+"""Progress of long computations: a bar with rate and ETA on a terminal, elsewhere a line after 3 s, then per minute.
 
-The monitor of a run, if it has one, gets each Progress that begins: its metrics show it (monitoring.py).
+If a run has a monitor, each new Progress is registered there for the metrics (monitoring.py).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 class Progress:
-    """Counts `unit`s done of `total`; `already` were done by an earlier run and do not count for the rate.
+    """Counts finished `unit`s of `total`; `already` were finished by an earlier run and do not count for the rate.
 
-    seconds: the run ends after these if it has not ended before.  gauges: values that only the metrics show, by their
-    names (metrics.GAUGES).  `failed` units are shown beside those that are done; the caller sets it.
+    seconds: time limit of the run.  gauges: values for the metrics only, by name (metrics.GAUGES).  failed: number of
+    failed units, set by the caller and shown with the finished ones.
     """
 
     def __init__(self, label: str, total: int, unit: str, already: int = 0, seconds: float | None = None) -> None:
@@ -66,7 +66,7 @@ class Progress:
         LOG.info("%s", self.line())
 
     def advance(self, count: int = 1, parts: Mapping[str, float] | None = None, **facts: float) -> None:
-        """Add `count` units done; `facts` (loss=...) are shown beside them, their `parts` are for the metrics alone."""
+        """Add `count` finished units; `facts` (loss=...) are shown with them, their `parts` only in the metrics."""
         self.done += count
         self.facts, self.parts = facts, parts or {}
         text = " ".join(f"{name} {value:.4g}" for name, value in facts.items())
@@ -89,7 +89,7 @@ class Progress:
         return f"{done}, {self._failed()}{self.rate():.3g} {self.unit}/s{self._eta()}"
 
     def eta_s(self) -> float | None:
-        """Seconds until it is done, or its time is over; None if nothing is left or nothing is known yet."""
+        """Seconds until all units or the time limit are reached; None if nothing remains or the rate is unknown."""
         rate, left = self.rate(), self.total - self.done
         if rate <= 0 or left <= 0:
             return None
@@ -123,10 +123,10 @@ def _duration(seconds: float) -> str:
 
 @dataclass
 class Monitor:
-    """What is known of a running stage.
+    """The state of a running stage for its metrics.
 
-    attempts: those of all processes at its blocks. run_pid: the process whose memory, time and bytes are the
-    run's, with those of all below it. handed_over: another process reports this run.
+    attempts: those of all processes at its blocks. run_pid: the process whose memory, time and bytes are reported,
+    together with all processes below it. handed_over: another process reports this run.
     """
 
     stage: str
@@ -137,10 +137,10 @@ class Monitor:
     started: float = field(default_factory=time.time)
     progress: Progress | None = None
     exit_code: int | None = None
-    metrics: Any = None  # made by monitoring when it is first needed
+    metrics: Any = None  # created by monitoring at its first use
     port: int = 0
     stop_serving: Callable[[], None] = lambda: None
 
 
-# The run that this thread belongs to: Progress reports to it what is done.
+# The monitor of this thread's run, with which Progress registers.
 MONITOR: ContextVar[Monitor | None] = ContextVar("MONITOR", default=None)

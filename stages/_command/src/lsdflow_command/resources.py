@@ -1,7 +1,6 @@
-"""What processes use, as the kernel and torch report it: memory, processor time, bytes read and written, the GPU.
+"""Resource use of processes as reported by the kernel and torch: memory, CPU time, bytes read and written, GPU.
 
-Measured here because a scheduler may not: SLURM's accounting is switched off on many clusters. What cannot be read
-is 0.
+It is measured here because SLURM's accounting is switched off on many clusters. A value that cannot be read is 0.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Any
 
 _PROC = Path("/proc")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# The fields of /proc/PID/stat that follow the name: user and system time of the process and of its children that ended.
+# Fields of /proc/PID/stat after the name: user and system time of the process and of its ended children.
 _TIMES = slice(11, 15)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Processor seconds, and bytes through read and write calls (rchar, wchar): also those of children that ended."""
+    """CPU seconds, and bytes of read and write calls (rchar, wchar), including those of ended children."""
 
     cpu_s: float = 0.0
     read_bytes: int = 0
@@ -42,7 +41,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory of a process: now, and at most since it began (resident, and of all its addresses)."""
+    """Bytes of memory of a process: present use, and peak use since it began (resident, and virtual)."""
 
     resident: int = 0
     peak_resident: int = 0
@@ -50,7 +49,7 @@ class Memory:
 
 
 def usage(pid: int | str = "self") -> Usage:
-    """What a process has used so far."""
+    """The CPU time and bytes of a process so far."""
     with suppress(OSError, ValueError, IndexError):
         times = _content(pid, "stat").rpartition(b")")[2].split()[_TIMES]
         read, written = _numbers(_content(pid, "io"), b"rchar", b"wchar")
@@ -67,7 +66,7 @@ def memory(pid: int | str = "self") -> Memory:
 
 
 def workers_of(pid: int | str = "self") -> list[int]:
-    """The processes below a process: children, theirs, and so on."""
+    """All descendants of a process."""
     found: list[int] = []
     for child in _children(pid):
         found += [child, *workers_of(child)]
@@ -75,9 +74,9 @@ def workers_of(pid: int | str = "self") -> list[int]:
 
 
 def gpu_in_use() -> tuple[str, int]:
-    """Name of the GPU that this process uses, and the bytes that torch has reserved there; "" and 0 without one.
+    """Name of the GPU of this process, and the bytes that torch has reserved there; "" and 0 without a GPU.
 
-    It only asks where torch and CUDA are at work already: neither is loaded for it.
+    Neither torch nor CUDA is loaded for this: the values are read only if they are already in use.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
@@ -87,13 +86,13 @@ def gpu_in_use() -> tuple[str, int]:
 
 
 def _content(pid: int | str, name: str) -> bytes:
-    """A file of the kernel about a process. It is read at every block: so no Path, no decoding, no whole table."""
+    """A file of the kernel about a process; without Path or decoding for speed, because it is read at every block."""
     with open(f"{_PROC}/{pid}/{name}", "rb") as file:  # noqa: PTH123
         return file.read()
 
 
 def _numbers(content: bytes, *names: bytes) -> list[int]:
-    """The numbers after `name:`, 0 where there is none (a process that has ended has no memory)."""
+    """The numbers after `name:`; 0 if missing (an ended process has no memory)."""
     parts = (content.partition(name + b":")[2] for name in names)
     return [int(part.split(None, 1)[0]) if part else 0 for part in parts]
 
@@ -113,7 +112,7 @@ def _lists_of_children(pid: int | str) -> Iterator[str]:
 
 
 def resources_taken() -> dict[str, Any]:
-    """Of this process and its children that ended; memory is that of the largest process, this one or a child."""
+    """Resources of this process and its ended children; memory is that of the largest of these processes."""
     used, (gpu, gpu_bytes) = usage(), gpu_in_use()
     largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return {

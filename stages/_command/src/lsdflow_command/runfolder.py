@@ -1,4 +1,4 @@
-"""The folder of one run of a stage: resolved config, log file, outcome. Written also when the run fails."""
+"""The folder of one run of a stage: resolved config, log file, outcome. It is also written if the run fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG_FILE = "log.txt"
 
 @contextmanager
 def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> Iterator[Path]:
-    """Make runs/<stage>/<time>-<pid>/, log into it, and leave outcome.json with exit code, seconds and error."""
+    """Create runs/<stage>/<time>-<pid>/, log to it, and write outcome.json with exit code, seconds and error."""
     started = time.time()
     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(started))}-{os.getpid()}"
     folder = experiment.layout.stage_runs(stage) / name
@@ -61,7 +61,7 @@ def run_folder(stage: str, experiment: Experiment, config: dict[str, Any]) -> It
 
 
 def _note(files: list[logging.Handler], text: str, error: BaseException | None) -> None:
-    """Write how the run ended into its own files alone, with the traceback of `error`; the command reports it too."""
+    """Write the outcome of the run, with the traceback of `error`, to its log files only."""
     trace = None if error is None else (type(error), error, error.__traceback__)
     record = logging.LogRecord("lsdflow", logging.ERROR, __file__, 0, text, None, trace)
     for handler in files:
@@ -69,7 +69,7 @@ def _note(files: list[logging.Handler], text: str, error: BaseException | None) 
 
 
 def _log_files(folder: Path, stage: str) -> list[logging.Handler]:
-    """The log for people, and the same as JSON lines."""
+    """The handlers for the text log and for the same log as JSON lines."""
     forms = {
         LOG_FILE: logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"),
         "events.jsonl": JsonLines(stage),

@@ -1,6 +1,6 @@
-"""Stage: a step of the chain as an object. Every command is written once over it (app.py).
+"""Stage: a step of the chain as an object. Every command is implemented once for all stages (app.py).
 
-A stage that processes blocks is a BlockStage of lsdflow_runtime. Worker processes find a stage by its entry point, in
+A stage that processes blocks is a BlockStage of lsdflow_runtime. Worker processes load a stage by its entry point in
 the group "lsdflow.stages" of its pyproject.toml.
 """
 
@@ -19,14 +19,14 @@ ENTRY_POINTS = "lsdflow.stages"
 
 
 class Stage(ABC):
-    """What a stage can do with an experiment. It holds no state, so any process can make its own."""
+    """The operations of a stage on an experiment. It has no state, so any process can create its own."""
 
     name: ClassVar[str]
     repairable: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, experiment: Experiment) -> None:
-        """Do what is not done yet, and leave a manifest. Raises the StageError that stopped it."""
+        """Compute everything that is not done yet, and write a manifest. Raises the StageError that stopped it."""
 
     @abstractmethod
     def validate(self, experiment: Experiment) -> list[StageError]:
@@ -37,9 +37,10 @@ class Stage(ABC):
         """What a run would do."""
 
     def describe(self, experiment: Experiment) -> None:
-        """Leave what a run would leave, but without voxels and weights, so that later stages can be planned.
+        """Write the outputs of a run without voxels and weights, so that later stages can be planned.
 
-        `experiment.descriptions` is the folder. Raises what `plan` raises. Default: no other stage reads the results.
+        They are written to `experiment.descriptions`. Raises the errors of `plan`. The default is for stages whose
+        results no other stage reads.
         """
         del experiment
 
@@ -52,7 +53,7 @@ class Stage(ABC):
         """Read the results of a finished run again and check them. Raises BadData (65) for damaged ones."""
 
     def repair(self, experiment: Experiment) -> dict[str, Any]:
-        """Recompute what is missing or damaged, and nothing else; for stages that are `repairable`."""
+        """Recompute only missing or damaged data; for stages that are `repairable`."""
         raise NotImplementedError(self.name)
 
     def join(self, experiment: Experiment) -> None:
@@ -61,27 +62,27 @@ class Stage(ABC):
         raise UsageError(f"{self.name} does not work on blocks: it has no workers", fix=f"{self.name} run")
 
     def worker(self, experiment: Experiment) -> None:
-        """Body of a worker process: process blocks for the coordinator that the environment names."""
+        """Body of a worker process: process blocks for the coordinator named in the environment."""
         raise NotImplementedError(self.name)
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
-        """Time and memory of one block, or of some training steps, done in `folder`. UsageError (2) for others."""
+        """Time and memory of one block, or of some training steps, in `folder`. UsageError (2) for other stages."""
         del experiment, folder
         raise UsageError(f"{self.name} does not work on blocks or in steps: there is none to measure")
 
     def drop_rows(self, experiment: Experiment, keys: Sequence[str]) -> dict[str, Any]:
-        """Remove from the store what results of these keys, or of their beginnings, have there; facts of it."""
+        """Remove marks and rows of results from the store; `keys` may be prefixes. Returns facts of the removal."""
         del experiment, keys
         return {"dropped": []}
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
-        """The devices and the store that this command finds on this machine."""
+        """The devices and the store that are available on this machine."""
         del experiment
         return {}
 
 
 def load_stage(name: str) -> Stage:
-    """The installed stage of a name. InternalError (70) if its package has no entry point."""
+    """The installed stage with this name. InternalError (70) if its package has no entry point."""
     for found in entry_points(group=ENTRY_POINTS, name=name):
         stage: Stage = found.load()()
         return stage

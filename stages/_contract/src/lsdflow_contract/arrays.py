@@ -1,4 +1,4 @@
-"""The arrays that stages hand to one another: dataset name, dtype, channels; and how floats become grey levels."""
+"""The arrays that stages exchange: dataset name, dtype, channels; and the conversion of floats to grey levels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lsdflow_contract.geometry import Vox3
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What an array must be: its dataset name in the container, dtype, number of channels (0 = none), kind.
+    """The required form of an array: its dataset name in the container, dtype, number of channels (0 = none), kind.
 
-    `neighborhood`: of affinities to more than the three nearest voxels, the offset z, y, x of each channel.
+    `neighborhood`: the offset z, y, x of each channel, for affinities to more than the three nearest voxels.
     """
 
     dataset: str
@@ -27,7 +27,7 @@ class ArraySpec:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """`c^` first where there are channels, then z, y, x (funlib.persistence's spelling)."""
+        """`c^` if there are channels, then z, y, x (the spelling of funlib.persistence)."""
         return ("c^", "z", "y", "x") if self.channels else ("z", "y", "x")
 
 
@@ -44,7 +44,7 @@ AFFINITY_NEIGHBORHOOD: tuple[Vox3, ...] = ((-1, 0, 0), (0, -1, 0), (0, 0, -1))
 
 
 def affinities_to(neighborhood: Sequence[Vox3]) -> ArraySpec:
-    """Affinities to the voxels at these offsets; AFFS for the three nearest, or for none given."""
+    """The spec of affinities to the voxels at these offsets; AFFS for the three nearest, or for no offsets."""
     if tuple(neighborhood) in ((), AFFINITY_NEIGHBORHOOD):
         return AFFS
     return replace(AFFS, channels=len(neighborhood), neighborhood=tuple(neighborhood))
@@ -59,8 +59,8 @@ def is_neighborhood(offsets: Sequence[Vox3]) -> bool:
 class MaskState(IntEnum):
     """The three states of a training mask voxel.
 
-    IGNORE adds exactly 0 to every loss. TRAIN is trained by its label. BACKGROUND is trained as background whatever
-    its label says.
+    IGNORE adds exactly 0 to every loss. TRAIN is trained with its label. BACKGROUND is trained as background,
+    whatever its label is.
     """
 
     IGNORE = 0
@@ -69,7 +69,7 @@ class MaskState(IntEnum):
 
 
 def quantise_u8(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
-    """Floats in [0, 1] (clipped) to grey levels floor(value * 255), as predict stores them and training sees them."""
+    """Floats in [0, 1] (clipped) to grey levels floor(value * 255), as stored by predict and used in training."""
     clipped = np.clip(values, 0.0, 1.0).astype(np.float32, copy=False)
     grey: npt.NDArray[np.uint8] = (clipped * np.float32(255.0)).astype(np.uint8)
     return grey

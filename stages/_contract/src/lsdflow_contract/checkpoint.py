@@ -1,9 +1,9 @@
-"""The checkpoint bundle: everything predict needs to run a network, in one folder, without training code.
+"""The checkpoint bundle: a folder with everything that predict needs to run a network, without training code.
 
 checkpoints/00001000/
     bundle.json            this model
     weights.safetensors    the network's weights
-    bundle.sha256          hash of bundle.json, but for the hash of the weights (written by trainings)
+    bundle.sha256          hash of bundle.json without the hash of the weights (written by trainings)
     resume.pt              optimizer and random state (training only)
 """
 
@@ -27,7 +27,7 @@ BUNDLE_JSON = "bundle.json"
 DESCRIPTION_HASH = "bundle.sha256"
 WEIGHTS = "weights.safetensors"
 RESUME = "resume.pt"
-# In place of the hash of the weights, in the description of a network that is still to be trained.
+# Replaces the hash of the weights in the description of a network that is not trained yet.
 PLANNED = "planned "
 
 Mode = Literal["acrlsd", "mtlsd", "affinities"]
@@ -77,11 +77,11 @@ class UNetSpec(StrictModel):
         return self.num_fmaps * int(self.fmap_inc_factor**level)
 
     def upsampled_fmaps(self, level: int) -> int:
-        """Feature maps that come up to a level from the coarser one."""
+        """Feature maps that a level receives from the coarser one."""
         return self.fmaps_of(level if self.upsampling == "reduce" else level + 1)
 
     def fmaps_after(self, level: int) -> int:
-        """Feature maps of a level on the way up; those of level 0 go to the heads."""
+        """Feature maps of a level on the way up; those of level 0 are the input of the heads."""
         coarsest = level == len(self.downsample_factors)
         return (self.num_fmaps_out or self.num_fmaps) if level == 0 and not coarsest else self.fmaps_of(level)
 
@@ -96,7 +96,7 @@ class UNetSpec(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_variants(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The usual network is written as it always was: keys of trainings and older readers depend on it."""
+        """Leave out new fields at their default, because keys of trainings and older readers depend on the old form."""
         written: dict[str, Any] = handler(self)
         usual = {"num_fmaps_out": None, "upsampling": "reduce", "kernels_down": None, "kernels_up": None}
         return {name: value for name, value in written.items() if name not in usual or value != usual[name]}
@@ -106,7 +106,7 @@ class UNetSpec(StrictModel):
 
 
 class Bundle(StrictModel):
-    """What a network is: shapes, voxel size, outputs, provenance, and the sha256 of its weights."""
+    """The description of a network: shapes, voxel size, outputs, provenance, and the sha256 of its weights."""
 
     contract: str = CONTRACT_VERSION
     writer: Writer
@@ -131,7 +131,7 @@ class Bundle(StrictModel):
 
     @property
     def is_planned(self) -> bool:
-        """True for the description of a network that is still to be trained: it has no weights."""
+        """True for the description of a network that is not trained yet and has no weights."""
         return self.weights_sha256.startswith(PLANNED)
 
 
@@ -162,14 +162,14 @@ def bundle_iterations(checkpoints: Path) -> list[int]:
 
 
 def hash_of_description(description: Any) -> str:
-    """Hash of bundle.json without the hash of the weights, which is known only when they are written."""
+    """Hash of bundle.json without the hash of the weights, which exists only once they are written."""
     if isinstance(description, dict):
         description = {name: value for name, value in description.items() if name != "weights_sha256"}
     return hash_of(description)
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """The bundle's description. MissingInput if absent, ContractMismatch / BadData if it does not fit or is damaged."""
+    """The bundle's description. MissingInput if absent, ContractMismatch if incompatible, BadData if damaged."""
     path = folder / BUNDLE_JSON
     if folder.is_file():
         raise BadData(
@@ -192,7 +192,7 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def _require_as_written(folder: Path, description: Any) -> None:
-    """BadData if bundle.json is not what its training wrote; bundles of other writers have no hash of it."""
+    """Raise BadData if bundle.json was changed after training; bundles of other writers have no hash to check."""
     hash_file = folder / DESCRIPTION_HASH
     if not hash_file.exists():
         return
@@ -208,14 +208,14 @@ def _require_as_written(folder: Path, description: Any) -> None:
 
 
 def write_best(path: Path, best: BestCheckpoint) -> None:
-    """Record which bundle the next stage uses; a choice by loss is written as it always was, for older readers."""
+    """Record which bundle the next stage uses; a choice by loss keeps the earlier form for older readers."""
     write_json(path, best.model_dump(exclude={"chosen_by", "voi"} if best.chosen_by == "loss" else None))
 
 
 def read_best(path: Path) -> BestCheckpoint:
-    """Which bundle to use. MissingInput if training has written none, BadData if it is not the network that it names.
+    """Which bundle to use. MissingInput if training has written none, BadData if the named network has other weights.
 
-    Programs of earlier contracts refuse a file with more fields, so the weights of the bundle take the place of a seal.
+    Programs of earlier contracts refuse a file with more fields, so the hash of the weights replaces a seal.
     """
     if not path.exists():
         raise MissingInput("no checkpoint has been chosen", where=path, fix="train first")

@@ -1,4 +1,4 @@
-"""What to cite: lsdflow itself, the papers of the method, and the software that a segmentation is made with.
+"""What to cite: lsdflow itself, the papers of the method, and the software that computes a segmentation.
 
 The methods of reports, `lsdflow cite` and CITATION.cff show the same list (a test compares them).
 """
@@ -24,7 +24,7 @@ class Reference:
     url: str = ""
 
     def text(self) -> str:
-        """One line, as a list of references has it."""
+        """The reference as one line of a list."""
         issue = f"({self.number})" if self.number else ""
         place = f" {self.journal} {self.volume}{issue}, {self.pages}" if self.journal else ""
         year = f" ({self.year})" if self.year else ""
@@ -129,7 +129,7 @@ REFERENCES = (
 
 
 def bibtex(reference: Reference) -> str:
-    """The entry of a reference for BibTeX."""
+    """The BibTeX entry of a reference."""
     fields = {
         "author": " and ".join(name if ", " in name else f"{{{name}}}" for name in reference.authors),
         "title": f"{{{reference.title}}}",
@@ -147,7 +147,7 @@ def bibtex(reference: Reference) -> str:
 
 
 def _short(name: str) -> str:
-    """Sheridan A, Nguyen TM; the name of a group as it is."""
+    """A short name such as "Sheridan A"; the name of a group is not changed."""
     family, comma, given = name.partition(", ")
     if not comma:
         return name

@@ -1,4 +1,4 @@
-"""Every error a user can meet: what is wrong, where, what was wanted, what was found, what to do; and the exit code."""
+"""All errors for users: what is wrong, where, what was wanted, what was found, the fix; and the exit code."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class BlocksFailed(StageError):
 def rebuilt(parts: Mapping[str, object]) -> StageError:
     """The error that another process described with `as_dict`: same class and texts.
 
-    A class that this process does not know becomes the first one with the same exit code, else InternalError.
+    An unknown class becomes the first one with the same exit code, else InternalError.
     """
     kinds = list(_kinds(StageError))
     named = [kind for kind in kinds if kind.__name__ == parts.get("error")]
@@ -147,7 +147,7 @@ def _kinds(base: type[StageError]) -> Iterator[type[StageError]]:
 
 
 def problems_of(checks: Iterable[Callable[[], object]]) -> list[StageError]:
-    """Do every check; the errors of lsdflow that they raise, in their order."""
+    """Run every check; returns the errors of lsdflow that the checks raise, in their order."""
     problems = []
     for check in checks:
         try:

@@ -1,4 +1,4 @@
-"""The experiment file: one TOML table per stage, common tables for all, `--set table.key=value` on top."""
+"""The experiment file: one TOML table per stage and common tables; `--set table.key=value` overrides a value."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LONGEST_VALUE = 200
 
 Profile = Literal["tiny", "tiny-anisotropic", "standard", "snemi3d"]
 Config = TypeVar("Config", bound=StrictModel)
-# What pydantic adds to the place of an error: which kind of value was tried there.
+# pydantic appends the kind of value that it tried to the location of an error.
 _BRANCH = re.compile(r"^(literal\[.*|int|float|str|bool|constrained-\w+|function-.*|nullable.*)$")
-# How our validators report a word that they do not know.
+# How our validators report an unknown word.
 _UNKNOWN = re.compile(r"unknown [a-z ]* (\w+)[^;]*; known: (.*)")
 # User and password of an address; a password may hold an @ that should have been written %40.
 _LOGIN = re.compile(r"(?<=://)\S*@")
 
 
 class ExperimentTable(StrictModel):
-    """[experiment]: what this experiment is."""
+    """[experiment]: name, mode and profile of the experiment."""
 
     name: str = Field(
         default="experiment", pattern=r"^[A-Za-z0-9_.-]+$", description="name of the experiment, shown in reports"
@@ -53,7 +53,7 @@ class ExperimentTable(StrictModel):
 
 
 class StoreTable(StrictModel):
-    """[store]: where blocks and graph are kept."""
+    """[store]: where done marks and the graph are stored."""
 
     engine: Literal["files", "mongo"] = Field(
         default="files",
@@ -87,7 +87,7 @@ class StoreTable(StrictModel):
 
 
 class ComputeTable(StrictModel):
-    """[compute]: how blocks are worked on."""
+    """[compute]: how blocks are processed."""
 
     runner: Literal["daisy", "serial", "cluster"] = Field(
         default="daisy",
@@ -148,10 +148,10 @@ class ComputeTable(StrictModel):
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment file, read: its folder layout, common tables, and the raw tables of the stages.
+    """A loaded experiment file: its folder layout, common tables, and the raw tables of the stages.
 
-    descriptions: folder that takes the place of the experiment's own while a chain is planned that has not run; its
-    arrays hold no voxels.
+    descriptions: folder that replaces the experiment's own while a chain is planned before it has run; its arrays hold
+    no voxels.
     """
 
     path: Path
@@ -173,18 +173,18 @@ class Experiment:
 
     @property
     def uses_cluster(self) -> bool:
-        """True if [cluster] sets anything: its jobs may have GPUs that this machine does not have."""
+        """True if [cluster] sets anything; cluster jobs may have GPUs that this machine lacks."""
         return any(value != {} for value in self.tables.get("cluster", {}).values())
 
     @property
     def database(self) -> str:
-        """Name of the mongo store's database: as named, or the experiment's name, in which MongoDB takes no dot."""
+        """Name of the MongoDB database: the configured one, or the experiment's name with "_" for each dot."""
         return self.store.database or self.common.name.replace(".", "_")
 
     def resolve(self, path: str) -> Path:
         """A path of the experiment file: absolute, or relative to the file.
 
-        Raises PermissionDenied (77) for a folder that may not be looked into, ConfigError (78) for what is no path.
+        Raises PermissionDenied (77) for a folder that may not be read, ConfigError (78) for an invalid path.
         """
         try:
             found = (self.path.parent / path).resolve()
@@ -226,12 +226,12 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A fix for a misspelt word: the nearest known one, or the list of all."""
+    """A fix for a misspelt word: the nearest known one, or the list of all known ones."""
     return nearest(word, known) or f"known: {', '.join(known)}"
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A fix for a misspelt word where one that is known is near, else nothing."""
+    """A fix for a misspelt word if a known one is similar, else an empty text."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
@@ -287,7 +287,7 @@ def _validated(model: type[Config], table: dict[str, Any], name: str, path: Path
 
 
 def _config_error(error: ValidationError, model: type[StrictModel], table: str, path: Path) -> ConfigError:
-    # A misspelt key also leaves its right spelling missing: report the misspelt one.
+    # With a misspelt key, pydantic also reports the correct key as missing: report the misspelt one.
     first, *more = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     dotted = _dotted(table, first["loc"])
     others = dict.fromkeys(_dotted(table, e["loc"]) for e in more)
@@ -304,7 +304,7 @@ def _config_error(error: ValidationError, model: type[StrictModel], table: str, 
 
 
 def _dotted(table: str, location: Sequence[int | str]) -> str:
-    """The key of an error, without the kind of value that one branch of a union wanted there."""
+    """The key of an error, without the kind of value that a branch of a union expected."""
     parts = [str(part) for part in (table, *location)]
     while len(parts) > 2 and _BRANCH.match(parts[-1]):
         parts.pop()
@@ -312,7 +312,7 @@ def _dotted(table: str, location: Sequence[int | str]) -> str:
 
 
 def _nearest_word(error: Mapping[str, Any]) -> str:
-    """Did-you-mean for a word that is none of those allowed there."""
+    """A did-you-mean fix for a word that is not allowed."""
     if error["type"] == "literal_error":
         return nearest(str(error["input"]), re.findall(r"'([^']*)'", error["ctx"]["expected"]))
     unknown = _UNKNOWN.search(error["msg"])

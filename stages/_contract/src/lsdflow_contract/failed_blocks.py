@@ -1,7 +1,7 @@
-"""Failed blocks that a run accepted (`compute.failed_blocks = "accept"`): holes in what a stage made.
+"""Failed blocks that a run accepted (`compute.failed_blocks = "accept"`): holes in the output of a stage.
 
-A manifest lists them in its facts, under its seal: the stage's own, and those of everything that it was made from. So
-the last manifest of a chain lists the holes of the whole chain.
+A manifest lists them in its sealed facts: those of the stage and those of all its inputs. So the last manifest of a
+chain lists the holes of the whole chain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILED_BLOCKS = "failed_blocks"
 
 
 class FailedBlock(StrictModel):
-    """A block that a finished stage lacks."""
+    """A block that is missing in a finished stage."""
 
     stage: str
     part: str = Field(default="", description="name of the pass, unless it is the stage's last one")
@@ -59,17 +59,17 @@ def failed_blocks_of(manifest: Manifest) -> tuple[FailedBlock, ...]:
 
 
 def own_failed_blocks(manifest: Manifest) -> tuple[FailedBlock, ...]:
-    """Those of the manifest's own stage, of all its passes."""
+    """Accepted failed blocks of the manifest's own stage, in all its passes."""
     return tuple(failed for failed in failed_blocks_of(manifest) if failed.stage == manifest.writer.stage)
 
 
 def missing_in_result(manifest: Manifest) -> tuple[FailedBlock, ...]:
-    """Those of the stage's last pass: blocks that have no arrays and no rows in its result."""
+    """Failed blocks of the stage's last pass, which have no arrays and no rows in its result."""
     return tuple(failed for failed in own_failed_blocks(manifest) if not failed.part)
 
 
 def failed_blocks_of_inputs(layout: ExperimentLayout, inputs: Mapping[str, str]) -> tuple[FailedBlock, ...]:
-    """Those of all stages among `inputs` (name: identity) whose current result is the one that is named."""
+    """Failed blocks of all stages in `inputs` (name: identity) whose current result has that identity."""
     found: list[FailedBlock] = []
     for stage in (stage for stage in STAGES if stage in inputs):
         with suppress(StageError):
@@ -79,7 +79,7 @@ def failed_blocks_of_inputs(layout: ExperimentLayout, inputs: Mapping[str, str])
 
 
 def failed_blocks_of_results(layout: ExperimentLayout, stages: Iterable[str] = STAGES) -> tuple[FailedBlock, ...]:
-    """Those that the current results of stages list."""
+    """Failed blocks that the current results of the stages list."""
     found: list[FailedBlock] = []
     for stage in stages:
         with suppress(StageError):
@@ -88,9 +88,9 @@ def failed_blocks_of_results(layout: ExperimentLayout, stages: Iterable[str] = S
 
 
 def failed_blocks_of_array(container: Path, key: str) -> tuple[FailedBlock, ...]:
-    """The blocks that the arrays of a container lack, from the manifest that its result keeps; none without one.
+    """The blocks that are missing in a container, from the manifest of its result; none without a manifest.
 
-    The container may be a link to that of another experiment.
+    The container may be a link to a container of another experiment.
     """
     with suppress(StageError):
         manifest = read_manifest_file(container.resolve().parent / "manifest.json")
@@ -99,13 +99,13 @@ def failed_blocks_of_array(container: Path, key: str) -> tuple[FailedBlock, ...]
 
 
 def fact_of(failed: Iterable[FailedBlock]) -> dict[str, Any]:
-    """The entry of a manifest's facts, or of scores.json; nothing if no block failed."""
+    """The entry for a manifest's facts or scores.json; empty if no block failed."""
     listed = [block.model_dump(mode="json") for block in failed]
     return {FAILED_BLOCKS: listed} if listed else {}
 
 
 def _distinct(found: Iterable[FailedBlock]) -> tuple[FailedBlock, ...]:
-    """Each block once: as its own stage describes it, which comes before the stages that inherit it."""
+    """Each block once, as its own stage describes it: that stage comes before those that inherit it."""
     first: dict[tuple[str, str, int, Vox3], FailedBlock] = {}
     for failed in found:
         first.setdefault((failed.stage, failed.part, failed.block, failed.begin_vox), failed)

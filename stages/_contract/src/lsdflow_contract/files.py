@@ -1,4 +1,4 @@
-"""Writing a file so that it is either whole or absent: temp file beside it, fsync, rename, fsync of the folder."""
+"""Atomic file writes (complete or not at all): temp file in the same folder, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EROFS
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn OS errors of writing `path` into StorageFailure (74) or PermissionDenied (77) that name it."""
+    """Convert OS errors while writing `path` to StorageFailure (74) or PermissionDenied (77) that name it."""
     try:
         yield
     except PermissionError as error:
@@ -42,9 +42,9 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn an error of the disk that nothing else has named (EIO, ENOSPC, ...) into StorageFailure (74).
+    """Convert a disk error that is not handled elsewhere (EIO, ENOSPC, ...) to StorageFailure (74).
 
-    Such errors come from any call that touches a file; `folder` is named if the error itself names no file.
+    Any call that uses a file can raise such errors; `folder` is named if the error itself names no file.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def _space_left(path: Path) -> str:
-    """What the file system of a path, or of the nearest folder that is there, has left; empty if it does not say."""
+    """Free space on the file system of a path (or its nearest existing folder); empty if unknown."""
     for place in (path, *path.absolute().parents):
         with contextlib.suppress(OSError):
             disk = os.statvfs(place)
@@ -65,7 +65,7 @@ def _space_left(path: Path) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a temp file, then put it in place of `path` in one step. Makes the folder."""
+    """Let `write` fill a temp file, then rename it to `path`. Creates the folder."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
@@ -90,7 +90,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_if_changed(path: Path, content: bytes) -> None:
-    """Write `content` atomically, unless the file holds just that already: a rerun leaves finished files untouched."""
+    """Write `content` atomically, unless the file already holds it, so that a rerun does not touch finished files."""
     if path.is_file() and path.read_bytes() == content:
         return
     write_atomically(path, lambda file: file.write(content))

@@ -26,7 +26,7 @@ Nm3 = tuple[float, float, float]
 _TO_NM = {"nm": 1.0, "um": 1e3, "µm": 1e3, "mm": 1e6}
 _VOXEL_UNITS = {"vox", "voxel", "voxels", "vx"}
 _LENGTH = re.compile(r"^\s*([-+0-9.eE,\s]+?)\s*([a-zA-Zµ]+)\s*$")
-# For editors: one number or three, then a unit. What is right is decided by Lengths.parse.
+# For editors: one number or three, then a unit. Lengths.parse decides what is valid.
 _NUMBER = r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?"
 _LENGTH_PATTERN = (
     rf"^\s*{_NUMBER}(\s*,\s*{_NUMBER}\s*,\s*{_NUMBER})?\s*({'|'.join([*_TO_NM, *sorted(_VOXEL_UNITS)])})\s*$"
@@ -149,7 +149,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: object) -> Lengths:
-        """Read a length; one number is the length of all three axes. Raises ValueError with the allowed forms."""
+        """Parse lengths; one number applies to all three axes. Raises ValueError with the allowed forms."""
         if isinstance(text, Lengths):
             return text
         match = _LENGTH.match(text) if isinstance(text, str) else None
@@ -173,7 +173,7 @@ class Lengths:
         return _three_nm(v * f for v, f in zip(self.values, factors, strict=True))
 
     def to_vox(self, voxel_size_nm: Nm3, field: str) -> Vox3:
-        """The lengths in whole voxels. Raises ConfigError naming `field` if they are no whole numbers of voxels."""
+        """The lengths in whole voxels. Raises ConfigError naming `field` if they are not whole numbers of voxels."""
         if self.unit == "vox":
             return whole_voxels(self.values, (1.0, 1.0, 1.0), field)
         return whole_voxels(self.to_nm(voxel_size_nm), voxel_size_nm, field)
@@ -251,7 +251,7 @@ class RegionConfig(StrictModel):
 def region_box(region: RegionConfig | None, voxel_size_nm: Nm3, whole: Box, field: str) -> Box:
     """The voxels of config key `field` on the target's grid; `whole` if none is given.
 
-    Raises ConfigError if the region is empty, leaves `whole`, or is no whole number of voxels.
+    Raises ConfigError if the region is empty, is not inside `whole`, or is not a whole number of voxels.
     """
     if region is None:
         return whole

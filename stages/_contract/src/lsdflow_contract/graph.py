@@ -3,7 +3,7 @@
 score = 1 - affinity quantile: 0 = surely the same neuron, 1 = surely different; an edge merges if score <= threshold,
 so a HIGHER threshold merges MORE. NaN (null in MongoDB) = never merged by any threshold.
 
-Beside it the overlaps of fragments with the truth: a row for each pair of labels that share voxels of a block.
+Also the overlaps of fragments with the truth: a row for each pair of labels that share voxels of a block.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from lsdflow_contract.errors import BadData
 
 SCORE_CONVENTION = "one_minus_affinity, low=merge"
 NODES_COLLECTION = "nodes"
-# Faces between fragments are stored as edges are, before they are scored: collection edges_faces.
+# Faces between fragments that are not scored yet are stored like edges, in the collection edges_faces.
 FACES = "faces"
 MAX_ID = 2**63 - 1
 DEFAULT_MERGE_FUNCTIONS = ("hist_quant_75",)
-# Truth 0 is "not labelled": such voxels are one row of fragment 0 and truth 0.
+# Truth 0 is "not labelled": all such voxels are one row of fragment 0 and truth 0.
 NOT_LABELLED = 0
 
 
 def edges_collection(merge_function: str) -> str:
-    """Name of the edge collection of a merge function, as the field names it."""
+    """Name of the edge collection of a merge function, as is usual in the field."""
     return f"edges_{merge_function}"
 
 
@@ -34,8 +34,8 @@ def edges_collection(merge_function: str) -> str:
 class RagNodes:
     """Fragments: id u64 (N,), centre of mass in nm f64 (N, 3) z,y,x, size in voxels u64 (N,).
 
-    Seamless fragments have a row in each block that holds voxels of them, with the centre and size of these voxels:
-    sizes add up, and the centre of the whole is the mean of the centres, weighted by size.
+    A seamless fragment has a row for each block that holds some of its voxels, with the centre and size of these
+    voxels. Its size is the sum of the sizes, and its centre the mean of the centres, weighted by size.
     """
 
     id: npt.NDArray[np.uint64]
@@ -96,9 +96,10 @@ class RagEdges:
 
 @dataclass(frozen=True)
 class RagFaces(RagEdges):
-    """Voxel faces between fragments u < v, counted by affinity (u8, 255 = surely the same neuron): not scored yet.
+    """Voxel faces between fragments u < v, counted by affinity (u8, 255 = surely the same neuron), before scoring.
 
-    One row for each affinity that occurs: affinity u8 (N,), count u64 (N,). Rows of blocks add up. merge_score is NaN.
+    One row for each affinity that occurs: affinity u8 (N,), count u64 (N,). Counts of blocks are summed. merge_score is
+    NaN.
     """
 
     affinity: npt.NDArray[np.uint8]
@@ -136,9 +137,9 @@ class RagFaces(RagEdges):
 
 @dataclass(frozen=True)
 class RegionFaces(RagFaces):
-    """Faces between regions u < v that are left of a part of the graph; a region is named by its smallest fragment.
+    """Faces between regions u < v that remain of a part of the graph; the id of a region is its smallest fragment.
 
-    origin_u, origin_v u64 (N,): the last of the pairs of fragments that the face is made of; it decides among equal
+    origin_u, origin_v u64 (N,): the last of the fragment pairs that the face consists of. It decides between equal
     scores, and is the same in all rows of a pair.
     """
 

@@ -1,4 +1,4 @@
-"""Stable hashes of plain values and arrays; they name what a result was made from."""
+"""Stable hashes of plain values and arrays, which identify the inputs of a result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 def hash_of(value: Any) -> str:
-    """sha256 (hex) of a JSON-able value; the same for the same value whatever the order of its keys."""
+    """sha256 (hex) of a JSON-able value; the order of its keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -22,12 +22,12 @@ class ExperimentLayout:
 
     @property
     def schema_json(self) -> Path:
-        """What the experiment file may hold, for editors."""
+        """The JSON schema of the experiment file, for editors."""
         return self.root / "experiment.schema.json"
 
     @property
     def plan(self) -> Path:
-        """What a run was predicted to take."""
+        """The plan of a run: predicted blocks, storage and time."""
         return self.root / "plan.json"
 
     @property
@@ -41,10 +41,10 @@ class ExperimentLayout:
         return self.root / "data"
 
     def prepared_volume(self, label: str) -> Path:
-        """The container of the volume "target" or "training/NAME", as the manifest of prepare names it.
+        """The container of the volume "target" or "training/NAME" in the manifest of prepare.
 
-        Without such a manifest, or if it does not name the volume: where contract 1 kept it. Raises BadData (65) if the
-        manifest is damaged, ContractMismatch (76) if it is of another contract major.
+        Without a manifest, or if it does not name the volume, the path is that of contract 1. Raises BadData (65) if
+        the manifest is damaged, ContractMismatch (76) if it has another contract major.
         """
         try:
             named = read_manifest(self, "prepare").outputs
@@ -62,11 +62,11 @@ class ExperimentLayout:
         return self.prepared_volume("target")
 
     def train_dir(self, stage: str) -> Path:
-        """The current training of a stage, which is a link to its folder in the results: trainings.py."""
+        """The current training of a stage, a link to its folder in the results (trainings.py)."""
         return self.root / "train" / stage
 
     def checkpoints(self, stage: str) -> Path:
-        """Bundles of a training stage, one folder an iteration."""
+        """Bundles of a training stage, one folder per iteration."""
         return self.train_dir(stage) / "checkpoints"
 
     def best_checkpoint(self, stage: str) -> Path:
@@ -75,11 +75,11 @@ class ExperimentLayout:
 
     @property
     def results(self) -> Path:
-        """What the stages make: a folder for each work, never overwritten."""
+        """The results of all stages, one folder per pass; they are never overwritten."""
         return self.root / "results"
 
     def result(self, stage: str, key: str) -> Path:
-        """The folder of the work that is named by `key`: its arrays, and its manifest when it has finished."""
+        """The folder of the pass with this key: its arrays, and its manifest once it has finished."""
         return self.results / stage / key[:8]
 
     def results_lock(self, stage: str) -> Path:
@@ -93,12 +93,12 @@ class ExperimentLayout:
 
     @property
     def luts(self) -> Path:
-        """Fragment -> segment tables, a folder for each graph."""
+        """Fragment -> segment tables, one folder per graph."""
         return self.root / "luts"
 
     @property
     def store(self) -> Path:
-        """The files store: blocks and graph."""
+        """The files store: done marks and the graph."""
         return self.root / "store"
 
     @property

@@ -1,8 +1,7 @@
 """The fragment -> segment table (LUT) of one merge function at one threshold, as the field stores it.
 
-npz, key `fragment_segment_lut`, u64 (2, N): row 0 fragment ids (ascending here), row 1 segment ids. Beside each a
-sealed JSON side-car with the threshold as a number (a file name never is the only place of a float) and the sha256 of
-the npz.
+npz, key `fragment_segment_lut`, u64 (2, N): row 0 fragment ids (ascending here), row 1 segment ids. Each npz has a
+sealed JSON side-car with the threshold as a number (file names round it) and the sha256 of the npz.
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ class Lut:
 
 @dataclass(frozen=True)
 class KnownLut:
-    """A lookup table on disk and its side-car: merge function, threshold, segments, stability."""
+    """A lookup table on disk, with the facts of its side-car: merge function, threshold, segments, stability."""
 
     path: Path
     facts: dict[str, Any]
 
     @property
     def merge_function(self) -> str:
-        """The merge function whose edges made it."""
+        """The merge function of the edges that it was computed from."""
         return str(self.facts["merge_function"])
 
     @property
@@ -78,7 +77,7 @@ def lut_name(merge_function: str, threshold: float) -> str:
 
 
 def legacy_lut_name(merge_function: str, threshold: float) -> str:
-    """The field's old name, int(threshold*100): 0.28 and 0.29 may collide; kept for old readers only."""
+    """The old name of the field with int(threshold*100), for old readers only: nearby thresholds may collide."""
     return f"seg_{edges_collection(merge_function)}_{int(threshold * 100)}.npz"
 
 
@@ -92,7 +91,7 @@ def write_lut(path: Path, lut: Lut, facts: dict[str, Any]) -> None:
 
 
 def write_side_car(path: Path, fragments: int, facts: Mapping[str, Any]) -> str:
-    """Write the side-car of the npz at `path`, which must be complete. Its sha256, which goes into the side-car."""
+    """Write the side-car of the npz at `path`, which must be complete; returns the sha256 that it records."""
     sha256 = hash_of_file(path)
     written = {"contract": CONTRACT_VERSION, "score_convention": SCORE_CONVENTION, "fragments": fragments, **facts}
     write_sealed(path.with_suffix(".json"), {**written, NPZ_SHA256: sha256})
@@ -100,14 +99,14 @@ def write_side_car(path: Path, fragments: int, facts: Mapping[str, Any]) -> str:
 
 
 def read_side_car(path: Path) -> dict[str, Any]:
-    """What is known of the npz at `path`. MissingInput (66) if it has no side-car, BadData (65) if that is damaged."""
+    """The facts of the npz at `path`. MissingInput (66) if it has no side-car, BadData (65) if that is damaged."""
     return read_sealed(path.with_suffix(".json"), _REPAIR)
 
 
 def read_lut(path: Path) -> Lut:
-    """Read a LUT: ours, the lineage's, or volara's (int64).
+    """Read a LUT of lsdflow, of the original lsd code, or of volara (int64).
 
-    MissingInput if absent, BadData if it is something else, or not the npz whose sha256 its side-car names.
+    MissingInput if absent, BadData if it is not a LUT or if its sha256 differs from the one in its side-car.
     """
     if not path.exists():
         there = sorted(p.name for p in path.parent.glob("*.npz")) if path.parent.is_dir() else []
@@ -125,18 +124,18 @@ def read_lut(path: Path) -> Lut:
 
 
 def luts_of(layout: ExperimentLayout, segment: Manifest | None) -> Path:
-    """The folder with the tables of a result of segment; without a result that of all tables.
+    """The folder with the tables of a result of segment; without a result, the folder of all tables.
 
-    Contracts before 2.1 had one folder for all graphs, and named it in no manifest.
+    Contracts before 2.1 had one folder for all graphs and did not record it in the manifest.
     """
     return layout.root / segment.facts.get(LUTS_FACT, layout.luts.name) if segment else layout.luts
 
 
 def find_luts(folder: Path, fragments_fingerprint: str, graph_fingerprint: str = "") -> tuple[KnownLut, ...]:
-    """Tables whose side-car names these fragments, by merge function and threshold; each pair once (the first path).
+    """Tables of these fragments, sorted by merge function and threshold; each pair once (the first path).
 
-    graph_fingerprint: identity of the scored edges; tables whose side-car names others are left out.
-    BadData (65) for a damaged side-car: it must not drop its table silently.
+    graph_fingerprint: identity of the scored edges; tables of other edges are left out.
+    Raises BadData (65) for a damaged side-car, so that its table is not ignored silently.
     """
     found: dict[tuple[str, float], KnownLut] = {}
     for path in sorted(folder.rglob("lut_*.json")) if folder.is_dir() else ():

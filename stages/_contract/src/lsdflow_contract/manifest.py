@@ -1,10 +1,9 @@
-"""The manifest of a finished stage: who made it, from what, with which parameters, and the identity of the result.
+"""The manifest of a finished stage: its writer, inputs and parameters, and the identity of the result.
 
-A stage reads the manifests of its inputs before it writes anything, and writes its own when everything is verified.
-`key` names the work to be done (parameters + inputs); `identity` names the result (key + checksums of what was made).
-Of a stage with several results, `manifests/<stage>.json` is the manifest of the current one; each
-result keeps its own beside its arrays.
-`differences` puts into words what changed between two manifests.
+A stage reads the manifests of its inputs before it writes anything, and writes its own once everything is verified.
+`key` identifies the pass (parameters + inputs); `identity` identifies the result (key + checksums of the outputs).
+If a stage has several results, `manifests/<stage>.json` is the manifest of the current one, and each result keeps
+its own next to its arrays. `differences` describes what changed between two manifests.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 # Set by the wrappers and the launcher: digest of the image, job (scheduler's id, restarts, node).
 DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"
-# In the facts, as the seal is: programs of earlier contracts refuse a manifest with fields that they do not know.
+# In the facts, like the seal: programs of earlier contracts refuse a manifest with unknown fields.
 LIBRARIES_FACT = "libraries"
 # Differences that are listed one by one.
 LISTED = 6
@@ -47,7 +46,7 @@ class Writer(StrictModel):
 
     @classmethod
     def of(cls, stage: str) -> Writer:
-        """The running stage; environment variables of an image hold its digest and revision; a clone has its commit."""
+        """The running stage, with digest and revision of its image (from the environment) or the commit of a clone."""
         try:
             stage_version = version(f"lsdflow-{stage}")
         except PackageNotFoundError:
@@ -57,7 +56,7 @@ class Writer(StrictModel):
 
 
 class Manifest(StrictModel):
-    """What a stage leaves behind for the next one."""
+    """The record of a finished stage, which the next stages read."""
 
     contract: str = CONTRACT_VERSION
     writer: Writer
@@ -69,7 +68,7 @@ class Manifest(StrictModel):
     identity: str = Field(description="hash of key and result checksums: names the result")
 
     def write(self, layout: ExperimentLayout, stage: str = "") -> None:
-        """Write it in the experiment, sealed and atomically, as the manifest of `stage` (default: its writer)."""
+        """Write it to the experiment, sealed and atomically, as the manifest of `stage` (default: its writer)."""
         content = sealed(self.model_dump())
         content["facts"][SEAL] = content.pop(SEAL)
         stage = stage or self.writer.stage
@@ -78,13 +77,13 @@ class Manifest(StrictModel):
         write_json(layout.manifest(stage), content)
 
     def finish(self, layout: ExperimentLayout) -> Manifest:
-        """Write the manifest of a result that this process has made; its facts name the libraries of this process."""
+        """Write the manifest of a result that this process computed; its facts name the libraries of this process."""
         finished = self.model_copy(update={"facts": {**self.facts, LIBRARIES_FACT: library_versions()}})
         finished.write(layout)
         return finished
 
     def output_array(self, layout: ExperimentLayout, output: str) -> tuple[Path, str]:
-        """The zarr container and the dataset of an output. MissingInput (66) if the stage left no such output."""
+        """The zarr container and the dataset of an output. MissingInput (66) if the stage has no such output."""
         if output not in self.outputs:
             raise MissingInput(
                 f"{self.writer.stage} left no {output}",
@@ -98,31 +97,31 @@ class Manifest(StrictModel):
 
     @property
     def libraries(self) -> dict[str, str]:
-        """Versions of the libraries that did the work, by name; empty in a manifest of before contract 1.6.1."""
+        """Versions of the libraries that computed the result, by name; empty in a manifest before contract 1.6.1."""
         return dict(self.facts.get(LIBRARIES_FACT, {}))
 
 
 def read_manifest(layout: ExperimentLayout, stage: str) -> Manifest:
     """The manifest of a finished stage.
 
-    Raises MissingInput if the stage has not finished, ContractMismatch for another contract major, BadData if it is
-    damaged or was changed.
+    Raises MissingInput if the stage has not finished, ContractMismatch for another contract major, BadData if the
+    manifest is damaged or was changed.
     """
     return _read(layout.manifest(stage), stage)
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """The manifest in a file, of any stage. Errors as of read_manifest."""
+    """The manifest of any stage from a file. Raises the same errors as read_manifest."""
     return _read(path, "that wrote it")
 
 
 def kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Path:
-    """The manifest that the result of a work keeps."""
+    """The path of the manifest that the result of a pass keeps."""
     return layout.result(stage, key) / "manifest.json"
 
 
 def read_kept_manifest(layout: ExperimentLayout, stage: str, key: str) -> Manifest:
-    """The manifest of the finished result of `key`, current or not. Raises as read_manifest."""
+    """The manifest of the finished result of `key`, current or not. Raises the same errors as read_manifest."""
     path = layout.manifest(stage)
     if current_key(layout, stage) != key:
         path = kept_manifest(layout, stage, key)
@@ -138,7 +137,7 @@ def current_key(layout: ExperimentLayout, stage: str) -> str:
 
 
 def finished_manifests(layout: ExperimentLayout, stage: str) -> dict[Path, Manifest]:
-    """The manifests of all finished results of a stage that can be read, by their files; the current one once."""
+    """All readable manifests of finished results of a stage, by file; the current one appears once."""
     found: dict[Path, Manifest] = {}
     kept = sorted((layout.results / stage).glob("*/manifest.json"))
     for path in (*kept, layout.manifest(stage)):
@@ -150,7 +149,7 @@ def finished_manifests(layout: ExperimentLayout, stage: str) -> dict[Path, Manif
 
 
 def remove_manifest(layout: ExperimentLayout, stage: str, keys: Collection[str]) -> None:
-    """Remove the manifest of the pass of one of these keys: its result is no longer complete."""
+    """Remove the manifests of results with these keys, because they are no longer complete."""
     if current_key(layout, stage) in keys:
         layout.manifest(stage).unlink()
     for key in keys:
@@ -188,12 +187,12 @@ def require_contract(found: str, where: Path) -> None:
 
 
 def work_key(stage: str, parameters: dict[str, Any], inputs: dict[str, str]) -> str:
-    """Key of a pass: contract major, stage, parameters, identities of the inputs."""
+    """The key of a pass: hash of contract major, stage, parameters and identities of the inputs."""
     return hash_of({"contract": KEY_MAJOR, "stage": stage, "parameters": parameters, "inputs": inputs})
 
 
 def differences(earlier: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """At most LISTED of "name old -> new" and "another NAME" (an input); empty if nothing that is known differs."""
+    """At most LISTED of "name old -> new" and "another NAME" (an input); empty if no recorded value differs."""
     changed = [*_changed("", earlier.config, config)]
     names = sorted({*earlier.inputs, *inputs})
     changed += [f"another {name}" for name in names if earlier.inputs.get(name) != inputs.get(name)]
@@ -206,7 +205,7 @@ def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Ite
         before, now = old.get(name, "none"), new.get(name, "none")
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             yield from _changed(f"{prefix}{name}.", before, now)
-        # A manifest was JSON: its tuples have become lists.
+        # Tuples became lists in the JSON of the manifest.
         elif before != (list(now) if isinstance(now, tuple) else now):
             yield f"{prefix}{name} {_said(before)} -> {_said(now)}"
 

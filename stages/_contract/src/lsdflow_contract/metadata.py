@@ -1,4 +1,4 @@
-"""Array attributes: both styles of the field are written; reading is strict, and never guesses a voxel size of 1."""
+"""Array attributes: both styles of the field are written; reading is strict, and never assumes a voxel size of 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNIT_NM = {"nm": 1.0, "nanometer": 1.0, "um": 1e3, "µm": 1e3, "micrometer": 1e
 
 
 def array_attributes(spec: ArraySpec, geometry: Geometry, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes of an array: lineage style (offset, resolution) and funlib style (voxel_size, axis_names, ...)."""
+    """Attributes of an array in the style of lsd (offset, resolution) and of funlib (voxel_size, axis_names, ...)."""
     units = ["nm", "nm", "nm"]
     channel_type = ["channel"] if spec.channels else []
     return {
@@ -55,9 +55,10 @@ def read_geometry(attributes: Mapping[str, Any], shape_vox: Vox3, where: object)
 
 
 def read_neighborhood(attributes: Mapping[str, Any], channels: int, dtype: str, where: object) -> tuple[Vox3, ...]:
-    """The offset z, y, x of each channel of affinities; without the attribute they are the three nearest voxels.
+    """The offset z, y, x of each channel of affinities; without the attribute, the three nearest voxels.
 
-    Raises BadData if these are no affinities: another type, no offset for each channel, or the nearest not first.
+    Raises BadData if the array does not hold affinities: wrong dtype, number of offsets other than that of channels, or
+    the nearest voxels are not first.
     """
     named = attributes.get(NEIGHBORHOOD)
     offsets = AFFINITY_NEIGHBORHOOD if named is None else _offsets(named, where)
@@ -80,7 +81,7 @@ def read_neighborhood(attributes: Mapping[str, Any], channels: int, dtype: str, 
 
 @contextmanager
 def understanding_metadata(where: object) -> Iterator[None]:
-    """Metadata are JSON that anybody may have written: a form that no reader foresaw is BadData, not a crash."""
+    """Convert errors caused by metadata of an unexpected form to BadData."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
@@ -93,7 +94,7 @@ def understanding_metadata(where: object) -> Iterator[None]:
 
 
 def unit_scale_nm(attributes: Mapping[str, Any], where: object) -> float:
-    """Factor from the unit that the attributes name (default nm) to nm; BadData for an unknown or mixed unit."""
+    """Factor from the unit in the attributes (default nm) to nm; BadData for an unknown or mixed unit."""
     named = attributes.get("units", attributes.get("unit", "nm"))
     units = {named} if isinstance(named, str) else {u for u in named if u}
     units = units or {"nm"}

@@ -1,4 +1,4 @@
-"""What to type where there is no experiment: the folder may be a volume, hold one, or be named nearly like one."""
+"""The fix for a folder without experiment: it may be a volume, contain one, or have a similar name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VOLUME_MARKS = (".zarray", ".zgroup", "zarr.json", "attributes.json", "info")
 
 
 def first_step(folder: Path) -> str:
-    """The fix for somebody who named `folder` as an experiment."""
+    """The fix if `folder` was named as an experiment but is none."""
     if folder.is_file() or any((folder / mark).is_file() for mark in _VOLUME_MARKS):
         return f"this looks like a volume; make an experiment with it: lsdflow init exp --volume {folder}"
     below = list(_experiments(folder))

@@ -1,11 +1,11 @@
-"""Sealed files: JSON that a later step reads holds the sha256 of its own content, and names the sha256 of its tables.
+"""Sealed files: a JSON file holds the sha256 of its own content, and records the sha256 of its tables.
 
     {..., "seal": "<sha256 of everything else, as canonical JSON>"}        (manifests: within their facts)
 
-A flipped bit changes either the content, and then the seal does not match, or only the seal itself. Contracts before
-1.8 wrote no seals: a file without one is accepted, unless it says that it was written by contract 1.8 or later.
-Metadata of arrays are sealed in the same way, by an attribute: the seal covers the whole metadata, not the attributes
-alone, since a changed shape or chunk size also changes what is read.
+A flipped bit in the content or in the seal makes them differ. Contracts before 1.8 wrote no seals, so a file without
+a seal is accepted unless it was written by contract 1.8 or later. Metadata of arrays are sealed in the same way, in an
+attribute. That seal covers all metadata, not only the attributes, because a changed shape or chunk size also changes
+the values that are read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lsdflow_contract.hashing import hash_of, hash_of_file
 
 SEAL, ARRAY_SEAL = "seal", "lsdflow_seal"
 SEALED_SINCE = (1, 8)
-# The files of an array's metadata; the last one that is there holds the attributes.
+# The files of an array's metadata; the last existing one holds the attributes.
 _ARRAY_METADATA = ("zarr.json", ".zarray", ".zattrs")
 _REPAIR_ARRAY = "write the metadata again: lsdflow repair EXPERIMENT"
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The value as JSON gives it back, and its seal."""
+    """The value after a round trip through JSON, with its seal."""
     content: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
     return {**content, SEAL: hash_of(content)}
 
@@ -35,7 +35,7 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
 def unsealed(value: Any, where: object, fix: str) -> dict[str, Any]:
     """The content of a sealed value, without its seal.
 
-    Raises BadData (65) with `fix` if it is no JSON object, was changed, or lacks the seal that its contract wrote.
+    Raises BadData (65) with `fix` if it is not a JSON object, was changed, or lacks a seal that its contract requires.
     """
     if not isinstance(value, dict):
         raise BadData("not a JSON object", where=where, found=type(value).__name__, fix=fix)
@@ -45,7 +45,7 @@ def unsealed(value: Any, where: object, fix: str) -> dict[str, Any]:
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` with its seal, atomically; a file with this content is left as it is."""
+    """Write `value` with its seal, atomically; a file with this content is not touched."""
     write_json(path, sealed(value))
 
 
@@ -60,14 +60,14 @@ def read_sealed(path: Path, fix: str) -> dict[str, Any]:
 
 
 def require_sha256(path: Path, wanted: Any, fix: str) -> None:
-    """BadData (65) if a file is not the one whose sha256 was recorded. Files of contracts before 1.8 have none."""
+    """Raise BadData (65) if a file has another sha256 than recorded; contracts before 1.8 recorded none."""
     found = hash_of_file(path)
     if wanted is not None and found != wanted:
         raise _changed(path, f"sha256 {str(wanted)[:64]}", f"sha256 {found}", fix)
 
 
 def seal_array(folder: Path) -> None:
-    """Seal the metadata of an array that was just made or described (zarr format 2 or 3)."""
+    """Seal the metadata of a new or newly described array (zarr format 2 or 3)."""
     documents = _array_documents(folder)
     _attributes(documents).pop(ARRAY_SEAL, None)
     _attributes(documents)[ARRAY_SEAL] = hash_of(documents)
@@ -76,7 +76,7 @@ def seal_array(folder: Path) -> None:
 
 
 def require_sealed_array(folder: Path) -> None:
-    """BadData (65) if the metadata of an array that lsdflow wrote was changed. Arrays of others have no seal."""
+    """Raise BadData (65) if the metadata of an array by lsdflow was changed; arrays of other programs have no seal."""
     documents = _array_documents(folder)
     attributes = _attributes(documents) if documents else {}
     seal = attributes.pop(ARRAY_SEAL, None)
@@ -99,7 +99,7 @@ def _array_documents(folder: Path) -> dict[str, Any]:
 
 
 def _attributes(documents: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of an array, from its metadata files; they are changed in place."""
+    """The attributes in the metadata files of an array; a change modifies `documents`."""
     last = documents.get(".zattrs", documents.get("zarr.json"))
     found = last.get("attributes") if isinstance(last, dict) and "zarr.json" in documents else last
     return found if isinstance(found, dict) else {}
@@ -119,7 +119,7 @@ def _require_seal(content: Any, seal: Any, contract: Any, where: object, fix: st
 
 
 def _is_sealed_by(contract: Any) -> bool:
-    """True if that version of the contract writes seals; a version that cannot be read is nobody's."""
+    """True if that version of the contract writes seals; False for an unreadable version."""
     major, _, rest = str(contract or "").partition(".")
     minor = rest.partition(".")[0]
     return major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= SEALED_SINCE

@@ -1,4 +1,4 @@
-"""The volumes of an experiment that a person can look at: those that exist, as reports and viewers name them."""
+"""The existing volumes of an experiment, with their names in reports and viewers."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class ShownVolume:
 
     @property
     def folder(self) -> Path:
-        """The array's own folder."""
+        """The folder of the array."""
         return self.container / self.dataset
 
     @property
     def exists(self) -> bool:
-        """True if the dataset is there."""
+        """True if the dataset exists."""
         return self.folder.exists()
 
 
 def shown_volumes(
     layout: ExperimentLayout, truth_dataset: str = LABELS.dataset, *, others: bool = False
 ) -> tuple[ShownVolume, ...]:
-    """All volumes that exist, in the order in which they are made; of the stages, what finished ones left.
+    """All volumes that exist, in the order of the stages; outputs of finished stages only.
 
-    others: also the results that are not current, as `segmentation_1c0f4a2b`, to compare them.
+    others: also results that are not current, with names such as `segmentation_1c0f4a2b`, to compare them.
     """
     made = [volume for output in OUTPUTS for volume in _output(layout, *output)]
     if all(volume.name != "lsd_error" for volume in made):
@@ -66,7 +66,7 @@ def shown_volumes(
 
 @dataclass(frozen=True)
 class Placed:
-    """A volume as a viewer finds it: the path below the served address, its place, the names of the array's axes."""
+    """A volume for a viewer: the path below the served address, its geometry, the names of the array's axes."""
 
     path: str
     geometry: Geometry
@@ -91,7 +91,7 @@ def viewer_layers(places: Mapping[str, Placed]) -> tuple[ViewerLayer, ...]:
 
 
 def _output(layout: ExperimentLayout, stage: str, output: str, name: str) -> list[ShownVolume]:
-    """An output of a stage, if its manifest names it; of evaluate only if it is about the current segmentation."""
+    """An output of a stage, if its manifest names it; for evaluate only if it belongs to the current segmentation."""
     with suppress(StageError):
         manifest = read_manifest(layout, stage)
         if stage != "evaluate" or manifest.inputs.get("segment") == read_manifest(layout, "segment").identity:
@@ -102,7 +102,7 @@ def _output(layout: ExperimentLayout, stage: str, output: str, name: str) -> lis
 def _other_results(layout: ExperimentLayout, known: set[Path]) -> list[ShownVolume]:
     """The arrays of finished results that are not current, with the first letters of their keys in their names.
 
-    An array that several results name has one layer; those that are `known` have one already.
+    An array that several results share appears once; arrays in `known` are left out.
     """
     found: list[ShownVolume] = []
     for stage, output, name in OUTPUTS:

@@ -1,6 +1,6 @@
-"""Which software makes a result: the revision of lsdflow's source, and the versions of the libraries it depends on.
+"""The software that computes a result: the revision of lsdflow's source, and the versions of its libraries.
 
-An image knows its revision from its build; of a clone git reports it.
+The revision of an image is set at its build; that of a clone is read from git.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SECONDS = 10
 
 
 def source_revision() -> str:
-    """The commit of the running code, with "-dirty" where files differ from it; empty if nobody knows."""
+    """The commit of the running code, with "-dirty" if files differ from it; empty if unknown."""
     revision = os.environ.get(REVISION_VARIABLE, "")
     if revision:
         return revision
     package = Path(__file__).resolve().parent
-    # In a clone this package is stages/_contract/src/lsdflow_contract; anywhere else a .git above is somebody else's.
+    # In a clone this package is stages/_contract/src/lsdflow_contract; elsewhere a .git above is another repository.
     if package.parts[-4:] != ("stages", "_contract", "src", package.name):
         return ""
     return revision_of_clone(package.parents[3])
@@ -31,7 +31,7 @@ def source_revision() -> str:
 
 @cache
 def revision_of_clone(clone: Path) -> str:
-    """The same of a clone, as it was when first asked; empty without .git there, or where git is missing or refuses."""
+    """The commit of a clone at the first call; empty without .git, or if git is missing or fails."""
     if not (clone / ".git").exists():
         return ""
     command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -43,7 +43,7 @@ def revision_of_clone(clone: Path) -> str:
     return done.stdout.strip()
 
 
-# What computes, reads, writes or schedules voxels; what only talks to people is left out.
+# Libraries that compute, read, write or schedule voxels; those of the user interface are left out.
 LIBRARIES = (
     "connected-components-3d",
     "daisy",
@@ -65,7 +65,7 @@ LIBRARIES = (
 
 
 def library_versions() -> dict[str, str]:
-    """Version by name, of Python and of those LIBRARIES that are installed; nothing is imported."""
+    """Version by name, of Python and of the installed LIBRARIES; nothing is imported."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:

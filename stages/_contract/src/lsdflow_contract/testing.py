@@ -1,4 +1,4 @@
-"""Helpers for tests of every stage: tiny volumes, and equality of segmentations up to names."""
+"""Helpers for tests of every stage: tiny volumes, and equality of segmentations up to their ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lsdflow_contract.manifest import read_manifest
 
 
 def made(layout: ExperimentLayout, stage: str) -> Path:
-    """The container of the arrays of a stage: of the current result, else of the only one there is."""
+    """The container with the arrays of a stage: of the current result, else of the only result."""
     if layout.manifest(stage).exists():
         manifest = read_manifest(layout, stage)
         return manifest.output_array(layout, min(manifest.outputs))[0]
@@ -26,7 +26,7 @@ def made(layout: ExperimentLayout, stage: str) -> Path:
 
 
 def tables_of(layout: ExperimentLayout) -> Path:
-    """The folder of the tables of the current result of segment, else of the only graph that has some."""
+    """The folder of the tables of the current result of segment, else of the only graph with tables."""
     if layout.manifest("segment").exists():
         return luts_of(layout, read_manifest(layout, "segment"))
     (folder,) = {summary.parent for summary in layout.luts.rglob("thresholds_*.json")}
@@ -34,7 +34,7 @@ def tables_of(layout: ExperimentLayout) -> Path:
 
 
 def same_partition(a: npt.NDArray[np.integer], b: npt.NDArray[np.integer]) -> bool:
-    """True if two label arrays cut space into the same parts, whatever the ids; 0 (background) must match 0."""
+    """True if two label arrays divide space into the same parts, whatever the ids; 0 (background) must match 0."""
     if a.shape != b.shape or not np.array_equal(a == 0, b == 0):
         return False
     pairs = np.unique(np.stack([a.ravel().astype(np.uint64), b.ravel().astype(np.uint64)]), axis=1)
@@ -56,7 +56,7 @@ def voronoi_labels(shape_vox: Vox3, count: int, seed: int = 0) -> npt.NDArray[np
 
 
 def affinities_of(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
-    """Truth affinities (3, z, y, x) u8: 255 where a voxel and its lower neighbour along the axis share a label > 0."""
+    """True affinities (3, z, y, x) u8: 255 where a voxel and its lower neighbour along the axis share a label > 0."""
     affs = np.zeros((3, *labels.shape), np.uint8)
     for axis in range(3):
         along = np.moveaxis(labels, axis, 0)
@@ -69,7 +69,7 @@ def affinities_of(labels: npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
 def noisy_affinities_to(
     labels: npt.NDArray[np.integer], neighborhood: Sequence[Vox3], seed: int = 0
 ) -> npt.NDArray[np.uint8]:
-    """Affinities (offsets, z, y, x) u8: mostly high where a voxel and that at the offset share a label > 0."""
+    """Affinities (offsets, z, y, x) u8: mostly high where a voxel and the one at the offset share a label > 0."""
     generator = np.random.default_rng(seed)
     values = np.empty((len(neighborhood), *labels.shape))
     for channel, offset in zip(values, neighborhood, strict=True):
@@ -89,7 +89,7 @@ def membrane_raw(labels: npt.NDArray[np.integer], seed: int = 0) -> npt.NDArray[
 
 
 def micro_network(iterations: int, *, checkpoints: int = 2) -> dict[str, Any]:
-    """A table of train-lsd and train-acrlsd: a network that trains in seconds and knows little."""
+    """A table for train-lsd and train-acrlsd: a network that trains in seconds and predicts poorly."""
     return {
         "num_fmaps": 4,
         "fmap_inc_factor": 2,

@@ -1,4 +1,4 @@
-"""The trainings of an experiment: a folder for each, and a link to the current one.
+"""The trainings of an experiment: one folder each, and a link to the current one.
 
     results/train-lsd/5b0e77aa/    checkpoints/, best.json, loss.csv, log/, snapshots/; manifest.json once finished
     results/train-lsd/90c1d2f3/    an earlier training with other settings
@@ -27,18 +27,18 @@ TRAININGS = ("train-lsd", "train-acrlsd")
 
 
 def training_folder(layout: ExperimentLayout, stage: str, key: str) -> Path:
-    """The folder of the training that `key` names, which may not exist yet."""
+    """The folder of the training with this key, which may not exist yet."""
     return layout.train_dir(stage) if _is_of_contract_1(layout, stage) else layout.result(stage, key)
 
 
 def training_outputs(layout: ExperimentLayout, stage: str, key: str) -> dict[str, str]:
-    """What a manifest says of the outputs of a training."""
+    """The outputs of a training as its manifest lists them."""
     folder = layout.result(stage, key).relative_to(layout.root)
     return {"checkpoints": f"{folder}/checkpoints", "best": f"{folder}/best.json"}
 
 
 def current_training(layout: ExperimentLayout, stage: str) -> str:
-    """The name of the folder in results/<stage>/ that the link leads to; empty without a link."""
+    """The name of the folder in results/<stage>/ to which the link points; empty without a link."""
     link = layout.train_dir(stage)
     return link.readlink().name if link.is_symlink() else ""
 
@@ -61,10 +61,10 @@ def make_current(layout: ExperimentLayout, stage: str, key: str) -> Path:
 
 
 def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None:
-    """Move the training of an experiment of contract 1 to the results, and link it; there is none otherwise.
+    """Move the training of an experiment of contract 1, if there is one, to the results, and link to it.
 
-    key: of a training without a finished checkpoint, which stays where it is if no key is given. After an interruption,
-    the same call completes the move.
+    key: for a training without a finished checkpoint; without a key such a training is not moved. After an
+    interruption, the same call completes the move.
     """
     if _is_of_contract_1(layout, stage):
         key = current_key(layout, stage) or _key_of_checkpoints(layout.checkpoints(stage)) or key
@@ -90,9 +90,9 @@ def move_to_results(layout: ExperimentLayout, stage: str, key: str = "") -> None
 
 
 def _move_copy_aside(copy: Path) -> None:
-    """Rename a folder that was a link to the results before the experiment was copied by a program that follows links.
+    """Rename a folder that replaced the link because the experiment was copied by a program that follows links.
 
-    Raises OutputConflict (73) if the place for it is taken.
+    Raises OutputConflict (73) if the new name is in use.
     """
     aside = copy.with_name(f"{copy.name}.copy")
     if aside.exists():
@@ -106,7 +106,7 @@ def _is_of_contract_1(layout: ExperimentLayout, stage: str) -> bool:
 
 
 def _key_of_checkpoints(checkpoints: Path) -> str:
-    """The key of the newest bundle that can be read; empty if there is none."""
+    """The key of the newest readable bundle; empty if there is none."""
     for iteration in reversed(bundle_iterations(checkpoints)):
         with suppress(StageError):
             return read_bundle(bundle_folder(checkpoints, iteration)).training_key
@@ -114,7 +114,7 @@ def _key_of_checkpoints(checkpoints: Path) -> str:
 
 
 def _link(link: Path, folder: Path) -> None:
-    """Make `link` lead to `folder`, in one step."""
+    """Make `link` point to `folder`, atomically."""
     link.parent.mkdir(parents=True, exist_ok=True)
     new = link.with_name(f".{link.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     new.unlink(missing_ok=True)

@@ -1,14 +1,14 @@
-"""The state of a neuroglancer viewer that shows all volumes of an experiment in their right places.
+"""The state of a neuroglancer viewer that shows all volumes of an experiment at their positions.
 
-neuroglancer reads zarr arrays over HTTP. A bare array has axes d0, d1, ... and no unit, so every source carries a
-transform that names the axes, gives them their voxel size in metres, and moves the array to its offset. It speaks of
-the array's axes by the names that the viewer gives them; under other names it would be ignored, in silence::
+neuroglancer reads zarr arrays over HTTP. A bare array has axes d0, d1, ... and no unit, so every source has a
+transform that names the axes, sets their voxel size in metres, and moves the array to its offset. The transform must
+use the viewer's names for the array's axes; otherwise the viewer silently ignores it::
 
     position along an axis (in voxels of this array) = index + offset_nm / voxel_size_nm
 
-Offsets need not be whole voxels, voxel sizes need not be integers and may differ from layer to layer. Axes of the
-arrays are z, y, x; the viewer counts x, y, z. An array may have one axis before them: channels that a shader mixes, or
-steps (the thresholds of a segmentation) that a slider of the viewer goes through.
+Offsets need not be whole voxels; voxel sizes need not be integers and may differ between layers. The axes of arrays
+are z, y, x; those of the viewer x, y, z. An array may have one axis before them: channels that a shader combines, or
+steps (the thresholds of a segmentation) that a slider selects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RGB_SHADER = (
 
 @dataclass(frozen=True)
 class Steps:
-    """A leading axis that a slider goes through: its name, what each step is called, which one is shown first."""
+    """A leading axis with a slider: its name, the name of each step, and the step that is shown first."""
 
     axis: str
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class ViewerLayer:
-    """One array to show: `path` below the prefix (container and dataset), its place in nm, its shape (z,y,x)."""
+    """One array to show: `path` below the prefix (container and dataset), its offset in nm, its shape (z,y,x)."""
 
     name: str
     kind: Kind
@@ -53,7 +53,7 @@ class ViewerLayer:
     visible: bool = True
     array_axes: tuple[str, ...] = ()  # as the array names its axes; none = d0, d1, ...
     steps: Steps | None = None
-    places_itself: bool = False  # an OME-NGFF image: its own metadata give its levels and its offset
+    places_itself: bool = False  # an OME-NGFF image, whose own metadata contain its levels and its offset
 
 
 def neuroglancer_state(
@@ -64,7 +64,8 @@ def neuroglancer_state(
 ) -> dict[str, Any]:
     """The viewer state (plain values, ready for JSON); it opens at `position_nm` or in the middle of the first layer.
 
-    `failed`: become boxes in a layer of their own. `url_prefix` is where the experiment folder is served, for example http://127.0.0.1:9000.
+    `failed`: blocks that are shown as boxes in a separate layer. `url_prefix`: the address of the served experiment
+    folder, for example http://127.0.0.1:9000.
     Raises ValueError for no layers, an empty prefix, or a voxel size that is not positive.
     """
     if not layers:
@@ -92,7 +93,7 @@ def neuroglancer_state(
 
 
 def _boxes(failed: tuple[FailedBlock, ...], voxel_size_nm: Nm3, space: dict[str, Any]) -> list[dict[str, Any]]:
-    """The layer of failed blocks; none without any."""
+    """The layer of failed blocks; empty if there are none."""
     if not failed:
         return []
     annotations = []
@@ -109,7 +110,7 @@ def _boxes(failed: tuple[FailedBlock, ...], voxel_size_nm: Nm3, space: dict[str,
 def _length(nm: float) -> list[Any]:
     if not nm > 0:
         raise ValueError(f"neuroglancer: found voxel size {nm} nm, wanted a length > 0")
-    # Twelve digits: 8.1 nm stays 8.1e-09 and does not become 8.100000000000001e-09.
+    # With twelve digits, 8.1 nm becomes 8.1e-09 and not 8.100000000000001e-09.
     return [float(f"{nm * METRE_PER_NM:.12g}"), "m"]
 
 
@@ -155,7 +156,7 @@ def _transform(layer: ViewerLayer) -> dict[str, Any]:
 
 
 def _shift_vox(layer: ViewerLayer, leading: int) -> list[float]:
-    """An OME image brings its offset, which the viewer takes for that of the middle of voxel 0: half a voxel less."""
+    """The shift in voxels; half a voxel for an OME image, whose own offset is that of the centre of voxel 0."""
     if layer.places_itself:
         return [0.5] * (leading + 3)
     return [0.0] * leading + [o / v for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True)]

@@ -1,1 +1,1 @@
-"""lsdflow-descriptors: local shape descriptors of a segmentation, to compare with those that a network predicted."""
+"""lsdflow-descriptors: local shape descriptors of a segmentation, for comparison with predicted ones."""

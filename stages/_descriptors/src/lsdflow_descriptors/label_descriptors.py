@@ -1,10 +1,10 @@
-"""Local shape descriptors (LSDs) of a segmentation: what a network that agreed with it would have predicted.
+"""Local shape descriptors (LSDs) of a segmentation, as a network that agrees with it would predict them.
 
-The ten channels are those of the training targets (`lsdflow_training.targets`, which lives in another environment; a
-test compares them): 0-2 mean offset z, y, x; 3-5 variance zz, yy, xx; 6-8 Pearson coefficients zy, zx, yx; 9 size.
+The ten channels are those of the training targets (`lsdflow_training.targets`, in another environment; a test compares
+them): 0-2 mean offset z, y, x; 3-5 variance zz, yy, xx; 6-8 Pearson coefficients zy, zx, yx; 9 size.
 
-For each label, the Gaussian-weighted moments of its voxels in local coordinates (no cancellation, no grid of
-coordinates) are 19 convolutions along one axis, each only where the label is:
+For each label, the Gaussian-weighted moments of its voxels in local coordinates (without cancellation or a grid of
+coordinates) are 19 convolutions along one axis, each only in the box of the label:
 
     mask --z--> g, g d, g d^2 --y--> 6 of order <= 2 --x--> 10: share; z, y, x; zz, yy, xx; zy, zx, yx
 """
@@ -21,7 +21,7 @@ from lsdflow_contract.geometry import Box, Nm3, Vox3
 
 CHANNELS = 10
 TRUNCATE_SIGMA = 3.0
-# An axis with less variance (nm^2) counts as flat; a variance below this share of the squared mean is rounding.
+# An axis with less variance (nm^2) counts as flat; a variance below this share of the squared mean is rounding error.
 FLAT_NM2, ROUNDING_SHARE = 1e-3, 1e-5
 
 # Powers of dz, dy, dx of the moments: share; z, y, x; zz, yy, xx; zy, zx, yx.
@@ -32,7 +32,7 @@ Kernels = Sequence[NDArray[np.float64]]
 
 
 def radius_vox(sigma_nm: Nm3, voxel_size_nm: Nm3) -> Vox3:
-    """Voxels of labels that are needed around a voxel, z, y, x."""
+    """The required context of labels around a voxel, in voxels z, y, x."""
     z, y, x = (int(TRUNCATE_SIGMA * s / v + 0.5) for s, v in zip(sigma_nm, voxel_size_nm, strict=True))
     return z, y, x
 
@@ -40,7 +40,7 @@ def radius_vox(sigma_nm: Nm3, voxel_size_nm: Nm3) -> Vox3:
 def descriptors_of(labels: NDArray[np.unsignedinteger], roi: Box, sigma_nm: Nm3, voxel_size_nm: Nm3) -> Floats:
     """LSDs of `roi` (voxels of `labels`), float32 (10, z, y, x) in [0, 1], 0 where the label is 0.
 
-    labels: (z, y, x) with context; what lies outside counts as no label.
+    labels: (z, y, x) with context; voxels outside count as unlabelled.
     """
     out = np.zeros((CHANNELS, *roi.shape_vox), np.float32)
     names, dense = np.unique(labels, return_inverse=True)
@@ -73,7 +73,7 @@ def kernels_of(sigma_vox: float) -> NDArray[np.float64]:
 def moments_of(mask: Floats, kernels: Kernels, first: Sequence[int], shape: Sequence[int]) -> Floats:
     """Moments float32 (10, *shape), as ORDERS, of a label around the voxels that begin at `first` of its mask.
 
-    What lies outside the mask is not of the label. Moments of two labels around a voxel add up to those of both as one.
+    Voxels outside the mask do not belong to the label. The sum of the moments of two labels is that of both as one.
     """
 
     def along(axis: int, power: int, values: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""The LSDs that predict stored, and the sigma of the network that made them."""
+"""The LSDs stored by predict, and the sigma of their network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lsdflow_contract.manifest import Manifest
 
 
 def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
-    """Container and dataset. MissingInput (66) if they are not stored."""
+    """Container and dataset of the LSDs. MissingInput (66) if they are not stored."""
     if "lsds" not in predict.outputs:
         raise MissingInput(
             "the predicted LSDs are not stored: there is nothing to compare with",
@@ -24,10 +24,10 @@ def stored_lsds(experiment: Experiment, predict: Manifest) -> tuple[Path, str]:
 
 
 def lsd_sigma_nm(experiment: Experiment, predict: Manifest, given: Nm3 | None, key: str) -> Nm3:
-    """The sigma of the stored LSDs: the given one, or that of the network that predicted them, by its weights.
+    """The sigma of the stored LSDs: the given one, or that of the network that predicted them, found by its weights.
 
-    :param key: the name of the setting that gives it.
-    :raises ConfigError: (78) none is given, and the network is not there.
+    :param key: the name of the setting for sigma.
+    :raises ConfigError: (78) sigma is not given, and the network does not exist.
     """
     if given is not None:
         return given
@@ -42,7 +42,7 @@ def lsd_sigma_nm(experiment: Experiment, predict: Manifest, given: Nm3 | None, k
 
 
 def _bundles(experiment: Experiment) -> Iterator[Bundle]:
-    """The networks of the experiment that can be read."""
+    """All readable networks of the experiment."""
     given = [experiment.tables.get("predict", {}).get(name) for name in ("checkpoint", "lsd_checkpoint")]
     paths = [experiment.resolve(path) for path in given if isinstance(path, str)]
     for stage in ("train-lsd", "train-acrlsd"):

@@ -1,1 +1,1 @@
-"""Agreement of a segmentation with the truth: contingency tables that add up, and the scores of the field from them."""
+"""Agreement of a segmentation with the truth: additive contingency tables, and the usual scores from them."""

@@ -1,19 +1,19 @@
-"""Count how often each label meets each truth object, block by block.
+"""Counts, block by block, how many voxels each pair of label and truth object shares.
 
-A contingency table is the list of distinct (label, truth) pairs with the number of voxels that carry both. Tables of
-disjoint blocks add up to the table of the whole volume, so scores are exact however the volume was cut, and memory is
-that of the distinct pairs:
+A contingency table is the list of distinct (label, truth) pairs with the number of voxels that have both. The sum of
+the tables of disjoint blocks is the table of the whole volume, so scores are exact for any division into blocks, and
+memory is that of the distinct pairs:
 
     labels  7 7 9      truth  1 1 1       label truth voxels
             7 9 9             1 2 0    ->     7     1      3
                                               9     1      1
                                               9     2      1      (the voxel with truth 0 is only counted as unlabelled)
 
-1. Both arrays are read along x. A run is a stretch in which neither label changes; one run is one row, so a block of a
-   million voxels gives some ten thousand rows to sort, not a million.
-2. Rows are sorted by (label, truth) and equal neighbours are added.
-3. Tables are merged by step 2. `ContingencySum` waits until the waiting rows are as many as the merged ones, so that
-   each row is sorted a logarithmic number of times.
+1. Both arrays are read along x. A run is a stretch in which neither label changes. One run is one row, so a block of a
+   million voxels has about ten thousand rows to sort, not a million.
+2. Rows are sorted by (label, truth) and equal neighbours are summed.
+3. Tables are merged by step 2. `ContingencySum` collects rows until they are as many as the merged ones, so that each
+   row is sorted a logarithmic number of times.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Contingency:
         return int(self.voxels.sum())
 
     def relabel(self, fragments: UInt64s, segments: UInt64s) -> Contingency:
-        """Give the table of the segmentation that a lookup table makes of these labels.
+        """The table of the segmentation that results from these labels with a lookup table.
 
         `fragments` uint64 (m,) ascending and distinct, `segments` uint64 (m,). Label 0 stays 0.
-        Raises BadData when a label is not among `fragments`.
+        Raises BadData if a label is not in `fragments`.
         """
         position = positions_in(self.labels, fragments, "the contingency table")
         relabelled = np.zeros_like(self.labels)
@@ -64,9 +64,9 @@ class Contingency:
 
 
 def contingency(labels: NDArray[Any], truth: NDArray[Any]) -> Contingency:
-    """Count the pairs of one block.
+    """The contingency table of one block.
 
-    `labels`, `truth`: integer arrays of one shape, ids >= 0 (converted to uint64). Raises BadData when shapes differ.
+    `labels`, `truth`: integer arrays of one shape, ids >= 0 (converted to uint64). Raises BadData if shapes differ.
     """
     if labels.shape != truth.shape:
         raise BadData(
@@ -82,7 +82,7 @@ def contingency(labels: NDArray[Any], truth: NDArray[Any]) -> Contingency:
 
 
 class ContingencySum:
-    """A running sum of contingency tables in the memory of its distinct pairs."""
+    """A running sum of contingency tables; its memory is that of the distinct pairs."""
 
     def __init__(self) -> None:
         self._merged = empty_contingency()
@@ -90,7 +90,7 @@ class ContingencySum:
         self._waiting_rows = 0
 
     def add(self, table: Contingency) -> None:
-        """Add the table of voxels that were not counted before."""
+        """Add the table of voxels that have not been counted yet."""
         self._waiting.append(table)
         self._waiting_rows += len(table.voxels)
         if self._waiting_rows > max(_WAITING_ROWS, len(self._merged.voxels)):
@@ -106,12 +106,12 @@ class ContingencySum:
 
 
 def empty_contingency() -> Contingency:
-    """The table of no voxels."""
+    """The contingency table without voxels."""
     return Contingency(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
 
 def merged(tables: list[Contingency]) -> Contingency:
-    """Add up the tables of disjoint sets of voxels; the order does not matter."""
+    """The sum of the tables of disjoint sets of voxels; the order does not matter."""
     if not tables:
         return empty_contingency()
     return _merged(
@@ -125,7 +125,7 @@ def merged(tables: list[Contingency]) -> Contingency:
 def positions_in(ids: UInt64s, sorted_ids: UInt64s, what: str) -> Int64s:
     """Position of each id in an ascending list; -1 for id 0; BadData naming the first id that is missing.
 
-    `ids` uint64 (n,), `sorted_ids` uint64 (m,) ascending; gives int64 (n,).
+    `ids` uint64 (n,), `sorted_ids` uint64 (m,) ascending; returns int64 (n,).
     """
     position = np.searchsorted(sorted_ids, ids).astype(np.int64)
     found = np.zeros(len(ids), dtype=bool)
@@ -153,7 +153,7 @@ def _runs(labels: NDArray[Any], truth: NDArray[Any]) -> tuple[Int64s, Int64s]:
 
 
 def _merged(labels: UInt64s, truths: UInt64s, voxels: Int64s, unlabelled_vox: int) -> Contingency:
-    """Sort rows by (label, truth) and add up equal ones."""
+    """Sort rows by (label, truth) and sum equal ones."""
     order = np.lexsort((truths, labels))
     labels, truths, voxels = labels[order], truths[order], voxels[order]
     if not len(labels):

@@ -1,4 +1,4 @@
-"""The scores of the field from one contingency table: VOI, NVI, NID, Rand, adapted Rand error.
+"""The usual scores from one contingency table: VOI, NVI, NID, Rand, adapted Rand error.
 
 With counts p_ij of (segment i, truth j), marginals s_i and t_j, and n = sum of p_ij:
 
@@ -56,7 +56,7 @@ class PartitionScores:
 
 @dataclass(frozen=True, eq=False)
 class _Counts:
-    """Counts as floats, one per pair, segment and truth object; `singletons` more pairs of one voxel are in objects."""
+    """Counts as floats, one per pair, segment and truth object; objects contain `singletons` more one-voxel pairs."""
 
     pairs: Floats
     segment_of_pair: Floats
@@ -70,8 +70,8 @@ class _Counts:
 def score(table: Contingency, zeros: ZeroPolicy = "label") -> PartitionScores:
     """Score a segmentation against the truth.
 
-    `zeros` says what voxels with segmentation 0 are: one more segment ("label"), left out ("ignore") or each a segment
-    of its own ("singletons"). Raises BadData when no voxel is left to compare, UsageError for another `zeros`.
+    `zeros` defines voxels with segmentation 0: one more segment ("label"), left out ("ignore") or each a separate
+    segment ("singletons"). Raises BadData if no voxel remains to compare, UsageError for another `zeros`.
     """
     if zeros not in ZERO_POLICIES:
         raise UsageError("unknown policy for segmentation 0", wanted=", ".join(ZERO_POLICIES), found=str(zeros))
@@ -97,7 +97,7 @@ def score(table: Contingency, zeros: ZeroPolicy = "label") -> PartitionScores:
 
 
 def _counts(table: Contingency, zeros: ZeroPolicy) -> _Counts:
-    """Marginal counts, with the rows of segmentation 0 kept, dropped or set apart as singletons."""
+    """Marginal counts, with the rows of segmentation 0 kept, dropped or counted as singletons."""
     apart = (table.labels == 0) & (zeros != "label")
     kept = ~apart
     pairs = table.voxels[kept].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Who is to blame: the share of each truth object in the VOI split, and of each segment in the VOI merge.
+"""The share of each truth object in the VOI split, and of each segment in the VOI merge.
 
 split share of truth object j = -sum over segments i of p_ij/n log2(p_ij / t_j)     their sum is the VOI split
 merge share of segment i      = -sum over objects  j of p_ij/n log2(p_ij / s_i)     their sum is the VOI merge
@@ -17,7 +17,7 @@ from lsdflow_metrics.scores import ZeroPolicy
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """`ids` uint64 (n,) ascending, their `voxels` int64 (n,) that count, and their share float64 (n,) in bits."""
+    """`ids` uint64 (n,) ascending, the number of their counted `voxels` int64 (n,), and shares float64 (n,) in bits."""
 
     ids: NDArray[np.uint64]
     voxels: NDArray[np.int64]
@@ -32,14 +32,14 @@ def split_shares(table: Contingency, zeros: ZeroPolicy = "label") -> Shares:
 
 
 def merge_shares(table: Contingency, zeros: ZeroPolicy = "label") -> Shares:
-    """The share of every segment in the VOI merge; `zeros` as in `score`: unless it is "label", 0 is no segment."""
+    """The share of every segment in the VOI merge; `zeros` as in `score`; 0 is a segment only with "label"."""
     kept = np.ones(len(table.labels), np.bool_) if zeros == "label" else table.labels != 0
     total = table.total_vox if zeros != "ignore" else int(table.voxels[kept].sum())
     return _shares(table.labels[kept], table.voxels[kept], np.zeros(int(kept.sum()), np.bool_), total)
 
 
 def _shares(owners: NDArray[np.uint64], voxels: NDArray[np.int64], alone: NDArray[np.bool_], total: int) -> Shares:
-    """Shares of the owners of the pairs; a pair that is `alone` is of voxels that are a part each by itself."""
+    """Shares of the owners of the pairs; each voxel of a pair that is `alone` is a separate part."""
     ids, owner = np.unique(owners, return_inverse=True)
     sizes = np.zeros(len(ids), np.int64)
     np.add.at(sizes, owner, voxels)

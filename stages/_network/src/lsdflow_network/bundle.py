@@ -1,9 +1,9 @@
-"""Checkpoint bundles on disk: a folder with bundle.json and weights.safetensors, whole or absent.
+"""Checkpoint bundles on disk: a folder with bundle.json and weights.safetensors, complete or absent.
 
-1. Everything is written into a temp folder beside the final one, each file fsynced.
-2. The temp folder is renamed to its final name, and the parent folder fsynced.
-3. Reading compares the sha256 of the weights with the one in bundle.json: damage is an error, never a wrong result.
-Only safetensors are read; a pickle (.pt, .ckpt) is refused, since opening one can run code.
+1. All files are written to a temp folder next to the final one, and each is fsynced.
+2. The temp folder is renamed to its final name, and the parent folder is fsynced.
+3. Reading compares the sha256 of the weights with the one in bundle.json, so damage is always an error.
+Only safetensors are read; a pickle (.pt, .ckpt) is refused, because opening it can run code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def save_bundle(
     state_dict: Mapping[str, Tensor],
     extra_files: Mapping[str, bytes] | None = None,
 ) -> Bundle:
-    """Write `checkpoints/<iteration:08d>/` in one step; returns the bundle with its weights_sha256.
+    """Write `checkpoints/<iteration:08d>/` atomically; returns the bundle with its weights_sha256.
 
     state_dict: the network's weights.  extra_files: name -> content, e.g. resume.pt.  An older folder of the same
     iteration is replaced.  Raises StorageFailure / PermissionDenied.
@@ -104,7 +104,7 @@ def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _replace_folder(partial: Path, final: Path) -> None:
-    """Rename; an older folder of this name is moved aside first, since a rename does not replace a full folder."""
+    """Rename a folder; an existing one is moved aside first, because a rename does not replace a non-empty folder."""
     if final.exists():
         aside = final.with_name(f".{final.name}.{uuid.uuid4().hex}.old{TEMPORARY_SUFFIX}")
         final.rename(aside)

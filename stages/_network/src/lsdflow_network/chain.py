@@ -1,4 +1,4 @@
-"""Shapes of AcrLSD's two networks, one behind the other: arithmetic only, see composition.py for the networks."""
+"""Shape arithmetic for AcrLSD's two networks in sequence; composition.py has the networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lsdflow_network import shapes
 
 @dataclass(frozen=True)
 class ChainShapes:
-    """Shapes z,y,x in voxels along the chain, each centred in the one before."""
+    """Shapes z,y,x in voxels along the chain, each centred in the previous one."""
 
     input_vox: Vox3
     lsds_vox: Vox3
@@ -21,7 +21,7 @@ class ChainShapes:
 
 
 def chain_shapes(lsd_spec: shapes.HasFactors, affinity_spec: shapes.HasFactors, input_vox: Vox3) -> ChainShapes:
-    """Shapes of the whole chain for one raw input shape; ConfigError if either network cannot take its part."""
+    """Shapes of the whole chain for one raw input shape; ConfigError if it is not valid for one of the networks."""
     lsds = shapes.output_shape_vox(lsd_spec, input_vox)
     inner = [_largest_centred(affinity_spec, axis, size) for axis, size in enumerate(lsds)]
     z, y, x = inner
@@ -38,7 +38,7 @@ def chain_shapes(lsd_spec: shapes.HasFactors, affinity_spec: shapes.HasFactors, 
 
 
 def chain_input_for(lsd_spec: shapes.HasFactors, affinity_spec: shapes.HasFactors, affinity_input_vox: Vox3) -> Vox3:
-    """The smallest raw input shape whose LSDs, cropped, give exactly this affinity input shape."""
+    """The smallest raw input shape whose cropped LSDs have exactly this affinity input shape."""
     step = shapes.tile_step_vox(lsd_spec)
     found = shapes.input_shape_for_output(lsd_spec, affinity_input_vox)
     for _ in range(max(step) + 1):

@@ -1,11 +1,11 @@
-"""AcrLSD: the affinity network behind the frozen LSD network, as one module from raw to affinities.
+"""AcrLSD: the frozen LSD network followed by the affinity network, as one module from raw to affinities.
 
     raw ------ LSD network ------> 10 LSD channels --> u8 --> [0, 1] --> crop --.
      '----------------------- crop to the same place ---------------------------+--> 11 channels --> affinity network
 
-Shapes (published): raw 304 -> LSDs 200, cropped to 196 -> affinities 92.  The crop is the smallest that gives the
-affinity network a valid input, the same for every tile, so tiles agree (see shapes.py).
-The same code runs in training (train-acrlsd) and in predict.
+Shapes (published): raw 304 -> LSDs 200, cropped to 196 -> affinities 92.  The crop is the smallest that leaves a valid
+input for the affinity network. It is the same for every tile, so tiles agree (see shapes.py).
+Training (train-acrlsd) and predict use the same code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AcrLsd(nn.Module):
         self.affinity_spec = affinity_spec
 
     def train(self, mode: bool = True) -> AcrLsd:
-        """Training mode for the affinity network only."""
+        """Set the training mode of the affinity network only."""
         super().train(mode)
         self.lsd_network.eval()
         return self

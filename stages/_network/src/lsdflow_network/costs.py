@@ -1,4 +1,4 @@
-"""What one evaluation of a U-Net takes, from its description alone: memory, and multiplications."""
+"""Memory and multiplications of one evaluation of a U-Net, computed from its description."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lsdflow_contract.checkpoint import UNetSpec
 from lsdflow_contract.geometry import Vox3
 
 _FLOAT_BYTES = 4
-# The finest level holds the skip connection (1), the merged input (2), a result (1) and work space; measured: 5.8.
+# The finest level holds the skip connection (1), the merged input (2), a result (1) and workspace; measured: 5.8.
 _LIVE_COPIES = 6
-# Once as loaded, and packed for the processor (for Winograd twice as many).
+# One copy as loaded, and the packed weights for the processor (for Winograd two copies).
 _COPIES_OF_WEIGHTS = 3
 
 
 def network_bytes(spec: UNetSpec, input_vox: Vox3) -> int:
-    """Memory of a network and of one evaluation of it, roughly, bytes."""
+    """Approximate memory of a network and of one evaluation of it, in bytes."""
     voxels = math.prod(input_vox)
     widest = max(spec.num_fmaps, spec.fmaps_after(0), _half_merged(spec))
     activations: int = voxels * _FLOAT_BYTES * (spec.in_channels + _LIVE_COPIES * widest)
@@ -24,12 +24,12 @@ def network_bytes(spec: UNetSpec, input_vox: Vox3) -> int:
 
 
 def _half_merged(spec: UNetSpec) -> int:
-    """Half of the feature maps that the finest level merges: all of num_fmaps, where the upsampling reduces them."""
+    """Half of the feature maps that the finest level merges; equals num_fmaps if the upsampling reduces them."""
     return (spec.num_fmaps + spec.upsampled_fmaps(0)) // 2 if spec.downsample_factors else spec.num_fmaps
 
 
 def weights_of(spec: UNetSpec) -> int:
-    """Weights of the convolutions of a U-Net, without biases and heads."""
+    """Number of weights of the convolutions of a U-Net, without biases and heads."""
     levels = range(len(spec.downsample_factors))
     total = 0
     for level in range(len(levels) + 1):
@@ -45,7 +45,7 @@ def weights_of(spec: UNetSpec) -> int:
 
 
 def _pass_weights(entering: int, fmaps: int, kernels: Sequence[Vox3]) -> int:
-    """Weights of convolutions one after another: `entering` channels, then `fmaps` each."""
+    """Number of weights of consecutive convolutions: `entering` input channels, then `fmaps` each."""
     return sum(math.prod(kernel) * fmaps * (fmaps if i else entering) for i, kernel in enumerate(kernels))
 
 
@@ -69,7 +69,7 @@ def multiply_adds(spec: UNetSpec, input_vox: Vox3) -> int:
 
 
 def _convolutions(size: Vox3, entering: int, fmaps: int, kernels: Sequence[Vox3]) -> tuple[int, Vox3]:
-    """Multiplications of valid convolutions one after another, and the shape that comes out."""
+    """Multiplications of consecutive valid convolutions, and the output shape."""
     total, channels = 0, entering
     for kernel in kernels:
         z, y, x = (s - k + 1 for s, k in zip(size, kernel, strict=True))

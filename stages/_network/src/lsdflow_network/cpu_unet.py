@@ -1,6 +1,6 @@
-"""The U-Net as predict runs it on the CPU: packed weights, ReLU inside the convolutions, Winograd in float32.
+"""The U-Net for predict on the CPU: packed weights, ReLU inside the convolutions, Winograd in float32.
 
-It gives what `UNet` gives but for rounding. Not for training: no gradients, the weights are fixed.
+The output equals that of `UNet` up to rounding. It cannot be trained: there are no gradients, and weights are fixed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lsdflow_network.precision import Precision
 from lsdflow_network.unet import ConvPass, Repeat, UNet, Upsample, crop_centre
 from lsdflow_network.winograd import WinogradConv
 
-# Winograd keeps two thirds more weights in memory; for the deepest layer of the published network that is 0.7 GB.
+# Winograd needs two thirds more memory for weights; for the deepest layer of the published network that is 0.7 GB.
 _LARGEST_WINOGRAD_WEIGHTS = 1 << 26
 _FEWEST_WINOGRAD_CHANNELS = 24
 
@@ -38,7 +38,7 @@ class CpuUNet(nn.Module):
     @torch.inference_mode()
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """(1, in_channels, z, y, x) floats -> {output: (1, channels, z', y', x')} float32 in [0, 1]."""
-        # Of itself, autocast would pool in float32, and the next convolution would not take that.
+        # Otherwise autocast would pool in float32, which the next convolution does not accept.
         with torch.autocast("cpu", enabled=False):
             x = x.to(self._dtype).contiguous(memory_format=torch.channels_last_3d)
             last = self._features(x, 0).permute(0, 2, 3, 4, 1)
@@ -71,7 +71,7 @@ class CpuUNet(nn.Module):
 
 
 class _PackedUpsample:
-    """Transposed convolution with kernel = stride as what it is: one matrix, and its columns put in their places."""
+    """Transposed convolution with kernel = stride, computed as a matrix product whose columns are rearranged."""
 
     def __init__(self, up: nn.ConvTranspose3d, dtype: torch.dtype, *, relu: bool) -> None:
         self._relu = relu
@@ -92,7 +92,7 @@ class _PackedUpsample:
 
 
 def _joined(skip: Tensor, upsampled: Tensor) -> Tensor:
-    """Both along the channels, channels last, the first cropped; several times faster than torch.cat."""
+    """Concatenation along the channels, channels last, with `skip` cropped; several times faster than torch.cat."""
     channels, shape = skip.shape[1], upsampled.shape[2:]
     both = skip.new_empty(1, *shape, channels + upsampled.shape[1]).permute(0, 4, 1, 2, 3)
     both[:, :channels] = crop_centre(skip, shape)
@@ -101,7 +101,7 @@ def _joined(skip: Tensor, upsampled: Tensor) -> Tensor:
 
 
 def _pays_as_winograd(weight: Tensor) -> bool:
-    """3^3 with enough channels that multiplications, not memory, take the time, yet not too many weights."""
+    """True for 3^3 kernels with enough channels that multiplications, not memory, limit the speed, and few weights."""
     is_3 = tuple(weight.shape[2:]) == (3, 3, 3)
     return is_3 and weight.shape[1] >= _FEWEST_WINOGRAD_CHANNELS and weight.numel() <= _LARGEST_WINOGRAD_WEIGHTS
 

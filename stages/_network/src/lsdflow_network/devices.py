@@ -1,4 +1,4 @@
-"""Which devices this machine has for networks, and what its CPU can compute in."""
+"""The devices of this machine for networks, and the precision that its CPU supports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from lsdflow_contract.errors import ConfigError
 
-# Of NVIDIA's driver, of that of its small boards, of Windows' for Linux, of AMD's.
+# Device files of the drivers of NVIDIA, of NVIDIA's small boards, of WSL, and of AMD.
 _DRIVER_FILES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 
 
 def gpu_count(devices: Path = Path("/dev")) -> int:
-    """How many GPUs torch can use; without any driver 0 at once: torch takes seconds to load."""
+    """How many GPUs torch can use; 0 without a driver, in which case torch is not loaded (it takes seconds)."""
     if "torch" not in sys.modules and not _has_driver(devices, _DRIVER_FILES):
         return 0
     import torch
@@ -26,7 +26,7 @@ def gpu_count(devices: Path = Path("/dev")) -> int:
 def cpu_computes_bf16() -> bool:
     """True if oneDNN convolves bf16 on this CPU (it needs AVX-512 or AVX-NE-CONVERT). Loads torch, which takes seconds.
 
-    oneDNN's own answer: it also obeys ONEDNN_MAX_CPU_ISA, which switches instructions off.
+    The answer is oneDNN's own, which also respects ONEDNN_MAX_CPU_ISA (it disables instructions).
     """
     import torch
 
@@ -35,9 +35,9 @@ def cpu_computes_bf16() -> bool:
 
 
 def require_precision(device: str, precision: str, where: str) -> None:
-    """ConfigError if networks on this device cannot run at this precision; `where` names the setting.
+    """Raise ConfigError if networks on this device cannot run at this precision; `where` names the setting.
 
-    Only bf16 on a CPU is looked at, and only for that is torch loaded.
+    Only bf16 on a CPU is checked, and torch is loaded only for that.
     """
     if precision != "bf16" or device != "cpu" or cpu_computes_bf16():
         return

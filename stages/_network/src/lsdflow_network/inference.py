@@ -1,10 +1,10 @@
-"""Running a bundle on one patch: numpy raw in, numpy outputs out, on a device and at a precision.
+"""Inference with a bundle on one patch: from raw to outputs in numpy, on a device and at a precision.
 
     predictor = load_predictor(folder, device="cpu", lsd_folder=None)
     outputs = predictor.predict(raw_to_network(raw_u8))      # {"affs": (3, z, y, x) float32, ...}
 
-`predictor.output_shape_vox(input_shape)`, `.tile_step_vox`, `.context_vox` say how to tile a volume: place input
-begins on multiples of `tile_step_vox` and the values do not depend on the tiling.
+`predictor.output_shape_vox(input_shape)`, `.tile_step_vox`, `.context_vox` define how to tile a volume: if inputs begin
+at multiples of `tile_step_vox`, the values do not depend on the tiling.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from lsdflow_network.precision import Precision, autocast, choose_precision, mem
 from lsdflow_network.quantise import dequantise_u8, quantise_u8
 from lsdflow_network.unet import UNet
 
-# As raw_to_network scales, in float32.
+# The same scale as in raw_to_network, in float32.
 _U8_STEP = float(np.float32(1.0 / 255))
 
 
 def raw_to_network(raw: NDArray[Any]) -> NDArray[np.float32]:
-    """Raw of any supported type -> float32 in [-1, 1], as the networks see it; same shape.
+    """Raw of any supported dtype -> float32 in [-1, 1] for the networks; same shape.
 
-    uint8 and uint16 are scaled by their type's maximum; floats must be in [0, 1].  BadData for anything else.
+    uint8 and uint16 are scaled by their dtype's maximum; floats must be in [0, 1].  BadData for other values.
     """
     if raw.dtype in (np.uint8, np.uint16):
         unit = raw.astype(np.float32) * np.float32(1.0 / np.iinfo(raw.dtype).max)
@@ -54,7 +54,7 @@ def raw_to_network(raw: NDArray[Any]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A network (or the LSD network and the affinity network behind it) ready to run on one patch."""
+    """A network (or the LSD network followed by the affinity network) that runs on one patch."""
 
     bundle: Bundle
     network: nn.Module
@@ -63,7 +63,7 @@ class Predictor:
 
     @property
     def tile_step_vox(self) -> Vox3:
-        """Grid of input begins (z,y,x) on which tiles agree."""
+        """Grid (z,y,x) for the begins of inputs on which tiles agree."""
         if isinstance(self.network, AcrLsd):
             return chain_tile_step_vox(self.network.lsd_spec, self.network.affinity_spec)
         return shapes.tile_step_vox(self.bundle.unet)
@@ -89,8 +89,7 @@ class Predictor:
     def grey_levels(self, raw: Tensor, lsds: Tensor | None, names: Sequence[str]) -> tuple[Tensor, bool]:
         """Raw u8 (z,y,x), LSDs u8 (10,z,y,x) or none -> outputs `names` as u8 (sum of channels,z',y',x'), all finite?
 
-        The numbers of `predict` between `raw_to_network` and `quantise_u8`, but all on the device: bytes go to it and
-        stay there.
+        The result is that of `raw_to_network`, `predict` and `quantise_u8`, but all steps run on the device.
         """
         with torch.inference_mode(), autocast(self.device, self.precision):
             patch = raw.to(self.device, non_blocking=True)[None].float().mul_(_U8_STEP).mul_(2.0).sub_(1.0)
@@ -111,7 +110,7 @@ def load_predictor(
 ) -> Predictor:
     """Bundle folder(s) -> Predictor.  For kind "acrlsd", lsd_folder is the LSD bundle it was trained with.
 
-    With lsd_folder = None an acrlsd bundle gives the bare affinity network, whose input is (11,z,y,x): raw and stored
+    With lsd_folder = None an acrlsd bundle gives only the affinity network, whose input is (11,z,y,x): raw and stored
     LSDs (two-pass prediction).  Raises BadData (damaged), ContractMismatch (another contract, kind or LSD bundle).
     """
     where = torch.device(device)
@@ -148,7 +147,7 @@ def load_network(folder: Path, expect_kind: str | None = None) -> tuple[Bundle, 
 
 
 def check_lsd_bundle(bundle: Bundle, lsd_bundle: Bundle, where: Path) -> None:
-    """ContractMismatch unless this LSD bundle is the one the affinity bundle was trained with."""
+    """Raise ContractMismatch unless the affinity bundle was trained with this LSD bundle."""
     if bundle.lsd_bundle_sha256 != lsd_bundle.weights_sha256:
         raise ContractMismatch(
             "this LSD bundle is not the one the affinity network was trained with",

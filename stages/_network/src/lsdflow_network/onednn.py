@@ -1,8 +1,8 @@
-"""Convolutions of oneDNN with their weights packed once and the ReLU inside.
+"""Convolutions of oneDNN with weights that are packed once and with the ReLU included.
 
-Eager torch brings the weights of a layer into oneDNN's order at every call (0.7 GB for the deepest layer of the
-published network), goes over the result once more for the ReLU, and for small inputs takes a slow path of its own.
-The operators are those torch's own compiler calls; the lock file pins the version of torch that has them.
+Eager torch reorders the weights of a layer for oneDNN at every call (0.7 GB for the deepest layer of the published
+network), needs another pass over the result for the ReLU, and uses a slow algorithm of its own for small inputs. The
+operators are those that torch's compiler calls; the lock file pins a version of torch that has them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def has_packed_convolutions() -> bool:
 
 
 class PackedConv:
-    """Valid convolution in 2 or 3 dimensions; the weights are packed for the first input it sees, then let go."""
+    """Valid convolution in 2 or 3 dimensions; weights are packed at the first input, and the originals released."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool) -> None:
-        """weight (out, in, [z,] y, x), bias (out); float32 or bfloat16, as the inputs will be."""
+        """weight (out, in, [z,] y, x), bias (out); float32 or bfloat16, like the inputs."""
         self._weight = weight
         self._bias = bias
         self._dims = weight.dim() - 2

@@ -1,7 +1,7 @@
-"""In which number format and memory order a network runs on a device.
+"""Number format and memory order of a network on a device.
 
-bf16 autocast where the device multiplies bf16 natively (GPU: Ampere and later; CPU: avx512_bf16 or AMX), else float32.
-Weights, losses and outputs stay float32.
+bf16 autocast if the device multiplies bf16 natively (GPU: Ampere and later; CPU: avx512_bf16 or AMX), else float32.
+Weights, losses and outputs are always float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Precision = Literal["float32", "bf16"]
 
 
 def choose_precision(device: torch.device, wanted: str = "auto") -> Precision:
-    """auto | float32 | bf16 -> the precision to use on this device. ConfigError for bf16 on a CPU that lacks it."""
+    """auto | float32 | bf16 -> the precision for this device. ConfigError for bf16 on a CPU without it."""
     if wanted not in ("auto", "float32", "bf16"):
         raise ConfigError("unknown precision", where="precision", wanted="auto, float32 or bf16", found=wanted)
     if wanted != "auto":
@@ -39,19 +39,19 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 def memory_format(device: torch.device) -> torch.memory_format:
-    """Channels last on GPUs and CPUs alike: what their convolution kernels like best."""
+    """Channels last, because convolutions are fastest with it on GPUs and CPUs."""
     return torch.channels_last_3d if device.type in ("cuda", "cpu") else torch.contiguous_format
 
 
 def _gpu_has_bf16(device: torch.device) -> bool:
-    """True if this GPU multiplies bf16 natively: left to itself, torch says yes also where it only emulates it."""
+    """True if this GPU multiplies bf16 natively; by default torch also reports emulated bf16."""
     with nullcontext() if device.index is None else torch.cuda.device(device):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 @functools.cache
 def _fastest_on_the_cpu() -> Precision:
-    """bf16 if the CPU multiplies it natively and oneDNN may use that; where it is emulated, float32 is faster."""
+    """bf16 if the CPU multiplies it natively and oneDNN may use that; otherwise float32, which is then faster."""
     if _cpu_multiplies_bf16() and cpu_computes_bf16():
         return "bf16"
     LOG.info("this CPU does not multiply bf16 natively: networks run in float32")

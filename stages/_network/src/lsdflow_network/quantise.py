@@ -1,7 +1,7 @@
-"""LSD and affinity values as they are stored: uint8, in torch, bit for bit like lsdflow_contract.arrays in numpy.
+"""Quantisation of LSDs and affinities to uint8 in torch, bit-identical to lsdflow_contract.arrays in numpy.
 
-The affinity network never sees the float LSDs of the first network: in training as in prediction it sees them
-quantised to 8 bit and scaled back, so that predictions from stored LSDs and from LSDs kept in memory are the same.
+The input of the affinity network is never the float LSDs of the first network. In training and in prediction they are
+quantised to 8 bit and scaled back, so that predictions from stored LSDs and from LSDs in memory are the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Shape arithmetic of the valid-convolution U-Net: which inputs it takes and what comes out.
+"""Shape arithmetic of the valid-convolution U-Net: valid input shapes and their output shapes.
 
-Every convolution is "valid" (no padding), so each 3^3 convolution eats one voxel per side, and the output is the
-centre of the input, smaller by a constant per axis, the *context* (104 voxels for the published network).  A level
-with two of them eats e = 4 voxels (networks with other kernels: what their kernels eat, level by level):
+Every convolution is "valid" (no padding), so each 3^3 convolution removes one voxel per side. The output is the centre
+of the input, smaller by a constant per axis, the *context* (104 voxels for the published network).  A level with two
+convolutions removes e = 4 voxels (for other kernels, e depends on the kernels of the level):
 
     |<----------------------- input ----------------------->|
     |<- context/2 ->|<----------- output ----------->|<- context/2 ->|
@@ -12,8 +12,8 @@ Up: the size times f_l, the skip connection cropped to it, convolutions (-e).
 
 Translation.  Pooling windows start at the first input voxel, so shifting the input by one voxel changes which voxels
 are pooled together.  Shifting by a multiple of the *tile step* (the product of the factors, 12 for the published
-network) does not: two tiles whose input begins differ by multiples of `tile_step_vox` give the same values where
-their outputs overlap, also when the two have different (valid) shapes.  Predict places its tiles on that grid.
+network) does not. If the begins of two inputs differ by multiples of `tile_step_vox`, the values are the same where
+their outputs overlap, even if the two have different (valid) shapes.  Predict places its tiles on that grid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lsdflow_contract.geometry import Vox3
 
 
 class HasFactors(Protocol):
-    """What shape arithmetic needs of a network specification (lsdflow_contract.checkpoint.UNetSpec has these)."""
+    """The part of a network specification for shape arithmetic; lsdflow_contract.checkpoint.UNetSpec has it."""
 
     @property
     def downsample_factors(self) -> tuple[Vox3, ...]:
@@ -41,7 +41,7 @@ class HasFactors(Protocol):
 
 
 def tile_step_vox(spec: HasFactors) -> Vox3:
-    """The grid (z,y,x) on which tile begins must lie for tiles to agree: the total downsampling factor."""
+    """The grid (z,y,x) on which tiles must begin in order to agree: the total downsampling factor."""
     z, y, x = (math.prod(f[axis] for f in spec.downsample_factors) for axis in range(3))
     return z, y, x
 
@@ -55,7 +55,7 @@ def context_vox(spec: HasFactors) -> Vox3:
 def output_shape_vox(spec: HasFactors, input_shape_vox: Vox3) -> Vox3:
     """Output shape of the network for one input shape, voxels z,y,x.
 
-    Raises ConfigError naming the nearest valid shapes below and above when the input cannot be used.
+    Raises ConfigError naming the nearest valid shapes below and above if the input shape is not valid.
     """
     z, y, x = (_axis(spec, axis).output(size) for axis, size in enumerate(input_shape_vox))
     if z is None or y is None or x is None:
@@ -71,7 +71,7 @@ def output_shape_vox(spec: HasFactors, input_shape_vox: Vox3) -> Vox3:
 
 
 def is_valid_input(spec: HasFactors, input_shape_vox: Vox3) -> bool:
-    """True if the network takes this input shape (voxels z,y,x)."""
+    """True if this input shape (voxels z,y,x) is valid for the network."""
     return all(_axis(spec, axis).output(size) is not None for axis, size in enumerate(input_shape_vox))
 
 
@@ -84,7 +84,7 @@ def smallest_input_shape_vox(spec: HasFactors) -> Vox3:
 def nearest_valid_input_shapes(spec: HasFactors, wanted_vox: Vox3) -> tuple[Vox3 | None, Vox3]:
     """The valid shapes nearest to the wanted one: (each axis at or below, each axis at or above).
 
-    The first is None if an axis has nothing valid at or below.
+    The first is None if an axis has no valid size at or below.
     """
     z, y, x = (_axis(spec, axis).next_valid(size) for axis, size in enumerate(wanted_vox))
     pairs = zip(wanted_vox, (z, y, x), tile_step_vox(spec), strict=True)
@@ -102,7 +102,7 @@ def input_shape_for_output(spec: HasFactors, output_vox: Vox3) -> Vox3:
 
 @dataclass(frozen=True)
 class _Axis:
-    """The arithmetic along one axis, from the finest level down: pooling factors, voxels eaten going down and up."""
+    """The arithmetic along one axis, from the finest level down: pooling factors, voxels removed going down and up."""
 
     factors: tuple[int, ...]
     eaten_down_vox: tuple[int, ...]
@@ -115,7 +115,7 @@ class _Axis:
         return self.eaten_down_vox[0] + self.eaten_up_vox[0] + self.factors[0] * self._inner().context()
 
     def output(self, size: int) -> int | None:
-        """Output size, or None if the size does not work."""
+        """Output size; None if the input size is not valid."""
         size -= self.eaten_down_vox[0]
         if not self.factors or size < 1:
             return size if size >= 1 else None
@@ -125,7 +125,7 @@ class _Axis:
         return inner * self.factors[0] - self.eaten_up_vox[0]
 
     def next_valid(self, size: int) -> int:
-        """Smallest valid size >= size; valid sizes repeat with the product of the factors."""
+        """Smallest valid size >= size; the period of valid sizes is the product of the factors."""
         lowest = max(size, self.context() + 1)
         candidates = range(lowest, lowest + 2 * math.prod(self.factors) + 1)
         return next(n for n in candidates if self.output(n) is not None)

@@ -1,4 +1,4 @@
-"""Helpers for tests and benchmarks of networks: the description of a network that nobody trained."""
+"""Helpers for tests and benchmarks of networks: the description of an untrained network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lsdflow_network.shapes import output_shape_vox
 
 
 def untrained_bundle(kind: Kind, unet: UNetSpec, outputs: Mapping[str, int], shape_vox: Vox3) -> Bundle:
-    """A bundle of iteration 1 that trains and predicts with one input shape; voxels of 8 nm."""
+    """A bundle of iteration 1 with the same input shape for training and prediction, and voxels of 8 nm."""
     output = output_shape_vox(unet, shape_vox)
     return Bundle(
         writer=Writer(stage="train-acrlsd" if kind == "acrlsd" else "train-lsd", version="0"),

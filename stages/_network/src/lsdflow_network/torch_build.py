@@ -1,4 +1,4 @@
-"""Which torch this is, what it was built for, and the GPUs that it can really compute on."""
+"""The version and build of torch, and the GPUs on which it can compute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def torch_facts() -> dict[str, Any]:
-    """For `<stage> doctor`; a GPU counts if it adds one and one."""
+    """Facts for `<stage> doctor`; a GPU counts only if a test addition on it succeeds."""
     names, problem = [], ""
     try:
         for number in range(torch.cuda.device_count()):

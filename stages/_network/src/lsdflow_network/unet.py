@@ -8,9 +8,9 @@ Level l has num_fmaps * fmap_inc_factor^l channels; each level applies two 3^3 c
                | max pool f1               ^ upsample f1
             [conv conv] -------------------'
 
-The upsampling reduces the channels to those of the finer level (this is what makes it half the cost of the variants
-that keep them; networks of other programs that do keep them are run as they are: UNetSpec.upsampling).  There is no
-normalisation over space: with one, a voxel's answer would depend on the tile it is in.
+The upsampling reduces the channels to those of the finer level, which halves the cost compared with variants that keep
+them (networks of other programs that keep them can be run, see UNetSpec.upsampling).  There is no normalisation over
+space, because the value of a voxel would then depend on its tile.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class ConvPass(nn.Module):
 
 
 def _torch_avoids_onednn(x: Tensor) -> bool:
-    """Whether torch would use its own convolution for this patch, several times slower than oneDNN's.
+    """True if torch would use its own convolution for this patch, which is several times slower than oneDNN's.
 
-    It does for a single float32 patch on the CPU in which channels x planes x rows are few (torch 2.11 to 2.13:
+    It does so for a single float32 patch on the CPU if channels x planes x rows is small (torch 2.11 to 2.13:
     `ConvParams::use_mkldnn`), but not for a batch of two.
     """
     one, channels, planes, rows = x.shape[:4]
@@ -79,7 +79,7 @@ class Upsample(nn.Module):
 
 
 class Repeat(nn.Module):
-    """Every voxel repeated `factor` times along z, y, x: no weights."""
+    """Repeats every voxel `factor` times along z, y, x; has no weights."""
 
     def __init__(self, factor: Vox3) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def crop_centre(x: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
 
 
 def repeat_voxels(x: Tensor, factor: Vox3) -> Tensor:
-    """(n, c, z, y, x) -> (n, c, z*fz, y*fy, x*fx): every voxel a block of its own value; bits are kept."""
+    """(n, c, z, y, x) -> (n, c, z*fz, y*fy, x*fx): every voxel becomes a block of its value, with the same bits."""
     for axis, times in zip((2, 3, 4), factor, strict=True):
         x = x if times == 1 else x.repeat_interleave(times, dim=axis)
     return x
@@ -151,7 +151,7 @@ def count_parameters(network: nn.Module) -> int:
 
 
 def _upsampling(spec: UNetSpec, level: int) -> nn.Module:
-    """From level + 1 to level."""
+    """The upsampling from level + 1 to level."""
     z, y, x = spec.downsample_factors[level]
     if spec.upsampling == "repeat":
         return Repeat((z, y, x))

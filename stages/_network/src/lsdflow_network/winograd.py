@@ -1,12 +1,12 @@
 """3^3 convolution of one patch on the CPU with half the multiplications: Winograd's F(4, 3) along z.
 
-A convolution of kernel 3 gives four outputs along z from six inputs d0..d5 with 12 multiplications; Winograd's
-minimal filtering does it with six, of sums of the inputs and sums of the weights:
+A convolution of kernel 3 computes four outputs along z from six inputs d0..d5 with 12 multiplications. Winograd's
+minimal filtering needs six, of sums of the inputs and sums of the weights:
 
     slab of 6 planes d --B^T--> 6 planes --one 3^2 convolution each--> 6 planes m --A^T--> 4 planes of the output
 
-The planes of channels cost nothing beside the convolutions, and a slab stays in the cache. The points are 0, +-1, +-2
-and infinity; the result differs from the direct sum by rounding, 1e-5 of values around 4 (float32).
+The cost of the sums is negligible compared with the convolutions, and a slab stays in the cache. The points are 0, +-1,
++-2 and infinity. The result differs from the direct sum by rounding: 1e-5 for values around 4 (float32).
 Lavin and Gray 2016; in 3-D on CPUs: Jia et al. 2018, Popovych et al. 2019.
 """
 
@@ -37,13 +37,13 @@ _WEIGHT_SUMS = (
 
 
 class WinogradConv:
-    """Valid 3^3 convolution with bias and ReLU; equal to the direct one but for rounding."""
+    """Valid 3^3 convolution with bias and ReLU; equals the direct one up to rounding."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         """weight (out, in, 3, 3, 3), bias (out)."""
         sums = torch.tensor(_WEIGHT_SUMS, dtype=torch.float64)
         planes = torch.einsum("ik,ockyx->iocyx", sums, weight.double()).float()
-        # All four outputs take plane 1 once: a bias there is a bias everywhere.
+        # All four outputs contain plane 1 exactly once, so a bias there is a bias of all outputs.
         self._convs = [PackedConv(p, bias if i == 1 else None, relu=False) for i, p in enumerate(planes)]
         self._channels = weight.shape[0]
         self._input_sums = torch.tensor(_INPUT_SUMS)
@@ -59,7 +59,7 @@ class WinogradConv:
         return output[: depth - 2].permute(3, 0, 1, 2)[None]
 
     def _slab(self, planes: Tensor, output: Tensor) -> None:
-        """Up to six input planes (z, y, x, c) -> four output planes; absent ones (at the end) count as 0."""
+        """Up to six input planes (z, y, x, c) -> four output planes; missing ones (at the end) count as 0."""
         sums = torch.mm(self._input_sums[:, : len(planes)], planes.reshape(len(planes), -1))
         parts = sums.view(_INPUTS, *planes.shape[1:]).permute(0, 3, 1, 2)
         m = [conv(part[None])[0].permute(1, 2, 0) for conv, part in zip(self._convs, parts, strict=True)]

@@ -1,1 +1,1 @@
-"""lsdflow-runtime: how data is opened, scheduled and marked done."""
+"""lsdflow-runtime: opens data, schedules blocks and records which are done."""

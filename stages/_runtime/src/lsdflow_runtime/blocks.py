@@ -1,14 +1,14 @@
-"""Blocks: the total region cut into write boxes, each with a read box that has context around it.
+"""Blocks: the total region divided into write boxes, each with a read box that adds context.
 
 +------ read box -------+
 |  context              |      write boxes tile the total box, row-major (x fastest), without overlap;
-|   +-- write box --+   |      the last of an axis may be smaller: it is cut at the total box
+|   +-- write box --+   |      the last one of an axis may be smaller, because it ends at the total box
 |   |               |   |
 |   +---------------+   |
 +-----------------------+
 
-runs/<stage>/grids/<key>.json      the region and the block shape of a pass, voxels of the target grid: the map of its
-                                   blocks is drawn while it runs
+runs/<stage>/grids/<key>.json      the region and the block shape of a pass, voxels of the target grid, from which the
+                                   map of its blocks is drawn during a run
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest
 
-# The names under which stages keep the same in their resolved config, for passes from before there were such files.
+# The names of these values in the resolved config of a stage, for older passes without such a file.
 _BEGINS, _SHAPES = ("begin_vox", "total_begin_vox"), ("shape_vox", "total_shape_vox")
 
 
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """How a total box is cut into blocks of `write_shape_vox` with `context_vox` read around each."""
+    """Division of a total box into blocks of `write_shape_vox`, read with `context_vox` around each."""
 
     total: Box
     write_shape_vox: Vox3
@@ -68,7 +68,7 @@ class BlockPlan:
         return math.prod(self.grid_shape)
 
     def block(self, number: int) -> Block:
-        """The block of a row-major number."""
+        """The block with a row-major number."""
         _, ny, nx = self.grid_shape
         index = (number // (ny * nx), number // nx % ny, number % nx)
         begin = (
@@ -92,7 +92,7 @@ class BlockPlan:
 
 
 def block_plan(total: Box, write_shape_vox: Vox3, context_vox: Vox3, stage: str) -> BlockPlan:
-    """The plan of a stage's table. ConfigError names the keys that give shapes which cannot be."""
+    """The plan of a stage's table. Raises ConfigError naming the keys of impossible shapes."""
     try:
         return BlockPlan(total, write_shape_vox, context_vox)
     except ConfigError as error:
@@ -102,12 +102,12 @@ def block_plan(total: Box, write_shape_vox: Vox3, context_vox: Vox3, stage: str)
 
 
 def pieces(box: Box, shape_vox: Vox3) -> Iterator[Box]:
-    """The box cut into pieces of at most `shape_vox`, row-major; nothing for an empty box."""
+    """The box divided into boxes of at most `shape_vox`, row-major; none for an empty box."""
     return iter(()) if box.is_empty else (block.write for block in BlockPlan(box, shape_vox).blocks())
 
 
 def write_grid(layout: ExperimentLayout, stage: str, key: str, plan: BlockPlan) -> None:
-    """Write the region and the block shape of a pass, if there is no such file."""
+    """Write the region and the block shape of a pass, unless the file exists."""
     path = _grid_file(layout, stage, key)
     if not path.exists():
         region = {"begin_vox": plan.total.begin_vox, "shape_vox": plan.total.shape_vox}
@@ -115,7 +115,7 @@ def write_grid(layout: ExperimentLayout, stage: str, key: str, plan: BlockPlan) 
 
 
 def read_grid(layout: ExperimentLayout, stage: str, key: str) -> BlockPlan | None:
-    """The blocks of a pass, without context; None if there is no file of it, or a damaged one."""
+    """The blocks of a pass, without context; None if its file is missing or damaged."""
     try:
         found = read_json(_grid_file(layout, stage, key))
     except StageError:

@@ -18,10 +18,10 @@ _one_at_a_time = threading.RLock()
 
 
 def compiled(function: F) -> F:
-    """Decorator: compile `function` at its first call, or take what an earlier process compiled.
+    """Decorator: compile `function` at its first call, or load the code that an earlier process compiled.
 
-    It runs without the interpreter lock. Compiling takes seconds, once per machine instead of once per process. numba
-    is a dependency of the stages that have such loops.
+    The function runs without the interpreter lock. Compiling takes seconds, once per machine instead of once per
+    process. numba is a dependency of the stages that have such loops.
     """
     from numba import njit
 
@@ -30,10 +30,10 @@ def compiled(function: F) -> F:
 
 @contextlib.contextmanager
 def silent_stdout() -> Iterator[None]:
-    """Drop everything that is written to standard output within the block.
+    """Discard everything that is written to standard output within the block.
 
-    The file descriptor is replaced, because C++ writes to it, and `sys.stdout` for the Python part of such a library.
-    The descriptor belongs to the whole process, so keep the block short. Threads take turns.
+    The file descriptor is replaced because C++ writes to it, and `sys.stdout` because the Python part of such a library
+    does. The descriptor belongs to the whole process, so the block must be short. Threads wait for each other.
     """
     with _one_at_a_time:
         sys.stdout.flush()

@@ -1,13 +1,14 @@
-"""Errors that may be gone in a moment: one table of what they are and how often it is tried again.
+"""Transient errors: one table with the conditions and the number of retries.
 
-    condition      recognised by                             tried again
-    STORAGE        codes of the operating system             3 times, after 1, 5 and 20 s
-    DATABASE       codes of MongoDB, lost connections        until [store] retry_s is over, after 0.1, 0.2, ... 5 s
-    BLOCK          the block function raises anything else   2 times, at once
-    LOST_WORKER    a worker ends in the middle of a block    9 times, by other workers
+    condition      recognised by                             retries
+    STORAGE        codes of the operating system             3, after 1, 5 and 20 s
+    DATABASE       codes of MongoDB, lost connections        until [store] retry_s has passed, after 0.1, 0.2, ... 5 s
+    BLOCK          the block function raises anything else   2, at once
+    LOST_WORKER    a worker ends during a block              9, by other workers
 
-Blocks are pure and committed whole, and every operation on the database can be repeated: trying again is safe. What
-lasts longer is an error, and so is at once what no pause helps: a full disk, a missing permission, damaged data.
+Blocks are pure and committed as a whole, and every operation on the database can be repeated, so retries are safe. A
+condition that lasts longer is an error. Conditions that a pause does not change are errors at once: a full disk, a
+missing permission, damaged data.
 
 The idea of a table of conditions is that of zetta_utils (mazepa/transient_errors.py).
 """
@@ -30,11 +31,11 @@ UNLIMITED = sys.maxsize
 
 @dataclass(frozen=True)
 class Transient:
-    """A condition that may pass.
+    """A transient condition.
 
     Attributes:
         codes: of the operating system, or of the server.
-        attempts: in all, the first one included; UNLIMITED: until the caller's time is over.
+        attempts: total number, including the first; UNLIMITED: until the caller's time is over.
         first_pause_s, factor, longest_pause_s: the pauses between attempts.
     """
 
@@ -52,7 +53,7 @@ class Transient:
             pause_s = min(self.factor * pause_s, self.longest_pause_s)
 
 
-# Network file systems lose handles when a server fails over (ESTALE), and say EIO or ETIMEDOUT while it is away.
+# Network file systems lose handles when a server fails over (ESTALE), and return EIO or ETIMEDOUT while it is down.
 STORAGE = Transient(
     codes=frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENXIO, errno.EREMOTEIO}),
     attempts=4,
@@ -60,7 +61,7 @@ STORAGE = Transient(
     factor=5.0,
     longest_pause_s=20.0,
 )
-# A server that goes down, comes up, elects a primary, or gets too many requests at once (16500: Cosmos DB).
+# A server that stops, starts, elects a primary, or gets too many requests at once (16500: Cosmos DB).
 DATABASE = Transient(
     codes=frozenset({6, 7, 64, 89, 91, 112, 133, 134, 189, 262, 317, 9001, 10107, 11600, 11602, 13435, 13436, 16500}),
     first_pause_s=0.1,
@@ -68,12 +69,12 @@ DATABASE = Transient(
     longest_pause_s=5.0,
 )
 BLOCK = Transient(attempts=3)
-# Spot nodes and crashes: with one loss in six, one block in 10^8 fails.
+# Spot nodes and crashes: if one attempt in six is lost, about one block in 10^8 fails.
 LOST_WORKER = Transient(attempts=10)
 
 
 def is_of_storage(error: BaseException | None) -> bool:
-    """True for an error of the operating system that may be gone in a moment, and for a StageError that it caused."""
+    """True for a transient error of the operating system, and for a StageError that it caused."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in STORAGE.codes:
             return True
@@ -82,7 +83,7 @@ def is_of_storage(error: BaseException | None) -> bool:
 
 
 def try_block(do_block: Callable[[int], None], number: int) -> None:
-    """Do a block, and again after each pause of STORAGE while its storage fails. Raises its last error."""
+    """Process a block, and retry it after each pause of STORAGE while its storage fails. Raises the last error."""
     for pause_s in STORAGE.pauses_s():
         try:
             return do_block(number)

@@ -1,4 +1,4 @@
-"""Where the server listens and who may ask: loopback or one named interface, and a token that only its user knows."""
+"""The address the server listens on (loopback or one named interface), and the token that every request must carry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ TOKEN_BYTES = 24
 
 @dataclass(frozen=True)
 class Doorkeeper:
-    """Lets in requests that name a host by which this server is known (no page of another site, whatever its domain
-    resolves to) and that know the token."""
+    """Accepts a request if its Host header names this server and if it carries the token.
+
+    The check of the host refuses pages of other sites, even if their domain resolves to this server.
+    """
 
     token: str
     hosts: frozenset[str]
 
     def known_host(self, header: str | None) -> str | None:
-        """Host and port as the request names them (tunnels may use another port); None if we are not known so."""
+        """Host and port as the request names them (a tunnel may use another port); None if the host is unknown."""
         try:
             named = urlsplit(f"//{header or ''}")
             port = f":{named.port}" if named.port else ""
@@ -33,17 +35,17 @@ class Doorkeeper:
         return f"{named.hostname}{port}" if named.hostname in self.hosts else None
 
     def knows_token(self, given: str) -> bool:
-        """True for the token, in constant time."""
+        """True if `given` is the token; compared in constant time."""
         return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
 
 def doorkeeper(host: str, address: str) -> Doorkeeper:
-    """With a new token, for a server that was asked to listen on `host` and listens on `address`."""
+    """A host check with a new token, for a server that was started for `host` and listens on `address`."""
     return Doorkeeper(secrets.token_urlsafe(TOKEN_BYTES), LOOPBACK_NAMES | {host.lower(), address.lower()})
 
 
 def address_of(host: str) -> str:
-    """The IPv4 address of a named interface. UsageError for all interfaces at once, and for what is no host."""
+    """The IPv4 address of a host or interface. UsageError for "all interfaces" and for a name that is not a host."""
     try:
         address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0] if host else ""
         named = bool(host) and not ipaddress.ip_address(address).is_unspecified

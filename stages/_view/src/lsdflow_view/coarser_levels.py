@@ -19,9 +19,9 @@ LOG = logging.getLogger("lsdflow.view")
 
 
 def exported_images(experiment: Experiment, export: Path) -> dict[str, Path]:
-    """The folder of the multiscale image of each volume in `export`; those of other data are left out and reported.
+    """The folder of the multiscale image of each volume in `export`; images of other data are skipped with a warning.
 
-    Raises MissingInput (66) if it is no finished export, OutputConflict (73) if none of it is of the present results.
+    Raises MissingInput (66) if the export is not finished, OutputConflict (73) if no image is of the current results.
     """
     finished = finished_layers(export)
     if finished is None:
@@ -45,7 +45,7 @@ def exported_images(experiment: Experiment, export: Path) -> dict[str, Path]:
 
 
 def _what_is_wrong(experiment: Experiment, name: str, folder: Path) -> str:
-    """Why the image does not stand for the volume that the experiment holds now; empty if it does."""
+    """The reason why the image does not show the current volume of the experiment; empty if it does."""
     try:
         exported = open_volume(folder, "0").provenance.get("inputs", {})
     except (MissingInput, BadData) as error:

@@ -1,4 +1,4 @@
-"""What of an experiment is shown: its volumes as they lie on disk, and the segmentation at every threshold."""
+"""The layers that a viewer shows: the volumes of an experiment on disk, and the segmentation at every threshold."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from lsdflow_view.relabelled_levels import RelabelledImage, relabelled_image
 
 @dataclass(frozen=True)
 class Gallery:
-    """Open volumes by name, and by merge function the segmentations of all its thresholds.
+    """Open volumes by name, and the segmentations at all thresholds by merge function.
 
-    images: the multiscale images that neuroglancer shows in place of volumes of the same name; levelled: the same of
-    the segmentations of a merge function; failed: the blocks that finished stages lack.
+    images: multiscale images that neuroglancer shows instead of the volumes of the same name; levelled: the same for
+    the segmentations of a merge function; failed: blocks that are missing in finished stages.
     """
 
     volumes: Mapping[str, Volume]
@@ -40,31 +40,31 @@ class Gallery:
 
     @cached_property
     def folders(self) -> dict[str, Path]:
-        """The folder of each volume or of its image: all that is served of the disk."""
+        """The folder of each volume or of its image. Nothing else on disk is served."""
         return {name: Path(volume.where) for name, volume in self.volumes.items()} | dict(self.images)
 
     def layers(self) -> tuple[ViewerLayer, ...]:
-        """The layers of a viewer, their paths below the served address."""
+        """The layers of the viewer, with paths relative to the served address."""
         plain = viewer_layers(
             {name: Placed(f"volumes/{name}", v.geometry, v.array_axes) for name, v in self.volumes.items()}
         )
         stepped = [self._stepped(merge_function) for merge_function in self.relabelled]
-        # what a slider changes is shown; the written segmentation is one of its steps
+        # the slider's layer already shows the written segmentation as one of its steps
         hidden = {"segmentation"} if any(layer.visible for layer in stepped) else set()
         shown = (replace(layer, visible=layer.visible and layer.name not in hidden) for layer in plain)
         return (*(replace(layer, places_itself=layer.name in self.images) for layer in shown), *stepped)
 
     def thresholds_file(self, merge_function: str, parts: Sequence[str]) -> bytes | None:
-        """A file of the array, or of the image, of all thresholds of a merge function; None if there is none."""
+        """A file of the array (or image) of all thresholds of a merge function; None if there is none."""
         shown: Mapping[str, RelabelledVolume | RelabelledImage] = {**self.relabelled, **self.levelled}
         return shown[merge_function].file(parts) if merge_function in shown else None
 
     def state(self, address: str, position_nm: Nm3 | None = None) -> dict[str, Any]:
-        """The state of neuroglancer, everything served at `address`."""
+        """The state of neuroglancer for a server at `address`."""
         return neuroglancer_state(self.layers(), address, position_nm, self.failed)
 
     def _stepped(self, merge_function: str) -> ViewerLayer:
-        """One layer for all thresholds of a merge function, opened at the chosen one or in their middle."""
+        """One layer for all thresholds of a merge function, opened at the chosen threshold or at the middle one."""
         volume = self.relabelled[merge_function]
         thresholds = [lut.threshold for lut in volume.luts]
         is_chosen = self.chosen is not None and self.chosen[0] == merge_function
@@ -78,9 +78,9 @@ class Gallery:
 
 
 def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
-    """Open what is there, finished or not, and its coarser levels if an export is named.
+    """Open all volumes that exist, finished or not, and their coarser levels if an export is named.
 
-    Raises MissingInput (66) if there is nothing yet, and as `exported_images`.
+    Raises MissingInput (66) if there is no volume yet, and the errors of `exported_images`.
     """
     shown = shown_volumes(experiment.layout, _truth_dataset(experiment), others=True)
     if not shown:
@@ -95,7 +95,7 @@ def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
 
 
 def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[str, RelabelledVolume]:
-    """By merge function; only tables that were made of these very fragments."""
+    """Segmentations by merge function, with the lookup tables that belong to the current fragments."""
     watershed = _manifest(experiment, "watershed")
     if watershed is None or "fragments" not in volumes:
         return {}
@@ -111,7 +111,7 @@ def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[s
 
 
 def _levelled(relabelled: Mapping[str, RelabelledVolume], image: Path | None) -> dict[str, RelabelledImage]:
-    """By merge function, if the fragments were exported."""
+    """Multiscale segmentations by merge function, if the fragments were exported."""
     if image is None:
         return {}
     return {name: relabelled_image(image, volume.luts, volume.shelf) for name, volume in relabelled.items()}

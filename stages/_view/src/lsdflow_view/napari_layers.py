@@ -1,7 +1,7 @@
-"""The layers of an experiment as napari takes them: the name of the viewer's method and its arguments.
+"""The layers of an experiment for napari: the name of the viewer's method and its arguments.
 
-napari places the centre of an array's first voxel, in whatever unit the scale has: nm here. The contract places its
-corner, so half a voxel is added. Arrays stay on disk: a layer reads what it shows.
+napari positions the centre of an array's first voxel, in the unit of the scale (here nm). The contract positions its
+corner, so half a voxel is added. Arrays stay on disk; a layer reads only what it shows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Corner = Sequence[int]
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What napari needs of an array: shape, dtype, and parts of it by slices and whole numbers."""
+    """An array on disk for napari: shape, dtype, and indexing by slices and integers."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -35,7 +35,7 @@ class OnDisk:
         return len(self.shape)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        """Slices (also with steps) and numbers; what is not named is taken whole."""
+        """Values for slices (also with steps) and integers; missing axes are read in full."""
         named = key if isinstance(key, tuple) else (key,)
         if Ellipsis in named:
             at = named.index(Ellipsis)
@@ -47,7 +47,7 @@ class OnDisk:
         return values[tuple(inner)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """All of it, for those who insist."""
+        """The whole array in memory."""
         return np.array(self[...], dtype=dtype, copy=True if copy is None else copy)
 
 
@@ -61,12 +61,12 @@ class NapariLayer:
 
 
 def napari_layers(gallery: Gallery) -> tuple[NapariLayer, ...]:
-    """All layers, first those at the bottom; three channels of LSDs and affinities are three images that add up."""
+    """All layers, the bottom one first; three channels of LSDs and affinities are three additive images."""
     return tuple(made for layer in gallery.layers() for made in _layers(gallery, layer))
 
 
 def centre_nm(layer: ViewerLayer) -> Nm3:
-    """Where napari places a layer: the centre of its first voxel."""
+    """The translation of a layer in napari: the centre of its first voxel."""
     z, y, x = (o + v / 2 for o, v in zip(layer.offset_nm, layer.voxel_size_nm, strict=True))
     return z, y, x
 
@@ -89,7 +89,7 @@ def _layers(gallery: Gallery, layer: ViewerLayer) -> Iterator[NapariLayer]:
 
 
 def _place(layer: ViewerLayer) -> dict[str, Any]:
-    """Scale, offset, units and names of the axes; steps count as pixels."""
+    """Scale, offset, units and names of the axes; the unit of the threshold axis is the pixel."""
     stepped = layer.steps is not None
     return {
         "scale": (*([1.0] * stepped), *layer.voxel_size_nm),
@@ -101,7 +101,7 @@ def _place(layer: ViewerLayer) -> dict[str, Any]:
 
 
 def first_steps(gallery: Gallery) -> tuple[int, ...]:
-    """The step that is shown first, of the axis before z, y, x; none where no layer has steps."""
+    """The initial step of the threshold axis before z, y, x; empty if no layer has one."""
     return tuple(layer.steps.first for layer in gallery.layers() if layer.steps and layer.visible)[:1]
 
 

@@ -1,4 +1,4 @@
-"""`lsdflow-view show --napari`: the layers of an experiment in a window of napari, where that is installed."""
+"""`lsdflow-view show --napari`: the layers of an experiment in a napari window, if napari is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lsdflow_view.napari_layers import first_steps, napari_layers
 
 
 def open_napari(gallery: Gallery, position_nm: Nm3 | None) -> None:
-    """Show it until the window is closed. MissingInput if napari is not installed beside this command."""
+    """Show the layers until the window is closed. MissingInput if napari is not installed in this environment."""
     try:
         import napari
     except ImportError as error:

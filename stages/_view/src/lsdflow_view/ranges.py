@@ -1,4 +1,4 @@
-"""The part of a file that a request asks for: one range of bytes, as readers of shards ask for chunks."""
+"""The Range header of a request: one range of bytes, as readers of shards use it for chunks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _ONE_RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)
 
 
 class NoSuchRange(ValueError):
-    """The range begins behind the end of the file."""
+    """The range begins after the end of the file."""
 
 
 def wanted_range(header: str | None, size: int) -> tuple[int, int] | None:
     """First and one past the last byte that `bytes=a-b`, `bytes=a-` or `bytes=-n` names in a file of `size` bytes.
 
-    None for the whole file: no header, several ranges, or a form that is not known (a server may then send all of it).
-    Raises NoSuchRange if there is no such byte.
+    None for the whole file: no header, several ranges, or an unknown form (a server may then send the whole file).
+    Raises NoSuchRange if the range holds no byte of the file.
     """
     match = _ONE_RANGE.match(header.strip()) if header else None
     if match is None or match.groups() == ("", ""):

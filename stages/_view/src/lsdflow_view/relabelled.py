@@ -1,9 +1,9 @@
-"""Segmentations of all thresholds without writing one: the fragments, looked up in a table when a chunk is asked for.
+"""Segmentations at all thresholds, computed on request: a chunk of the fragments is mapped through a lookup table.
 
     chunk (threshold, z, y, x)  ->  fragments of that chunk, from disk  ->  lookup table of that threshold  ->  zstd
 
-To a reader this is one zarr 3 array (threshold, z, y, x) of uint64 with the chunks of the fragments. In memory: a few
-lookup tables and the chunks that are asked for at this moment.
+A reader sees one zarr 3 array (threshold, z, y, x) of uint64 with the chunks of the fragments. Memory holds a few
+lookup tables and the chunks that are requested at the moment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FASTEST = 1
 
 
 class LutShelf:
-    """Lookup tables as they were used last, until `kept_bytes` are full; the newest always stays."""
+    """A cache of the most recently used lookup tables, of at most `kept_bytes`; the newest table is always kept."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
@@ -40,7 +40,7 @@ class LutShelf:
         self._lock = Lock()
 
     def table(self, path: Path) -> Lut:
-        """The table of a file, read at most once while it is kept. BadData if its fragments do not ascend."""
+        """The table of a file, read once while it is cached. BadData if its fragment ids do not ascend."""
         with self._lock:
             if path not in self._tables:
                 self._tables[path] = _ascending(path)
@@ -88,7 +88,7 @@ class RelabelledVolume:
         return json.dumps(described).encode()
 
     def file(self, parts: Sequence[str]) -> bytes | None:
-        """The content of a file of the array, `zarr.json` or `c/<threshold>/<z>/<y>/<x>`; None if there is none."""
+        """The content of a file of the array, `zarr.json` or `c/<threshold>/<z>/<y>/<x>`; None if it does not exist."""
         if list(parts) == ["zarr.json"]:
             return self.metadata()
         if len(parts) != 5 or parts[0] != "c" or not all(p.isascii() and p.isdecimal() for p in parts[1:]):
@@ -98,12 +98,12 @@ class RelabelledVolume:
         return None if chunk is None else bytes(Zstd(FASTEST).encode(chunk))
 
     def read(self, threshold: int, box: Box) -> UInt64s:
-        """Segment ids of `box` (z, y, x) under the table with this number."""
+        """Segment ids of `box` (z, y, x) with the lookup table of this number."""
         lut = self.shelf.table(self.luts[threshold].path)
         return relabel(self.fragments.read(box), lut, str(box))
 
     def _chunk(self, threshold: int, place: Sequence[int]) -> UInt64s | None:
-        """A whole chunk, 0 beyond the end of the volume; None outside of it and where no fragments were made."""
+        """A whole chunk, 0 beyond the end of the volume; None outside of it and where there are no fragments."""
         edges, whole = self.fragments.read_shape_vox, self.fragments.box
         box = Box(_times(place, edges), edges).intersect(whole)
         if box.is_empty or threshold >= len(self.luts) or not self.fragments.holds(box):
@@ -114,7 +114,7 @@ class RelabelledVolume:
 
 
 def relabel(fragments: UInt64s, lut: Lut, where: str) -> UInt64s:
-    """The segment of each voxel; 0 stays 0. BadData, naming `where`, for a fragment that the table does not know.
+    """The segment of each voxel; 0 stays 0. BadData, naming `where`, if the table lacks a fragment.
 
     Ids repeat along x: each run of equal voxels is looked up once.
     """

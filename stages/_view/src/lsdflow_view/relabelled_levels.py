@@ -1,10 +1,10 @@
-"""The segmentations of all thresholds in the levels of an export: its fragments of each level, looked up on demand.
+"""The segmentations at all thresholds with coarser levels: the fragments of an export, looked up on request.
 
-    zarr.json              an OME-NGFF image (threshold, z, y, x); space as the export's image of the fragments tells it
+    zarr.json              an OME-NGFF image (threshold, z, y, x); z, y, x as in the export's image of the fragments
     <level>/zarr.json, <level>/c/<threshold>/<z>/<y>/<x>
 
-A voxel of a coarser level is the most frequent fragment of its bin, so it shows the segment of that fragment: for the
-eye, from afar. Level 0 has the voxels of the experiment.
+A voxel of a coarser level is the most frequent fragment of its bin and shows the segment of that fragment, which is
+not always the most frequent segment. Level 0 has the voxels of the experiment.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lsdflow_view.relabelled import AXIS, LutShelf, RelabelledVolume
 
 @dataclass(frozen=True)
 class RelabelledImage:
-    """The array of each level, finest first, and the attributes that tell where each of them lies."""
+    """The array of each level, finest first, and the attributes with the position of each level."""
 
     levels: tuple[RelabelledVolume, ...]
     attributes: dict[str, Any]
 
     def file(self, parts: Sequence[str]) -> bytes | None:
-        """The content of a file of the image; None if there is none."""
+        """The content of a file of the image; None if it does not exist."""
         match tuple(parts):
             case ("zarr.json",):
                 group = {"zarr_format": 3, "node_type": "group", "attributes": self.attributes}
@@ -41,7 +41,7 @@ class RelabelledImage:
 
 
 def relabelled_image(folder: Path, luts: tuple[KnownLut, ...], shelf: LutShelf) -> RelabelledImage:
-    """The exported image of the fragments in `folder`, under each of `luts`."""
+    """The exported image of the fragments in `folder`, mapped through each of `luts`."""
     (multiscale,) = read_json(folder / "zarr.json")["attributes"]["ome"]["multiscales"]
     datasets = [_with_thresholds(dataset) for dataset in multiscale["datasets"]]
     axes = [{"name": AXIS}, *multiscale["axes"]]
@@ -51,7 +51,7 @@ def relabelled_image(folder: Path, luts: tuple[KnownLut, ...], shelf: LutShelf) 
 
 
 def _with_thresholds(dataset: dict[str, Any]) -> dict[str, Any]:
-    """A level's path, scale and translation with those of the leading axis: thresholds are counted."""
+    """A level's path, scale and translation, extended by the threshold axis (scale 1, by index)."""
     leading = {"scale": 1.0, "translation": 0.0}
     moved = [
         {"type": one["type"], one["type"]: [leading[one["type"]], *one[one["type"]]]}

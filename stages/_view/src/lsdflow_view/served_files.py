@@ -1,4 +1,4 @@
-"""Which file an address means: nothing outside the folders that are served, by whatever dots, links or characters."""
+"""The file for the path of a request. Dots, links or encoded characters cannot lead out of the served folders."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FORBIDDEN_PARTS = {"", ".", ".."}
 
 
 def parts_of(target: str) -> tuple[str, ...] | None:
-    """The decoded parts of the path of a request, without its query; None if one of them is no plain name.
+    """The decoded parts of the path of a request, without its query; None if one of them is not a plain name.
 
-    Each part is decoded once, after the path was cut: an encoded slash stays within a part and is refused.
+    Each part is decoded once, after the path is split, so an encoded slash stays within a part and is refused.
     """
     path = target.partition("?")[0].partition("#")[0]
     if not path.startswith("/"):
@@ -24,7 +24,7 @@ def parts_of(target: str) -> tuple[str, ...] | None:
 
 
 def file_in(folder: Path, parts: Sequence[str]) -> Path | None:
-    """The file below `folder` with this name; None if there is none, or if a link leads out of the folder."""
+    """The file below `folder` with this name; None if it does not exist or if a link leads out of the folder."""
     try:
         root = folder.resolve(strict=True)
         found = root.joinpath(*parts).resolve(strict=True)

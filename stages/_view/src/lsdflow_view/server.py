@@ -1,13 +1,13 @@
-"""The HTTP server of the viewer: its client, the state, volumes from disk, and relabelled chunks; reading only.
+"""The read-only HTTP server of the viewer: neuroglancer's client, its state, volumes on disk, and relabelled chunks.
 
-    /TOKEN/                              to the viewer, opened on the state
-    /TOKEN/v/view/...                    neuroglancer, as its wheel brings it, at the path where this client must lie
-    /TOKEN/events/view                   what the client waits on; it says nothing, and its end tells that we ended
-    /TOKEN/state.json                    layers, places, position
+    /TOKEN/                              redirects to the viewer with the state
+    /TOKEN/v/view/...                    neuroglancer from its wheel, at the path that this client requires
+    /TOKEN/events/view                   a stream without events; its end shows the client that the server ended
+    /TOKEN/state.json                    layers, their geometry, position
     /TOKEN/volumes/NAME/...              files of one array, also by ranges of bytes
-    /TOKEN/thresholds/MERGE_FUNCTION/... the array (with an export: the image) of all thresholds, made when asked for
+    /TOKEN/thresholds/MERGE_FUNCTION/... the array (with an export: the image) of all thresholds, made on request
 
-The page and the data have one origin, so no other site is let in (no cross-origin headers).
+The page and the data have the same origin. There are no cross-origin headers, so other sites have no access.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ EVERY_ANSWER = {
 
 @dataclass(frozen=True)
 class Site:
-    """What is served: a gallery and the folder of the client, opened at a position."""
+    """The served content: a gallery and the folder of the client, opened at a position."""
 
     gallery: Gallery
     client: Path
     position_nm: Nm3 | None = None
 
     def find(self, parts: Sequence[str], address: str) -> Path | bytes | None:
-        """The file or the content of a path behind the token; None if there is none."""
+        """The file or the content for a path after the token; None if there is none."""
         match tuple(parts):
             case ("state.json",):
                 return json.dumps(self.gallery.state(address, self.position_nm)).encode()
@@ -68,7 +68,7 @@ class Site:
 
 
 class ViewServer(ThreadingHTTPServer):
-    """Listens on one address; a thread for each connection."""
+    """An HTTP server on one address, with a thread for each connection."""
 
     daemon_threads = True
 
@@ -87,16 +87,16 @@ class ViewServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the viewer, token and all."""
+        """The address of the viewer, including the token."""
         return f"http://{self.host}:{self.server_address[1]}/{self.door.token}/"
 
     def shutdown(self) -> None:
-        """Let the clients that wait go, then stop."""
+        """End the event streams, then stop."""
         self.ending.set()
         super().shutdown()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes a connection is no error of ours; anything else is."""
+        """Ignore connections that the browser closed; report all other errors."""
         del request
         ended = isinstance(sys.exception(), ConnectionError | TimeoutError)
         LOG.log(logging.DEBUG if ended else logging.ERROR, "a request of %s ended", client_address, exc_info=True)
@@ -115,15 +115,15 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_S
 
     def do_GET(self) -> None:
-        """Answer with content."""
+        """Answer a GET request with content."""
         self._answer()
 
     def do_HEAD(self) -> None:
-        """Answer without content."""
+        """Answer a HEAD request without content."""
         self._answer()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
-        """Requests are told with --debug logging only, and without the token."""
+        """Log requests with --debug only, and without the token."""
         LOG.debug("%s", (format % args).replace(self.server.door.token, "TOKEN"))
 
     def _answer(self) -> None:
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin(HTTPStatus.FOUND, "text/plain", 0, told)
 
     def _stay_connected(self) -> None:
-        """A stream of events without events: a word of comment finds out whether the page is still there."""
+        """Keep the event stream open; a regular comment in it detects when the page has gone."""
         self.close_connection = True
         self.send_response(HTTPStatus.OK)
         for name, value in {**EVERY_ANSWER, "Content-Type": "text/event-stream", "Connection": "close"}.items():
@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
 
     def _address(self) -> str:
-        """As the browser knows it: through a tunnel, another port."""
+        """The server's address as the browser sees it; through a tunnel the port may differ."""
         return f"http://{self._host()}/{self.server.door.token}"
 
     def _host(self) -> str | None:

@@ -1,4 +1,4 @@
-"""`lsdflow-view show`: serve an experiment, tell the address, open a browser, go on until somebody ends it."""
+"""`lsdflow-view show`: serve an experiment, print the address, open a browser, and run until the user stops it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lsdflow_view.server import Site, ViewServer, client_folder
 ENDS = (signal.SIGINT, signal.SIGTERM)
 LOOK_AGAIN_S = 0.2
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
-# From here on a panel that shows the whole volume asks for thousands of chunks.
+# A panel that shows a whole volume of this edge or more requests thousands of chunks.
 LARGE_VOX = 2048
 
 
@@ -43,10 +43,10 @@ class Listening:
 def show_experiment(
     experiment: Experiment, listening: Listening | None, at: str | None = None, export: Path | None = None
 ) -> None:
-    """In neuroglancer, served until it is ended; in a window of napari where nothing listens.
+    """Show an experiment in neuroglancer until the user stops it, or in a napari window if `listening` is None.
 
-    Raises MissingInput (66) for an experiment without volumes, UsageError (2) for a wrong position or address, and as
-    `exported_images`.
+    Raises MissingInput (66) for an experiment without volumes, UsageError (2) for a wrong position or address, and the
+    errors of `exported_images`.
     """
     if export is not None and listening is None:
         raise UsageError("napari shows the volumes themselves", where="--export", fix="leave --napari or --export out")
@@ -73,7 +73,7 @@ def serve(site: Site, listening: Listening) -> None:
 
 
 def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
-    """`z,y,x` in nm of the world, or with another unit; "48, 80, 80 vox": the middle of this voxel of the target.
+    """The position in nm: `z,y,x` in nm of the world or in another unit; "48, 80, 80 vox" is the centre of that voxel.
 
     UsageError for anything else.
     """
@@ -84,7 +84,7 @@ def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
         lengths = Lengths.parse(f"{at} nm" if plain else at)
     except ValueError as error:
         raise UsageError("that is no position", where="--at", wanted="z,y,x", found=error) from error
-    grid = next(iter(gallery.volumes.values())).geometry  # raw, the first that is made
+    grid = next(iter(gallery.volumes.values())).geometry  # raw, if it exists: the first volume that is written
     along = lengths.to_nm(grid.voxel_size_nm)
     if lengths.unit != "vox":
         return along
@@ -111,11 +111,11 @@ def _advice(gallery: Gallery) -> str:
 
 @contextmanager
 def _until_ended() -> Iterator[Callable[[], None]]:
-    """Gives a function that waits for SIGINT or SIGTERM, one or several; handlers are put back after.
+    """Yields a function that waits for SIGINT or SIGTERM; the handlers are restored afterwards.
 
-    Handlers run in the main thread, between two of its steps. So what they touch must not be locked by the wait
-    itself (an Event may be, a SimpleQueue is not), and the wait must come back by itself: a signal that arrives as it
-    begins wakes nobody.
+    Handlers run in the main thread, between two of its instructions. So they must not use a lock that the wait itself
+    may hold (an Event has one, a SimpleQueue has none), and the wait must return regularly: a signal that arrives as
+    it begins does not wake it.
     """
     ended: SimpleQueue[int] = SimpleQueue()
 
@@ -133,8 +133,11 @@ def _until_ended() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def browser_on(url: str | None) -> Iterator[None]:
-    """Open a browser where there is a screen. The address goes by a file that only its user can read: arguments of
-    programs can be read by everybody on the machine."""
+    """Open a browser if there is a screen.
+
+    The address is passed in a file that only its user can read, because everybody on the machine can read the arguments
+    of a program.
+    """
     if url is None or not any(os.environ.get(name) for name in DISPLAYS):
         yield
         return

@@ -1,1 +1,1 @@
-"""Agglomerate stage: how likely two touching fragments are one neuron; the edges of the region graph."""
+"""Agglomerate stage: scores how likely two touching fragments are one neuron, as edges of the region graph."""

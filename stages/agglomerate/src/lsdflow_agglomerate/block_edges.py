@@ -1,8 +1,8 @@
-"""The edges of one block of fragments that end at block faces (id_mode = blocks): scored in the read box, each once.
+"""The edges of one block for fragments that end at block faces (id_mode = blocks); each edge is scored once.
 
-+--------+--------+     A fragment is wholly inside the block that made it, so everything that it touches is seen from
-|   u    |  v     |     that block with one voxel of context: the edge u-v, u < v, is complete in the block of u, and
-|   +====+===+    |     the block of v leaves it out.
++--------+--------+     A fragment is completely inside its own block, so with one voxel of context this block contains
+|   u    |  v     |     all its contacts. The edge u-v, u < v, is complete in the block of u, and the block of v
+|   +====+===+    |     leaves it out.
 +--------+--------+
 """
 
@@ -21,7 +21,7 @@ from lsdflow_contract.graph import RagEdges
 
 @dataclass(frozen=True)
 class FragmentNaming:
-    """How watershed named its fragments (mode `blocks`): id = row-major block number * voxels per block + local number.
+    """The ids of fragments in mode `blocks`: id = row-major block number * voxels per block + local number.
 
     Blocks of `block_shape_vox` are counted from `total.begin_vox`.
     """
@@ -31,7 +31,7 @@ class FragmentNaming:
     voxels_per_block: int
 
     def block_begins_vox(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """First voxel (N, 3) of the blocks that made the fragments `ids` (N,), all > 0."""
+        """First voxel (N, 3) of the blocks of the fragments `ids` (N,), all > 0."""
         number = ((ids - np.uint64(1)) // np.uint64(self.voxels_per_block)).astype(np.int64)
         _, ny, nx = (-(-t // b) for t, b in zip(self.total.shape_vox, self.block_shape_vox, strict=True))
         index = np.stack([number // (ny * nx), number // nx % ny, number % nx], axis=1)
@@ -39,7 +39,7 @@ class FragmentNaming:
         return begins
 
     def made_in(self, ids: NDArray[np.uint64], box: Box) -> NDArray[np.bool_]:
-        """Which of the fragments (N,) were made by a block inside `box`, which consists of whole blocks."""
+        """Which of the fragments (N,) belong to a block inside `box`, which consists of whole blocks."""
         begins = self.block_begins_vox(ids)
         inside = (begins >= np.asarray(box.begin_vox)) & (begins < np.asarray(box.end_vox))
         whole: NDArray[np.bool_] = np.all(inside, axis=1)
@@ -47,13 +47,13 @@ class FragmentNaming:
 
 
 def owned_edges(edges: RagEdges, naming: FragmentNaming, write: Box) -> RagEdges:
-    """Keep the edges that the block with this write box has to score."""
+    """The edges that the block with this write box scores."""
     kept = naming.made_in(edges.u, write)
     return RagEdges(edges.u[kept], edges.v[kept], edges.merge_score[kept])
 
 
 def check_names(fragments: NDArray[np.uint64], naming: FragmentNaming, write: Box) -> None:
-    """Refuse fragments of a write box that have ids of another block: edges would be lost or counted twice.
+    """Raise an error if fragments of a write box have ids of another block: edges would be lost or counted twice.
 
     :raises BadData: names the first such id.
     """
@@ -76,7 +76,7 @@ def edges_of_block(
     naming: FragmentNaming,
     merge_functions: tuple[str, ...],
 ) -> dict[str, RagEdges]:
-    """Score the edges of a block; those of other blocks, seen in the context, are left out.
+    """Score the edges of a block; edges of other blocks in the context are left out.
 
     :param affs: (3, z, y, x) u8 of the read box.
     :param fragments: (z, y, x) ids of the read box, 0 = none.

@@ -1,4 +1,4 @@
-"""How the volume is cut into blocks: whole blocks of watershed, read with at least one voxel around them."""
+"""Plans the blocks: each consists of whole blocks of watershed and is read with at least one voxel of context."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.geometry import Geometry, Nm3, Vox3
 from lsdflow_runtime.blocks import BlockPlan, block_plan
 
-# Edge of a super-block: its graph takes about 2 GB on FIB-25 (50,000 rows of faces per million voxels).
+# Edge of a super-block: its graph needs about 2 GB on FIB-25 (50,000 rows of faces per million voxels).
 SUPER_BLOCK_VOX = 768
 
 
 def plan_blocks(
     config: AgglomerateConfig, naming: FragmentNaming, watershed_context_vox: Vox3, voxel_size_nm: Nm3
 ) -> BlockPlan:
-    """Blocks of the region that watershed has cut into fragments.
+    """Blocks of the region for which watershed has computed fragments.
 
-    :raises ConfigError: a block is no whole number of watershed's blocks, or there is no context.
+    :raises ConfigError: a block is not a whole number of watershed's blocks, or there is no context.
     """
     shape_vox = naming.block_shape_vox
     if config.block_shape is not None:
@@ -30,9 +30,9 @@ def plan_blocks(
 
 
 def plan_faces(config: AgglomerateConfig, naming: FragmentNaming, voxel_size_nm: Nm3) -> BlockPlan:
-    """Blocks whose faces are counted (seamless fragments): any shape gives the same sums.
+    """Blocks whose faces are counted (seamless fragments); the sums do not depend on their shape.
 
-    :raises ConfigError: a block is no whole number of voxels, or a context is set: no score is made from a block.
+    :raises ConfigError: a block is not a whole number of voxels, or a context is set although blocks are not scored.
     """
     if config.context is not None:
         raise ConfigError(
@@ -54,9 +54,9 @@ def plan_super_blocks(
     watershed_context_vox: Vox3,
     grid: Geometry,
 ) -> SuperBlocks:
-    """Parts of the volume whose graphs are agglomerated on their own, then joined (seamless fragments).
+    """Super-blocks of the volume: their graphs are agglomerated separately, then joined (seamless fragments).
 
-    :raises ConfigError: a super-block is no whole number of blocks.
+    :raises ConfigError: a super-block is not a whole number of blocks.
     """
     edges = faces.write_shape_vox
     shape_vox = _three(max(1, SUPER_BLOCK_VOX // edge) * edge for edge in edges)
@@ -70,14 +70,14 @@ def plan_super_blocks(
                 found=shape_vox,
                 fix="leave super_block out",
             )
-    # A block that super-blocks cut sees seeds beyond the cut by as much as it reaches across.
+    # A watershed block that a super-block cuts reads seeds beyond the cut, as far as it extends across.
     cut = (w if s % w else 1 for s, w in zip(shape_vox, naming.block_shape_vox, strict=True))
     reach_vox = _three(context + c - 1 for context, c in zip(watershed_context_vox, cut, strict=True))
     return SuperBlocks(faces, shape_vox, reach_vox, grid.shape_vox)
 
 
 def check_whole_blocks(shape_vox: Vox3, watershed_shape_vox: Vox3) -> None:
-    """Refuse blocks that would cut a block of watershed: the owner of an edge would not be clear."""
+    """Raise ConfigError if blocks cut a block of watershed, because the owner of an edge would be ambiguous."""
     if any(s < w or s % w for s, w in zip(shape_vox, watershed_shape_vox, strict=True)):
         raise ConfigError(
             "a block must be made of whole blocks of watershed",
@@ -91,7 +91,7 @@ def check_whole_blocks(shape_vox: Vox3, watershed_shape_vox: Vox3) -> None:
 def context_vox(config: AgglomerateConfig, watershed_context_vox: Vox3, voxel_size_nm: Nm3) -> Vox3:
     """The configured context, or that of watershed (then at least one voxel).
 
-    :raises ConfigError: a configured context is below one voxel: faces between blocks would not be seen.
+    :raises ConfigError: a configured context is below one voxel, so that faces between blocks would be missed.
     """
     if config.context is None:
         z, y, x = (max(1, c) for c in watershed_context_vox)

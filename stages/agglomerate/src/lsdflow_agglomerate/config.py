@@ -15,7 +15,7 @@ MergeFunction = Annotated[str, Field(json_schema_extra={"enum": list(MERGE_FUNCT
 
 
 class AgglomerateConfig(StrictModel):
-    """How touching fragments are scored, and how the volume is cut into blocks."""
+    """Options for the scores of touching fragments, and for the blocks."""
 
     merge_functions: tuple[MergeFunction, ...] = Field(
         default=DEFAULT_MERGE_FUNCTIONS,
@@ -57,9 +57,9 @@ class AgglomerateConfig(StrictModel):
         return names
 
     def parameters(self) -> dict[str, Any]:
-        """All options that can change a result, as plain values: how super-blocks are cut cannot.
+        """All options that can change the result, as plain values; the shape of super-blocks cannot.
 
-        With affinities those of LSDs are left out: graphs of before they were there keep their keys.
+        If scores are from affinities, the options of LSDs are left out, so that older graphs keep their keys.
         """
         without = {"super_block", *(("scored_from", "lsd_sigma") if self.scored_from == "affinities" else ())}
         return self.model_dump(mode="json", exclude=without)

@@ -1,18 +1,18 @@
-"""Complete faces: the counts by which every pair of touching fragments is scored, added up from the rows of all blocks.
+"""Complete faces: the counts from which each pair of touching fragments is scored, summed over the rows of all blocks.
 
     block 1:  (u, v)  affinity 200: 3 faces                       pair (u, v)   180  200  201     rows first[p] to
     block 2:  (u, v)  affinity 180: 1 face, 200: 2 faces   --->                   1    5    2     first[p + 1] of pair p
     block 3:  (u, v)  affinity 201: 2 faces
 
-The rows of a block are ascending already, so nothing is sorted: two lists are merged in one run through both. A list
-waits until another one at least half as long comes (rows are merged some log2(blocks) times, not blocks times):
+The rows of a block are already ascending, so nothing is sorted: two lists are merged in one pass through both. A list
+waits until the next one is at least half as long (so rows are merged about log2(blocks) times, not blocks times):
 
     waiting, in rows:    900   300  |  100  + 60   -->   900   300  160   -->   900  460   -->   1360
 
-Counts are integers, so the sum does not depend on the order of the blocks, nor on where the blocks were cut.
+Counts are integers, so the sum does not depend on the order or the shape of the blocks.
 
-`origin` breaks ties (see hierarchical_merging): of a pair of fragments it is the pair itself; of a pair of regions, the
-last of the pairs of fragments that it is made of.
+`origin` breaks ties (see hierarchical_merging): for a pair of fragments it is the pair itself; for a pair of regions
+it is the last of the fragment pairs that it consists of.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Int64s = NDArray[np.int64]
 
 
 def sum_faces(parts: Iterable[RagFaces]) -> RagFaces:
-    """All rows, ascending by (u, v, affinity), each once; rows of one pair and affinity are added up."""
+    """All rows, ascending by (u, v, affinity), each once; rows of the same pair and affinity are summed."""
     waiting: list[Rows] = []
     for part in parts:
         waiting.append(_ascending(part))
@@ -46,14 +46,14 @@ def sum_faces(parts: Iterable[RagFaces]) -> RagFaces:
 
 
 def _ascending(part: RagFaces) -> Rows:
-    """The rows ascending, each once; blocks give them so, a database may give them in any order."""
+    """The rows in ascending order, each once; blocks provide this order, a database may not."""
     u, v, affinity, count = part.u, part.v, part.affinity, part.count
     if not _is_ascending(u, v, affinity):
         order = np.lexsort((affinity, v, u))
         u, v, affinity = u[order], v[order], affinity[order]
         begins = np.flatnonzero(np.append(True, (np.diff(u) != 0) | (np.diff(v) != 0) | (np.diff(affinity) != 0)))
         u, v, affinity, count = u[begins], v[begins], affinity[begins], np.add.reduceat(count[order], begins)
-    # what was read from a file may be closed to writing, for which the loop would be compiled again
+    # arrays read from a file may be read-only, for which numba would compile the loop again
     count = np.require(count, None, "W")
     return np.require(u, None, "W"), np.require(v, None, "W"), np.require(affinity, None, "W"), count
 
@@ -125,7 +125,7 @@ class FaceGraph:
 
 
 def add_faces(parts: Iterable[RagFaces]) -> FaceGraph:
-    """Add up the rows of all blocks."""
+    """The sum of the rows of all blocks."""
     merged = sum_faces(parts)
     pairs = _begins(merged.u, merged.v)
     u, v = merged.u[pairs], merged.v[pairs]
@@ -134,7 +134,7 @@ def add_faces(parts: Iterable[RagFaces]) -> FaceGraph:
 
 
 def join_graphs(graphs: Iterable[FaceGraph]) -> FaceGraph:
-    """One graph of several; pairs that are in more than one are added up."""
+    """One graph from several; pairs that occur in more than one are summed."""
     parts = list(graphs)
     summed = add_faces(_rows(graph) for graph in parts)
     u, v = (np.concatenate([np.zeros(0, np.uint64), *(getattr(p, name) for p in parts)]) for name in ("u", "v"))
@@ -145,13 +145,13 @@ def join_graphs(graphs: Iterable[FaceGraph]) -> FaceGraph:
 
 
 def rows_of(graph: FaceGraph) -> RegionFaces:
-    """A graph of regions as rows that can be stored; graph_of gives it back."""
+    """A graph of regions as rows that can be stored; graph_of is the inverse."""
     origin_u, origin_v = np.repeat(graph.origin, np.diff(graph.first), axis=0).T
     return RegionFaces(**vars(_rows(graph)), origin_u=origin_u.copy(), origin_v=origin_v.copy())
 
 
 def graph_of(rows: RegionFaces) -> FaceGraph:
-    """The graph of rows as rows_of made them."""
+    """The graph of rows from rows_of."""
     pairs = _begins(rows.u, rows.v)
     origin = np.stack([rows.origin_u[pairs], rows.origin_v[pairs]], axis=1)
     first = np.append(pairs, len(rows)).astype(np.int64)

@@ -1,10 +1,10 @@
-"""Faces of one block between fragments, counted by affinity: the part of every edge that is in this block.
+"""Faces between the fragments of one block, counted by affinity: the contribution of this block to every edge.
 
     +---+---+---+     A block counts the faces of its own voxels towards their lower neighbours (z - 1, y - 1, x - 1),
     |   |own    |     one layer of which belongs to the blocks before it. So each face of the volume is counted by
-    +---+---+---+     exactly one block, wherever the blocks are cut, and the counts of all blocks add up.
+    +---+---+---+     exactly one block, whatever their shape, and the counts of all blocks can be summed.
 
-Affinity c of voxel p says how surely p and its lower neighbour along axis c are one cell, in 1/255.
+Affinity c of voxel p is the certainty, in 1/255, that p and its lower neighbour along axis c are in the same cell.
 
 1. Find the voxels of a row that differ from their lower neighbours along z, y, x. Most voxels do not, so this is fast.
 
@@ -15,7 +15,7 @@ Affinity c of voxel p says how surely p and its lower neighbour along axis c are
 2. Look up each of these pairs in a hash table (open addressing, at most a fourth full), which numbers pairs in the
    order in which they are found: (4, 7) is 0, (5, 7) is 1.
 3. Sort the faces by affinity: count, then place.
-4. Go through them in that order. A pair gets a row for each affinity that it has; so the rows of each pair ascend, and
+4. Process them in that order. A pair gets a row for each affinity that it has, so the rows of each pair ascend, and
    only the pairs are sorted by ids.
 """
 
@@ -102,7 +102,7 @@ def _note_row(
     made: tuple[NDArray[np.int32], NDArray[np.uint8]],
     faces: int,
 ) -> tuple[int, int]:
-    """Note the faces between two rows; gives how many pairs and faces there are now."""
+    """Record the faces between two rows; returns the new numbers of pairs and faces."""
     pair, affinity = made
     count = 0
     for x in range(row.size):
@@ -124,7 +124,7 @@ def _note_row(
 
 @compiled
 def _place(table: UInt64s, u: Any, v: Any) -> np.int64:
-    """The index of a pair in the table, or the free one for it."""
+    """The index of a pair in the table, or a free index for it."""
     last = np.int64(table.shape[0] - 1)
     mixed = ((u * np.uint64(0x9E3779B97F4A7C15)) ^ v) * np.uint64(0xC2B2AE3D27D4EB4F)
     place = np.int64(mixed >> np.uint64(32)) & last
@@ -135,7 +135,7 @@ def _place(table: UInt64s, u: Any, v: Any) -> np.int64:
 
 @compiled
 def _with_room(table: UInt64s, pairs: int) -> UInt64s:
-    """A table with room for so many pairs: the same, or a larger one with the same entries."""
+    """A table with room for this many pairs: the same, or a larger one with the same entries."""
     size = table.shape[0]
     if size >= PLACES_PER_PAIR * pairs:
         return table

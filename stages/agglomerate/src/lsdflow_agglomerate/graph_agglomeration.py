@@ -1,15 +1,16 @@
-"""Agglomeration of a whole graph, or of a part of it: complete faces in, merge tree and scores of edges out.
+"""Agglomeration of a whole graph, or of a part of it: computes merge tree and edge scores from complete faces.
 
-Equal to waterz, run once on the whole volume with the same fragments, up to the order of equal scores; but from the
-graph alone, so that voxels are read once, block by block. How: hierarchical_merging. In parts (super-blocks):
+The result equals that of one waterz run on the whole volume with the same fragments, up to the order of equal scores.
+It needs the graph only, so voxels are read once, block by block. hierarchical_merging has the algorithm. In parts
+(super-blocks):
 
-    +---------+---------+      1. In each part, fragments that rows outside it name (^) wait, and whatever would merge
-    | o-o   ^ | ^   o-o |         with them first. The rest merges.
-    | | |  /  |  \\  | | |      2. Parts are joined two by two, or any other way: what is left of their graphs is added
-    | o-o-o   |   o-o-o |         up, and fewer fragments wait. At the top none does.
-    +---------+---------+      The merges of all parts together are those of the whole graph, whatever the parts.
-                               3. Back down: a pair that was not merged in its part has become a pair of regions, and
-                                  gets the score that was found for these above (settled).
+    +---------+---------+      1. In each part, fragments with faces outside of it (^) wait, and so does every region
+    | o-o   ^ | ^   o-o |         that would merge with them first. All others are merged.
+    | | |  /  |  \\  | | |      2. Parts are joined in pairs, or in any other way: the remaining graphs are summed, and
+    | o-o-o   |   o-o-o |         fewer fragments wait. At the top none waits.
+    +---------+---------+      Together, the merges of all parts are those of the whole graph, whatever the parts.
+                               3. On the way down, a pair that was not merged in its part has become a pair of regions,
+                                  and gets their score from the level above (settled).
 
 (Lu, Zlateski, Seung: Large-scale image segmentation based on distributed clustering algorithms, arXiv 2106.10795.)
 """
@@ -67,10 +68,10 @@ class MergeTree:
 
 @dataclass(frozen=True, eq=False)
 class SuperBlock:
-    """What came of a part of the graph: its merges, and the graph of the regions that are left.
+    """The result for a part of the graph: its merges, and the graph of the remaining regions.
 
-    Of each pair of the part (P,): the `score` of the merge that joined it, float32, or NaN; and the pair of `left` that
-    it has `become`, int64, -1 if it was joined.
+    For each pair of the part (P,): `score` of the merge that joined it, float32, or NaN; and `become`, int64, the index
+    of the pair in `left` that it is now, -1 if it was joined.
     """
 
     merges: MergeTree
@@ -89,15 +90,15 @@ def score_graph(graph: FaceGraph, merge_function: str) -> RagEdges:
 
 
 def graph_of_faces(graph: FaceGraph, merge_function: str) -> FaceGraph:
-    """What a merge function needs of complete faces: with initmax only the highest affinity of each, once."""
+    """The part of complete faces that a merge function uses: with initmax only the highest affinity of each, once."""
     return _highest_only(graph, np.ones(len(graph), bool)) if merge_function.endswith(INITMAX) else graph
 
 
 def graph_of_parts(left: Sequence[FaceGraph], merge_function: str) -> FaceGraph:
-    """The graph of a super-block, from what is left of its parts.
+    """The graph of a super-block, summed from the remaining graphs of its parts.
 
-    A pair that several parts name is a face that was cut between them: both its fragments waited, so nothing was added
-    to it yet. With initmax it counts its highest affinity once, like any other face.
+    A pair in several parts is a face that was cut between them. Both its fragments waited, so no merge has changed it
+    yet. With initmax it counts its highest affinity once, like any other face.
     """
     graph = join_graphs(left)
     if not merge_function.endswith(INITMAX):
@@ -112,10 +113,10 @@ def merge_tree(graph: FaceGraph, merge_function: str) -> MergeTree:
 
 
 def agglomerate_super_block(graph: FaceGraph, waiting: UInt64s, merge_function: str) -> SuperBlock:
-    """Merge in a part of the graph what would be merged if all of it were known.
+    """Do those merges in a part of the graph that are also made in the whole graph.
 
-    :param graph: all rows of the part (graph_of_faces), or the sum of what is left of smaller parts (graph_of_parts).
-    :param waiting: fragments (W,), at least those that rows outside the part name; none = the part is the whole.
+    :param graph: all rows of the part (graph_of_faces), or the summed remaining graphs of its parts (graph_of_parts).
+    :param waiting: fragments (W,), at least those with rows outside the part; none = the part is the whole graph.
     :param merge_function: a name of :data:`lsdflow_agglomerate.merge_functions.MERGE_FUNCTIONS`.
     """
     run = _Run.of(graph, waiting)
@@ -125,10 +126,10 @@ def agglomerate_super_block(graph: FaceGraph, waiting: UInt64s, merge_function: 
 
 
 def settled(graph: FaceGraph, part: SuperBlock, above: RagEdges) -> RagEdges:
-    """Scores of the pairs of a part, in their order.
+    """Final scores of the pairs of a part, in their order.
 
-    :param above: scores of the pairs that are left of the part, as the level above has settled them. Pairs that it does
-        not name are settled by another part.
+    :param above: final scores, from the level above, of the remaining pairs of the part. Pairs that are missing there
+        are scored by another part.
     """
     place = _places(part.left.u, part.left.v, above.u, above.v)
     open_pairs = part.become >= 0
@@ -140,7 +141,7 @@ def settled(graph: FaceGraph, part: SuperBlock, above: RagEdges) -> RagEdges:
 
 
 def _places(u: UInt64s, v: UInt64s, known_u: UInt64s, known_v: UInt64s) -> Int64s:
-    """The indices of pairs (N,) among the known ones (ascending by (u, v)); -1 = not there."""
+    """The indices of pairs (N,) in the known pairs (ascending by (u, v)); -1 = missing."""
     if not len(known_u) or not len(u):
         return np.full(len(u), -1, np.int64)
     ids = np.unique(np.concatenate([u, v, known_u, known_v]))
@@ -154,7 +155,7 @@ def _codes(ids: UInt64s, u: UInt64s, v: UInt64s) -> Int64s:
 
 
 def _highest_only(graph: FaceGraph, chosen: NDArray[np.bool_]) -> FaceGraph:
-    """Of the `chosen` pairs (P,) only the highest affinity, once."""
+    """The graph with only the highest affinity, counted once, for the `chosen` pairs (P,)."""
     last = np.zeros(len(graph.affinity), bool)
     last[graph.first[1:] - 1] = True
     of_chosen = np.repeat(chosen, np.diff(graph.first))
@@ -166,7 +167,7 @@ def _highest_only(graph: FaceGraph, chosen: NDArray[np.bool_]) -> FaceGraph:
 
 
 def quantile_of(merge_function: str) -> int:
-    """The quantile that a merge function scores by; MEAN or MEDIAN for these."""
+    """The quantile that a merge function uses; MEAN or MEDIAN for these functions."""
     if merge_function in _OTHERS:
         return _OTHERS[merge_function]
     return int(merge_function.removeprefix("hist_quant_").removesuffix(INITMAX))
@@ -183,7 +184,7 @@ class _Run:
 
     @classmethod
     def of(cls, graph: FaceGraph, waiting: UInt64s) -> _Run:
-        """Every fragment of the graph a region of its own; the ids `waiting` (uint64 (N,)) must not merge."""
+        """Start with one region per fragment of the graph; the ids `waiting` (uint64 (N,)) must not merge."""
         ids = np.unique(np.concatenate([graph.u, graph.v]))
         ends = np.stack([np.searchsorted(ids, graph.u), np.searchsorted(ids, graph.v)], axis=1).astype(np.int64)
         origins, origin = np.unique(graph.origin, axis=0, return_inverse=True)
@@ -191,7 +192,7 @@ class _Run:
         return cls(ids, origins, edges, new_nodes(ends.ravel(), np.isin(ids, waiting)))
 
     def merge(self, merge_function: str) -> MergeTree:
-        """Run the loop; the merges in their order, cheapest first."""
+        """Run the loop; returns the merges in their order, cheapest first."""
         merges = new_merges(len(self.ids))
         merge_regions(self.edges, self.nodes, new_table(len(self.edges.alive)), merges, quantile_of(merge_function))
         made = int(merges.made[0])
@@ -199,7 +200,7 @@ class _Run:
         return MergeTree(a, b, merges.score[:made], self.origins[merges.origin[:made]])
 
     def left(self) -> tuple[FaceGraph, Int64s]:
-        """The edges between the regions that are left; and for each edge of the input the one it has become, or -1."""
+        """The edges between the remaining regions; and for each edge of the input its index in these, or -1."""
         edges = self.edges
         alive = np.flatnonzero(edges.alive)
         names = self.nodes.smallest[edges.ends.reshape(-1, 2)[alive]]

@@ -1,19 +1,19 @@
-"""The loop of agglomeration on a graph: take the cheapest pair of regions, merge it, add up what became parallel.
+"""The loop of agglomeration on a graph: merge the cheapest pair of regions, and sum edges that became parallel.
 
           c              a and b are merged: a-c and b-c become one edge, whose histogram is the sum of both
         /   \\             score(a+b, c) is never below both score(a, c) and score(b, c)      (quantiles and means)
        a --- b
 
-1. Edges wait in a heap by (score, origin). Merging two edges keeps the cheaper one's place, marks it stale, and
-   rescores it when it comes to the top: it cannot have become cheaper (above), so nothing is taken too late.
-2. Ties: `origin` of an edge of the input is its rank, that of a merged edge the larger of the two. So no two edges are
-   equal, and (score, origin) of a merged edge is never below both it was made of, either. Then it does not matter in
-   which order pairs are merged that are each other's cheapest neighbour: there is one merge tree, whatever the order
-   of rows, the block grid or the super-blocks. Names of regions take no part in it.
-3. A region that waits (what touches it is not all known here) is not merged, and a region whose cheapest edge leads to
-   one that waits, waits as well. What is merged then is what would have been merged with everything known.
+1. Edges are in a heap by (score, origin). The merge of two edges keeps the heap entry of the cheaper one and marks it
+   stale. It is rescored when it reaches the top. It cannot have become cheaper (see above), so no merge is too late.
+2. Ties: `origin` of an input edge is its rank, that of a merged edge the larger of the two. So no two edges are equal,
+   and (score, origin) of a merged edge is never below both of its parts either. Then the order in which mutually
+   cheapest pairs are merged does not matter: there is one merge tree, whatever the order of rows, the block grid or
+   the super-blocks. The ids of regions have no influence.
+3. A region that waits (not all of its neighbours are known here) is not merged, and a region whose cheapest edge leads
+   to a waiting region also waits. So all merges are those of the whole graph.
 
-Of two regions the one with fewer edges is moved. The arrays: region_arrays.
+Of two regions the one with fewer edges is moved. The arrays are described in region_arrays.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lsdflow_agglomerate.region_arrays import (
 )
 from lsdflow_runtime.compiled import compiled
 
-# At this score nothing merges any more.
+# Edges with this score or more are not merged.
 HIGHEST_SCORE = 1.0
 
 Int64s = NDArray[np.int64]
@@ -45,7 +45,7 @@ Int64s = NDArray[np.int64]
 
 @compiled
 def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quantile: int) -> None:
-    """Merge while the cheapest score is below HIGHEST_SCORE; edges of regions that wait stay."""
+    """Merge while the cheapest score is below HIGHEST_SCORE; edges of waiting regions are not merged."""
     heap = np.empty(edges.alive.size, np.int64)
     size = 0
     for edge in range(edges.alive.size):
@@ -83,7 +83,7 @@ def merge_regions(edges: Edges, nodes: Nodes, table: Table, merges: Merges, quan
 
 @compiled
 def _score(edges: Edges, edge: int, quantile: int) -> np.float32:
-    """1 - mean, 1 - median, or, as waterz has it, 1 - middle of the bin of the quantile."""
+    """1 - mean, 1 - median, or 1 - middle of the bin of the quantile (as in waterz)."""
     faces = edges.faces[edge]
     if quantile == MEAN:
         return np.float32(1 - edges.total[edge] / (255 * faces))
@@ -95,7 +95,7 @@ def _score(edges: Edges, edge: int, quantile: int) -> np.float32:
 
 @compiled
 def _affinity_at(edges: Edges, edge: int, place: int) -> np.int64:
-    """The affinity at a place among those of the face, in ascending order."""
+    """The affinity at index `place` of the sorted affinities of a face."""
     row = edges.head[edge]
     while place >= edges.times[row]:
         place -= edges.times[row]
@@ -118,7 +118,7 @@ def _note(edges: Edges, nodes: Nodes, merges: Merges, edge: int) -> None:
 
 @compiled
 def _join(edges: Edges, nodes: Nodes, table: Table, edge: int) -> None:
-    """Move the region with fewer edges into the other."""
+    """Merge the two regions of an edge: the region with fewer edges becomes part of the other."""
     a, b = edges.ends[2 * edge], edges.ends[2 * edge + 1]
     if nodes.degree[a] < nodes.degree[b]:
         a, b = b, a
@@ -182,7 +182,7 @@ def _sift_up(heap: Int64s, place: int, edges: Edges) -> None:
 
 @compiled
 def _sift_down(heap: Int64s, size: int, edges: Edges) -> None:
-    """Let the top edge sink to its place."""
+    """Restore the heap order after a change of the top edge."""
     edge = heap[0]
     place = 0
     while 2 * place + 1 < size:

@@ -1,4 +1,4 @@
-"""What the stage reads: affinities of predict, fragments of watershed, and that they belong together."""
+"""Opens the affinities of predict and the fragments of watershed, and checks that they belong together."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from lsdflow_runtime.io.volumes import Volume, open_volume
 
 @dataclass(frozen=True)
 class AgglomerateInputs:
-    """Open inputs, addressed by voxels of the target grid; how the fragments are named; identities.
+    """Open inputs, addressed by voxels of the target grid; the scheme of fragment ids; identities.
 
-    `affs`: as predicted, or made of predicted LSDs. `seamless`: fragments cross block faces; else each is inside the
-    block that named it.
+    `affs`: predicted, or computed from predicted LSDs. `seamless`: fragments cross block faces; otherwise each is
+    inside one block.
     """
 
     grid: Geometry
@@ -39,12 +39,12 @@ class AgglomerateInputs:
 
 
 def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> AgglomerateInputs:
-    """Open what the stage reads.
+    """Open the inputs of the stage.
 
-    :raises MissingInput: predict or watershed has not finished, or an array is not there.
-    :raises ConfigError: edges are to be scored from LSDs whose sigma is not known.
-    :raises ContractMismatch: the fragments were made from other affinities, or named in another way.
-    :raises BadData: an array has another form than the contract says.
+    :raises MissingInput: predict or watershed has not finished, or an array is missing.
+    :raises ConfigError: edges are to be scored from LSDs of unknown sigma.
+    :raises ContractMismatch: the fragments are of other affinities, or have an unknown scheme of ids.
+    :raises BadData: an array does not have the form of the contract.
     """
     layout = experiment.layout
     predict = read_manifest(layout, "predict")
@@ -73,14 +73,14 @@ def open_inputs(experiment: Experiment, config: AgglomerateConfig) -> Agglomerat
 def _made_of_lsds(
     experiment: Experiment, config: AgglomerateConfig, predict: Manifest, fragments: Volume, grid: Geometry
 ) -> LsdAffinities:
-    """MissingInput (66) if no LSDs are stored, ConfigError (78) without their sigma."""
+    """Affinities from stored LSDs. MissingInput (66) if there are no LSDs, ConfigError (78) if sigma is unknown."""
     given = config.lsd_sigma.to_nm(grid.voxel_size_nm) if config.lsd_sigma else None
     sigma_nm = lsd_sigma_nm(experiment, predict, given, "agglomerate.lsd_sigma")
     return LsdAffinities(fragments, _open(*stored_lsds(experiment, predict), LSDS, grid), sigma_nm, grid.voxel_size_nm)
 
 
 def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
-    """Refuse fragments of other affinities, and ids that are named in an unknown way."""
+    """Raise ContractMismatch for fragments of other affinities or with an unknown scheme of ids."""
     if watershed.inputs.get("predict") != predict.identity:
         raise ContractMismatch(
             "the fragments were made from other affinities",
@@ -102,7 +102,7 @@ def check_lineage(predict: Manifest, watershed: Manifest, where: Path) -> None:
 def _open(container: Path, dataset: str, spec: ArraySpec, grid: Geometry) -> Volume:
     volume = open_volume(container, dataset, grid)
     if spec is AFFS:
-        # The three nearest come first, and are all that counts here.
+        # The three nearest come first; only these are used here.
         read_neighborhood(dict(volume.array.attrs), volume.channels, volume.dtype.name, volume.where)
     elif volume.channels != spec.channels or volume.dtype.name != spec.dtype:
         raise BadData(

@@ -1,4 +1,4 @@
-"""Affinities from local shape descriptors (LSDs): do two fragments look more like what the network saw if they are one?
+"""Affinities from LSDs: high where the predicted LSDs fit better to two fragments as one than to each alone.
 
 For every face between two fragments, voxel p on one side and q on the other:
 
@@ -11,13 +11,15 @@ For every face between two fragments, voxel p on one side and q on the other:
 L are the predicted LSDs, D_u those of the fragment u, D_uv those of u and v as one.
 1. List the faces of a box towards lower neighbours.
 2. Take the moments of each fragment around the voxels of its faces, on both sides, by convolutions on their box alone.
-3. The moments of u and v as one are the sum of both: a pair costs no convolution.
-4. Moments to channels, channels to affinities.
+3. The moments of u and v as one are the sum of both, so a pair needs no convolution.
+4. Convert moments to channels, and channels to affinities.
 
-A voxel's descriptors depend on labels within a fixed distance, which is read around the box: blocks change no bit.
-Source: LsdAgglomeration of the LSD paper's repository scores a merge by s(u + v) - s(u) - s(v), s the sum of squared
-differences; as an affinity of faces it goes through every merge function and agglomerates the whole graph. What the
-network gets wrong of both alike drops out of the difference. No exp: its last bit is not the same on every machine.
+A voxel's descriptors depend on labels within a fixed distance, which is read around the box, so the result does not
+depend on the blocks.
+Source: LsdAgglomeration in the repository of the LSD paper scores a merge by s(u + v) - s(u) - s(v), s being the sum of
+squared differences. As an affinity of faces, the score can be used with every merge function, and on the whole graph.
+Errors of the network that affect both terms cancel in the difference. There is no exp, because its last bit differs
+between machines.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ INSIDE, HALF = np.uint8(255), np.float32(0.5)
 
 @dataclass(frozen=True)
 class LsdAffinities:
-    """Reads as the volume of predicted affinities does: (3, z, y, x) u8, made of fragments and predicted LSDs."""
+    """A volume like that of predicted affinities, (3, z, y, x) u8, computed from fragments and predicted LSDs."""
 
     fragments: Volume
     lsds: Volume
@@ -63,7 +65,7 @@ def lsd_affinities(
     """Affinities (3, z, y, x) u8 of the first of `boxes`; 255 where there is no face between fragments.
 
     :param labels: ids of the second box and of `radius_vox` voxels around it, 0 = none.
-    :param predicted: LSDs (10, z, y, x) u8 of the second box: the first, and the layer below it where there is one.
+    :param predicted: LSDs (10, z, y, x) u8 of the second box: the first box, and the layer below it if there is one.
     """
     write, near = boxes
     radius = radius_vox(sigma_nm, voxel_size_nm)
@@ -88,7 +90,7 @@ def lsd_affinities(
 
 
 def _squared_error(moments: Floats, seen: Floats, sizes_nm: tuple[Nm3, Nm3]) -> Floats:
-    """Of the channels from `moments` (10, F) against those that were predicted, summed: (F,); sizes: sigma, voxels."""
+    """Sums (F,) of squared differences of the channels from `moments` (10, F) and those seen; sizes: sigma, voxels."""
     difference = channels_of(moments, *sizes_nm) - seen
     squared: Floats = (difference * difference).sum(axis=0)
     return squared
@@ -110,7 +112,7 @@ def _faces(own: UInt64s, before: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _moments(labels: UInt64s, wanted: UInt64s, voxels: Int64s, kernels: list[NDArray[np.float64]]) -> Floats:
-    """Moments (10, N) of the label wanted[n] around voxels[n], which are counted without the context of `labels`."""
+    """Moments (10, N) of the label wanted[n] around voxels[n], whose indices do not include the context of `labels`."""
     found = np.empty((CHANNELS, len(wanted)), np.float32)
     radius = [kernel.shape[1] // 2 for kernel in kernels]
     for label, rows in _by_label(wanted):
@@ -123,8 +125,8 @@ def _moments(labels: UInt64s, wanted: UInt64s, voxels: Int64s, kernels: list[NDA
 
 
 def _by_label(wanted: UInt64s) -> Iterator[tuple[np.uint64, Int64s]]:
-    """Each label, and the rows that want it."""
+    """Each label with its rows."""
     order = np.argsort(wanted, kind="stable")
     labels, first = np.unique(wanted[order], return_index=True)
-    # Without labels there is still one part, an empty one.
+    # Without labels, np.split returns one empty part.
     yield from zip(labels, np.split(order, first[1:]), strict=False)

@@ -1,15 +1,15 @@
-"""The merge functions of the field, by name, and how waterz spells them.
+"""The merge functions of the field by name, and their spelling in waterz.
 
     mean                      1 - mean affinity of the face
     hist_quant_75             1 - 75 % quantile of the affinities of the face, from a histogram of 256 bins
     hist_quant_75_initmax     the same, but the histogram of a fresh edge holds its highest bin only
     median                    1 - median of the affinities of the face, exactly; not in waterz
 
-Score 0 = surely the same neuron, 1 = surely different. Those of waterz are compiled into its wheel: no compiler is
-needed at run time. On complete faces (seamless fragments) all are scored by hierarchical_merging, without waterz.
+Score 0 = surely the same neuron, 1 = surely different. Those of waterz are compiled into its wheel, so no compiler is
+needed at run time. On complete faces (seamless fragments) hierarchical_merging computes all of them without waterz.
 
-A merge function may be added if the score of a union is never below the scores of both parts:
-hierarchical_merging relies on it.
+A merge function may be added if the score of a union is never below the scores of both parts, which
+hierarchical_merging requires.
 """
 
 from __future__ import annotations

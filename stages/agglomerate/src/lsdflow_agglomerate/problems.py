@@ -1,4 +1,4 @@
-"""What the settings say before there are fragments: against those of watershed and predict, and the target's voxels."""
+"""Checks of the settings before fragments exist: with those of watershed and predict, and the target's voxels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID_MODE = "seamless"
 
 
 def problems_before_fragments(experiment: Experiment, config: AgglomerateConfig) -> list[StageError]:
-    """Settings that cannot go together; once watershed has finished, its own settings decide."""
+    """Errors for settings that do not match; once watershed has finished, the settings in its manifest are used."""
     checks = [lambda: _check_id_mode(experiment, config), lambda: _check_lsds(experiment, config)]
     if knows_target(experiment):
         checks.append(lambda: _check_lengths(experiment, config))
@@ -40,7 +40,7 @@ def _check_id_mode(experiment: Experiment, config: AgglomerateConfig) -> None:
 
 
 def check_block_merge_functions(config: AgglomerateConfig) -> None:
-    """ConfigError (78) for a merge function that waterz does not have; it scores the fragments of blocks."""
+    """Raise ConfigError (78) for a merge function that waterz lacks, because waterz scores the fragments of blocks."""
     unknown = [name for name in config.merge_functions if name not in WATERZ_NAMES]
     if unknown:
         raise ConfigError(

@@ -1,12 +1,12 @@
-"""Regions and edges of a graph that is being agglomerated, as arrays, and the few steps on them that need no decision.
+"""The regions and edges of a graph during agglomeration, as arrays, with the basic operations on them.
 
     region --first_end--> end --next_end--> end ...      ends of its edges: 2 e and 2 e + 1 are the ends of edge e
     edge --head--> row --next_row--> row ...             its histogram: affinities ascending, with their counts
     edge --next_member--> edge ...                       edges of the input that became this one
     (region, region) --table--> edge
 
-Lists are linked, so that merging regions or histograms splices them: nothing is copied, nothing is freed. Ends of edges
-that are gone stay in their lists until these are walked.
+Lists are linked, so merging regions or histograms splices them, without copying or freeing. Ends of removed edges
+remain in their lists until these are traversed.
 
 Memory: 17 bytes per row of the histograms, some 140 per edge, 30 per fragment.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lsdflow_runtime.compiled import compiled
 
-# Used in place of a quantile of the affinities of a face where the score is another function.
+# Used instead of a quantile of the affinities of a face if the score is another function.
 MEAN, MEDIAN = -1, -2
 BINS = 256
 NONE = -1
@@ -60,7 +60,7 @@ class Nodes(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Which edge joins two regions: open addressing."""
+    """Hash table from two regions to their edge, with open addressing."""
 
     keys: Int64s
     values: Int64s
@@ -68,7 +68,7 @@ class Table(NamedTuple):
 
 
 class Merges(NamedTuple):
-    """Merges in the order they happened: smallest fragment of both regions (a < b), score, origin of the edge."""
+    """Merges in their order: smallest fragment of both regions (a < b), score, origin of the edge."""
 
     a: Int64s
     b: Int64s
@@ -120,14 +120,14 @@ def new_table(edge_count: int) -> Table:
 
 
 def new_merges(node_count: int) -> Merges:
-    """Room for as many merges as there can be."""
+    """Empty arrays for the largest possible number of merges."""
     most = max(0, node_count - 1)
     a, b, origin = (np.zeros(most, np.int64) for _ in range(3))
     return Merges(a, b, np.zeros(most, np.float32), origin, np.zeros(1, np.int64))
 
 
 def histograms_of(edges: Edges, chosen: Int64s) -> tuple[Int64s, Int64s]:
-    """Rows of the histograms of the edges `chosen`, one after another: where each begins (and the end), the rows."""
+    """Rows of the histograms of the edges `chosen`: where each histogram begins (and the end), and the rows."""
     length = _lengths(edges, chosen)
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(length, dtype=np.int64)])
     return first, _rows(edges, chosen, int(first[-1]))
@@ -135,7 +135,7 @@ def histograms_of(edges: Edges, chosen: Int64s) -> tuple[Int64s, Int64s]:
 
 @compiled
 def chosen_by_member(edges: Edges, chosen: Int64s) -> Int64s:
-    """For each edge of the input the place in `chosen` of the edge it has become, NONE if it was merged."""
+    """For each edge of the input the index in `chosen` of the edge that it is now, NONE if it was merged."""
     place_of = np.full(edges.alive.size, NONE, np.int64)
     for place in range(chosen.size):
         member = chosen[place]
@@ -177,7 +177,7 @@ def _link_ends(nodes: Nodes, ends: Int64s) -> None:
 
 @compiled
 def append_end(nodes: Nodes, node: int, end: int) -> None:
-    """Put an end at the end of a region's list."""
+    """Append an edge end to a region's list."""
     nodes.next_end[end] = NONE
     if nodes.first_end[node] == NONE:
         nodes.first_end[node] = end
@@ -188,7 +188,7 @@ def append_end(nodes: Nodes, node: int, end: int) -> None:
 
 @compiled
 def spliced(edges: Edges, one: int, other: int) -> int:
-    """The sum of two histograms; ascending lists without repetitions, and so is the result."""
+    """The sum of two histograms, as an ascending list without repetitions like both inputs."""
     head, last = NONE, NONE
     while min(one, other) != NONE:
         if edges.affinity[one] > edges.affinity[other]:
@@ -223,7 +223,7 @@ def find_edge(table: Table, node_count: int, a: int, b: int) -> int:
 
 @compiled
 def put_edge(table: Table, edges: Edges, node_count: int, a: int, b: int, edge: int) -> None:
-    """Note that `edge` joins a and b. Names of regions that are gone fill the table: then it is made anew."""
+    """Record that `edge` joins a and b. If entries of removed regions fill the table, it is rebuilt."""
     if 4 * table.used[0] > 3 * table.keys.size:
         table.keys[:] = NONE
         table.used[0] = 0

@@ -1,22 +1,22 @@
 r"""Scores of the edges of one block, with waterz.
 
-1. Give the fragments of the read box dense labels (waterz needs memory by the largest label), in ascending order. Ids
-   repeat along x, so each run of equal voxels is processed once:
+1. Give the fragments of the read box dense labels in ascending order (the memory of waterz grows with the largest
+   label). Ids repeat along x, so each run of equal voxels is processed once:
 
    voxels   8 8 8 3 3 0 0 8      run begins   0 3 5 7      ids 3 8      labels   2 2 2 1 1 0 0 2
 
 2. List the pairs that touch.
-3. Let waterz merge everything it can (up to score 1) and keep the history of its merges.
-4. The score of an edge is that of the merge that joined its two fragments, NaN if none did. A merge takes region b into
+3. Let waterz merge as much as possible (up to score 1) and keep the history of its merges.
+4. The score of an edge is that of the merge that joined its two fragments, NaN if none did. A merge adds region b to
    region a, which keeps its label; merges are numbered in their order:
 
        merge 0: 2 into 1      merge 1: 4 into 3      merge 2: 3 into 1
 
               1
-             / \              Each region points to the one that took it, with the number of that merge. Upwards the
-          0 /   \ 2           numbers grow, so the merge that joined u and v is found by walking up from the one with
-           2     3            the lower number until both meet: the last merge on the way is the lowest common ancestor
-                  \ 1        of u and v in the merge tree. 2 and 4: merge 0, merge 1, merge 2, met in 1.
+             / \              Each region points to the one it was added to, with the number of that merge. Numbers
+          0 /   \ 2           grow upwards, so to find the merge that joined u and v, walk up from the one with the
+           2     3            lower number until both meet: the last merge on the way is the lowest common ancestor
+                  \ 1        of u and v in the merge tree. For 2 and 4: merges 0, 1 and 2; they meet in 1.
                    4
 
 waterz is called with one threshold and without a region graph: with more of either, 0.10.1 gives wrong results (the
@@ -82,7 +82,7 @@ def touching_pairs(labels: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArr
 
 @dataclass(frozen=True)
 class MergeHistory:
-    """Merges in the order they happened: region `taken` became part of region `into` at `score`."""
+    """Merges in their order: region `taken` became part of region `into` at `score`."""
 
     into: NDArray[np.int64]
     taken: NDArray[np.int64]
@@ -92,7 +92,7 @@ class MergeHistory:
 def merge_scores(
     history: MergeHistory, label_count: int, u: NDArray[np.int64], v: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Score of the merge that joined each pair; NaN where none did.
+    """Score of the merge that joined each pair; NaN if none did.
 
     :param label_count: labels are 1..label_count.
     :param u, v: (N,) pairs of labels.
@@ -119,7 +119,7 @@ def _joining_merges(
                 a, b = b, a
             merge = merge_number[a]
             if taken_by[a] == a:
-                # both are roots: no merge joined them; roots have the number after the last merge
+                # both are roots, so no merge joined them; the number of roots is that after the last merge
                 break
             a = taken_by[a]
         last[pair] = merge

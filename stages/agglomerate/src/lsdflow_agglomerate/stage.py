@@ -1,11 +1,12 @@
-"""The stage: affinities and fragments in, edges of the region adjacency graph out.
+"""The stage: computes the edges of the region adjacency graph from affinities and fragments.
 
-The id mode of the fragments decides how. Fragments that end at block faces are scored in blocks, in one pass. Seamless
-ones are scored on complete faces: the faces of every block are counted, then the graph is agglomerated in super-blocks:
+The method depends on the id mode of the fragments. Fragments that end at block faces are scored in blocks, in one pass.
+Seamless fragments are scored on complete faces: first the faces of every block are counted, then the graph is
+agglomerated in super-blocks:
 
     fragments, affinities --blocks--> edges_faces --super-blocks--> edges_<merge_function>
 
-The rows of faces are kept: another merge function needs no second reading of voxels.
+The rows of faces are kept, so that another merge function does not require reading voxels again.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ STAGE = "agglomerate"
 
 
 class Agglomerate(BlockStage):
-    """The stage: one pass for fragments that end at block faces; seamless ones: faces, then super-blocks."""
+    """The stage: one pass for fragments that end at block faces; for seamless ones faces, then super-blocks."""
 
     name = STAGE
 
     def passes(self, experiment: Experiment) -> list[BlockTask]:
-        """The passes; everything that can be refused is refused here, before anything is written."""
+        """The passes. All checks of the settings and inputs are done here, before anything is written."""
         config = experiment.table(STAGE, AgglomerateConfig)
         inputs = open_inputs(experiment, config)
         if inputs.seamless:
@@ -56,7 +57,7 @@ class Agglomerate(BlockStage):
 
 
 def seamless_passes(experiment: Experiment, config: AgglomerateConfig, inputs: AgglomerateInputs) -> list[BlockTask]:
-    """All passes in their order; the last makes the edges of the graph."""
+    """All passes in their order; the last one writes the edges of the graph."""
     faces = faces_pass(experiment, config, inputs)
     super_blocks = plan_super_blocks(config, faces.plan, inputs.naming, inputs.watershed_context_vox, inputs.grid)
     resolved = resolved_plan(faces.plan)
@@ -132,7 +133,7 @@ def _open_scoring(inputs: AgglomerateInputs, merge_functions: tuple[str, ...]) -
 
 
 def resolved_plan(blocks: BlockPlan) -> dict[str, Any]:
-    """What the lengths of the table mean in voxels."""
+    """The lengths of the table in voxels."""
     return {
         "total_begin_vox": list(blocks.total.begin_vox),
         "total_shape_vox": list(blocks.total.shape_vox),

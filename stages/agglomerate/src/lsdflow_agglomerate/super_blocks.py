@@ -1,4 +1,4 @@
-"""Super-blocks: parts of the volume whose graphs fit into memory, joined eight by eight until one is the whole.
+"""Super-blocks: parts of the volume whose graphs fit into memory, joined in groups of eight until one remains.
 
     level 1              level 2         level 3           A super-block of level 1 is made of whole blocks whose faces
     +--+--+--+--+--+     +-----+-----+-+  +-----------+    were counted; each level doubles the edges. The last has one.
@@ -7,10 +7,10 @@
     |  |  |  |  |  |     +-----+-----+-+  |           |    upper half along z, 2 along y, 1 along x, added up.
     +--+--+--+--+--+     +-----+-----+-+  +-----------+
 
-Which fragments of a super-block can occur outside of it? A block uses the id of a fragment only if it saw its seed, and
-the id contains the position of the seed (1 + position in the target). So those with a seed outside, or no farther
-inside than the context of watershed; and those in the blocks directly above, which count the faces of the uppermost
-voxels.
+Some fragments of a super-block can occur outside of it. A block uses the id of a fragment only if it contains its seed,
+and the id contains the position of the seed (1 + position in the target). So these are the fragments with a seed
+outside, or no farther inside than the context of watershed, and those in the blocks directly above, which count the
+faces of the uppermost voxels.
 
 The graph is agglomerated in super-blocks: up, then down.
 
@@ -18,10 +18,10 @@ The graph is agglomerated in super-blocks: up, then down.
                                                                     |
     edges of the graph <--level 1-- settled <--level 2-- settled <--+
 
-Going up, every super-block merges what cannot depend on others, and stores what is left. Going down, it merges again,
-and what the level above settled completes its scores. A volume of one super-block needs one step. The blocks of these
-passes are super-blocks, so any workers process them. Only the last pass writes edges of the graph; the others write
-intermediate files.
+On the way up, every super-block does the merges that cannot depend on others, and stores the remaining graph. On the
+way down, it repeats its merges, and the scores of the level above complete its own. A volume of one super-block needs
+one pass. The blocks of these passes are super-blocks, so any worker can process them. Only the last pass writes edges
+of the graph; the others write intermediate files.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ UInt64s = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SuperBlocks:
-    """How the blocks of `faces` are joined.
+    """The levels of super-blocks over the blocks of `faces`.
 
-    `shape_vox` of level 1: whole blocks of faces. `reach_vox`: no block that does not overlap a super-block names a
-    fragment whose seed is farther inside than that. `grid_shape_vox`: the target volume, in which seeds have places.
+    `shape_vox` of level 1: whole blocks of faces. `reach_vox`: blocks outside a super-block have no fragment whose seed
+    is farther inside than that. `grid_shape_vox`: the target volume, whose voxel positions are the ids of seeds.
     """
 
     faces: BlockPlan
@@ -91,7 +91,7 @@ class SuperBlocks:
         return found
 
     def whole(self, level: int, number: int) -> tuple[int, int]:
-        """Number of the super-block of the level above that a super-block is a part of, and which part."""
+        """Number of the parent of a super-block in the level above, and the number of the part in it."""
         z, y, x = self.plan(level).block(number).index
         _, ny, nx = self.plan(level + 1).grid_shape
         return ((z // 2) * ny + y // 2) * nx + x // 2, (z % 2) << 2 | (y % 2) << 1 | x % 2
@@ -107,11 +107,11 @@ class SuperBlocks:
         return [(i * ny + j) * nx + k for i in z for j in y for k in x]
 
     def face_blocks_above(self, box: Box) -> list[int]:
-        """Numbers of the blocks directly above a super-block: they count the faces of its uppermost voxels."""
+        """Numbers of the blocks directly above a super-block, which count the faces of its uppermost voxels."""
         return sorted({number for layer in _layers_above(box) for number in self.face_blocks(layer)})
 
     def near_the_outside(self, ids: UInt64s, box: Box) -> NDArray[np.bool_]:
-        """Which fragments (N,) have a seed that blocks outside of a super-block may see."""
+        """Which fragments (N,) have a seed that blocks outside of a super-block may contain."""
         _, ny, nx = self.grid_shape_vox
         place = ids - np.uint64(1)
         seed = (place // np.uint64(ny * nx), place // np.uint64(nx) % np.uint64(ny), place % np.uint64(nx))
@@ -139,7 +139,7 @@ def _negative(vox: Vox3) -> Vox3:
 
 @dataclass(frozen=True)
 class GraphWork:
-    """What all passes share: the pass that counted the faces, the super-blocks, and the settings of the stage."""
+    """Common data of all passes: the pass that counted the faces, the super-blocks, and the settings of the stage."""
 
     faces: BlockTask
     super_blocks: SuperBlocks
@@ -147,7 +147,7 @@ class GraphWork:
     config: dict[str, Any]
 
     def passes(self) -> list[BlockTask]:
-        """The passes in their order; the last one makes the edges of the graph."""
+        """The passes in their order; the last one writes the edges of the graph."""
         up: list[BlockTask] = []
         for level in range(1, self.super_blocks.levels):
             up.append(self._pass("left", level, up[-1:], partial(_merging, self, level, tuple(up))))
@@ -180,7 +180,7 @@ class GraphWork:
         )
 
     def graphs(self, level: int, number: int, up: tuple[BlockTask, ...]) -> Iterator[tuple[str, FaceGraph]]:
-        """The graph of a super-block for each merge function, from rows of faces or what is left of its parts."""
+        """The graph of a super-block for each merge function, from rows of faces or the graphs of its parts."""
         if level == 1:
             box = self.super_blocks.plan(1).block(number).write
             whole = add_faces(_stored_faces(self.faces, self.super_blocks.face_blocks(box)))
@@ -192,7 +192,7 @@ class GraphWork:
                 yield name, graph_of_parts([_left_of(up[level - 2], name, part) for part in parts], name)
 
     def waiting(self, graph: FaceGraph, block: Block) -> UInt64s:
-        """Fragments of a super-block that rows outside of it may name."""
+        """Fragments of a super-block that may occur in rows outside of it."""
         ids = np.unique(np.concatenate([graph.u, graph.v]))
         near = ids[self.super_blocks.near_the_outside(ids, block.write)]
         above = _stored_faces(self.faces, self.super_blocks.face_blocks_above(block.write))
@@ -206,7 +206,7 @@ class GraphWork:
 
 @contextmanager
 def _merging(work: GraphWork, level: int, up: tuple[BlockTask, ...]) -> Iterator[BlockFunction]:
-    """Up: merge, and store what is left."""
+    """The way up: merge, and store the remaining graph."""
 
     def merge_block(block: Block) -> BlockOutput:
         edges: dict[str, RagEdges] = {}
@@ -221,7 +221,7 @@ def _merging(work: GraphWork, level: int, up: tuple[BlockTask, ...]) -> Iterator
 def _settling(
     work: GraphWork, level: int, up: tuple[BlockTask, ...], down: tuple[BlockTask, ...]
 ) -> Iterator[BlockFunction]:
-    """Down: the scores of all pairs of a super-block; for each part of it, or at level 1 for the graph."""
+    """The way down: store the scores of all pairs of a super-block for its parts, or at level 1 for the graph."""
 
     def settle_block(block: Block) -> BlockOutput:
         edges: dict[str, RagEdges] = {}
@@ -245,7 +245,7 @@ def _settling(
 
 
 def _by_part(scores: RagEdges, left: dict[int, FaceGraph]) -> dict[int, RagEdges]:
-    """The scores for each part: of a pair that several name, for the first only, which then answers for it."""
+    """The scores for each part; a pair that occurs in several parts is assigned to the first only."""
     found, rest = {}, scores
     for number in range(PARTS):
         named = _is_among(rest, left[number]) if number in left else np.zeros(len(rest), bool)
@@ -277,7 +277,7 @@ def _left_of(up: BlockTask, merge_function: str, number: int) -> FaceGraph:
 
 
 def _stored_faces(faces: BlockTask, numbers: list[int]) -> Iterator[RagFaces]:
-    """The rows of blocks; accepted failed ones have none, so the scores are those of the other faces."""
+    """The rows of blocks; accepted failed blocks have none, so scores are those of the other faces."""
     for number in sorted({*numbers} - recorded_numbers(faces)):
         rows = faces.rag_store.read_edges(faces.key, FACES, number)
         if not isinstance(rows, RagFaces):
@@ -286,7 +286,7 @@ def _stored_faces(faces: BlockTask, numbers: list[int]) -> Iterator[RagFaces]:
 
 
 def _with(experiment: Experiment, *, files: bool, alone: bool) -> Experiment:
-    """The experiment as a pass sees it: rows of work in files; a single block is done by the coordinator itself."""
+    """The experiment of a pass: intermediate rows are in files; a single block is processed by the coordinator."""
     store = StoreTable(engine="files") if files else experiment.store
     compute = experiment.compute.model_copy(update={"runner": "serial"}) if alone else experiment.compute
     return replace(experiment, store=store, compute=compute)

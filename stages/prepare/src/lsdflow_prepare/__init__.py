@@ -1,1 +1,1 @@
-"""prepare: turns volumes of any format into the training and target volumes that every other stage reads."""
+"""prepare: converts volumes of any format to the training and target volumes that all other stages read."""

@@ -1,4 +1,4 @@
-"""The command `prepare`: the verbs of every stage, and one that the command `lsdflow init` uses."""
+"""The command `prepare`: the subcommands of every stage, and one for `lsdflow init`."""
 
 from __future__ import annotations
 

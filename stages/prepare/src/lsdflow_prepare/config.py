@@ -14,7 +14,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
 def _as_u64(values: list[int]) -> list[int]:
-    """-3 is read as uint64(-3), the ignore label of hemibrain."""
+    """Ids as uint64; a negative id wraps around, so -3 is uint64(-3), the ignore label of hemibrain."""
     if any(not -(2**63) <= value < 2**64 for value in values):
         msg = "ids are 64-bit integers"
         raise ValueError(msg)
@@ -25,7 +25,7 @@ Ids = Annotated[list[int], AfterValidator(_as_u64)]
 
 
 class Region(StrictModel):
-    """A cuboid: in nm it is a world position, in vox an index of the raw array."""
+    """A cuboid: lengths in nm are world positions, lengths in vox are indices of the raw array."""
 
     offset: Lengths = Field(
         description='first corner, z,y,x: "0, 0, 0 vox" (voxel index of raw) or "1600, 0, 0 nm" (world coordinates)'
@@ -34,7 +34,7 @@ class Region(StrictModel):
 
 
 class VolumeTable(StrictModel):
-    """What training and target volumes share."""
+    """Options of both training and target volumes."""
 
     raw: str = Field(description="path of the raw volume: zarr, N5, HDF5, TIFF, OME-NGFF, precomputed or JSON ROI")
     raw_dataset: str | None = Field(
@@ -139,7 +139,7 @@ class PrepareConfig(StrictModel):
 
 
 def _check_probabilities(given: list[float | None]) -> None:
-    """All volumes have a probability, and they sum to 1; or none has one."""
+    """Require that all volumes have a probability and these sum to 1, or that none has one."""
     numbers = [value for value in given if value is not None]
     if not numbers:
         return

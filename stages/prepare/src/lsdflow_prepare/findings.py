@@ -28,7 +28,7 @@ class Findings:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Keep an error of lsdflow in the list and go on after the block."""
+        """Add an error of lsdflow to the list and continue after the `with` block."""
         try:
             yield
         except StageError as error:
@@ -43,14 +43,14 @@ class Findings:
 
 
 def shape_warnings(shape_vox: Vox3, role: str) -> list[str]:
-    """A training volume below 250^3 leaves the network little to see."""
+    """Warn about a training volume below 250^3 voxels, because it has little context for the network."""
     if role == "training" and min(shape_vox) < SMALL_EDGE_VOX:
         return [f"the volume is {shape_vox} voxels; at least {SMALL_EDGE_VOX}^3 is advised, 512^3 is better"]
     return []
 
 
 def raw_warnings(raw: RawStatistics) -> list[str]:
-    """Raw that cannot teach anything, or that its range cuts off."""
+    """Warn about constant raw data, and about raw data outside the given range."""
     found = []
     if raw.is_constant:
         found.append(f"raw is constant: all {raw.voxels} voxels seen are {raw.minimum:g}")
@@ -60,7 +60,7 @@ def raw_warnings(raw: RawStatistics) -> list[str]:
 
 
 def label_warnings(labels: LabelStatistics, complete: bool) -> list[str]:
-    """Few neurons, little of the volume to train on, ids that look like special values."""
+    """Warn about few neurons, few voxels to train on, and ids that look like special values."""
     found = []
     if complete and labels.neurons < FEW_NEURONS:
         found.append(f"only {labels.neurons} neurons are labelled; at least {FEW_NEURONS} are advised")
@@ -73,7 +73,7 @@ def label_warnings(labels: LabelStatistics, complete: bool) -> list[str]:
 
 
 def component_warnings(per_label: dict[int, int]) -> list[str]:
-    """Neurons in many pieces are normal in a small block; most neurons in very many pieces is a broken export."""
+    """Warn if most neurons have very many components: a broken export. In a small block some are normal."""
     broken = {label: count for label, count in per_label.items() if count > COMPONENTS_PER_NEURON}
     if not per_label or len(broken) <= max(1, BROKEN_SHARE * len(per_label)):
         return []

@@ -1,7 +1,7 @@
-"""What is left of a volume when it is finished: a small report beside its arrays, and the manifest of them all.
+"""The records of finished volumes: a small report next to the arrays of each, and the manifest of all volumes.
 
-The report holds what only reading the whole volume shows (neurons, coverage, warnings), so that a finished volume is
-never read again.
+The report holds the facts that require reading the whole volume (neurons, coverage, warnings), so that a finished
+volume is never read again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ STAGE = "prepare"
 
 
 def probabilities(given: Sequence[float | None], labelled_voxels: Sequence[int]) -> list[float]:
-    """The given probabilities, or those proportional to the labelled voxels of the volumes; they sum to 1.
+    """The given probabilities, or probabilities proportional to the labelled voxels of the volumes; they sum to 1.
 
     Raises:
-        BadData: no volume has a voxel that is not ignored.
+        BadData: all voxels of all volumes are ignored.
     """
     numbers = [value for value in given if value is not None]
     if given and len(numbers) == len(given):
@@ -41,7 +41,7 @@ def probabilities(given: Sequence[float | None], labelled_voxels: Sequence[int])
 
 
 class VolumeReport(StrictModel):
-    """One finished volume."""
+    """The report of one finished volume."""
 
     key: str = Field(description="names the work: parameters and inputs")
     identity: dict[str, str] = Field(description="names the content of each group of arrays")
@@ -51,7 +51,7 @@ class VolumeReport(StrictModel):
 
 
 def make_report(inputs: VolumeInputs, plans: list[WritePlan], summary: VolumeSummary) -> VolumeReport:
-    """The report of a volume that was just read as a whole; it is written beside the arrays."""
+    """Write the report of a volume that was just read completely, next to its arrays; returns it."""
     labels = summary.labels
     report = VolumeReport(
         key=plans[0].arrays.key,
@@ -65,7 +65,7 @@ def make_report(inputs: VolumeInputs, plans: list[WritePlan], summary: VolumeSum
 
 
 def finished_report(plans: list[WritePlan]) -> VolumeReport | None:
-    """The report of a volume that is finished with the same key; None if there is work to do."""
+    """The report of a volume that is finished with the same key; None if it is not finished."""
     if not all(plan.arrays.is_done() for plan in plans):
         return None
     try:

@@ -1,8 +1,8 @@
-"""Raw grey values of any type as the 8-bit values that networks see.
+"""Conversion of raw grey values of any type to the 8-bit values that networks read.
 
-uint8               as it is
-float in [0, 1]     round(255 * value): k / 255 comes back as k
-anything else       only with a range that the user gave: min -> 0, max -> 255, clipped outside
+uint8               unchanged
+float in [0, 1]     round(255 * value), so k / 255 becomes k
+anything else       only with a range given by the user: min -> 0, max -> 255, clipped outside
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAX_TABLE_BITS = 16
 
 
 class Grey(NamedTuple):
-    """8-bit values and how many voxels fell outside the range."""
+    """8-bit values, and the number of voxels outside the range."""
 
     values: NDArray[np.uint8]
     clipped: int
 
 
 class NonFinite(NamedTuple):
-    """NaN and infinite values of a block: how many, and the first one's index z,y,x."""
+    """NaN and infinite values of a block: their number, and the index z,y,x of the first."""
 
     voxels: int
     first: Vox3
@@ -37,7 +37,7 @@ def to_u8(raw: NDArray[Any], raw_range: Range | None, where: str) -> Grey:
     """A block of raw (z,y,x; any real type) as uint8 0-255.
 
     Raises:
-        BadData: no real numbers, NaN or infinite values, or a range is needed and not given.
+        BadData: not real numbers, NaN or infinite values, or a range is required and not given.
     """
     refuse_type(raw.dtype, where)
     if raw.dtype == np.uint8 and raw_range is None:
@@ -52,7 +52,7 @@ def to_u8(raw: NDArray[Any], raw_range: Range | None, where: str) -> Grey:
 
 
 def _stretch(raw: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
-    """Linear map of [low, high] to [0, 255]; by a table for small unsigned types."""
+    """Linear map of [low, high] to [0, 255]; small unsigned types use a lookup table."""
     if raw.dtype.kind == "u" and raw.dtype.itemsize * 8 <= MAX_TABLE_BITS:
         levels = np.arange(np.iinfo(raw.dtype).max + 1, dtype=np.float64)
         table = _linear(levels, low, high)
@@ -65,7 +65,7 @@ def _linear(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.
 
 
 def refuse_type(dtype: np.dtype[np.generic], where: str) -> None:
-    """Raw must be real numbers."""
+    """Raise BadData if raw does not consist of real numbers."""
     if dtype.kind not in "uif":
         raise BadData(
             "raw is not grey values", where=where, wanted="uint8, another integer or a float type", found=dtype
@@ -73,7 +73,7 @@ def refuse_type(dtype: np.dtype[np.generic], where: str) -> None:
 
 
 def refuse_unknown_range(dtype: np.dtype[np.generic], low: float, high: float, where: str, sampled: str = "") -> None:
-    """Without a given range only uint8, and float within [0, 1], say which grey values are black and white."""
+    """Raise BadData if a range is required: only uint8 and floats within [0, 1] have a known black and white."""
     if dtype == np.uint8 or (dtype.kind == "f" and low >= 0 and high <= 1):
         return
     raise BadData(

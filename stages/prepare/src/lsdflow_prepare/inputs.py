@@ -1,4 +1,4 @@
-"""Opening the inputs of one prepared volume and laying them on one grid."""
+"""Opens the inputs of one prepared volume and aligns them on one grid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Resolve = Callable[[str], Path]
 
 @dataclass
 class Overlay:
-    """Labels or mask, and where they lie in raw voxels."""
+    """Labels or mask, and their position in raw voxels."""
 
     source: SourceVolume
     placed: Box
@@ -65,7 +65,7 @@ class VolumeInputs:
 
     @cached_property
     def states(self) -> dict[str, dict[str, str]]:
-        """What each source is now; see `SourceVolume.state`. Examines all files of the sources once."""
+        """The current state of each source (`SourceVolume.state`); examines all files of the sources once."""
         return {name: source.state() for name, source in self.sources.items()}
 
     @property
@@ -75,12 +75,12 @@ class VolumeInputs:
         return Geometry(self.geometry.voxel_size_nm, begin, self.region.shape_vox)
 
     def read_raw(self, box: Box) -> NDArray[np.generic]:
-        """Raw of a box (index 0 = first voxel of the whole raw), z,y,x, stored type, the chosen channel."""
+        """Raw of a box (index 0 = first voxel of the whole raw): z,y,x, stored dtype, the chosen channel."""
         values = self.raw.read(box)
         return values if self.raw.channels is None else values[self.table.raw_channel or 0]
 
     def read_labels(self, box: Box) -> LabelledBlock:
-        """Ids and mask states of a box; what labels do not cover is 0 and ignored."""
+        """Ids and mask states of a box; voxels without labels are 0 and ignored."""
         if self.labels is None:
             raise MissingInput("the volume has no labels", where=self.name)
         states = self._read_states(box)
@@ -124,7 +124,7 @@ class VolumeInputs:
 def open_inputs(
     name: str, table: TrainingVolume | TargetVolume, resolve: Resolve, findings: Findings
 ) -> VolumeInputs | None:
-    """Open raw, labels and mask of a volume; every problem goes to `findings`. None if raw or labels are unusable."""
+    """Open raw, labels and mask of a volume; problems are added to `findings`. None if raw or labels are unusable."""
     role = "training" if isinstance(table, TrainingVolume) else "target"
     found = len(findings.errors)
     with ExitStack() as opened:
@@ -174,7 +174,7 @@ def _region(item: Region, geometry: Geometry, field: str) -> Box:
 
 
 def _unscaled(table: TrainingVolume | TargetVolume, raw: SourceVolume) -> TrainingVolume | TargetVolume:
-    """The table without what rescales nm: a JSON ROI speaks the nm of the container's own metadata."""
+    """The table without the options that rescale nm, because a JSON ROI uses the nm of the container's metadata."""
     changes: dict[str, Any] = {"expansion_factor": 1.0}
     if any(claim.voxel_size_nm is not None for claim in raw.claims):
         changes["voxel_size"] = None
@@ -209,7 +209,7 @@ def _refuse_channels(raw: SourceVolume, channel: int | None) -> None:
 
 
 def _open_overlay(dataset: str, table: TrainingVolume | TargetVolume, resolve: Resolve) -> SourceVolume | None:
-    """Labels or mask of a table, None where there are none by choice or by default."""
+    """Labels or mask of a table; None if there are none."""
     if dataset == LABELS.dataset:
         return _open_labels(table, resolve)
     labels = table.labels if isinstance(table, TrainingVolume) else table.truth
@@ -243,7 +243,7 @@ def _open_labels(table: TrainingVolume | TargetVolume, resolve: Resolve) -> Sour
 def _check_overlay(
     dataset: str, source: SourceVolume, table: TrainingVolume | TargetVolume, inputs: VolumeInputs | None
 ) -> None:
-    """Type, channels, and the place on the raw grid."""
+    """Check dtype, channels, and the position on the raw grid."""
     if dataset == LABELS.dataset:
         refuse_label_type(source.dtype, source.where)
     if source.channels is not None:

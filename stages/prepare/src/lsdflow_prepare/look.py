@@ -1,7 +1,7 @@
-"""What prepare knows of volumes before it has run, for the command `lsdflow`.
+"""Facts of the volumes before prepare has run, for the command `lsdflow`.
 
 look_at, for `lsdflow init`: size, voxel size, grey values and labelled part, from samples of the voxels.
-describe_volumes, for `lsdflow plan` and `validate`: what prepare will make, from the metadata of the sources alone.
+describe_volumes, for `lsdflow plan` and `validate`: the volumes that prepare will write, from metadata alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from lsdflow_prepare.survey import look_until, sample_boxes
 from lsdflow_prepare.writing import bytes_needed, write_plans
 from lsdflow_runtime.formats.detect import open_source
 
-# Black and white leave a thousandth of the voxels outside: hot pixels do not set the contrast.
+# This share of the voxels is outside of black and white, so that hot pixels do not determine the contrast.
 OUTSIDE_PERCENT = 0.1
 TARGET = "target"
 EVERY_NTH_VOXEL = 4
 
 
 def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str, Any]:
-    """Facts of one volume; grey values and labels of as many blocks as can be read until the deadline."""
+    """Facts of one volume; grey values and labels are read from as many blocks as the deadline allows."""
     boxes, whole = sample_boxes(inputs.region)
     values: list[NDArray[np.generic]] = []
     labels = LabelStatistics()
@@ -59,7 +59,7 @@ def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str
 
 
 def _grey(values: NDArray[Any]) -> list[float]:
-    """Black and white of the values, whole numbers for whole numbers; NaN is left out."""
+    """Black and white of the values (integers for integers); NaN is ignored."""
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     if finite.size == 0:
         return []
@@ -79,7 +79,7 @@ def _labels(inputs: VolumeInputs, found: LabelStatistics) -> dict[str, Any] | No
 
 
 def _labels_beside(inputs: VolumeInputs, resolve: Resolve) -> bool:
-    """Whether the container of a target, of which no truth is known, holds labels where labels usually lie."""
+    """True if the container of a target without configured truth has labels at the usual path."""
     if inputs.labels is not None or not isinstance(inputs.table, TargetVolume):
         return False
     try:
@@ -90,10 +90,10 @@ def _labels_beside(inputs: VolumeInputs, resolve: Resolve) -> bool:
 
 
 def describe_volumes(experiment: Experiment) -> None:
-    """Make the volumes that can be opened, without voxels, and a manifest that names them, for `lsdflow plan`.
+    """Write the volumes that can be opened, without voxels, and a manifest that lists them, for `lsdflow plan`.
 
-    Every voxel of a label volume counts as labelled: how many are is known when they have been read. Raises the first
-    problem if no volume can be opened.
+    Every voxel of a label volume counts as labelled, because the true number requires reading the volume. Raises the
+    first problem if no volume can be opened.
     """
     table, findings = experiment.table(STAGE, PrepareConfig), Findings()
     tables: list[tuple[str, TrainingVolume | TargetVolume]] = [(volume.name, volume) for volume in table.training]

@@ -1,10 +1,10 @@
-"""Labels of any integer type as uint64 ids, and the three-state mask that goes with them.
+"""Conversion of labels of any integer type to uint64 ids and their three-state mask.
 
     mask state      from
-    0 ignore        mask 0; label in ignore_ids; ignore regions; voxels that labels do not cover
+    0 ignore        mask 0; label in ignore_ids; ignore regions; voxels without labels
     1 train         mask train value (or no mask)
     2 background    mask 2; label in background_ids
-Ignore is stronger than background. Ids are never changed, but voxels of ignore_ids and background_ids get label 0.
+Ignore has priority over background. Ids are never changed, but voxels of ignore_ids and background_ids get label 0.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def labelled_block(
     background_ids: Sequence[int],
     where: str,
 ) -> LabelledBlock:
-    """A block of labels (z,y,x; any integer type) and its mask states, with special ids turned into states.
+    """A block of labels (z,y,x; any integer type) and its mask states, with special ids converted to states.
 
     Raises:
-        BadData: labels that are no integers, or negative ids that are not listed as special.
+        BadData: labels are not integers, or have negative ids that are not listed as special.
     """
     refuse_label_type(labels.dtype, where)
     ids = labels.astype(np.int64).view(np.uint64) if labels.dtype.kind == "i" else labels.astype(np.uint64)
@@ -52,7 +52,7 @@ def labelled_block(
 
 
 def refuse_label_type(dtype: np.dtype[np.generic], where: str) -> None:
-    """Labels must be integers."""
+    """Raise BadData if labels are not integers."""
     if dtype.kind not in "ui":
         raise BadData(
             f"labels are {dtype}",
@@ -77,7 +77,7 @@ def _refuse_negative(labels: NDArray[Any], special: NDArray[np.bool_], where: st
 
 
 def mask_states(mask: NDArray[Any], train_value: int, where: str) -> NDArray[np.uint8]:
-    """Mask values (any integer type or bool) as the three states.
+    """The three mask states for mask values (any integer type or bool).
 
     Raises:
         BadData: values other than 0, the train value and 2.

@@ -1,4 +1,4 @@
-"""Which voxels of each input are meant: regions in nm or voxels, labels and mask laid on the raw grid."""
+"""Selects the voxels of each input: regions in nm or voxels, and labels and mask aligned to the raw grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lsdflow_contract.geometry import Box, Geometry, Lengths, Nm3, Vox3, whole_v
 
 
 class Placed(NamedTuple):
-    """An input laid on the raw grid: its box in raw voxels (index 0 = first voxel of the whole raw array)."""
+    """An input on the raw grid: its box in raw voxels (index 0 = first voxel of the whole raw array)."""
 
     box: Box
     where: str
@@ -19,7 +19,7 @@ def region_box(offset: Lengths, shape: Lengths, geometry: Geometry, field: str) 
     """Box of a region in raw voxels: an offset in nm is a world position, one in voxels an index.
 
     Raises:
-        ConfigError: no whole voxels, an empty region, or one that leaves the volume.
+        ConfigError: not whole voxels, an empty region, or one that is not inside the volume.
     """
     size = geometry.voxel_size_nm
     if offset.unit == "vox":
@@ -32,14 +32,14 @@ def region_box(offset: Lengths, shape: Lengths, geometry: Geometry, field: str) 
 
 
 def region_box_nm(offset_nm: Nm3, shape_nm: Nm3, geometry: Geometry, field: str) -> Box:
-    """Box of a region that is given in world nm (JSON ROI container)."""
+    """Box of a region in world nm (JSON ROI container)."""
     size = geometry.voxel_size_nm
     begin = whole_voxels(_minus(offset_nm, geometry.offset_nm), size, f"offset of {field}")
     return within(Box(begin, whole_voxels(shape_nm, size, f"size of {field}")), geometry, field)
 
 
 def within(box: Box, geometry: Geometry, field: str) -> Box:
-    """`box`, which must hold voxels and lie in the volume."""
+    """`box`; raises ConfigError if it is empty or not inside the volume."""
     if min(box.shape_vox) <= 0:
         raise ConfigError(f"{field} is empty", wanted="at least one voxel along each axis", found=str(box))
     if not geometry.box.contains(box):
@@ -53,10 +53,10 @@ def within(box: Box, geometry: Geometry, field: str) -> Box:
 
 
 def lay_on(labels: Geometry, raw: Geometry, where: str, raw_where: str) -> Placed:
-    """Labels or mask laid on the raw grid.
+    """The position of labels or mask on the raw grid.
 
     Raises:
-        BadData: other voxel size, or an offset that is not a whole number of voxels away.
+        BadData: the voxel sizes differ, or the offsets do not differ by a whole number of voxels.
     """
     try:
         shift = labels.voxel_offset_from(raw, where)
@@ -75,7 +75,7 @@ def require_cover(placed: Placed, region: Box, whole: Box, raw_where: str, pad_l
     """The part of `region` (raw voxels) that the labels cover.
 
     Raises:
-        BadData: it is not all of it (and `pad_labels` is off), or nothing; the message names both shapes.
+        BadData: labels cover only a part (and `pad_labels` is off), or nothing; the message names both shapes.
     """
     covered = placed.box.intersect(region)
     exact = placed.box == region if region == whole else covered == region
@@ -99,5 +99,5 @@ def _minus(first: Nm3, second: Nm3) -> Nm3:
 
 
 def moved(box: Box, origin: Vox3) -> Box:
-    """`box` with `origin` as voxel (0,0,0)."""
+    """`box` relative to `origin`, which becomes voxel (0,0,0)."""
     return box.translate((-origin[0], -origin[1], -origin[2]))

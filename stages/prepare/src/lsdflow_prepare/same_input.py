@@ -1,12 +1,12 @@
-"""Are the sources of a volume still what they were when it was prepared?
+"""Checks whether the sources of a volume are the same as when it was prepared.
 
-1. Their files have the names, sizes and times of change that were noted then: they are the same, and nothing is read.
-2. Otherwise the voxels decide. They are read again, brick by brick, and compared with the checksums that prepare noted
-   when it wrote the bricks. A copy of the same voxels is the same input, and its state is noted for the next time;
-   a changed voxel makes another input, and so another volume beside the earlier one.
+1. If the files have the recorded names, sizes and modification times, they are the same, and nothing is read.
+2. Otherwise the voxels decide. They are read again, brick by brick, and compared with the checksums that prepare
+   recorded when it wrote the bricks. A copy of the same voxels is the same input, and its state is recorded for the
+   next time. A changed voxel makes another input, and so a new volume next to the earlier one.
 
-So no source is ever read only to be hashed. A comparison takes as long as preparing the volume; it is needed once
-after the files were written or copied. A volume that is not finished cannot be compared: it is recognised by 1 alone.
+So no source is read only to compute a hash. A comparison takes as long as preparing the volume, and is needed once
+after the files were rewritten or copied. An unfinished volume cannot be compared; only step 1 applies to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOG = logging.getLogger("lsdflow.prepare")
 
 
 def containers(layout: ExperimentLayout, label: str) -> list[Path]:
-    """Where volumes of this label may be: the current one, that of contract 1, and the other results, newest first."""
+    """Possible containers of a volume: the current one, that of contract 1, then other results, newest first."""
     found = list((layout.results / STAGE).glob(f"*/{label.removeprefix('training/')}.zarr"))
     found = [layout.data / f"{label}.zarr", *sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
     with suppress(BadData, ContractMismatch):
@@ -43,9 +43,9 @@ def containers(layout: ExperimentLayout, label: str) -> list[Path]:
 def recognised(
     inputs: VolumeInputs, plans: list[WritePlan], layout: ExperimentLayout, *, compare: bool
 ) -> list[WritePlan]:
-    """`plans`, or those of an earlier volume that was made with the same settings from the same voxels.
+    """`plans`, or the plans of an earlier volume that was prepared with the same settings from the same voxels.
 
-    compare: whether voxels are compared; if not, an earlier volume with the same settings is taken for the same.
+    compare: whether voxels are compared; if not, an earlier volume with the same settings counts as the same.
     Raises BadData (65) if a source cannot be read.
     """
     if any(plan.arrays.found().get("key") == plan.arrays.key for plan in plans):
@@ -67,12 +67,12 @@ def recognised(
 
 
 def remember(inputs: VolumeInputs, plans: list[WritePlan]) -> None:
-    """Note the state of the sources that this volume is prepared from."""
+    """Record the state of the sources of this volume."""
     write_sealed(_path(plans), {"key": plans[0].arrays.key, "sources": inputs.states})
 
 
 def _of_same_settings(inputs: VolumeInputs, plan: WritePlan, container: Path) -> list[WritePlan]:
-    """The plans as they were when the volume was prepared; none if other settings, or a source more or less."""
+    """The plans of the volume when it was prepared; empty if the settings or the set of sources differ."""
     given = plan.arrays.provenance
     there = [plan.arrays.found() for plan in write_plans(inputs, container, given)]
     found = next(filter(None, there), {})
@@ -85,12 +85,12 @@ def _of_same_settings(inputs: VolumeInputs, plan: WritePlan, container: Path) ->
 
 
 def _is_whole(plans: list[WritePlan]) -> bool:
-    """The arrays are finished and the journals hold every brick, so all of it can be compared."""
+    """True if the arrays are finished and the journals hold every brick, so that all voxels can be compared."""
     return all(plan.arrays.is_done() and len(plan.arrays.notes()) == len(plan.bricks) for plan in plans)
 
 
 def _difference(inputs: VolumeInputs, plans: list[WritePlan]) -> str:
-    """The first brick that the sources give otherwise now; empty if there is none."""
+    """The first brick that differs in the sources now; empty if there is none."""
     LOG.info("the files of %s changed since they were prepared; their voxels are compared", inputs.name)
     with Progress(STAGE, total=sum(box.size for plan in plans for box in plan.bricks), unit="voxel") as progress:
         for plan in plans:
@@ -109,7 +109,7 @@ def _source_of(inputs: VolumeInputs, dataset: str) -> str:
 
 
 def _has_same_forms(inputs: VolumeInputs, plans: list[WritePlan]) -> bool:
-    """True if the sources have the formats that they had then, as far as that was noted."""
+    """True if the sources have the recorded formats, as far as these were recorded."""
     noted = _noted(plans)
     return "sources" not in noted or _forms(noted["sources"]) == _forms(inputs.states)
 
@@ -119,7 +119,7 @@ def _forms(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _noted(plans: list[WritePlan]) -> dict[str, Any]:
-    """What `remember` noted of this work; empty for a volume of contract 1.6 or before."""
+    """The record that `remember` wrote for these plans; empty for a volume of contract 1.6 or before."""
     try:
         noted = read_sealed(_path(plans), "prepare run")
     except (MissingInput, BadData):

@@ -1,4 +1,4 @@
-"""The stage: volumes of any format in, raw (and labels) on one grid out; brick by brick, with a report each."""
+"""The stage: reads volumes of any format, and writes raw (and labels) on one grid, brick by brick, with a report."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Prepare(Stage):
     repairable = True
 
     def run(self, experiment: Experiment) -> None:
-        """Make every volume that is not made yet, and the manifest.
+        """Write every volume that does not exist yet, and the manifest.
 
         Raises:
             BadData, MissingInput, ConfigError: a problem of the inputs (the first; the others are logged).
-            OutputConflict: arrays of another program where these would be; another prepare at work here.
+            OutputConflict: arrays of another program at the output path, or another prepare that is running.
         """
         started, findings = time.time(), Findings()
         with _opened(experiment, findings) as volumes:
@@ -71,7 +71,7 @@ class Prepare(Stage):
                 _finish(experiment, volumes, plans, findings, started)
 
     def validate(self, experiment: Experiment) -> list[StageError]:
-        """All problems of all volumes; warnings go to the log. Reads a sample of large volumes, writes nothing."""
+        """All problems of all volumes; warnings are logged. Reads a sample of large volumes, writes nothing."""
         found = inspect(experiment)
         for text in found.warnings:
             LOG.warning("warning: %s", text)
@@ -97,18 +97,18 @@ class Prepare(Stage):
         return facts
 
     def describe(self, experiment: Experiment) -> None:
-        """Leave the metadata of all volumes and a manifest in `experiment.descriptions`."""
+        """Write the metadata of all volumes and a manifest to `experiment.descriptions`."""
         describe_volumes(experiment)
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
-        """Whether each volume is made."""
+        """Whether each volume is finished."""
         table, layout = experiment.table(STAGE, PrepareConfig), experiment.layout
         labels = [f"training/{volume.name}" for volume in table.training] + ["target"] * (table.target is not None)
         state: dict[str, Any] = {label.replace("/", " "): _state(containers(layout, label)) for label in labels}
         return {"finished": layout.manifest(STAGE).exists(), **state}
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:
-        """Read back what a finished run made. Raises as `require_whole`, MissingInput if prepare has not finished."""
+        """Read back all volumes. Raises the errors of `require_whole`, MissingInput if prepare has not finished."""
         manifest = read_manifest(experiment.layout, STAGE)
         findings = Findings()
         with _opened(experiment, findings) as volumes:
@@ -117,7 +117,7 @@ class Prepare(Stage):
         return {"bricks": bricks, "identity": manifest.identity, "verified": True}
 
     def repair(self, experiment: Experiment) -> dict[str, Any]:
-        """Make again the bricks that are lost or damaged, and no others; facts of what was found.
+        """Recompute only the bricks that are missing or damaged; returns facts of what was found.
 
         Raises MissingInput (66) if prepare has not finished or a source is gone, BadData (65) if a source has changed.
         """
@@ -125,7 +125,7 @@ class Prepare(Stage):
         try:
             manifest = read_manifest(experiment.layout, STAGE)
         except BadData:
-            # The reports beside the volumes say the same: a run writes the manifest again and reads no volume.
+            # The reports next to the volumes hold the same facts: a run writes the manifest again and reads no volume.
             self.run(experiment)
             manifest = read_manifest(experiment.layout, STAGE)
         table = experiment.table(STAGE, PrepareConfig)
@@ -154,7 +154,7 @@ def inspect(experiment: Experiment) -> Findings:
 
 
 def look(experiment: Experiment) -> dict[str, Any]:
-    """What `lsdflow init` must know of the volumes, and their problems; reads a sample of large ones."""
+    """Facts of the volumes for `lsdflow init`, and their problems; reads a sample of large volumes."""
     findings = Findings()
     seen: dict[str, Any] = {}
     with _opened(experiment, findings) as volumes:
@@ -172,7 +172,7 @@ def _finish(
     findings: Findings,
     started: float,
 ) -> None:
-    """Write all volumes, then the manifest; until then the result of other settings stays current."""
+    """Write all volumes, then the manifest; until then an earlier result remains current."""
     table = experiment.table(STAGE, PrepareConfig)
     if any(finished_report(group) is None for group in plans):
         keys = {inputs.label: group[0].arrays.key for inputs, group in zip(volumes, plans, strict=True)}
@@ -190,7 +190,7 @@ def _finish(
 
 
 def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
-    """Make it the current one; if an earlier run left the same result, its manifest is kept, with its run time."""
+    """Make this manifest current; if an earlier run has the same result, its manifest is kept, with its run time."""
     with suppress(MissingInput, BadData):
         found = read_kept_manifest(layout, STAGE, manifest.key)
         if (found.identity, found.outputs) == (manifest.identity, manifest.outputs):
@@ -215,7 +215,7 @@ def _write_all(volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> dic
 
 @contextmanager
 def _opened(experiment: Experiment, findings: Findings) -> Iterator[list[VolumeInputs]]:
-    """All volumes of the table that can be opened; problems go to `findings`."""
+    """All volumes of the table that can be opened; problems are added to `findings`."""
     table = experiment.table(STAGE, PrepareConfig)
     tables: list[tuple[str, TrainingVolume | TargetVolume]] = [(volume.name, volume) for volume in table.training]
     if table.target is not None:
@@ -252,7 +252,7 @@ def _raise_first(findings: Findings) -> None:
 
 
 def _plans(experiment: Experiment, inputs: VolumeInputs, *, compare: bool = True) -> list[WritePlan]:
-    """What has to be written for a volume, in the folder of its key. compare: see `recognised`."""
+    """The plans for writing a volume to the folder of its key. compare: see `recognised`."""
     layout = experiment.layout
     parameters = inputs.table.model_dump(mode="json", exclude={"name", "probability"})
     sources = {name: hash_of(state) for name, state in inputs.states.items()}

@@ -1,11 +1,11 @@
-"""What is counted of a volume while it is read: range of raw, ids and sizes, mask coverage, components of labels.
+"""Statistics of a volume while it is read: range of raw, ids and sizes, mask coverage, components of labels.
 
 Connected components of labels are counted slab by slab. For slabs that follow one another along z and cover the whole
 y,x plane:
 1. components of equal label within the slab (26 neighbours);
-2. the first plane is compared with the last plane of the slab before: voxels of equal label that touch (3 x 3 shifts)
-   join their components;
-3. at the end, components that were joined are counted once.
+2. the first plane is compared with the last plane of the previous slab: if voxels of equal label touch (3 x 3
+   shifts), their components are joined;
+3. at the end, joined components are counted once.
 
         slab k    | A A . B |      A of slab k touches A of slab k+1: one component
         slab k+1  | A . . . |
@@ -28,7 +28,7 @@ CONNECTIVITY: Literal[26] = 26
 
 @dataclass
 class RawStatistics:
-    """Range and number of voxels seen; values as stored, before the map to 8 bits."""
+    """Range and number of voxels so far; values as stored, before conversion to 8 bits."""
 
     minimum: float = np.inf
     maximum: float = -np.inf
@@ -36,7 +36,7 @@ class RawStatistics:
     clipped: int = 0
 
     def add(self, block: NDArray[Any], clipped: int = 0) -> None:
-        """Count a block, of any real type; NaN is left out of the range."""
+        """Add a block of any real type; NaN is left out of the range."""
         if block.size == 0:
             return
         self.minimum = min(self.minimum, float(np.nanmin(block)))
@@ -46,19 +46,19 @@ class RawStatistics:
 
     @property
     def is_constant(self) -> bool:
-        """All voxels seen have one value."""
+        """True if all voxels so far have the same value."""
         return self.voxels > 0 and self.minimum == self.maximum
 
 
 @dataclass
 class LabelStatistics:
-    """Voxels of each id, and of each mask state."""
+    """Number of voxels of each id and of each mask state."""
 
     sizes: dict[int, int] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=lambda: {int(state): 0 for state in MaskState})
 
     def add(self, ids: NDArray[np.uint64], states: NDArray[np.uint8]) -> None:
-        """Count a block of ids and states of the same shape."""
+        """Add a block of ids and states of the same shape."""
         found, counts = np.unique(ids, return_counts=True)
         for label, count in zip(found.tolist(), counts.tolist(), strict=True):
             self.sizes[label] = self.sizes.get(label, 0) + count
@@ -67,22 +67,22 @@ class LabelStatistics:
 
     @property
     def voxels(self) -> int:
-        """All voxels seen."""
+        """Number of voxels so far."""
         return sum(self.states.values())
 
     @property
     def neurons(self) -> int:
-        """Ids other than 0."""
+        """Number of ids other than 0."""
         return len(self.sizes) - (0 in self.sizes)
 
     @property
     def trained_fraction(self) -> float:
-        """Share of voxels that are not ignored."""
+        """Fraction of voxels that are not ignored."""
         return 1 - self.states[MaskState.IGNORE] / self.voxels if self.voxels else 0.0
 
     @property
     def labelled_voxels(self) -> int:
-        """Voxels that are not ignored."""
+        """Number of voxels that are not ignored."""
         return self.voxels - self.states[MaskState.IGNORE]
 
     @property
@@ -92,7 +92,7 @@ class LabelStatistics:
 
 
 class SlabComponents:
-    """Counts components over slabs given in order of z."""
+    """Counts components over slabs in ascending order of z."""
 
     def __init__(self) -> None:
         self._parent: list[int] = [0]
@@ -100,7 +100,7 @@ class SlabComponents:
         self._last: tuple[NDArray[np.uint64], NDArray[np.int64]] | None = None
 
     def add(self, ids: NDArray[np.uint64]) -> None:
-        """The next slab, (z, y, x) u64."""
+        """Add the next slab, (z, y, x) u64."""
         if ids.size == 0:
             return
         local, count = cc3d.connected_components(ids, connectivity=CONNECTIVITY, return_N=True)
@@ -149,6 +149,6 @@ def _numbered(local: NDArray[np.unsignedinteger], first: int) -> NDArray[np.int6
 
 
 def _overlap(dy: int, dx: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Slices by which a plane and the same plane shifted by (dy, dx) overlap."""
+    """Slices in which a plane and the same plane shifted by (dy, dx) overlap."""
     cut = {-1: (slice(1, None), slice(None, -1)), 0: (slice(None), slice(None)), 1: (slice(None, -1), slice(1, None))}
     return (cut[dy][0], cut[dx][0]), (cut[dy][1], cut[dx][1])

@@ -1,4 +1,4 @@
-"""Looking at the data before anything is written: as many blocks as a few seconds allow, spread over the volume."""
+"""A check of the data before anything is written: random blocks of the volume, as many as a few seconds allow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_BOXES = 4096
 
 
 def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
-    """Read blocks in random order (fixed seed) until all are read or `seconds` are over; report what is wrong."""
+    """Read blocks in random order (fixed seed) until all are read or `seconds` have passed; report problems."""
     deadline = time.monotonic() + seconds
     boxes, whole = sample_boxes(inputs.region)
     for text in rules.shape_warnings(inputs.region.shape_vox, inputs.role):
@@ -38,12 +38,12 @@ def survey(inputs: VolumeInputs, findings: Findings, seconds: float) -> None:
 
 
 def refuse_missing_chunks(source: SourceVolume, box: Box, sparse: bool) -> None:
-    """Chunks that were never written are lost data, unless the user says that the source is sparse.
+    """Raise BadData for missing chunks, unless the user declared the source to be sparse.
 
-    A box of very many chunks is left to the streamed check.
+    A box of very many chunks is not checked here, but while it is streamed.
 
     Raises:
-        BadData: how many are missing, and the first.
+        BadData: names the number of missing chunks and the first one.
     """
     if sparse or source.grid is None or _count_chunks(source, box) > MOST_CHUNKS_COUNTED:
         return
@@ -67,7 +67,7 @@ def _count_chunks(source: SourceVolume, box: Box) -> int:
 
 
 def _read_boxes(inputs: VolumeInputs) -> list[tuple[SourceVolume, Box]]:
-    """Each source with the box of it that is read, in its own voxels."""
+    """Each source with the box that is read from it, in its own voxels."""
     boxes = [(inputs.raw, inputs.region)]
     for overlay in (inputs.labels, inputs.mask):
         if overlay is not None:
@@ -77,7 +77,7 @@ def _read_boxes(inputs: VolumeInputs) -> list[tuple[SourceVolume, Box]]:
 
 
 def sample_boxes(region: Box) -> tuple[list[Box], bool]:
-    """Boxes of the region in random order, and whether they are all of it; a large volume gives a few thousand."""
+    """Boxes of the region in random order, and whether they cover it; a large volume has a few thousand."""
     counts = [-(-length // SAMPLE_EDGE_VOX) for length in region.shape_vox]
     total = counts[0] * counts[1] * counts[2]
     chosen = np.random.default_rng(0).choice(total, min(total, MOST_BOXES), replace=False)
@@ -122,7 +122,7 @@ def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], d
 
 
 def look_until(boxes: list[Box], deadline: float, look: Callable[[Box], None]) -> bool:
-    """Look at boxes until the deadline, at least at one; whether it was all."""
+    """Call `look` for boxes until the deadline, at least once; returns whether all boxes were read."""
     for number, box in enumerate(boxes):
         if number and time.monotonic() > deadline:
             return False

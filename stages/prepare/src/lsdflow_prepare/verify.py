@@ -1,8 +1,9 @@
-"""verify: is every brick of the prepared volumes as it was written? repair: recompute exactly the bricks that are not.
+"""verify checks that every brick of the prepared volumes is as it was written; repair recomputes damaged bricks.
 
-1. The manifest names the settings and the sources of the volumes; if those are others now, repair refuses.
-2. Every brick is compared with the journal. verify reports those that differ; repair makes them again from the sources.
-3. A brick is written only if it is equal to the one in the journal, so a source that was changed in place does no harm.
+1. The manifest names the settings and sources of the volumes; if they have changed, repair refuses.
+2. Every brick is compared with the journal. verify reports differences; repair recomputes these bricks from the
+   sources.
+3. A brick is written only if it matches the journal, so a source that was changed in place does no harm.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ FIX = "bring the source back as it was, or make another volume from what it is n
 
 
 def require_whole(label: str, plans: list[WritePlan]) -> int:
-    """Read back every brick of a volume and compare with the journal; how many there are.
+    """Read back every brick of a volume and compare it with the journal; returns the number of bricks.
 
-    Raises OutputConflict (73) if the volume was made with other parameters or is not finished, BadData (65) naming the
-    bricks that are lost or damaged.
+    Raises OutputConflict (73) if the volume has other parameters or is not finished, BadData (65) naming the bricks
+    that are missing or damaged.
     """
     where = plans[0].arrays.container
     if finished_report(plans) is None:
@@ -47,7 +48,7 @@ def require_whole(label: str, plans: list[WritePlan]) -> int:
 
 
 def require_same_work(table: PrepareConfig, manifest: Manifest, label: str, plans: list[WritePlan]) -> None:
-    """Raise OutputConflict (73) if the table is another one now, BadData (65) if the sources of the volume are."""
+    """Raise OutputConflict (73) if the table has changed, BadData (65) if the sources of the volume have changed."""
     if manifest.config != table.model_dump(mode="json"):
         raise OutputConflict(
             "the volumes were made with other parameters",
@@ -66,9 +67,9 @@ def require_same_work(table: PrepareConfig, manifest: Manifest, label: str, plan
 
 
 def repair_bricks(label: str, inputs: VolumeInputs, plans: list[WritePlan], made: dict[str, str]) -> list[str]:
-    """Recompute the damaged bricks of a volume; which they were. `made`: identity of each group of arrays, as recorded.
+    """Recompute the damaged bricks of a volume; returns them. `made`: recorded identity of each group of arrays.
 
-    Raises BadData (65) if a source does not give what it gave then; that brick is not written.
+    Raises BadData (65) if a source has other voxels now; that brick is not written.
     """
     repaired = []
     for plan in plans:
@@ -88,7 +89,7 @@ def repair_bricks(label: str, inputs: VolumeInputs, plans: list[WritePlan], made
 
 
 def _recompute(inputs: VolumeInputs, plan: WritePlan, number: int, where: str, known: bool) -> None:
-    """One brick; `known`: the journal is whole, so it says what the brick must be."""
+    """Recompute one brick; `known`: the journal is complete, so the brick must match it."""
     box = plan.bricks[number]
     values, facts = make_brick(inputs, plan, box)
     note = plan.arrays.noted(number)

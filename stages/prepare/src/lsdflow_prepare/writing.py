@@ -1,8 +1,8 @@
-"""Streaming one volume from its sources into prepared arrays, brick by brick, with all checks on the way.
+"""Streams one volume from its sources to the prepared arrays, brick by brick, with all checks.
 
-A brick is whole chunks of the output, few decodes of the input, and bounded memory: at least one input chunk, rounded
-up to whole output chunks, then grown along x, y and z as memory allows. Long rows read fastest, and slices of TIFF are
-decoded once where a whole plane fits.
+A brick consists of whole output chunks, and is chosen for few decodes of the input in bounded memory: at least one
+input chunk, rounded up to whole output chunks, then extended along x, y and z as memory allows. Long rows are read
+fastest, and TIFF slices are decoded only once if a whole plane fits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Job = tuple[str, tuple[ArraySpec, ...], int, Vox3 | None]
 
 
 def brick_shape(shape_vox: Vox3, chunk_vox: int, bytes_per_voxel: int, source_chunk_vox: Vox3 | None = None) -> Vox3:
-    """Edge lengths of a brick: multiples of `chunk_vox`, within memory unless one chunk alone is more."""
+    """Shape of a brick: multiples of `chunk_vox` that fit into memory, at least one chunk."""
     limit = max(MEMORY_BYTES // bytes_per_voxel, chunk_vox**3)
     whole = [_round_up(length, chunk_vox) for length in shape_vox]
     wanted = source_chunk_vox or (chunk_vox,) * 3
@@ -52,7 +52,7 @@ def brick_shape(shape_vox: Vox3, chunk_vox: int, bytes_per_voxel: int, source_ch
 
 
 def bricks(shape_vox: Vox3, edge_vox: Vox3) -> list[Box]:
-    """Bricks in order of z, y, x; those at the end are cut off there."""
+    """Bricks in order of z, y, x; those at the end of the volume are cropped."""
     return list(_bricks(shape_vox, edge_vox))
 
 
@@ -68,7 +68,7 @@ def _round_up(length: int, step: int) -> int:
 
 @dataclass
 class VolumeSummary:
-    """What is known of a volume when all of it was read."""
+    """The statistics of a volume after all of it was read."""
 
     raw: RawStatistics = field(default_factory=RawStatistics)
     labels: LabelStatistics | None = None
@@ -76,7 +76,7 @@ class VolumeSummary:
     identity: dict[str, str] = field(default_factory=dict)
 
     def warnings(self, inputs: VolumeInputs) -> list[str]:
-        """All that is odd, but does not stop the run."""
+        """All warnings about the volume."""
         found = rules.shape_warnings(inputs.region.shape_vox, inputs.role) + rules.raw_warnings(self.raw)
         if self.labels is not None:
             found += rules.label_warnings(self.labels, complete=True)
@@ -93,7 +93,7 @@ class WritePlan:
 
 
 def write_plans(inputs: VolumeInputs, container: Path, provenance: Mapping[str, Any]) -> list[WritePlan]:
-    """What has to be written for a volume: raw, and labels with mask where there are labels."""
+    """The plans for writing a volume: one for raw, and one for labels with mask if there are labels."""
     geometry = inputs.output_geometry
     jobs: list[Job] = [("raw", (RAW,), RAW_BYTES_PER_VOXEL, inputs.raw.chunk_shape_vox)]
     if inputs.labels is not None:
@@ -108,10 +108,10 @@ def write_plans(inputs: VolumeInputs, container: Path, provenance: Mapping[str, 
 
 
 def write_volume(inputs: VolumeInputs, plans: list[WritePlan], progress: Progress) -> VolumeSummary:
-    """Write what is not written yet; returns the statistics of all of it.
+    """Write the bricks that are not written yet; returns the statistics of the whole volume.
 
     Raises:
-        BadData: what only the whole data shows: NaN, values out of range, negative labels, missing chunks.
+        BadData: problems that only the whole data show: NaN, values out of range, negative labels, missing chunks.
         StorageFailure: the disk is full or fails.
     """
     summary = VolumeSummary()
@@ -145,7 +145,7 @@ def _write_labels(inputs: VolumeInputs, plan: WritePlan, summary: VolumeSummary,
 
 
 def make_brick(inputs: VolumeInputs, plan: WritePlan, box: Box) -> Made:
-    """Arrays of a brick, from the sources, and what is to be remembered of it. Raises as `write_volume`."""
+    """The arrays of a brick, computed from the sources, and its record. Raises the errors of `write_volume`."""
     _refuse_missing(inputs, plan, box)
     source_box = box.translate(inputs.region.begin_vox)
     if plan.arrays.job == "raw":
@@ -156,7 +156,7 @@ def make_brick(inputs: VolumeInputs, plan: WritePlan, box: Box) -> Made:
 
 
 def _write(inputs: VolumeInputs, plan: WritePlan, count: Count, progress: Progress) -> None:
-    """Bricks in order; those noted by an earlier run are read back instead of made, and counted all the same."""
+    """Write bricks in order; those recorded by an earlier run are read back for the statistics instead."""
     notes = plan.arrays.start()
     for number, box in enumerate(plan.bricks):
         note = notes.get(number)
@@ -185,6 +185,6 @@ def _refuse_missing(inputs: VolumeInputs, plan: WritePlan, box: Box) -> None:
 
 
 def bytes_needed(shape: Vox3, with_labels: bool) -> int:
-    """Bytes on disk to expect: raw hardly shrinks, labels shrink to a twentieth."""
+    """Expected bytes on disk: raw is hardly compressible, labels compress to a twentieth."""
     voxels = int(np.prod(shape))
     return voxels + (voxels * 9 // 20 if with_labels else 0)

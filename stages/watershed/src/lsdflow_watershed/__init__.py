@@ -1,1 +1,1 @@
-"""Watershed stage: from affinities to fragments (supervoxels) and the nodes of the region graph."""
+"""Watershed stage: computes fragments (supervoxels) and the nodes of the region graph from affinities."""

@@ -1,15 +1,16 @@
-"""One block: from the affinities of its read box to the fragments of its write box and the nodes of the graph.
+"""One block: computes the fragments of its write box and the nodes of the graph from the affinities of its read box.
 
-read box  +-------------------+      Fragments are made in the read box, so that those at the edge of the write box are
-          |   +-----------+   |      like those that the neighbouring block makes; then they are cropped.
+read box  +-------------------+      Fragments are computed in the read box, so that at the edge of the write box they
+          |   +-----------+   |      match those of the neighbouring block; then they are cropped.
           |   | write box |   |
           |   +-----------+   |
           +-------------------+
 
-blocks      cropped fragments are cut into face-connected components, numbered, and named by block and number.
-seamless    fragments have the ids of their seeds, and are not cut. The nodes describe the voxels of the write box only;
-            those of all blocks that contain a part of a fragment add up. Where processes are thicker than the context,
-            blocks see other seeds: there the fragment ends at the face, and agglomerate joins it on the complete face.
+blocks      cropped fragments are split into face-connected components; an id consists of block number and local number.
+seamless    fragments have the ids of their seeds, and are not split. The nodes describe the voxels of the write box
+            only; the nodes of a fragment in several blocks are summed. Where processes are thicker than the context,
+            blocks find different seeds. There the fragment ends at the face, and agglomerate joins it across the
+            complete face.
 
 Affinities of bad sections (folds, knife marks, missing slices) are not used:
 
@@ -17,7 +18,7 @@ Affinities of bad sections (folds, knife marks, missing slices) are not used:
     zero  aa   aa   ..   ..   bb            no fragments there: the cell falls into two parts
     copy  aa   aa   aa   bb   bb            fragments of the nearest good section (lower z on ties)
 
-z counts sections of the target volume from 0, so a section means the same in every block.
+z is the index of a section in the target volume, from 0, so it is the same in every block.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ Filling = Literal["zero", "copy"]
 def replace_sections(
     fragments: NDArray[np.uint32], begin_z: int, bad_z: Collection[int], filling: Filling
 ) -> NDArray[np.uint32]:
-    """Clear the fragments of bad sections, or copy those of the nearest good section in this array.
+    """Clear the fragments of bad sections, or copy the fragments of the nearest good section in this array.
 
-    :param fragments: (z, y, x) of which the first section is section `begin_z` of the volume.
+    :param fragments: (z, y, x); the first section is section `begin_z` of the volume.
     :param bad_z: sections of the volume; those outside this array are ignored.
     :returns: a new array; all 0 in a bad section without any good one to copy from.
     """
@@ -74,7 +75,7 @@ class BlockPlace:
 
 @dataclass(frozen=True)
 class BlockRules:
-    """The rules of every block: how fragments are made (mutex: by the mutex watershed) and named, and bad sections."""
+    """The rules for all blocks: computation of fragments (mutex: by the mutex watershed), ids, bad sections."""
 
     fragments: FragmentRules
     voxels_per_block: int
@@ -134,7 +135,7 @@ def seeded_fragments(
     """Fragments of a box, numbered by their seeds.
 
     :returns: (z, y, x) numbers 1..n, 0 = none; and (n,) row-major index of the first voxel of each seed in the box.
-    :raises BadData: when `affs` is no u8 array of three channels.
+    :raises BadData: if `affs` is not a u8 array of three channels.
     """
     in_xy = rules.fragments_in_xy
     inside = inside_mask(affs, in_xy)

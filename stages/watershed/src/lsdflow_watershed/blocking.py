@@ -1,4 +1,4 @@
-"""How the volume is cut into blocks, and whether ids and memory allow it."""
+"""Plans the blocks, and checks that ids and memory allow them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lsdflow_watershed.config import WatershedConfig
 from lsdflow_watershed.flood import LARGEST_VOLUME_VOX
 from lsdflow_watershed.ids import check_id_range, check_voxel_range
 
-# In shortest voxel edges. Seamless fragments agree as far as the context reaches: with 48 their number is within 1 % of
-# one shot on FIB-25, with 32 within 6 % (benchmarks/block_invariance.py).
+# In shortest voxel edges. Seamless fragments match across faces within the context: with 48 their number is within 1 %
+# of a run in one block on FIB-25, with 32 within 6 % (benchmarks/block_invariance.py).
 DEFAULT_CONTEXT_EDGES = {"blocks": 32, "seamless": 48}
 
 
 def plan_blocks(config: WatershedConfig, total: Box, voxel_size_nm: Nm3) -> BlockPlan:
-    """Blocks of the region `total`; ids and sizes are checked before any work.
+    """Blocks of the region `total`; checks ids and sizes.
 
-    :raises ConfigError: lengths are no whole voxels, a block is too large, or ids would not fit.
+    :raises ConfigError: lengths are not whole voxels, a block is too large, or ids would not fit.
     """
     shape_vox = config.block_shape.to_vox(voxel_size_nm, "watershed.block_shape")
     plan = block_plan(total, shape_vox, context_vox(config, voxel_size_nm), "watershed")
@@ -46,7 +46,7 @@ def _check_block_ids(block_count: int, voxels_per_block: int) -> None:
 
 
 def check_seed_ids(config: WatershedConfig, total: Box, grid_shape_vox: Vox3) -> None:
-    """Refuse a target whose voxels cannot be names of seeds (mode `seamless`).
+    """Raise ConfigError for a target whose voxel positions cannot be ids of seeds (mode `seamless`).
 
     :raises ConfigError: too many voxels, or `total` is not inside the target.
     """
@@ -60,7 +60,7 @@ def check_seed_ids(config: WatershedConfig, total: Box, grid_shape_vox: Vox3) ->
 
 
 def context_vox(config: WatershedConfig, voxel_size_nm: Nm3) -> Vox3:
-    """The configured context, or so many edges of the shortest side of a voxel, whatever the axis (rounded up)."""
+    """The configured context, or the default number of shortest voxel edges along every axis (rounded up)."""
     if config.context is not None:
         return config.context.to_vox(voxel_size_nm, "watershed.context")
     reach_nm = DEFAULT_CONTEXT_EDGES[config.id_mode] * min(voxel_size_nm)
@@ -69,7 +69,7 @@ def context_vox(config: WatershedConfig, voxel_size_nm: Nm3) -> Vox3:
 
 
 def check_sections(bad_z: Collection[int], section_count: int) -> None:
-    """Refuse bad sections that the target does not have: they were counted on another volume.
+    """Raise ConfigError for bad sections outside the target, whose indices are probably those of another volume.
 
     :raises ConfigError: names them.
     """

@@ -13,7 +13,7 @@ MUTEX_ONLY = ("method", "mutex_bias", "mutex_strides", "remove_debris_vox")
 
 
 class WatershedConfig(StrictModel):
-    """How fragments are made from affinities, and how the volume is cut into blocks."""
+    """Options for the computation of fragments from affinities, and for the blocks."""
 
     block_shape: LengthsField = Field(
         default=Lengths.parse("256 vox"),
@@ -103,5 +103,5 @@ class WatershedConfig(StrictModel):
         return self
 
     def parameters(self) -> dict[str, Any]:
-        """All options as plain values; those of the mutex watershed only with it: fragments made before stay valid."""
+        """All options as plain values; those of the mutex watershed only if it is used, to keep older keys valid."""
         return self.model_dump(mode="json", exclude=set() if self.method == "mutex" else set(MUTEX_ONLY))

@@ -1,18 +1,18 @@
 """The depth of a voxel inside a cell: thresholded affinities and their distance transform.
 
-A voxel is *inside* where the mean of its affinities is above one half of the full scale (255 of u8), as published;
-nothing here depends on the content of a block. Its depth is the squared Euclidean distance in voxels to the nearest
-voxel that is not inside. That is an integer, so ties are exact, and the flood can use one queue per distance instead of
-a heap. The transform:
+A voxel is *inside* if the mean of its affinities is above one half of the full scale (255 of u8), as published. This
+threshold does not depend on the content of a block. The depth of a voxel is the squared Euclidean distance in voxels to
+the nearest voxel that is not inside. It is an integer, so ties are exact, and the flood can use one queue per distance
+instead of a heap. The transform:
 
-1. Along x: distance to the nearest outside voxel of the row, by one run forwards and one back.
-2. Along y, then z: the smallest k^2 + f(q - k) or k^2 + f(q + k) of the column, f being the result of the axes before.
-   k grows from 0 until k^2 alone is no less than the smallest value so far:
+1. Along x: distance to the nearest outside voxel of the row, by one pass forwards and one back.
+2. Along y, then z: the smallest k^2 + f(q - k) or k^2 + f(q + k) of the column, f being the result of the previous
+   axes. k grows from 0 until k^2 alone is not less than the smallest value so far:
 
     f          . 9 4 9 .          q: 9, then 4 + 1 = 5, and 2^2 = 4 is less than 5, so one more step; 3^2 is not
                    q
 
-Inside cells k stays below their radius. Neighbouring columns are processed together, many by one instruction.
+Inside cells k stays below their radius. Neighbouring columns are processed together by vector instructions.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ def inside_mask(affs: NDArray[np.uint8], in_xy: bool) -> NDArray[np.bool_]:
 def squared_distance(inside: NDArray[np.bool_], in_xy: bool) -> NDArray[np.int32]:
     """Squared distance in voxels to the nearest voxel that is not inside; 0 there.
 
-    With `in_xy` every section (z) is on its own. Where there is no boundary at all, no distance is
-    defined: every voxel gets 1, which makes the whole volume (section) one plateau.
-    The faces of the volume are no boundary.
+    With `in_xy` every section (z) is processed separately. Without any boundary no distance is defined: every voxel
+    gets 1, so the whole volume (section) is one plateau. The faces of the volume are not a boundary.
 
     :param inside: (z, y, x) bool.
     """
@@ -103,7 +102,7 @@ def _along_rows(inside: NDArray[np.bool_], far: int, squared: NDArray[np.int32])
 def _along_columns(squared: NDArray[np.int32]) -> None:
     """Replace f by the smallest k^2 + f(q -+ k) in every column of (n, columns)."""
     length, columns = squared.shape
-    # lanes beyond the last column hold 0, or what a tile before left: they are not read back
+    # lanes beyond the last column hold 0 or values of an earlier tile, and are not read back
     costs, lowest = np.zeros((length, _TILE), np.int32), np.zeros(_TILE, np.int32)
     for first in range(0, columns, _TILE):
         width = min(_TILE, columns - first)
@@ -123,7 +122,7 @@ def _lowest_around(costs: NDArray[np.int32], q: int, lowest: NDArray[np.int32]) 
         highest = max(highest, lowest[column])
     k = 1
     while k < length and k * k < highest:
-        # beyond its ends the column continues with the last voxel, which is nearer and was compared already
+        # beyond its ends the column repeats its last voxel, which is nearer and was compared already
         above, below, square = costs[max(q - k, 0)], costs[min(q + k, length - 1)], np.int32(k * k)
         highest = np.int32(0)
         for column in range(_TILE):

@@ -1,29 +1,29 @@
-"""The published watershed: seeds grow from deep to shallow until they meet; and the packed voxels that it works on.
+"""The published watershed: seeds grow from deep to shallow until they meet; and the packed voxels that it uses.
 
 1. Every seed voxel waits in the queue of its own (squared) distance to the boundary.
 2. Take the first voxel of the deepest queue that is not empty.
-3. Each neighbour without a label takes the label of this voxel and joins the queue of *its own* distance, which may be
-   deeper than the queue in use: then that one is next.
-4. Until all queues are empty.
+3. Each neighbour without a label gets the label of this voxel and is added to the queue of *its own* distance. If that
+   queue is deeper than the current one, it is next.
+4. Repeat until all queues are empty.
 
 The order (depth, then first come first served; neighbours -z, -y, -x, +x, +y, +z) is that of
-`mahotas.cwatershed(max - distance, seeds)`, and the result is the same voxel for voxel: the published chain. Distances
-are integers, so a queue per distance replaces the heap: a few steps per voxel, no logarithm.
+`mahotas.cwatershed(max - distance, seeds)` in the published chain, and the result is the same in every voxel. Distances
+are integers, so one queue per distance replaces the heap, and the cost per voxel is constant.
 
-    voxel    | label: 31 bits | mark: 1 bit | depth: 32 bits |      one memory access for all of a voxel
-    A seed voxel has no depth in its word: it waits in the queue of its depth.
+    voxel    | label: 31 bits | mark: 1 bit | depth: 32 bits |      one memory access per voxel
+    The word of a seed voxel holds no depth, because the voxel already waits in the queue of its depth.
 
-    . . . .     The volume has a rim of words with a label that no seed has: they are never reached, and no voxel has
-    . a b .     to be tested for being at a face.
+    . . . .     The volume has a rim of words with a label that no seed has. They are never reached, so voxels at faces
+    . a b .     need no test.
     . c d .
     . . . .
 
     waiting  | depth 0: f g h . . . | depth 4: c d e . | depth 9: a b |
                          ^first ^tail
-    Every voxel waits at most once, in the queue of its depth. So the number of voxels of each depth bounds the length
-    of its queue, and all queues share one array. In the beginning the voxels of seeds wait.
+    Every voxel waits at most once, in the queue of its depth. So the number of voxels of each depth limits the length
+    of its queue, and all queues share one array. At the beginning the voxels of seeds wait.
 
-All numbers are unsigned: then no index is tested for being negative, which halves the time of a flood.
+All numbers are unsigned, because then numba does not test indices for negative values, which halves the time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from lsdflow_runtime.compiled import compiled
 
 ONE = np.uint64(1)
-# Labels use the bits from this one up. The voxel is reached if it has a label, or the mark alone.
+# Labels use the bits from this one up. A voxel has been reached if it has a label or the mark.
 LABEL = np.uint64(33)
 MARK = np.uint64(1 << 32)
 RIM = np.uint64(0x7FFF_FFFF << 33)
@@ -60,7 +60,7 @@ class PackedVoxels(NamedTuple):
 
 
 def pack_voxels(distance_squared: NDArray[np.int32], seeds: UInt32s, in_xy: bool) -> PackedVoxels:
-    """Words and queues before the flood, of a volume that is not empty.
+    """Words and queues before the flood, for a volume that is not empty.
 
     :param distance_squared: (z, y, x), not negative.
     :param seeds: (z, y, x) numbers below 2^31 - 1, 0 = no seed.
@@ -72,7 +72,7 @@ def pack_voxels(distance_squared: NDArray[np.int32], seeds: UInt32s, in_xy: bool
     word = np.full((nz + 2) * (ny + 2) * (nx + 2), RIM, np.uint64)
     waiting, tail = np.empty(seeds.size, np.uint32), first.copy()
     _open(distance_squared, seeds, word, waiting, tail)
-    # without crossing, the neighbour is the voxel itself, labelled already
+    # in_xy: the neighbour along z is the voxel itself, which already has a label
     z = 0 if in_xy else (ny + 2) * (nx + 2)
     return PackedVoxels(word, waiting, first, tail, (np.uint64(z), np.uint64(nx + 2), ONE))
 

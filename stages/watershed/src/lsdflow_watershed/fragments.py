@@ -1,9 +1,9 @@
-"""Fragments of one block: from its affinities to one number per voxel.
+"""Fragments of one block: computes one number per voxel from its affinities.
 
 1. inside = mean affinity above one half, and in the mask.
 2. Distance of each inside voxel to the nearest other voxel.
 3. Seeds at the local maxima of the distance; each seed floods down until it meets the others.
-4. Clear what is not in the mask.
+4. Clear voxels outside the mask.
 5. `filter_fragments`: clear fragments whose mean affinity is too low.
 6. `epsilon_agglomerate`: join fragments that surely belong together.
 
@@ -30,7 +30,7 @@ _BINS = 256
 
 @dataclass(frozen=True)
 class FragmentRules:
-    """How fragments are made; the names are those of the experiment file."""
+    """Options for the computation of fragments, named as in the experiment file."""
 
     fragments_in_xy: bool = False
     min_seed_distance_vox: int = 10
@@ -46,7 +46,7 @@ def extract_fragments(
     :param affs: (3, z, y, x) u8, channels z, y, x.
     :param mask: (z, y, x) u8, fragments only where > 0; None = everywhere.
     :returns: (z, y, x), 0 = no fragment; numbers mean nothing outside this array.
-    :raises BadData: when `affs` is no u8 array of three channels.
+    :raises BadData: if `affs` is not a u8 array of three channels.
     """
     in_xy = rules.fragments_in_xy
     inside = inside_mask(affs, in_xy)
@@ -69,7 +69,7 @@ def drop_weak_fragments(
 ) -> NDArray[np.uint32]:
     """Clear the fragments whose mean affinity (0 to 1) is below `lowest_mean`.
 
-    With `in_xy` the in-plane channels 1 and 2 count, the same that made the fragments (the
+    With `in_xy` the mean is that of the in-plane channels 1 and 2, from which the fragments were computed (the
     published script averages 0 and 1 here).
 
     :param affs: (3, z, y, x) u8.
@@ -86,7 +86,7 @@ def drop_weak_fragments(
 
 
 def agglomerate_until(fragments: NDArray[np.uint32], affs: NDArray[np.uint8], threshold: float) -> NDArray[np.uint32]:
-    """Join fragments while their score, 1 - quartile of the affinities between them, is below it.
+    """Join fragments while their score, 1 - quartile of the affinities between them, is below `threshold`.
 
     :param threshold: score in (0, 1]; higher joins more.
     """

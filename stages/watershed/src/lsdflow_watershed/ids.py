@@ -1,15 +1,15 @@
 """Ids of fragments, unique in the whole volume; two modes.
 
 blocks (as published)   id = row-major block number * voxels per block + local number 1, 2, ...
-                        A block has at most as many fragments as voxels, so two blocks never share an id. The block that
-                        made a fragment follows from its id: (id - 1) // voxels per block.
+                        A block has at most as many fragments as voxels, so two blocks never share an id. The block of
+                        a fragment follows from its id: (id - 1) // voxels per block.
 
 seamless                id = 1 + position of the seed in the volume
                         The position is the row-major index of the first voxel of the seed in the target grid (z
-                        slowest, x fastest). Two blocks that both see a seed give its fragment the same id, so it
+                        slowest, x fastest). Two blocks that both contain a seed give its fragment the same id, so it
                         crosses the face between them without stitching. Two seeds never share a voxel, so ids are
-                        unique. A smaller box orders its voxels as the volume does: numbers by first voxel in a box have
-                        the order of ids.
+                        unique. Voxels have the same order in a box as in the volume, so numbers by first voxel in a box
+                        have the order of ids.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Int64s = NDArray[np.int64]
 
 
 def number_components(fragments: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], int]:
-    """Give every face-connected piece of a fragment its own local number.
+    """Give every face-connected component of a fragment its own local number.
 
-    Cropping cuts some fragments into pieces that only meet outside the block.
+    Cropping splits some fragments into components that are connected only outside the block.
 
     :param fragments: (z, y, x), 0 = none.
     :returns: (z, y, x) u64 numbers 1..n in the order of their first voxel (z, y, x), and n.
@@ -62,15 +62,15 @@ def _number_by_first_voxel(pieces: NDArray[np.uint32], count: int) -> NDArray[np
 
 
 def global_ids(numbers: NDArray[np.uint64], block_number: int, voxels_per_block: int) -> NDArray[np.uint64]:
-    """Turn local numbers (0 = none) into ids that are unique in the volume; 0 stays 0."""
+    """Convert local numbers (0 = none) to ids that are unique in the volume; 0 stays 0."""
     start = np.uint64(block_number * voxels_per_block)
     return np.where(numbers > 0, numbers + start, np.uint64(0))
 
 
 def check_id_range(block_count: int, voxels_per_block: int) -> None:
-    """Refuse a volume whose largest possible fragment id does not fit a signed 64-bit integer.
+    """Raise ConfigError if the largest possible fragment id does not fit a signed 64-bit integer.
 
-    :raises ConfigError: names the largest id and the limit. Stores keep ids as signed integers.
+    :raises ConfigError: names the largest id and the limit. Stores use signed integers for ids.
     """
     largest = block_count * voxels_per_block
     if largest >= ID_LIMIT:
@@ -83,7 +83,7 @@ def check_id_range(block_count: int, voxels_per_block: int) -> None:
 
 
 def number_seeds(seeds: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], Int64s]:
-    """Number the seeds anew, in the order of their first voxels.
+    """Renumber the seeds in the order of their first voxels.
 
     :param seeds: (z, y, x) numbers of seeds in any order, 0 = none.
     :returns: the same with numbers 1..n, and (n,) row-major index of the first voxel of each.
@@ -123,9 +123,9 @@ def seed_ids(first: Int64s, read: Box, grid_shape_vox: Vox3) -> NDArray[np.uint6
 
 
 def check_voxel_range(total: Box, grid_shape_vox: Vox3) -> None:
-    """Refuse a volume whose last voxel, named as a seed, does not fit a signed 64-bit integer.
+    """Raise ConfigError if the seed id of the last voxel does not fit a signed 64-bit integer.
 
-    :raises ConfigError: also for voxels outside the target grid: their places are those of others.
+    :raises ConfigError: also for voxels outside the target grid, whose ids would be those of other voxels.
     """
     largest = math.prod(grid_shape_vox)
     if largest >= ID_LIMIT:

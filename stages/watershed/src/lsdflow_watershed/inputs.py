@@ -1,4 +1,4 @@
-"""What the stage reads: the affinities that predict made, and a mask if one is configured."""
+"""Opens the inputs of the stage: the affinities of predict, and a mask if one is configured."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class WatershedInputs:
 
 
 def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInputs:
-    """Open what the stage reads.
+    """Open the inputs of the stage.
 
-    :raises MissingInput: predict has not finished, or an array is not there.
-    :raises BadData: the affinities are no u8 array with an offset for each channel.
+    :raises MissingInput: predict has not finished, or an array is missing.
+    :raises BadData: the affinities are not a u8 array with an offset for each channel.
     :raises ConfigError: an array is not aligned with the voxels of the target.
     """
     predict = read_manifest(experiment.layout, "predict")
@@ -49,14 +49,14 @@ def open_inputs(experiment: Experiment, config: WatershedConfig) -> WatershedInp
 
 
 def open_affinities(container: Path, dataset: str, grid: Geometry) -> tuple[Volume, tuple[Vox3, ...]]:
-    """Open the affinities and check their form; the volume, and the offsets of its channels."""
+    """Open the affinities and check their form; returns the volume and the offsets of its channels."""
     volume = open_volume(container, dataset, grid)
     attributes = dict(volume.array.attrs)
     return volume, read_neighborhood(attributes, volume.channels, volume.dtype.name, volume.where)
 
 
 def open_mask(experiment: Experiment, config: WatershedConfig, grid: Geometry) -> Volume | None:
-    """Open the configured mask; None if there is none configured."""
+    """Open the configured mask; None if no mask is configured."""
     if not config.mask_file:
         return None
     path = experiment.resolve(config.mask_file)
@@ -74,9 +74,9 @@ def open_mask(experiment: Experiment, config: WatershedConfig, grid: Geometry) -
 
 
 def read_mask(inputs: WatershedInputs, box: Box) -> np.ndarray | None:
-    """Where fragments may be, u8 0 or 1: inside the mask, and outside blocks that predict lacks. None: everywhere.
+    """Where fragments may be, u8 0 or 1: inside the mask, and outside missing blocks of predict. None: everywhere.
 
-    Outside the mask's own box there is nothing: 0.
+    The mask is 0 outside its own box.
     """
     known = inputs.affs.known(box)
     if inputs.mask is None:
@@ -86,9 +86,9 @@ def read_mask(inputs: WatershedInputs, box: Box) -> np.ndarray | None:
 
 
 def mask_identity(experiment: Experiment, folder: Path) -> str:
-    """A hash of the contents of the mask's files, so a copy is the same mask.
+    """A hash of the contents of the mask's files, so that a copy is the same mask.
 
-    They are read only if the files have changed since `note_mask`.
+    The files are read only if they have changed since `note_mask`.
     """
     with suppress(MissingInput, BadData):
         noted = read_sealed(_mask_note(experiment), "run: watershed run")
@@ -98,7 +98,7 @@ def mask_identity(experiment: Experiment, folder: Path) -> str:
 
 
 def note_mask(experiment: Experiment, inputs: WatershedInputs) -> None:
-    """Note the mask's identity with the state of its files, so that workers need not read all of it."""
+    """Record the mask's identity with the state of its files, so that workers need not read the whole mask."""
     if inputs.mask is not None:
         note = {"files": file_stamp([Path(inputs.mask.where)]), "contents": inputs.identities["mask"]}
         write_sealed(_mask_note(experiment), note)

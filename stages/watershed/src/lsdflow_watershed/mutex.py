@@ -1,22 +1,22 @@
-"""Mutex watershed: fragments from affinities to near and far voxels, without seeds and without a threshold.
+"""Mutex watershed: computes fragments from affinities to near and far voxels, without seeds and without a threshold.
 
 1. An affinity (0 to 1) plus the bias of its channel is the weight of an edge: above 0 it attracts, below 0 it repels.
-2. Edges are processed from strong to weak, attracting and repelling ones alike. For the two clusters that contain the
+2. Edges, attracting and repelling together, are processed from strong to weak. For the two clusters that contain the
    ends of an edge:
 
        attracting   they become one, unless there is a mutex between them;       (o o)~~~(o o)   ->   (o o o o)
        repelling    they get a mutex: they never become one.                     (o o) | (o o)
 
-3. The clusters are the fragments. A voxel that nothing attracts is in none.
+3. The clusters are the fragments. A voxel without attracting edges is in no fragment.
 4. `remove_debris_vox`: clear fragments of few voxels.
-5. `filter_fragments` and `epsilon_agglomerate` as for seeded fragments, by the three nearest affinities.
+5. `filter_fragments` and `epsilon_agglomerate` as for seeded fragments, with the three nearest affinities.
 
-Edges of equal strength: by channel, attracting before repelling, by position. So the result is a function of the
-affinities alone, and it is that of `mwatershed.agglom(affs + bias, offsets)` where no two strengths are equal.
+Edges of equal strength are ordered by channel, attracting before repelling, then by position. So the result depends on
+the affinities only, and equals `mwatershed.agglom(affs + bias, offsets)` if no two strengths are equal.
 
-Source: Wolf et al. (2019), The Mutex Watershed and its Objective, arXiv 1904.12654. Clusters and mutexes:
-mutex_clusters.py. Grey levels are few, so edges are counted instead of sorted, and processed in rounds of as many as
-there are voxels; of a later round only those whose ends are still apart (Osipov et al. 2009, filter-Kruskal).
+Source: Wolf et al. (2019), The Mutex Watershed and its Objective, arXiv 1904.12654. Clusters and mutexes are in
+mutex_clusters.py. There are few grey levels, so edges are sorted by counting. They are processed in rounds of at most
+as many edges as voxels; later rounds use only edges between different clusters (Osipov et al. 2009, filter-Kruskal).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lsdflow_watershed.mutex_clusters import Clusters
 
 Bytes = NDArray[np.uint8]
 _LEVELS = FULL_SCALE + 1
-# Weights nearer than this are equal: 51/255 - 0.2 is 0.
+# Weights are rounded to so many decimals, so that 51/255 - 0.2 is 0.
 _DECIMALS = 9
 _NEAREST = 3
 _EVERY_VOXEL: Vox3 = (1, 1, 1)
@@ -46,7 +46,7 @@ _USUAL_STRIDE_EDGES = 4
 
 @dataclass(frozen=True)
 class Channel:
-    """One channel of affinities: to which voxel (z, y, x), what is added to it, and which voxels count."""
+    """One channel of affinities: offset of the other voxel (z, y, x), bias, and stride of the voxels that are used."""
 
     offset_vox: Vox3
     bias: float
@@ -55,7 +55,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class _Edges:
-    """The edges of a channel in a box: rows are begin, end and step of their voxels per axis; flat index of the end."""
+    """The edges of a channel in a box. Rows: begin, end and step of voxels per axis; flat offset to the end."""
 
     channel: int
     bounds: NDArray[np.int64]
@@ -64,7 +64,7 @@ class _Edges:
 
 @dataclass(frozen=True)
 class _Level:
-    """All edges of one channel and one grey level: they are equally strong."""
+    """All edges of one channel and one grey level, which have the same strength."""
 
     channel: int
     grey: int
@@ -74,9 +74,9 @@ class _Level:
 def mutex_watershed(
     affs: Bytes, channels: Sequence[Channel], mask: Bytes | None = None, begin_vox: Vox3 = (0, 0, 0)
 ) -> NDArray[np.uint32]:
-    """Cut a box into fragments.
+    """Compute the fragments of a box.
 
-    :param affs: (channels, z, y, x) u8: affinity of a voxel to that at its channel's offset from it.
+    :param affs: (channels, z, y, x) u8: affinity of a voxel to the voxel at the channel's offset.
     :param mask: (z, y, x) u8, fragments only where > 0; None = everywhere.
     :param begin_vox: where the box begins in the volume; strides are counted from the volume's first voxel.
     :returns: (z, y, x) numbers 1, 2, ... in the order of their first voxels; 0 = no fragment.
@@ -97,7 +97,7 @@ def mutex_watershed(
 
 
 def _edges_in(number: int, channel: Channel, shape: tuple[int, ...], begin_vox: Vox3) -> _Edges:
-    """The voxels whose edge ends inside the box, of every n-th voxel of the volume."""
+    """The edges that end inside the box, for every n-th voxel of the volume."""
     bounds = np.zeros((3, 3), np.int64)
     for axis, (offset, stride) in enumerate(zip(channel.offset_vox, channel.stride_vox, strict=True)):
         first = max(0, -offset)
@@ -112,7 +112,7 @@ def _weights(bias: float) -> NDArray[np.float64]:
 
 
 def _by_strength(weights: Sequence[NDArray[np.float64]]) -> list[_Level]:
-    """Levels from strong to weak; a weight of 0 has no force."""
+    """Levels from strong to weak; a weight of 0 is left out."""
     keyed = [
         (-abs(weight), channel, weight < 0, grey)
         for channel, of_channel in enumerate(weights)
@@ -123,7 +123,7 @@ def _by_strength(weights: Sequence[NDArray[np.float64]]) -> list[_Level]:
 
 
 def _rounds(levels: Sequence[_Level], counts: Sequence[NDArray[np.int64]], room: int) -> Iterator[list[_Level]]:
-    """Levels in order, as many at a time as their edges fit into `room`; one level always does."""
+    """Levels in order, as many at a time as have edges that fit into `room`, at least one."""
     together: list[_Level] = []
     edges = 0
     for level in levels:
@@ -147,7 +147,7 @@ def _take(
     order: NDArray[np.int32],
     counts: Sequence[NDArray[np.int64]],
 ) -> None:
-    """Sort the edges of some levels by counting, those inside a cluster left out, and let them join and part."""
+    """Sort the edges of some levels by counting, without those inside a cluster, and apply them to the clusters."""
     clusters.flatten()
     places = np.full((len(edges), _LEVELS), -1, np.int64)
     begin = 0
@@ -179,7 +179,7 @@ def _mark_attracted(
 
 @compiled
 def _count(affs: Bytes, attracted: Bytes, bounds: NDArray[np.int64], to_end: int) -> NDArray[np.int64]:
-    """Edges of each grey level; those that end where nothing attracts do nothing, and are left out."""
+    """Number of edges of each grey level, without those that end at a voxel without attracting edges."""
     counts = np.zeros(256, np.int64)
     ny, nx = affs.shape[1:]
     for z in range(bounds[0, 0], bounds[1, 0], bounds[2, 0]):
@@ -201,7 +201,7 @@ def _collect(
     places: NDArray[np.int64],
     order: NDArray[np.int32],
 ) -> None:
-    """Note the voxels of the levels that have a place in `order`, if their edges join two clusters (flattened)."""
+    """Write the voxels of levels with a place to `order`, if their edges are between two (flattened) clusters."""
     ny, nx = affs.shape[1:]
     for z in range(bounds[0, 0], bounds[1, 0], bounds[2, 0]):
         for y in range(bounds[0, 1], bounds[1, 1], bounds[2, 1]):
@@ -223,23 +223,23 @@ def _collect(
 
 @dataclass(frozen=True)
 class MutexRules:
-    """The channels of the affinities, and the smallest fragment that is kept."""
+    """The channels of the affinities, and the smallest size of a fragment."""
 
     channels: tuple[Channel, ...]
     remove_debris_vox: int = 0
 
 
 def usual_stride_vox(voxel_size_nm: Nm3) -> Vox3:
-    """Every so many voxels per axis, about as far apart along each: with all of them, noise cuts cells to pieces."""
+    """The default stride per axis, about the same length along each; without it, noise splits cells."""
     reach_nm = _USUAL_STRIDE_EDGES * min(voxel_size_nm)
     z, y, x = (max(1, round(reach_nm / edge)) for edge in voxel_size_nm)
     return z, y, x
 
 
 def mutex_channels(neighborhood: Sequence[Vox3], bias: Sequence[float], strides: Sequence[Vox3]) -> tuple[Channel, ...]:
-    """Offset, bias and stride of each channel: as given (one for all, or one each), else as published: every voxel.
+    """Offset, bias and stride of each channel: as given (one for all, or one each), else every voxel as published.
 
-    :raises ConfigError: neither one nor as many as there are channels.
+    :raises ConfigError: the number of values is neither one nor that of the channels.
     """
     count = len(neighborhood)
     if not bias:

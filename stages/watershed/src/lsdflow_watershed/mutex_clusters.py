@@ -1,13 +1,13 @@
-"""Clusters of voxels that become one, and mutexes between them: what the mutex watershed keeps.
+"""Clusters of voxels and the mutexes between them: the data structures of the mutex watershed.
 
-parent      of each voxel the next one towards the root of its cluster; of a root minus the cluster's size
-pairs       the mutexes: a hash set (open addressing) of the two roots; a pair of which one is no root any more is dead,
-            and dropped when the set is made larger
-first,      of each root a list of the clusters it has a mutex with (by a voxel of theirs): where two clusters become
-other,      one, the shorter list is walked, each mutex named anew and the list appended to the longer one
+parent      for each voxel the next one towards the root of its cluster; for a root minus the cluster's size
+pairs       the mutexes: a hash set (open addressing) of pairs of roots; a pair with a voxel that is no longer a root is
+            obsolete, and is removed when the set grows
+first,      for each root a list of the clusters it has a mutex with (by one voxel of each). When two clusters are
+other,      joined, the mutexes of the shorter list are renamed, and the list is appended to the longer one
 following
 
-To ask for a mutex costs one look into the set, however many a cluster has; to join costs the shorter list.
+A test for a mutex is one lookup in the set, however many mutexes a cluster has; a join costs the shorter list.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mutexes(NamedTuple):
 
 @dataclass
 class Clusters:
-    """The state; all arrays are flat."""
+    """The state of all clusters; all arrays are flat."""
 
     parent: Int32s
     mutexes: Mutexes
@@ -64,7 +64,7 @@ class Clusters:
         return cls(np.full(size, -1, np.int32), mutexes)
 
     def take(self, voxels: Int32s, to_end: int, attracts: bool) -> None:
-        """Edges from each of `voxels` to the one `to_end` further on, in order.
+        """Apply the edges from each of `voxels` to the voxel with the index larger by `to_end`, in order.
 
         :raises ConfigError: more mutexes than can be numbered.
         """
@@ -93,11 +93,11 @@ class Clusters:
         self.mutexes = self.mutexes._replace(pairs=pairs, other=other, following=following)
 
     def flatten(self) -> None:
-        """Afterwards every voxel's parent is its root."""
+        """Make the root of its cluster the parent of every voxel."""
         _flatten(self.parent)
 
     def numbered(self, counted: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """Number of each voxel's cluster, 1, 2, ... by first voxels; 0 where `counted` is 0."""
+        """Number of each voxel's cluster, 1, 2, ... in the order of first voxels; 0 where `counted` is 0."""
         self.flatten()
         return _numbered(self.parent, counted, np.zeros(self.parent.size, np.uint32))
 
@@ -127,7 +127,7 @@ def _root(parent: Int32s, voxel: int) -> int:
 
 @compiled
 def _place(pairs: Pairs, one: int | np.int64, other: int | np.int64) -> tuple[np.int64, np.uint64]:
-    """The index of the pair in the set, or the free one for it."""
+    """The index of the pair in the set, or a free index for it."""
     pair = (np.uint64(min(one, other)) << np.uint64(32)) | np.uint64(max(one, other))
     mixed = pair * np.uint64(0x9E3779B97F4A7C15)
     last = np.uint64(pairs.size - 1)
@@ -139,7 +139,7 @@ def _place(pairs: Pairs, one: int | np.int64, other: int | np.int64) -> tuple[np
 
 @compiled
 def _take(voxels: Int32s, begin: int, to_end: int, attracts: bool, parent: Int32s, mutexes: Mutexes) -> tuple[int, int]:
-    """As far as there is room: gives the first edge that was not taken, and for how many pairs it needs room."""
+    """Apply edges while there is room; returns the first remaining edge, and the number of pairs it needs room for."""
     pairs, _, degree, other, _, tally = mutexes
     most = _most_pairs(pairs.size)
     for n in range(begin, voxels.size):
@@ -170,7 +170,7 @@ def _take(voxels: Int32s, begin: int, to_end: int, attracts: bool, parent: Int32
 
 @compiled
 def _append(root: int, to: int, mutexes: Mutexes) -> None:
-    """One more entry in the list of `root`."""
+    """Append an entry to the list of `root`."""
     _, first, degree, other, following, tally = mutexes
     entry = tally[_FREE]
     if entry >= 0:
@@ -186,7 +186,7 @@ def _append(root: int, to: int, mutexes: Mutexes) -> None:
 
 @compiled
 def _name_anew(a: int, b: int, parent: Int32s, mutexes: Mutexes) -> None:
-    """The mutexes of b, which has become a part of a, are now those of a."""
+    """Assign the mutexes of b to a, because b has become a part of a."""
     pairs, first, degree, other, following, tally = mutexes
     entry = first[b]
     while entry >= 0:
@@ -233,7 +233,7 @@ def _rehashed(pairs: Pairs, parent: Int32s, larger: Pairs) -> Pairs:
 
 @compiled
 def _numbered(parent: Int32s, counted: NDArray[np.uint8], number: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """`number`: (voxels,) zeros, of which roots get theirs."""
+    """Number the clusters; `number`: (voxels,) zeros, in which roots get their numbers."""
     numbers = np.zeros(parent.size, np.uint32)
     known = np.uint32(0)
     for voxel in range(parent.size):

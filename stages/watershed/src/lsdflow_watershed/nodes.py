@@ -28,7 +28,7 @@ def fragment_nodes(numbers: NDArray[np.uint64], count: int, first_id: int, begin
 
 
 def partial_nodes(numbers: NDArray[np.uint32], ids: NDArray[np.uint64], begin_vox: Vox3, grid: Geometry) -> RagNodes:
-    """Measure the parts of fragments in a block: size and centre of these voxels alone; parts add up.
+    """Measure the parts of fragments in a block: size and centre of these voxels only, to be summed over blocks.
 
     :param numbers: (z, y, x) numbers below n, 0 = none; not all of them occur.
     :param ids: (n,) id of each number, ascending.

@@ -1,29 +1,29 @@
-"""The watershed whose ties are decided by the names of seeds alone: blocks that see the same basin agree on it.
+"""A watershed whose ties are decided by the ids of seeds, so that blocks that contain the same basin agree on it.
 
-The published flood (flood.py) is first come first served: who is first depends on where the block begins. Here a voxel
+In the published flood (flood.py) the first to reach a voxel wins, which depends on where the block begins. Here a voxel
 belongs to the seed whose flood reaches it first, with time (level, step, way, seed):
 
-    level   smallest depth on the way from the seed: deep levels come first
-    step    voxels of just that depth walked since that level began; a hill is climbed in no time, and as a whole
-    way     the time of the voxel before, and so on back to the seed: over the steeper side first
+    level   smallest depth on the way from the seed; deep levels come first
+    step    number of voxels of exactly that depth since that level began; a hill is climbed in no time, and as a whole
+    way     the time of the previous voxel, and so on back to the seed: the steeper side first
     seed    number of the seed, in the order of their first voxels in the volume (ids.py)
 
-    depth   7 5 3 3 8 6 3 3 5 7     level 3: both floods come the same way and walk one voxel a step; they reach the
-    flood   A A A A A A B B B B     unseeded hill in the middle in the same step: A, the smaller, gets all of it
+    depth   7 5 3 3 8 6 3 3 5 7     level 3: both floods have the same way and advance one voxel per step. They reach
+    flood   A A A A A A B B B B     the unseeded hill in the middle in the same step: A, the smaller, gets all of it
 
-A queue that is first in first out keeps the order of ways by itself. Voxels with one level, step and way share a turn;
-of all floods that reach a voxel or a hill from one turn the smallest seed wins. So the order of voxels in
-memory does not matter: flip the axes, and the result is the flipped one.
+A first-in-first-out queue keeps the order of ways. Voxels with the same level, step and way share a turn. If several
+floods reach a voxel or a hill in the same turn, the smallest seed wins. So the order of voxels in memory does not
+matter: with flipped axes the result is flipped.
 
 A voxel waits in the queue of its depth, behind those that were reached before it; the queue of the current level grows
-while it is emptied. Of a voxel that is reached, the word holds the turn instead of the depth. It is marked until its
-own turn comes: as long as that of the voxel it was reached from lasts, a smaller seed may still win it.
+while it is emptied. Once a voxel is reached, its word holds the turn instead of the depth, and it is marked until its
+own turn comes. During the turn in which it was reached, a smaller seed may still win it.
 
-1. take the next voxel of the level; if another turn than before reached it, a new turn begins
-2. reach its neighbours that are not deeper than the level
-3. a deeper one is the foot of a hill: remember this voxel as a climber
-4. at the end of the turn the climbers take their hills whole, the one with the smallest seed first; what a hill touches
-   is reached in the same turn
+1. Take the next voxel of the level. If it was reached in another turn than the one before, a new turn begins.
+2. Reach its neighbours that are not deeper than the level.
+3. A deeper neighbour is the foot of a hill: record this voxel as a climber.
+4. At the end of the turn the climbers flood their hills completely, the one with the smallest seed first. All
+   neighbours of a hill are reached in the same turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lsdflow_watershed.flood import LABEL, MARK, ONE, UInt32s, UInt64s, labels_o
 
 Moves = tuple[np.uint64, np.uint64, np.uint64]
 TURN = MARK - ONE
-# Leaves the mark and the turn of a word, and not its label.
+# A shift by so many bits removes the label of a word and keeps the mark and the turn.
 WITHOUT_LABEL = np.uint64(31)
 
 
@@ -56,10 +56,10 @@ def flood_by_seed(distance_squared: NDArray[np.int32], seeds: UInt32s, in_xy: bo
 
 @compiled
 def _sink(word: UInt64s, waiting: UInt32s, bounds: tuple[UInt64s, UInt64s], moves: Moves) -> None:
-    """All levels, from deep to shallow. One function for all steps: a call for each voxel would take twice the time."""
+    """Flood all levels, from deep to shallow. One function for all steps, because calls per voxel double the time."""
     first, tail = bounds
     dz, dy, dx = moves
-    # The voxels of a hill from the begin of this array; the climbers of a turn from its end.
+    # The voxels of a hill, from the beginning of this array; the climbers of a turn, from its end.
     hill = np.empty(waiting.size, np.uint32)
     turn = np.uint64(0)
     for depth in range(first.size - 1, -1, -1):
@@ -103,7 +103,7 @@ def _sink(word: UInt64s, waiting: UInt32s, bounds: tuple[UInt64s, UInt64s], move
 def _take_hills(
     word: UInt64s, waiting: UInt32s, tail: UInt64s, hill: UInt32s, climbing: int, level: np.uint64, moves: Moves
 ) -> None:
-    """Let each climber flood all that is deeper than the level and not taken, and reach what the hill touches."""
+    """Let each climber flood the free voxels that are deeper than the level, and reach the neighbours of the hill."""
     dz, dy, dx = moves
     climbers = hill[hill.size - climbing :]
     for climber in climbers[np.argsort(word[climbers])]:

@@ -1,14 +1,14 @@
 """The seeds of fragments: local maxima of the distance to the boundary.
 
-A voxel is a maximum when nothing within the window around it is deeper. The window has `min_seed_distance_vox` voxels
-per axis (an even window reaches one voxel further down than up, as in the published chain). Face-connected maxima of
-one plateau make one seed.
+A voxel is a maximum if no voxel in the window around it is deeper. The window has `min_seed_distance_vox` voxels per
+axis (an even window extends one voxel further down than up, as in the published chain). Face-connected maxima of one
+plateau are one seed.
 
-The maximum of a long window is that of two shorter ones that overlap, so a few steps per axis are enough:
+The maximum of a long window is that of two overlapping shorter ones, so a few steps per axis are enough:
 
     window of 10:    2 = max(1, 1 shifted by 1), 4 = (2, 2 shifted by 2), 8 = (4, 4 by 4), 10 = (8, 8 by 2)
 
-Every step processes whole rows at once. Windows end at the faces of the volume.
+Every step processes whole rows. Windows end at the faces of the volume.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TILE = 256
 def label_seeds(distance_squared: NDArray[np.int32], min_seed_distance_vox: int, in_xy: bool) -> NDArray[np.uint32]:
     """Number the seeds 1, 2, ...; 0 elsewhere.
 
-    Regions of distance 0 that are wider than the window are maxima too and get seeds, as published:
-    a fragment there is removed by the mask or by `filter_fragments`, not here.
+    Regions of distance 0 that are wider than the window are also maxima and get seeds, as published. The mask or
+    `filter_fragments` removes the fragments there.
 
     :param distance_squared: (z, y, x); :func:`lsdflow_watershed.distance.squared_distance`.
     :param in_xy: seeds of one section are not connected to those of the next.
@@ -36,13 +36,13 @@ def label_seeds(distance_squared: NDArray[np.int32], min_seed_distance_vox: int,
     maxima = window_maximum(distance_squared, size) == distance_squared
     marked = maxima.astype(np.uint8)
     if in_xy:
-        # components join equal values only: alternate them, and sections stay apart
+        # components join equal values only, so alternating values keep sections separate
         marked[1::2] *= 2
     return cc3d.connected_components(marked, connectivity=6, out_dtype=np.uint32).astype(np.uint32, copy=False)
 
 
 def window_maximum(values: NDArray[np.int32], size_vox: tuple[int, int, int]) -> NDArray[np.int32]:
-    """Maximum over windows of `size_vox`; an even window reaches one voxel further down than up.
+    """Maximum over windows of `size_vox`; an even window extends one voxel further down than up.
 
     Equal to `scipy.ndimage.maximum_filter(values, size_vox)`.
 

@@ -1,4 +1,4 @@
-"""The stage: affinities in, volumes/fragments and the nodes of the region graph out, block by block."""
+"""The stage: computes volumes/fragments and the nodes of the region graph from affinities, block by block."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Watershed(BlockStage):
     name = STAGE
 
     def passes(self, experiment: Experiment) -> list[BlockTask]:
-        """The pass; everything that can be refused is refused here, before anything is written."""
+        """The pass. All checks of the settings and inputs are done here, before anything is written."""
         config = experiment.table(STAGE, WatershedConfig)
         inputs = open_inputs(experiment, config)
         blocks = plan_blocks(config, inputs.affs.box, inputs.grid.voxel_size_nm)
@@ -65,7 +65,7 @@ class Watershed(BlockStage):
         return [task]
 
     def process(self, experiment: Experiment) -> Manifest:
-        """Process the blocks that are not done. The identity of a mask is noted before workers need it."""
+        """Process the blocks that are not done. Records the identity of a mask first, for the workers."""
         note_mask(experiment, open_inputs(experiment, experiment.table(STAGE, WatershedConfig)))
         return super().process(experiment)
 
@@ -85,12 +85,12 @@ class Watershed(BlockStage):
         return list({problem.message(): problem for problem in problems_of(checks)}.values())
 
     def doctor(self, experiment: Experiment | None) -> dict[str, Any]:
-        """The store of the experiment."""
+        """Facts of the experiment's store."""
         return {"store": store_facts(experiment)}
 
 
 def _resolved(blocks: BlockPlan) -> dict[str, Any]:
-    """What the lengths of the table mean in voxels; agglomerate finds the block of a fragment by it."""
+    """The lengths of the table in voxels, from which agglomerate finds the block of a fragment."""
     return {
         "total_begin_vox": list(blocks.total.begin_vox),
         "total_shape_vox": list(blocks.total.shape_vox),

@@ -1,9 +1,9 @@
-"""`compute.failed_blocks = "accept"`: which blocks a pass may lack when it ends, and what its manifest lists of them.
+"""`compute.failed_blocks = "accept"`: the failed blocks with which a pass may finish, and their list in its manifest.
 
-store/blocks/<stage>/<key>/failed_blocks.json      the blocks that the pass lacked when it ended last; else no file
+store/blocks/<stage>/<key>/failed_blocks.json      the blocks missing when the pass last ended; no file if none is
 
-A hole is accepted if the block itself failed or lost its workers, never if something failed that concerns every block.
-Passes that read what a pass with holes left have another key than after a whole one (`result_key`).
+A hole is accepted if the block itself failed or lost its workers, but not if the cause concerns every block.
+Passes that read the result of a pass with holes have another key than those that read a complete result (`result_key`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lsdflow_runtime.engine.block_task import BlockTask
 from lsdflow_runtime.io.target import target_grid
 
 LOG = logging.getLogger("lsdflow.blocks")
-# Errors after which no other block can fare better: stop at once instead of failing every block.
+# Errors that concern every block: stop at once instead of failing every block.
 FATAL_CODES = {65, 66, 69, 73, 74, 75, 76, 77, 78}
-# A process that ends in the middle of a block can leave no word about it.
+# The message for a block whose process ended without a report.
 LOST = "no worker came back from it: it crashed, ran out of memory, or its machine was lost"
 
 
 def accepted_failures(task: BlockTask) -> tuple[FailedBlock, ...]:
-    """The blocks that a pass lacks when it has ended, if all of them are accepted; else none."""
+    """The missing blocks of a pass that has ended, if all of them are accepted; otherwise none."""
     compute = task.experiment.compute
     if compute.failed_blocks == "stop" or not task.may_have_holes:
         return ()
@@ -49,7 +49,7 @@ def accepted_failures(task: BlockTask) -> tuple[FailedBlock, ...]:
 
 
 def record_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
-    """Record and log the blocks that a pass lacks at its end."""
+    """Record and log the missing blocks of a pass that has ended."""
     path = _record_path(task.experiment, task.stage, task.key)
     if not failed:
         path.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def record_failures(task: BlockTask, failed: tuple[FailedBlock, ...]) -> None:
 
 
 def recorded_failures(experiment: Experiment, stage: str, key: str) -> tuple[FailedBlock, ...]:
-    """The blocks that the pass of a key lacked when it ended last; none if that file is damaged."""
+    """The missing blocks of the pass with this key when it last ended; none if that file is damaged."""
     with suppress(StageError, ValidationError):
         found = read_sealed(_record_path(experiment, stage, key), f"run: {stage} run")[FAILED_BLOCKS]
         return tuple(FailedBlock.model_validate(block) for block in found)
@@ -73,19 +73,19 @@ def recorded_failures(experiment: Experiment, stage: str, key: str) -> tuple[Fai
 
 
 def recorded_numbers(task: BlockTask) -> set[int]:
-    """Their numbers."""
+    """Numbers of the recorded blocks."""
     return {failed.block for failed in recorded_failures(task.experiment, task.stage, task.key)}
 
 
 def failures_of_run(task: BlockTask, keys: Iterable[str]) -> tuple[FailedBlock, ...]:
-    """The holes of a stage, as recorded at the end of its passes; `task` is the last one."""
+    """The holes of a stage, as recorded at the end of its passes; `task` is the last pass."""
     before = [recorded_failures(task.experiment, task.stage, key) for key in sorted({*keys} - {task.key})]
     last = recorded_failures(task.experiment, task.stage, task.key)
     return (*(failed.model_copy(update={"part": ""}) for failed in last), *itertools.chain(*before))
 
 
 def result_key(task: BlockTask) -> str:
-    """The key of what a pass left, for passes that read it: that of the pass, unless it lacks blocks."""
+    """The key of the result of a pass, for passes that read it: the pass key, unless blocks are missing."""
     missing = sorted(recorded_numbers(task))
     return hash_of([task.key, missing]) if missing else task.key
 
@@ -97,7 +97,7 @@ def missing_blocks(task: BlockTask) -> list[int]:
 
 
 def _failure(task: BlockTask, number: int) -> Mapping[str, Any]:
-    """What was recorded of a failed block; empty if nothing was."""
+    """The record of a failed block; empty if there is none."""
     try:
         return {"exit_code": 70, **task.marks.failure(number)}
     except MissingInput:
@@ -105,7 +105,7 @@ def _failure(task: BlockTask, number: int) -> Mapping[str, Any]:
 
 
 def _lost_blocks(task: BlockTask) -> set[int]:
-    """Blocks that a worker began and never ended."""
+    """Blocks that a worker began and never finished."""
     reader = AttemptReader(task.experiment.layout.stage_runs(task.stage))
     reader.ended()
     return {attempt.block for attempt in reader.without_end() if attempt.key == task.key[:KEY_LETTERS]}

@@ -1,11 +1,11 @@
-"""A proxy with authentication in front of daisy's server, which has none and therefore listens on loopback only.
+"""An authenticating proxy for daisy's server, which has no authentication and so listens on loopback only.
 
     worker's machine                                          coordinator's machine
     daisy.Client --> 127.0.0.1 (worker_proxy) ==== network ==== coordinator_proxy --> 127.0.0.1 daisy's server
 
-1. The coordinator sends a random number. The worker answers with another one, and proves by an HMAC of both that it
-   knows the secret of the session.
-2. The coordinator proves the same, so that no worker takes blocks from another program. The secret is never sent.
+1. The coordinator sends a random number. The worker answers with another one, and proves with an HMAC of both that it
+   has the secret of the session.
+2. The coordinator proves the same, so that no worker accepts blocks from another program. The secret is never sent.
 3. From then on both proxies forward bytes until one side closes its connection.
 
 The secret is a file in the session's folder on shared storage, readable to the user of the run alone. The forwarded
@@ -34,14 +34,14 @@ NONCE_BYTES = PROOF_BYTES = 32
 HANDSHAKE_SECONDS = 10.0
 READ_BYTES = 1 << 16
 WAITING_WORKERS = 1024
-# A machine that vanished closes no connection: after this time the system probes it, this often, and gives up.
+# A machine that failed does not close its connections: idle time, interval and number of the system's probes.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def write_secret(folder: Path) -> None:
-    """Write a new secret into the folder of a session, for this user alone."""
+    """Write a new secret to the folder of a session, readable by this user only."""
     descriptor = os.open(folder / "secret", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(NONCE_BYTES))
@@ -58,11 +58,11 @@ def remove_secret(folder: Path) -> None:
 
 
 async def coordinator_proxy(host: str, daisy_port: int, secret: bytes, opened: Callable[[int], None]) -> None:
-    """Forward workers that know the secret to `daisy_port` on loopback, until nobody listens there any more.
+    """Forward workers that have the secret to `daisy_port` on loopback, until the server there has ended.
 
     opened: called with the port of the proxy on `host`.
     """
-    # One socket: a name with several addresses would get another port at each.
+    # One socket, because a name with several addresses would get a different port for each.
     listener = socket.create_server((host, 0), backlog=WAITING_WORKERS)
     server = await asyncio.start_server(lambda r, w: _served(_accept((r, w), daisy_port, secret), w), sock=listener)
     async with server:
@@ -106,7 +106,7 @@ async def _close(server: asyncio.Server) -> None:
 
 
 async def _served(connection: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-    """A connection ends without an error when its server is closed or one of its sides is lost."""
+    """Run a connection; it ends without an error if its server is closed or one of its sides is lost."""
     try:
         with contextlib.suppress(asyncio.CancelledError, OSError):
             await connection
@@ -124,7 +124,7 @@ async def _accept(worker: Connection, daisy_port: int, secret: bytes) -> None:
             answer = await reader.readexactly(NONCE_BYTES + PROOF_BYTES)
     except asyncio.IncompleteReadError as error:
         if not error.partial:
-            return  # A worker looked whether the port is open.
+            return  # A worker checked whether the port is open.
     except TimeoutError:
         pass
     worker_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]

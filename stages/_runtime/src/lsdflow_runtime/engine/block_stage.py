@@ -1,13 +1,13 @@
-"""BlockStage: a stage that processes blocks. A subclass says what its passes are; every command is written here, once.
+"""BlockStage: a stage that processes blocks. A subclass defines its passes; all commands are implemented here.
 
     passes        the passes over blocks, as BlockTasks; the last one writes the manifest
     run           process all blocks that are not done, pass by pass
-    worker        process blocks of the pass whose key the coordinator names
+    worker        process blocks of the pass with the coordinator's key
     verify        read all blocks of all passes again, and check them
     repair        recompute blocks that are missing or damaged
     plan, status, measure
 
-A stage with something to do before, between or after its passes overrides `process`.
+A stage that needs other steps before, between or after its passes overrides `process`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class BlockStage(Stage):
 
     @abstractmethod
     def passes(self, experiment: Experiment) -> list[BlockTask]:
-        """The passes in their order. Raises what can be refused before anything is written."""
+        """The passes in their order. Raises all errors that can be found before anything is written."""
 
     def problems(self, experiment: Experiment) -> list[StageError]:
-        """All problems of settings and inputs, apart from those of the store."""
+        """All problems of settings and inputs, except those of the store."""
         try:
             self.passes(experiment)
         except StageError as error:
@@ -48,24 +48,24 @@ class BlockStage(Stage):
         return []
 
     def process(self, experiment: Experiment) -> Manifest:
-        """Process the blocks that are not done, of all passes, and leave the manifest."""
+        """Process the blocks of all passes that are not done, and write the manifest; returns it."""
         tasks = self.passes(experiment)
         keys = {task.key for task in tasks}
         for number in range(len(tasks) - 1):
             run_blocks(tasks[number], keys)
-            # A pass that ended without failed blocks gives later passes another key.
+            # The key of later passes depends on the failed blocks of this pass.
             tasks = self.passes(experiment)
             keys |= {task.key for task in tasks}
         return run_task(tasks[-1], keys, tasks[:-1])
 
     def last_pass(self, experiment: Experiment) -> BlockTask:
-        """The pass that leaves the manifest."""
+        """The pass that writes the manifest."""
         return self.passes(experiment)[-1]
 
     def run(self, experiment: Experiment) -> None:
-        """Process all blocks that are not done, and leave the manifest.
+        """Process all blocks that are not done, and write the manifest.
 
-        Results of other settings stay where they are. Raises OutputConflict (73) if another coordinator runs the stage.
+        Results of other settings are not changed. Raises OutputConflict (73) if another coordinator runs the stage.
         """
         with sole_coordinator(self.name, experiment):
             self.process(experiment)
@@ -75,11 +75,11 @@ class BlockStage(Stage):
         join_coordinator(self.name, experiment)
 
     def worker(self, experiment: Experiment) -> None:
-        """Process blocks for the coordinator that the environment names. ContractMismatch (76) if the keys differ."""
+        """Process blocks for the coordinator named in the environment. ContractMismatch (76) if the keys differ."""
         worker_task(self.pass_of(experiment, Session.current().pass_key))
 
     def pass_of(self, experiment: Experiment, key: str) -> BlockTask:
-        """The pass of a key. ContractMismatch (76) if there is none."""
+        """The pass with this key. ContractMismatch (76) if there is none."""
         for task in self.passes(experiment):
             if task.key == key:
                 return task
@@ -97,13 +97,13 @@ class BlockStage(Stage):
         return facts | {f"{task.label}_blocks_read_back": verify_blocks(task) for task in before}
 
     def repair(self, experiment: Experiment) -> dict[str, Any]:
-        """Recompute the blocks that are missing or damaged; facts of what was found."""
+        """Recompute the blocks that are missing or damaged; returns facts of what was found."""
         with sole_coordinator(self.name, experiment):
             facts = self.invalidate_damaged(experiment)
             return {**facts, "identity": self.process(experiment).identity}
 
     def invalidate_damaged(self, experiment: Experiment) -> dict[str, Any]:
-        """Remove the done marks of blocks that are missing or damaged; facts of each pass."""
+        """Remove the done marks of blocks that are missing or damaged; returns facts of each pass."""
         *before, last = self.passes(experiment)
         require_made(last, current_key(experiment.layout, self.name))
         facts: dict[str, Any] = {}
@@ -112,19 +112,19 @@ class BlockStage(Stage):
         return facts | invalidate_damaged(last)
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
-        """What a run would do: the first pass; where there are several, each of them."""
+        """The plan of a run: that of the first pass, and of each pass if there are several."""
         plans = {task.label: plan_task(task) for task in self.passes(experiment)}
         first = next(iter(plans.values()))
         return {**first, "passes": plans} if len(plans) > 1 else first
 
     def describe(self, experiment: Experiment) -> None:
-        """Leave the metadata of all arrays and a manifest in `experiment.descriptions`."""
+        """Write the metadata of all arrays and a manifest to `experiment.descriptions`."""
         for task in (tasks := self.passes(experiment)):
             describe_outputs(task)
         describe_manifest(tasks)
 
     def drop_rows(self, experiment: Experiment, keys: Sequence[str]) -> dict[str, Any]:
-        """Remove done marks and rows of the passes whose keys begin with one of `keys`; the keys of these passes."""
+        """Remove done marks and rows of the passes whose keys begin with one of `keys`; returns the full keys."""
         store = open_store(experiment)
         dropped = [key for key in store.keys(self.name) if key.startswith(tuple(keys))]
         for work in dropped:
@@ -132,12 +132,12 @@ class BlockStage(Stage):
         return {"dropped": dropped}
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
-        """Time and memory of one block of the first pass, written into `folder`."""
+        """Time and memory of one block of the first pass, written to `folder`."""
         first, *others = self.passes(experiment)
         return {**measure_block(first, folder), **({"pass": first.label} if others else {})}
 
     def status(self, experiment: Experiment) -> dict[str, Any]:
-        """What is done: blocks of the pass that is at work, and of each."""
+        """Finished blocks of the current pass, and of each pass."""
         of_passes = {task.label: status_task(task) for task in self.passes(experiment)}
         *before, last = of_passes.values()
         name, now = next((item for item in of_passes.items() if _is_open(item[1])), ("", last))
@@ -152,5 +152,5 @@ class BlockStage(Stage):
 
 
 def _is_open(status: dict[str, Any]) -> bool:
-    """True if blocks of a pass are still to be done."""
+    """True if blocks of a pass are not done yet."""
     return bool(status["done"] + len(status.get("accepted", ())) < status["blocks"])

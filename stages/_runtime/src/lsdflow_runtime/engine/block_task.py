@@ -1,8 +1,8 @@
-"""BlockTask: a pass of a stage over its blocks, as the engine needs to know it; and the commit of one block.
+"""BlockTask: the description of a pass for the engine; and the commit of one block.
 
 Order of a commit (a block is done only after the last step, and every step can be repeated):
     0. nothing, if another attempt has finished the block
-    1. arrays: whole chunks written, read back, compared, made durable
+    1. arrays: whole chunks are written, read back, compared, and flushed to disk
     2. rows of the block (graph, overlaps), replaced as one file per collection
     3. the done mark with the checksums
 """
@@ -40,7 +40,7 @@ LOG = logging.getLogger("lsdflow.blocks")
 
 @dataclass(frozen=True)
 class BlockOutput:
-    """What the pure block function returns: arrays of the write box, rows for the store, plain facts for the record."""
+    """The return value of the pure block function: arrays of the write box, rows for the store, and facts."""
 
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     nodes: RagNodes | None = None
@@ -57,10 +57,10 @@ class BlockTask:
     """A pass of a stage over its blocks.
 
     `open` is a context manager that opens inputs and loads networks ONCE per worker and yields the block function.
-    `inputs` are identities (manifests, bundles); `key` names parameters + inputs (lsdflow_contract.manifest.work_key).
-    `label` names the pass, where a stage has several.
-    `may_have_holes`: the pass may finish without failed blocks, if the settings accept them. Passes that read what it
-    left must leave them out, and name `accepted.result_key` among their inputs.
+    `inputs` are identities (manifests, bundles); `key` identifies parameters + inputs (contract's manifest.work_key).
+    `label` names the pass if a stage has several.
+    `may_have_holes`: the pass may finish without its failed blocks if the settings accept that. Passes that read its
+    result must leave these blocks out, and list `accepted.result_key` in their inputs.
     """
 
     stage: str
@@ -77,7 +77,7 @@ class BlockTask:
 
     @property
     def marks(self) -> BlockStore:
-        """Done marks of this work."""
+        """Done marks of this pass."""
         return open_store(self.experiment).blocks(self.stage, self.key, self.plan)
 
     @property
@@ -86,12 +86,12 @@ class BlockTask:
         return open_store(self.experiment).rag
 
     def identity(self, records: Mapping[int, Mapping[str, Any]]) -> str:
-        """Identity of the result from the records of all done blocks; a missing block changes it."""
+        """Identity of the result: a hash of the records of all finished blocks; a missing block changes it."""
         checksums = [records[n]["checksums"] if n in records else None for n in range(len(self.plan))]
         return hash_of([self.key, checksums])
 
     def provenance(self) -> dict[str, Any]:
-        """The lsdflow block of the attributes of every array this work makes."""
+        """The lsdflow block in the attributes of every array that this pass writes."""
         return {
             "contract": CONTRACT_VERSION,
             "written_by": Writer.of(self.stage).model_dump(),
@@ -101,7 +101,7 @@ class BlockTask:
         }
 
     def create_outputs(self) -> None:
-        """Make the output arrays. OutputConflict (73) if something else is in the place of one.
+        """Create the output arrays. OutputConflict (73) if other data is at the path of one.
 
         If an array had been deleted and is created again, the done marks are removed.
         """
@@ -114,7 +114,7 @@ class BlockTask:
 
 
 def outputs_of(passes: Sequence[BlockTask]) -> dict[str, str]:
-    """The arrays of passes for their manifest: paths relative to the experiment, by the names of outputs."""
+    """The arrays of passes for their manifest: paths relative to the experiment, by name of the output."""
     return {
         name: str(output.folder.relative_to(task.experiment.layout.root))
         for task in passes
@@ -123,9 +123,9 @@ def outputs_of(passes: Sequence[BlockTask]) -> dict[str, str]:
 
 
 def container_of(layout: ExperimentLayout, stage: str, key: str, output: str, name: str) -> Path:
-    """The container for an output of a work: `name` in the folder of its results.
+    """The container of an output of a pass: `name` in the folder of its result.
 
-    Experiments that were finished under contract 1.8 and before keep it where their manifests say.
+    For experiments finished with contract 1.8 or before, it is the path in their manifest.
     """
     with suppress(StageError):
         manifest = read_manifest(layout, stage)
@@ -138,11 +138,11 @@ def container_of(layout: ExperimentLayout, stage: str, key: str, output: str, na
 def commit_block(
     task: BlockTask, opened: Mapping[str, Volume], block: Block, output: BlockOutput, seconds: float
 ) -> None:
-    """Write what a block made, in the order of the module's docstring."""
+    """Write the output of a block, in the order of the module's docstring."""
     if set(output.arrays) != set(opened):
         raise InternalError("the block function made other arrays", wanted=sorted(opened), found=sorted(output.arrays))
     if task.marks.is_done(block.number):
-        # Another worker got this block because this one seemed lost. It has written the same bits.
+        # Another worker got this block because this one seemed lost. It wrote the same bits.
         LOG.warning("%s was finished by another attempt meanwhile; nothing is written", block)
         return
     checksums = {name: _write_checked(opened[name], block, output.arrays[name]) for name in sorted(opened)}
@@ -162,7 +162,7 @@ def commit_block(
 
 
 def _write_rows(task: BlockTask, block: Block, output: BlockOutput) -> dict[str, str]:
-    """Rows of the block into the store; their checksums by collection."""
+    """Write the rows of the block to the store; returns their checksums by collection."""
     checksums = {}
     if output.nodes is not None:
         task.rag_store.write_nodes(task.key, block.number, output.nodes)

@@ -1,9 +1,9 @@
-"""Running a BlockTask: resume, workers, failures, and the manifest when every block is done.
+"""Runs a BlockTask: resume, workers, failures, and the manifest once every block is done.
 
-The serial runner is the reference: blocks in ascending order in one process. The daisy runner starts worker processes
-that open the task once and get blocks from the coordinator; with the cluster runner, workers of other jobs join it
-(`cluster`). All commit through `commit_block`, and a block function is pure, so any number of workers, any order and
-any interruption leave the same bits.
+The serial runner is the reference: it processes blocks in ascending order in one process. The daisy runner starts
+worker processes that open the task once and get blocks from the coordinator. With the cluster runner, workers of other
+jobs join (`cluster`). All use `commit_block`, and a block function is pure, so the result has the same bits for any
+number of workers, any order and any interruption.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from lsdflow_runtime.store.packed_marks import PACK_BLOCKS
 from lsdflow_runtime.transient_errors import BLOCK, try_block
 
 LOG = logging.getLogger("lsdflow.blocks")
-# How often the done marks are counted: often for workers of this machine, seldom on shared storage.
+# Interval for counting done marks: short for workers of this machine, long on shared storage.
 POLL_SECONDS = {"daisy": 0.5, "cluster": 5.0}
 
 
 def run_task(task: BlockTask, keys: Collection[str] = (), earlier: Sequence[BlockTask] = ()) -> Manifest:
-    """Do every block that has no done mark, then write the stage's manifest.
+    """Process every block without a done mark, then write the stage's manifest.
 
-    keys: of all passes of the run. earlier: the passes before this one; the manifest names their arrays too.
+    keys: keys of all passes of the run. earlier: the passes before this one, whose arrays the manifest also lists.
 
-    Raises OutputConflict (73) for outputs of another program, BlocksFailed (79) if blocks failed that are not accepted,
-    or the error that stopped it.
+    Raises OutputConflict (73) for outputs of another program, BlocksFailed (79) if failed blocks are not accepted, or
+    the error that stopped the run.
     """
     started = time.time()
     executed = run_blocks(task, keys)
@@ -68,10 +68,10 @@ def run_task(task: BlockTask, keys: Collection[str] = (), earlier: Sequence[Bloc
 
 
 def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
-    """Do every block that has no done mark; returns how many. For a pass that is not yet the whole stage.
+    """Process every block without a done mark; returns their number. For a pass that is not the last one of the stage.
 
-    A manifest of these passes is removed first, because a manifest names finished results only. The result of other
-    settings stays current.
+    A manifest of these passes is removed first, because only finished results have a manifest. A result of other
+    settings remains current.
     """
     task.create_outputs()
     layout, keys = task.experiment.layout, {task.key, *keys}
@@ -89,7 +89,7 @@ def run_blocks(task: BlockTask, keys: Collection[str] = ()) -> int:
 
 
 def worker_task(task: BlockTask) -> None:
-    """Body of a worker process: process blocks for the coordinator that the environment names, until none is left."""
+    """Body of a worker process: process blocks for the coordinator named in the environment, until none is left."""
     marks, runs = task.marks, task.experiment.layout.stage_runs(task.stage)
     log, session = AttemptLog(runs, task.key), Session.current().id
     watched = blocks_watched(marks, log.path, task.experiment.compute.block_timeout_s)
@@ -99,7 +99,7 @@ def worker_task(task: BlockTask) -> None:
 
 
 def status_task(task: BlockTask) -> dict[str, Any]:
-    """What is done, what failed and why."""
+    """Finished blocks, and failed blocks with their errors."""
     failed = sorted(task.marks.failed())
     missing, accepted = missing_blocks(task), recorded_failures(task.experiment, task.stage, task.key)
     is_whole = {block.block for block in accepted} == set(missing)
@@ -133,7 +133,7 @@ def _run_blocks(task: BlockTask, done: Collection[int]) -> None:
 
 @contextmanager
 def block_runner(task: BlockTask, log: AttemptLog | None = None) -> Iterator[Callable[[int], None]]:
-    """Open the task once; yields a function that does and commits the block of a number."""
+    """Open the task once; yields a function that processes and commits the block with a number."""
     opened: dict[str, Volume] = {name: output.open() for name, output in task.outputs.items()}
     log = log or AttemptLog(task.experiment.layout.stage_runs(task.stage), task.key)
     with task.open() as function, log:
@@ -154,9 +154,9 @@ def _do_block(task: BlockTask, opened: dict[str, Volume], function: BlockFunctio
 def _attempt_once(
     task: BlockTask, do_block: Callable[[int], None], number: int, session: str, in_progress: list[InProgress]
 ) -> bool:
-    """Process a block once, unless another worker has. After as many failures as BLOCK allows it is not tried again.
+    """Process a block once, unless another worker has. It is not retried after the failures that BLOCK allows.
 
-    The coordinator offers a block more often than that, because the block is not to blame for a lost worker.
+    The coordinator offers a block more often than that, because a lost worker is not a failure of the block.
     """
     if task.marks.is_done(number):
         return True
@@ -182,7 +182,7 @@ def _attempt(
     attempts: int,
     known: Mapping[str, Any] = MappingProxyType({}),
 ) -> bool:
-    """Do a block up to `attempts` times; the last failure is recorded, with what is `known` of earlier ones.
+    """Process a block up to `attempts` times; the last failure is recorded with the `known` record of earlier ones.
 
     Errors that concern every block are raised.
     """
@@ -200,7 +200,7 @@ def _attempt(
             failure = StorageFailure(f"reading or writing failed: {error}", where=task.plan.block(number))
             task.marks.mark_failed(number, {**failure.as_dict(), **known})
             raise failure from error
-        except Exception as error:  # noqa: BLE001 - any fault of one block must not stop the others
+        except Exception as error:  # noqa: BLE001 - an error of one block must not stop the others
             what = f"{type(error).__name__}: {error}"
             LOG.warning("block %d, attempt %d: %s", number, attempt, what, extra={"block": number})
             record = {"error": type(error).__name__, "exit_code": 70, "what": what}
@@ -212,7 +212,7 @@ def _attempt(
 
 @contextmanager
 def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None]:
-    """Show progress from the done marks while workers of other processes make them, and pack what is done."""
+    """Show progress from the done marks while other processes write them, and pack the marks."""
     stop = threading.Event()
 
     def look(seen: int) -> int:
@@ -238,7 +238,7 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
 
 
 def _packed(task: BlockTask) -> bool:
-    """Pack whole ranges of done marks; False if that cannot be done. It can wait: single marks are as good."""
+    """Pack whole ranges of done marks; False on failure, which is harmless because single marks remain valid."""
     try:
         task.marks.pack(len(task.plan))
     except (StageError, OSError) as error:
@@ -248,7 +248,7 @@ def _packed(task: BlockTask) -> bool:
 
 
 def require_all_done(task: BlockTask, unexplained: str = "not done", accepted: Collection[int] = ()) -> None:
-    """BlocksFailed (79) that lists the first blocks without a done mark and why; `unexplained` if nothing is known."""
+    """Raise BlocksFailed (79) with the first blocks without a done mark and the reasons, or `unexplained`."""
     missing = [n for n in missing_blocks(task) if n not in accepted]
     if not missing:
         return
@@ -271,7 +271,7 @@ def _write_manifest(
     layout = task.experiment.layout
     layout.result(task.stage, task.key).mkdir(parents=True, exist_ok=True)
     if executed == 0:
-        # A damaged one is written again from the done marks, with the same identity.
+        # A damaged manifest is written again from the done marks, with the same identity.
         with suppress(BadData, MissingInput, ContractMismatch):
             found = read_kept_manifest(layout, task.stage, task.key)
             if current_key(layout, task.stage) != task.key:

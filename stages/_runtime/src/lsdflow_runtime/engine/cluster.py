@@ -1,20 +1,20 @@
-"""A stage in several jobs: how workers find the coordinator of a stage on shared storage, and process blocks for it.
+"""A stage in several jobs: workers find the coordinator through a file on shared storage, and process blocks for it.
 
     runs/<stage>/coordinator.json         state and address of the coordinator
-    runs/<stage>/sessions/<session>/      what the workers of one pass share (daisy_runner.Session)
+    runs/<stage>/sessions/<session>/      shared files of the workers of one pass (daisy_runner.Session)
 
-    starting --> serving (first pass) --> serving (second pass) --> finished     also after an error: nothing is left
+    starting --> serving (first pass) --> serving (second pass) --> finished     (also after an error)
                     |
-                    +--> paused: the coordinator was stopped, and is expected again; workers wait
+                    +--> paused: the coordinator was stopped and is expected to resume; workers wait
 
-A coordinator that is killed leaves "serving" behind, with an address where nobody listens; the next one begins a new
-session. A coordinator that was replaced while it slept leaves the file of its successor alone.
+If a coordinator is killed, its file still says "serving" at an address without a server; the next one begins a new
+session. A coordinator that was replaced while it was suspended does not change the file of its successor.
 
     a worker:   wait --> process blocks in a child process --> no block is left, or the coordinator was lost: wait again
 
-It ends when the coordinator has finished, or with exit code 75 when none was there for compute.join_wait_s. The child
-can be ended at once when the coordinator is replaced. A crash, or a block that exceeds its time-out, costs only the
-child.
+The worker ends when the coordinator has finished, or with exit code 75 if there was none for compute.join_wait_s. The
+child can be stopped at once if the coordinator is replaced. A crash, or a block that exceeds its time-out, ends only
+the child.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("lsdflow.cluster")
 HOST_VARIABLE = "LSDFLOW_HOST"
 SUBMISSION_VARIABLE = "LSDFLOW_SUBMISSION"
-# An address outside this machine. No packet is sent: the system only says from which address it would send one.
+# An address outside this machine. No packet is sent: the system only reports the source address it would use.
 FAR_AWAY = ("192.0.2.1", 9)
 POLL_SECONDS = 1.0
-# "finished" that was there before the worker may be of an earlier run, whose successor is just starting.
+# If "finished" is older than the worker, it may be of an earlier run while the next one is starting.
 OUTDATED_SECONDS = 60.0
-# A worker for which no block is left tries again: the block of a worker that is lost becomes available late.
+# A worker without a block tries again after this time, because the block of a lost worker becomes available late.
 REJOIN_SECONDS = 30.0
-# More than one crashing block can cause (LOST_WORKER), so the fault is in this machine.
+# More failures than one crashing block can cause (LOST_WORKER), so the cause is this machine.
 FAILURES_IN_A_ROW = 20
 
 State = Literal["starting", "serving", "paused", "finished"]
@@ -73,7 +73,7 @@ State = Literal["starting", "serving", "paused", "finished"]
 
 @dataclass(frozen=True)
 class Coordinator:
-    """What workers know of a coordinator: its state, and where it listens while it serves a session."""
+    """The published facts of a coordinator: its state, and its address while it serves a session."""
 
     state: State
     id: str = ""
@@ -91,7 +91,7 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class CoordinatorFile:
-    """The file of a stage that says where its coordinator is; `folder` holds the sessions as well."""
+    """The file with the state and address of a stage's coordinator; `folder` also holds the sessions."""
 
     folder: Path
 
@@ -102,11 +102,11 @@ class CoordinatorFile:
 
     @property
     def path(self) -> Path:
-        """The file itself."""
+        """The path of the file."""
         return self.folder / "coordinator.json"
 
     def read(self) -> Coordinator | None:
-        """What the file says, None if there is none. BadData (65) if it cannot be read."""
+        """The content of the file; None if it does not exist. BadData (65) if it cannot be read."""
         if not self.path.exists():
             return None
         try:
@@ -120,13 +120,13 @@ class CoordinatorFile:
         write_json(self.path, asdict(coordinator))
 
     def write_if_own(self, coordinator: Coordinator) -> None:
-        """Replace the file, unless it is of another coordinator: the workers of that one would leave."""
+        """Replace the file, unless it is of another coordinator, whose workers would leave."""
         found = self.read()
         if found is None or found.id == coordinator.id:
             self.write(coordinator)
 
     def session(self, id_: str) -> Session:
-        """The session of that name."""
+        """The session with this name."""
         return Session(self.folder / "sessions" / id_)
 
     def new_session(self, pass_key: str) -> Session:
@@ -137,9 +137,9 @@ class CoordinatorFile:
 
 @contextmanager
 def sole_coordinator(stage: str, experiment: Experiment) -> Iterator[None]:
-    """Coordinate a stage within the block; with runner = "cluster", the coordinator file follows the state.
+    """Coordinate a stage within the block; with runner = "cluster", the coordinator file is kept up to date.
 
-    Raises OutputConflict (73) if another coordinator works on the stage.
+    Raises OutputConflict (73) if another coordinator runs the stage.
     """
     file = CoordinatorFile.of(stage, experiment)
     with stage_lock(file.folder):
@@ -162,8 +162,8 @@ def sole_coordinator(stage: str, experiment: Experiment) -> Iterator[None]:
 def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
     """Let workers of other jobs process the blocks that are not done.
 
-    daisy starts one process of this program. It processes no block, but writes the coordinator file and runs the proxy
-    for as long as daisy listens. Raises the StageError of a worker that concerns every block.
+    daisy starts one process of this program, which processes no blocks, but writes the coordinator file and runs the
+    proxy while daisy listens. Raises the StageError of a worker if it concerns every block.
     """
     file = CoordinatorFile.of(task.stage, task.experiment)
     session = file.new_session(task.key)
@@ -195,7 +195,7 @@ def serve_workers_of_other_jobs(task: BlockTask, done: Collection[int]) -> None:
 def own_address() -> str:
     """The address that workers on other machines can reach: $LSDFLOW_HOST, or the one of the default route.
 
-    Raises ConfigError (78) if only the loopback address is known: workers elsewhere could never connect.
+    Raises ConfigError (78) if only the loopback address is known, because other machines cannot connect to it.
     """
     if host := os.environ.get(HOST_VARIABLE):
         return host
@@ -224,8 +224,8 @@ def _address_of_host_name() -> str:
 def join_coordinator(stage: str, experiment: Experiment) -> None:
     """Process blocks of a stage for its coordinators until the stage has finished.
 
-    Raises Interrupted (75) if no coordinator was there for compute.join_wait_s, InternalError (70) if the child process
-    dies again and again.
+    Raises Interrupted (75) if there was no coordinator for compute.join_wait_s, InternalError (70) if the child process
+    fails repeatedly.
     """
     _Worker(stage, experiment, CoordinatorFile.of(stage, experiment)).run()
 
@@ -238,12 +238,12 @@ class _Worker:
     submission: str = field(default_factory=lambda: os.environ.get(SUBMISSION_VARIABLE, ""))
     started: float = field(default_factory=time.monotonic)
     last_contact: float = field(default_factory=time.monotonic)
-    # The session in which no block was left, and when that was.
+    # The session in which no block was left, and the time of that.
     exhausted: tuple[str, float] = ("", 0.0)
     failures: int = 0
 
     def run(self) -> None:
-        """Wait for a coordinator, work for it, and wait again, until it has finished. Raises as join_coordinator."""
+        """Wait for a coordinator, process blocks, and wait again, until it has finished. Raises as join_coordinator."""
         at_start = self._coordinator()
         while True:
             found = self._coordinator()
@@ -277,7 +277,7 @@ class _Worker:
         time.sleep(POLL_SECONDS)
 
     def _work_for(self, coordinator: Coordinator) -> None:
-        """Let a child process work until it ends, or the coordinator serves this session no longer."""
+        """Run a child process until it ends, or until the coordinator no longer serves this session."""
         LOG.info("%s: joining the coordinator at %s:%d", self.stage, coordinator.host, coordinator.port)
         session = self.file.session(coordinator.session)
         arguments = (self.stage, self.experiment.path, coordinator, session)
@@ -321,7 +321,7 @@ def _process_session(stage: str, experiment: Path, coordinator: Coordinator, ses
     try:
         secret = read_secret(session.folder)
     except FileNotFoundError:
-        # No failure of this machine: no block is left, and the coordinator has not written yet what comes next.
+        # Not a failure of this machine: no block is left, and the coordinator has not written its next state yet.
         LOG.info("%s: this session has ended", stage)
         return
     try:

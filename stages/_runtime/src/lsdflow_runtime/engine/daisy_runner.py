@@ -1,8 +1,8 @@
-"""A pass on daisy 2: the coordinator with workers of its own, and the loop of every worker process.
+"""A pass on daisy 2: the coordinator with its own workers, and the loop of every worker process.
 
 A pass is a daisy.Task on the grid of voxels: the total ROI, the read and the write ROI of a block, and a mask of the
-blocks that are done. Blocks do not conflict, because each writes whole chunks of its own. Our done marks say which
-blocks are done; those of daisy are not used. Workers of other jobs are in `cluster`.
+finished blocks. Blocks do not conflict, because each writes its own whole chunks. Finished blocks are known from our
+done marks; those of daisy are not used. Workers of other jobs are in `cluster`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("lsdflow.daisy")
 SESSION_VARIABLE = "LSDFLOW_SESSION"
 CONTEXT_VARIABLE = "DAISY_CONTEXT"
-# Worker numbers of workers that daisy did not start begin here: above its own numbers.
+# First number for workers that daisy did not start, above daisy's own numbers.
 FIRST_JOINED_WORKER = 100_000
 
 
 @dataclass(frozen=True)
 class Session:
-    """One pass, served by one coordinator; all its workers see `folder`.
+    """One pass, served by one coordinator; all its workers can read `folder`.
 
     pass_key      the key of the pass: a worker processes blocks only if its own settings give the same key
     fatal.json    the error of a worker that concerns every block
@@ -60,12 +60,12 @@ class Session:
 
     @classmethod
     def current(cls) -> Session:
-        """The session that this worker process belongs to."""
+        """The session of this worker process."""
         return cls(Path(os.environ[SESSION_VARIABLE]))
 
     @property
     def id(self) -> str:
-        """A name that no other session has."""
+        """The unique name of the session."""
         return self.folder.name
 
     @property
@@ -75,7 +75,7 @@ class Session:
 
     @property
     def has_failed(self) -> bool:
-        """True after a worker found an error that concerns every block."""
+        """True after a worker recorded an error that concerns every block."""
         return (self.folder / "fatal.json").exists()
 
     def fail(self, error: StageError) -> None:
@@ -100,7 +100,7 @@ def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
         try:
             load_stage(stage).worker(load_experiment(path, overrides))
         except RuntimeError as error:
-            # daisy lost its connection: the coordinator has ended or was stopped, and reports that itself.
+            # daisy lost its connection: the coordinator has ended or was stopped, and reports that.
             if "os error" not in str(error):
                 raise
 
@@ -138,7 +138,7 @@ def serve(
 def process_blocks(plan: BlockPlan, process: Callable[[int], bool], slow: Iterable[int]) -> None:
     """Process blocks from the coordinator until it has none left, then those of `slow`.
 
-    process: takes the number of a block; False if it failed. The coordinator then gives it to a worker again.
+    process: is called with the number of a block; False if it failed. The coordinator then assigns it again.
     """
     import daisy
 
@@ -157,7 +157,7 @@ def process_blocks(plan: BlockPlan, process: Callable[[int], bool], slow: Iterab
         with client.acquire_block() as block:
             if block is None:
                 break
-            # After a fatal error the other blocks are returned at once: a worker that ended would be replaced.
+            # After a fatal error the other blocks are returned at once, because daisy replaces a worker that ends.
             if session.has_failed or not is_processed(plan.number_at(block.write_roi.begin)):
                 block.status = daisy.BlockStatus.FAILED
     for number in slow:
@@ -169,7 +169,7 @@ def process_blocks(plan: BlockPlan, process: Callable[[int], bool], slow: Iterab
 def daisy_task(
     plan: BlockPlan, done: Collection[int], process: Callable[..., None], *, name: str, workers: int, timeout_s: float
 ) -> daisy.Task:
-    """A pass as daisy knows it: ROIs in voxels of the target grid (z, y, x), without the blocks that are done."""
+    """The pass as a daisy.Task: ROIs in voxels of the target grid (z, y, x), without the finished blocks."""
     import daisy
 
     write = Box((0, 0, 0), plan.write_shape_vox)
@@ -192,9 +192,9 @@ def daisy_task(
 
 
 def join_context(context: str, worker: int, port: int) -> None:
-    """Make a coordinator's context that of this process, which daisy did not start.
+    """Set the daisy context of this process, which daisy did not start, to that of a coordinator.
 
-    The worker connects to `port` on loopback, has a number of its own, and no log folder of another machine.
+    The worker connects to `port` on loopback, has its own number, and does not use a log folder of another machine.
     """
     import daisy
 
@@ -207,7 +207,7 @@ def join_context(context: str, worker: int, port: int) -> None:
 
 
 def worker_number() -> int:
-    """Number of this worker process among those of its coordinator; 0 outside a worker."""
+    """Number of this worker process at its coordinator; 0 outside a worker."""
     import daisy
 
     if CONTEXT_VARIABLE not in os.environ:

@@ -1,7 +1,7 @@
-"""What daisy's server needs around it, because it is compiled: signals must end it, and its log lines must be ours.
+"""Signal handling and logging for daisy's server, which is compiled: signals stop it, and its output is logged.
 
-Until the server returns, Python runs no signal handler, and the server itself listens to SIGINT alone. A time limit or
-`docker stop` would be noticed when the last block is done, that is never.
+Until the server returns, Python runs no signal handler, and the server itself handles SIGINT only. Without this module,
+a time limit or `docker stop` would have no effect until the last block is done.
 
     SIGTERM -> Python writes its number into a socket (set_wakeup_fd) -> a thread reads it and sends SIGINT
             -> the server ends its workers and returns KeyboardInterrupt -> Interrupted (exit code 75)
@@ -39,9 +39,9 @@ LAST_WRITES_SECONDS = 5.0
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Send SIGTERM, SIGHUP and SIGUSR2 on as SIGINT within the block. Only the main thread gets signals.
+    """Convert SIGTERM, SIGHUP and SIGUSR2 to SIGINT within the block. Only the main thread gets signals.
 
-    Raises Interrupted (75) that names the signal. SIGINT itself becomes what its handler raises, or KeyboardInterrupt.
+    Raises Interrupted (75) naming the signal. For SIGINT the error is that of its handler, or KeyboardInterrupt.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -63,7 +63,7 @@ def stopped_by_signals() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGINT)
 
     def name_first(number: int, frame: FrameType | None) -> None:
-        """Call the handler of SIGINT with the signal that came first, so that its error names that one."""
+        """Call the handler of SIGINT with the signal that came first, so that its error names that signal."""
         if callable(handler):
             handler(came[0] if came else number, frame)
 
@@ -76,7 +76,7 @@ def stopped_by_signals() -> Iterator[None]:
             raise
         raise interrupted_by(came[0]) from None
     finally:
-        # Before the socket is closed: a signal from here on is handled as usual.
+        # Before the socket is closed, so that later signals are handled as usual.
         if callable(handler):
             signal.signal(signal.SIGINT, handler)
         signal.set_wakeup_fd(wakeup)
@@ -87,7 +87,7 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def daisy_warnings_logged() -> Iterator[None]:
-    """Log what daisy's server prints within the block (level debug), and report a lost worker in one line."""
+    """Log the output of daisy's server within the block (level debug), and report a lost worker in one line."""
     sys.stderr.flush()
     stderr = os.dup(STDERR)
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -96,12 +96,12 @@ def daisy_warnings_logged() -> Iterator[None]:
     writer.close()
 
     def forward() -> None:
-        # Until no process holds the other end any more.
+        # Until all processes have closed the other end.
         while written := reader.recv(LONGEST_WRITE_BYTES):
             if DAISY_WARNING.match(written):
                 LOG.debug("daisy: %s", written.decode(errors="replace").strip())
             else:
-                # A terminal or a reader that is gone must not end this thread: every writer would wait for ever.
+                # A closed terminal or reader must not end this thread, because every writer would then wait forever.
                 with suppress(OSError):
                     os.write(stderr, written)
 

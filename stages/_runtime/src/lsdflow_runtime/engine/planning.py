@@ -1,14 +1,14 @@
-"""What a pass will do, write and take, before or while it runs.
+"""The plan of a pass: blocks, bytes and time, before or during a run.
 
-plan_task             blocks, voxels, bytes, and what the blocks that are done have taken
-describe_outputs,     what a pass would leave, without voxels: metadata and a manifest in `Experiment.descriptions`, a
-describe_manifest     folder of its own, for the stages that are planned next with the same functions as on real results
-measure_block         the block in the middle of the volume, done into a folder that is thrown away
+plan_task             blocks, voxels, bytes, and time and memory of the finished blocks
+describe_outputs,     the outputs of a pass without voxels: metadata and a manifest in `Experiment.descriptions`, a
+describe_manifest     separate folder, from which later stages are planned with the same functions as for real results
+measure_block         the block in the middle of the volume, computed into a temporary folder
 
-A measurement reads the inputs of the experiment. All that it writes (arrays, rows, done marks) goes to the folder, so
-the experiment stays as it is; rows go to a files store there, also where the experiment's own store is MongoDB. The
-block beside it goes first (where there is only one block: the same one), because it pays for compiling and for the
-start of the device.
+A measurement reads the inputs of the experiment. All its output (arrays, rows, done marks) is written to the folder, so
+the experiment is not changed; rows are written to a files store there, even if the experiment's store is MongoDB. A
+neighbouring block is computed first (with only one block, the same one), because it includes the time for compiling
+and for starting the device.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.engine.block_task import BlockTask, outputs_of
 from lsdflow_runtime.engine.blockwise import block_runner
 
-# Records that a mean is made of: spread over all that there are.
+# Number of records for a mean, spread over all records.
 SAMPLED_RECORDS = 1000
 DESCRIBED = "described"
-# Ids shrink to a twentieth of their 8 bytes; grey values and affinities hardly.
+# Ids compress to a twentieth of their 8 bytes; grey values and affinities hardly compress.
 ID_BYTES_PER_VOXEL = 8 / 20
 PROCESS_IO = Path("/proc/self/io")
 
 
 def plan_task(task: BlockTask) -> dict[str, Any]:
-    """What a run would do: blocks, bytes of the outputs."""
+    """The plan of a pass: blocks, and bytes of the outputs."""
     bytes_out = sum(
         max(1, o.spec.channels) * o.box.size * (8 if o.spec.dtype == "uint64" else 1) for o in task.outputs.values()
     )
@@ -59,7 +59,7 @@ def plan_task(task: BlockTask) -> dict[str, Any]:
 
 
 def taken_by_blocks(task: BlockTask) -> dict[str, Any]:
-    """What finished blocks have taken, of at most a thousand records; empty if none is finished."""
+    """Time and memory of finished blocks, from at most a thousand records; empty if none is finished."""
     done = sorted(task.marks.done())
     sample = done[:: max(1, -(-len(done) // SAMPLED_RECORDS))]
     records = [task.marks.record(number) for number in sample]
@@ -74,7 +74,7 @@ def taken_by_blocks(task: BlockTask) -> dict[str, Any]:
 
 
 def expected_bytes(task: BlockTask) -> float:
-    """Bytes that the arrays of a pass will take on the disk, as those of other volumes did."""
+    """Expected bytes of the arrays of a pass on disk, from the compression of other volumes."""
     return sum(_bytes_per_voxel(output.spec) * output.box.size for output in task.outputs.values())
 
 
@@ -83,7 +83,7 @@ def _bytes_per_voxel(spec: ArraySpec) -> float:
 
 
 def describe_outputs(task: BlockTask) -> None:
-    """Make the arrays of a pass without any chunk."""
+    """Create the arrays of a pass without any chunk."""
     _require_descriptions(task)
     for output in task.outputs.values():
         output.create(task.provenance())
@@ -91,7 +91,7 @@ def describe_outputs(task: BlockTask) -> None:
 
 
 def describe_manifest(passes: Sequence[BlockTask]) -> None:
-    """Write the manifest that the passes would leave, as far as it is known before a run."""
+    """Write the manifest of the passes, as far as it is known before a run."""
     task = passes[-1]
     _require_descriptions(task)
     Manifest(
@@ -106,15 +106,15 @@ def describe_manifest(passes: Sequence[BlockTask]) -> None:
 
 
 def _require_descriptions(task: BlockTask) -> None:
-    """InternalError (70) in the experiment's own folder, where descriptions would be taken for results."""
+    """Raise InternalError (70) for the experiment's own folder, where descriptions would look like results."""
     if task.experiment.descriptions is None:
         raise InternalError("descriptions belong into a folder of their own", where=task.experiment.layout.root)
 
 
 def measure_block(task: BlockTask, folder: Path) -> dict[str, Any]:
-    """Seconds, bytes, files and memory of one block; `folder` is left with what was written.
+    """Seconds, bytes, files and memory of one block, whose output is written to `folder`.
 
-    Raises OutputConflict (73) for a folder that holds something, and what the block itself raises.
+    Raises OutputConflict (73) if the folder is not empty, and the errors of the block.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise OutputConflict(
@@ -150,14 +150,14 @@ def measure_block(task: BlockTask, folder: Path) -> dict[str, Any]:
 
 
 def blocks_to_measure(plan: BlockPlan) -> tuple[int, int]:
-    """A block that warms up, and the one to measure: in the middle. Where there is only one block they are the same."""
+    """A block for warming up, and the one in the middle to measure; the same if there is only one block."""
     (z, y, x), (_, ny, nx) = (tuple((n - 1) // 2 for n in plan.grid_shape), plan.grid_shape)
     number = (z * ny + y) * nx + x
     return min(number + 1, len(plan) - 1), number
 
 
 def _written_to(task: BlockTask, folder: Path) -> BlockTask:
-    """The same pass, which writes everything into the folder."""
+    """The same pass with all output in `folder`."""
     experiment = replace(task.experiment, path=folder / "experiment.toml", store=StoreTable(engine="files"))
     outputs = {name: replace(output, path=folder / output.path.name) for name, output in task.outputs.items()}
     return replace(task, experiment=experiment, outputs=outputs)
@@ -170,13 +170,13 @@ def _seconds_of(do_block: Callable[[int], None], number: int) -> float:
 
 
 def _on_disk(folder: Path) -> tuple[int, int]:
-    """(files, bytes) below the folder."""
+    """Number of files, and their bytes, in the folder."""
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return len(sizes), sum(sizes)
 
 
 def _bytes_read() -> int | None:
-    """What this process has read so far, from disk or from pages in memory; None if the kernel does not report it."""
+    """Bytes that this process has read so far, from disk or page cache; None if the kernel does not report it."""
     try:
         lines = PROCESS_IO.read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("rchar")).partition(":")[2])

@@ -1,16 +1,16 @@
-"""Blocks that take too long: an idle worker computes them a second time, and a time-out is recorded as a failure.
+"""Slow blocks: an idle worker computes them a second time, and a time-out is recorded as a failure.
 
 A busy worker
-    1. touches its file of attempts every few seconds, so that others see that its process is alive
-    2. ends its process if another worker has finished the block; daisy then gives the block to a worker again, which
+    1. touches its file of attempts every few seconds, which shows that its process is alive
+    2. ends its process if another worker has finished the block; daisy then assigns the block to a worker again, which
        finds it done
 An idle worker, for which daisy has no block left
     1. reads the attempts of all workers, and ends if no block is in progress elsewhere
-    2. computes a block that has taken over 3 times the median, unless somebody computes it a second time already
+    2. computes a block that has taken over 3 times the median, unless another worker already repeats it
 
-A block function is pure and a block is committed whole, so it makes no difference which attempt ends first. The age of
-an attempt compares the clocks of two machines: a wrong clock costs a needless attempt, or prevents a useful one.
-Source: backup tasks (Dean and Ghemawat 2004); cubed has them as `backups`.
+A block function is pure and a block is committed as a whole, so it does not matter which attempt ends first. The age of
+an attempt compares the clocks of two machines; a wrong clock causes a needless attempt, or prevents a useful one.
+Source: backup tasks (Dean and Ghemawat 2004), called `backups` in cubed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ LOG = logging.getLogger("lsdflow.blocks")
 # A block is slow after this many times the median of the finished ones, and not before LEAST_S.
 SLOWER = 3.0
 LEAST_S = 30.0
-# A worker without a block waits for so long first, then twice as long each time up to POLL_S.
+# First wait of a worker without a block; it doubles each time up to POLL_S.
 FIRST_POLL_S, POLL_S = 0.25, 5.0
-# A process that has not touched its file of attempts for so long is lost.
+# A process that has not touched its file of attempts for this time is lost.
 LOST_AFTER_S = 3 * POLL_S
 SAMPLED_RECORDS = 200
-# The part of its time-out after which a block in progress is recorded as failed: daisy then ends its worker.
+# Fraction of its time-out after which a block in progress is recorded as failed, before daisy ends its worker.
 RECORDED_BEFORE_TIMEOUT = 0.9
 
 
 @dataclass
 class InProgress:
-    """The block that a worker processes, what is known of earlier attempts, and when this one began."""
+    """The block that a worker processes, the record of earlier attempts, and the start of this one."""
 
     number: int
     known: Mapping[str, Any]
@@ -68,14 +68,14 @@ def blocks_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterato
         while not stop.wait(min(POLL_S, limit_s * (1 - RECORDED_BEFORE_TIMEOUT) / 2)):
             for block in in_progress[:1]:
                 age_s = time.monotonic() - block.began
-                with suppress(OSError):  # a worker can do without that file
+                with suppress(OSError):  # a worker does not require that file
                     os.utime(attempts)
                 with suppress(StageError, OSError):
                     if age_s >= LEAST_S and marks.is_done(block.number):
-                        # The first time, this attempt itself may just have set the mark.
+                        # At the first time, this attempt itself may just have written the mark.
                         if block is finished:
                             LOG.info("block %d was finished by another worker; this attempt ends", block.number)
-                            os._exit(0)  # the block may be in a call that no exception ends
+                            os._exit(0)  # the block may be in a call that an exception does not interrupt
                         finished = block
                     if block is not recorded and age_s >= RECORDED_BEFORE_TIMEOUT * limit_s:
                         what = f"took longer than {limit_s:g} s (compute.block_timeout_s)"
@@ -93,7 +93,7 @@ def blocks_watched(marks: BlockStore, attempts: Path, limit_s: float) -> Iterato
 def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iterator[int]:
     """Numbers of blocks that take other workers too long; ends when no block is in progress elsewhere.
 
-    runs: folder of the runs of the stage. attempts: this worker's own file of attempts. key: of the pass.
+    runs: folder of the runs of the stage. attempts: this worker's own file of attempts. key: that of the pass.
     """
     tried: set[int] = set()
     limit_s, parent = 0.0, os.getppid()
@@ -117,14 +117,14 @@ def slow_blocks(marks: BlockStore, runs: Path, attempts: Path, key: str) -> Iter
 
 
 def _limit_s(marks: BlockStore) -> float:
-    """Seconds after which a block is slow; 0 as long as no block is done to compare with."""
+    """Seconds after which a block is slow; 0 if no block is done yet."""
     done = sorted(marks.done())
     seconds = [marks.record(number)["seconds"] for number in done[:: max(1, len(done) // SAMPLED_RECORDS)]]
     return max(LEAST_S, SLOWER * float(np.median(seconds))) if seconds else 0.0
 
 
 def _in_progress_elsewhere(runs: Path, attempts: Path, key: str) -> dict[int, list[float]]:
-    """By block, the age (s) of each attempt that is in progress in another process that is alive."""
+    """Age (s) of each attempt in progress in other live processes, by block."""
     attempts.parent.mkdir(parents=True, exist_ok=True)
     attempts.touch()
     found: dict[int, list[float]] = {}

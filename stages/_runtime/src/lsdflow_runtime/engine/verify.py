@@ -1,20 +1,20 @@
-"""verify: is every block of a finished stage there, bit for bit? repair: recompute exactly the blocks that are not.
+"""verify checks that every block of a finished stage is complete, bit for bit; repair recomputes the others.
 
 verify
-    1. the manifest names this very pass (key) and the checksums in the done marks (identity)
-    2. every block has a done mark, or is a hole that the manifest lists (failed blocks that were accepted)
+    1. the manifest names this pass (key) and the checksums in the done marks (identity)
+    2. every block has a done mark, or is a hole listed in the manifest (an accepted failed block)
     3. the arrays of every block are read back and hashed against its mark (compute.verify_fraction of the blocks)
     4. the rows (graph, overlaps) of these blocks are read back and hashed as well
 
 repair
-    0. metadata of the stage's arrays are written again where they are lost or damaged
-    1. packs of done marks that cannot be read are removed: the marks in them are lost
+    0. missing or damaged metadata of the stage's arrays are written again
+    1. unreadable packs of done marks are removed, together with the marks in them
     2. arrays and rows of all blocks are compared with their done marks
-    3. the marks of blocks that differ are removed, and so are marks that cannot be read
-    4. the stage's own run processes these blocks again; block functions are pure, so the bits are those from before the
-       damage. It also tries the blocks again that failed and were accepted
+    3. the marks of blocks that differ are removed, and so are unreadable marks
+    4. a run of the stage processes these blocks again; block functions are pure, so the bits are the same as before the
+       damage. It also retries accepted failed blocks
 
-What later stages made of undamaged data stays valid: the identity of the result does not change.
+Results of later stages from undamaged data remain valid, because the identity of the result does not change.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ LISTED = 10
 
 
 def verify_task(task: BlockTask) -> dict[str, Any]:
-    """Check a finished stage; facts of what was checked.
+    """Check a finished stage; returns facts of what was checked.
 
     Raises MissingInput (66) if the stage has not finished, OutputConflict (73) for the results of other settings or
     inputs, BlocksFailed (79) for blocks without a done mark that the manifest does not list as failed, BadData (65)
-    naming every block whose data is lost or damaged.
+    naming every block whose data is missing or damaged.
     """
     manifest = read_manifest(task.experiment.layout, task.stage)
     require_made(task, manifest.key)
@@ -64,7 +64,7 @@ def verify_task(task: BlockTask) -> dict[str, Any]:
 
 
 def require_made(task: BlockTask, current: str) -> None:
-    """OutputConflict (73) if the current result, of key `current`, is that of other settings."""
+    """Raise OutputConflict (73) if the current result, of key `current`, has other settings."""
     if current not in ("", task.key):
         raise OutputConflict(
             "the results were made with other parameters or inputs",
@@ -76,12 +76,12 @@ def require_made(task: BlockTask, current: str) -> None:
 
 
 def verify_blocks(task: BlockTask) -> int:
-    """Check the blocks of a pass that has no manifest of its own; how many were read back. Raises as verify_task."""
+    """Check the blocks of a pass without its own manifest; returns how many were read. Raises as verify_task."""
     return _read_back(task, _records(task, recorded_numbers(task)))
 
 
 def damaged_parts(task: BlockTask, record: Mapping[str, Any], block: Block, opened: Mapping[str, Volume]) -> list[str]:
-    """What of one block is not as its done mark says; empty if all is well."""
+    """The parts of one block that differ from its done mark; empty if none does."""
     return [what for what, found in _checksums(task, block, opened, record) if found != record["checksums"].get(what)]
 
 
@@ -152,7 +152,7 @@ def _rows_checksum(task: BlockTask, name: str, block: Block) -> str:
 
 
 def invalidate_damaged(task: BlockTask) -> dict[str, Any]:
-    """Remove the marks of finished blocks whose data is lost or damaged; facts of what was found.
+    """Remove the marks of finished blocks whose data is missing or damaged; returns facts of what was found.
 
     Raises OutputConflict (73) for outputs of another program, before anything is changed.
     """
@@ -170,9 +170,9 @@ def invalidate_damaged(task: BlockTask) -> dict[str, Any]:
 
 
 def _restore_metadata(task: BlockTask) -> None:
-    """Write lost or damaged metadata of arrays again, if done marks say that the arrays are of this work.
+    """Write missing or damaged metadata of arrays again, if done marks show that the arrays are of this pass.
 
-    The voxels are compared with the marks afterwards.
+    Afterwards the voxels are compared with the marks.
     """
     try:
         begun = bool(task.marks.done())

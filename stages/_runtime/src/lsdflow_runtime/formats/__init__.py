@@ -1,1 +1,1 @@
-"""Readers of the volume formats of the field: one file per format, one face (`source.SourceVolume`) for all."""
+"""Readers of the volume formats of the field: one file per format, one interface (`source.SourceVolume`) for all."""

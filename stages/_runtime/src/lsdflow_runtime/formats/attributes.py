@@ -1,6 +1,6 @@
 """Axes, units and geometry in the attributes of zarr, N5, OME and TIFF volumes.
 
-A stored array has axes named by one letter each ("tczyx", "xyz", "xyzc"); the reader of a box asks for z,y,x:
+A stored array has axes named by one letter each ("tczyx", "xyz", "xyzc"); a box is read as z,y,x:
 
     stored "xyzc"  --slices-->  piece "xyzc"  --transpose-->  "czyx"  --drop c if there is one only-->  "zyx"
 
@@ -40,7 +40,7 @@ def nm_per(unit: str, where: str) -> float:
     """Nanometres in one `unit`.
 
     Raises:
-        BadData: the unit is no length we know ("pixel", "second", a typing error).
+        BadData: the unit is not a known length ("pixel", "second", a typing error).
     """
     spelled = unit.strip().replace("\\u00B5", "µ")
     factor = NM_PER_UNIT.get(spelled, NM_PER_UNIT.get(spelled.lower()))
@@ -56,16 +56,16 @@ def nm_per(unit: str, where: str) -> float:
 
 
 def is_length(unit: str) -> bool:
-    """Whether `unit` is a length that can be turned into nanometres."""
+    """True if `unit` is a length that can be converted to nanometres."""
     spelled = unit.strip().replace("\\u00B5", "µ")
     return spelled in NM_PER_UNIT or spelled.lower() in NM_PER_UNIT
 
 
 def parse_axes(names: Sequence[object] | None, ndim: int, default: str, where: str) -> str:
-    """One letter per stored axis, from names like ["c^", "z", "y", "x"]; `default` when the names say nothing.
+    """One letter per stored axis, from names like ["c^", "z", "y", "x"]; `default` without names.
 
     Raises:
-        BadData: the names do not hold z, y and x once each, or are not as many as the axes.
+        BadData: the names do not contain z, y and x once each, or their number is not that of the axes.
     """
     letters = "".join(str(name).strip().lower().rstrip("^")[:1] for name in names or ())
     known = [str(name).strip().lower().rstrip("^") for name in names or ()]
@@ -76,7 +76,7 @@ def parse_axes(names: Sequence[object] | None, ndim: int, default: str, where: s
 
 
 def check_axes(letters: str, ndim: int, where: str) -> None:
-    """Refuse axes that are not z, y, x and at most one t and one c."""
+    """Raise BadData for axes other than z, y, x and at most one t and one c."""
     if len(letters) != ndim or len(set(letters)) != len(letters) or not set(SPACE) <= set(letters):
         raise BadData(
             "the axes of the volume are not z, y, x",
@@ -104,13 +104,13 @@ def shape_zyx(stored_shape: Sequence[int], axes: str) -> Vox3:
 
 
 def channels_of(stored_shape: Sequence[int], axes: str) -> int | None:
-    """Number of channels; None for a volume without, or with a single one."""
+    """Number of channels; None for a volume without channels or with a single one."""
     count = int(stored_shape[axes.index("c")]) if "c" in axes else 1
     return count if count > 1 else None
 
 
 def refuse_time_series(stored_shape: Sequence[int], axes: str, where: str) -> None:
-    """A time axis is read only when it has one point."""
+    """Raise BadData for a time axis with more than one point."""
     if "t" in axes and stored_shape[axes.index("t")] != 1:
         raise BadData(
             "the volume is a time series",
@@ -122,14 +122,14 @@ def refuse_time_series(stored_shape: Sequence[int], axes: str, where: str) -> No
 
 
 def stored_slices(box: Box, stored_shape: Sequence[int], axes: str) -> tuple[slice, ...]:
-    """Slices along the stored axes that cover `box`, all channels, the only time point."""
+    """Slices along the stored axes that cover `box`, all channels, and the only time point."""
     spans = dict(zip(SPACE, zip(box.begin_vox, box.end_vox, strict=True), strict=True))
     spans |= {letter: (0, stored_shape[axes.index(letter)]) for letter in axes if letter not in SPACE}
     return tuple(slice(*spans[letter]) for letter in axes)
 
 
 def to_zyx(piece: NDArray[np.generic], axes: str) -> NDArray[np.generic]:
-    """A stored piece as (c, z, y, x), or (z, y, x) without or with a single channel; C-contiguous."""
+    """A stored piece as (c, z, y, x), or (z, y, x) without channels or with a single one; C-contiguous."""
     wanted = "".join(letter for letter in "tc" if letter in axes) + SPACE
     turned = piece.transpose([axes.index(letter) for letter in wanted])
     if "t" in axes:
@@ -140,10 +140,10 @@ def to_zyx(piece: NDArray[np.generic], axes: str) -> NDArray[np.generic]:
 
 
 def claims_of(attributes: Mapping[str, Any], axes: str, where: str) -> list[GeometryClaim]:
-    """All claims in `attributes`; lists follow the stored `axes` unless the convention says otherwise.
+    """All claims in `attributes`; lists are in the order of the stored `axes` unless the convention differs.
 
     Raises:
-        BadData: a list of the wrong length, a value that is no number, an unknown unit.
+        BadData: a list of the wrong length, a value that is not a number, an unknown unit.
     """
     factors = _unit_factors(attributes, axes, where)
     claims = []
@@ -173,7 +173,7 @@ def _scaled(values: Sequence[float], factors: Sequence[float], where: str, key: 
 
 
 def _transform_claim(attributes: Mapping[str, Any], where: str) -> list[GeometryClaim]:
-    """The `transform` block of Janelia's COSEM volumes: it names its own axes and units."""
+    """The `transform` block of Janelia's COSEM volumes, which names its own axes and units."""
     block = attributes.get("transform")
     if not isinstance(block, Mapping) or "scale" not in block:
         return []

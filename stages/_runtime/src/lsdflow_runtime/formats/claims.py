@@ -1,7 +1,7 @@
-"""The geometry in a volume's metadata: every convention that is found makes one claim, and the claims must agree.
+"""The geometry in a volume's metadata: every convention found there is one claim, and all claims must agree.
 
-A voxel size is never guessed. No claim is an error, two claims that differ are an error that names both; only a
-voxel size that the user typed overrides them.
+A voxel size is never guessed. It is an error if there is no claim, or if two claims differ (the error names both). Only
+a voxel size set by the user overrides them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from lsdflow_contract.errors import BadData, NoVoxelSize
 from lsdflow_contract.geometry import Geometry, Nm3, Vox3
 
-# Rationals of TIFF and sizes converted from micrometres differ in the 6th digit from the number meant.
+# Rationals of TIFF and sizes converted from micrometres differ from the intended number in the 6th digit.
 AGREEMENT = 1e-4
 SMALLEST_NM, LARGEST_NM = 1e-3, 1e6
 
 
 @dataclass(frozen=True)
 class GeometryClaim:
-    """What one piece of metadata says, z,y,x in nm; None where it says nothing."""
+    """Voxel size and offset from one entry of the metadata, z,y,x in nm; None for a missing value."""
 
     source: str
     voxel_size_nm: Nm3 | None = None
@@ -29,7 +29,7 @@ class GeometryClaim:
 
 
 def to_nm3(values: Any, where: str, what: str) -> Nm3:
-    """Three finite numbers, or BadData."""
+    """Three finite numbers; raises BadData otherwise."""
     try:
         z, y, x = (float(value) for value in values)
     except (TypeError, ValueError):
@@ -42,7 +42,7 @@ def to_nm3(values: Any, where: str, what: str) -> Nm3:
 
 
 def xyz_to_nm3(values: Any, where: str, what: str) -> Nm3:
-    """Three finite numbers given as x,y,z, turned to z,y,x; or BadData."""
+    """Three finite numbers in order x,y,z, converted to z,y,x; raises BadData otherwise."""
     return to_nm3(values[::-1] if isinstance(values, list | tuple) else values, where, what)
 
 
@@ -58,10 +58,10 @@ def place(
     """The geometry on which all claims agree.
 
     Args:
-        claims: what the metadata says.
-        shape_vox: of the volume.
+        claims: the claims of the metadata.
+        shape_vox: shape of the volume.
         where: the volume, for messages.
-        voxel_size_nm: the size that the user typed; it wins over the metadata, whose offset keeps its voxel position.
+        voxel_size_nm: the size set by the user; it overrides the metadata, whose offset keeps its voxel position.
         expansion_factor: of expansion microscopy; sizes and offsets are divided by it (effective, pre-expansion nm).
         setting: the config key that sets the voxel size, for messages.
 
@@ -99,20 +99,20 @@ def _offset_of(offsets: list[GeometryClaim], where: str, setting: str) -> Nm3:
 
 
 def _rescale(typed: Nm3 | None, sizes: list[GeometryClaim], where: str) -> Nm3:
-    """How much an offset in the metadata's nm grows when the user typed another voxel size."""
+    """The factor for an offset in the metadata's nm if the user set another voxel size."""
     if typed is None or not sizes or sizes[0].voxel_size_nm is None or not _all_agree(sizes):
         return (1.0, 1.0, 1.0)
     return to_nm3([new / old for new, old in zip(typed, sizes[0].voxel_size_nm, strict=True)], where, "voxel size")
 
 
 def _tidy(values: tuple[float, ...]) -> Nm3:
-    """Nine significant digits: 0.1 * 3 is meant to be 0.3."""
+    """The values rounded to nine significant digits, so that 0.1 * 3 becomes 0.3."""
     z, y, x = (float(f"{value:.9g}") for value in values)
     return (z, y, x)
 
 
 def agree(first: Nm3, second: Nm3, scale_nm: Nm3 | None = None) -> bool:
-    """Whether two triples mean the same: relative to the larger one, or to `scale_nm` (a voxel) for offsets."""
+    """True if two triples are equal within AGREEMENT, relative to the larger one, or for offsets to `scale_nm`."""
     allowed = scale_nm or tuple(max(abs(a), abs(b)) for a, b in zip(first, second, strict=True))
     return all(abs(a - b) <= AGREEMENT * size for a, b, size in zip(first, second, allowed, strict=True))
 

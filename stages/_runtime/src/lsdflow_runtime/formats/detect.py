@@ -1,4 +1,4 @@
-"""Which format a path holds, decided by its content, never by its name alone; and opening it.
+"""Detects the format of a path from its content, never from its name alone, and opens it.
 
 file    HDF5 signature | TIFF signature | JSON {container, offset, size}: a region of another container (z,y,x in nm)
 folder  zarr metadata | N5 attributes.json | precomputed info | TIFF slices
@@ -23,7 +23,7 @@ ROI_JSON_KEYS = ("container", "offset", "size")
 
 
 def is_roi_json(path: Path) -> bool:
-    """Whether a file is a JSON ROI container."""
+    """True if a file is a JSON ROI container."""
     if not path.is_file() or path.suffix.lower() != ".json":
         return False
     content = read_json(path)
@@ -55,11 +55,11 @@ LOOKED_FOR = (
 def detect_format(path: Path, dataset: str = "") -> str:
     """Name of the format: zarr, n5, hdf5, tiff, precomputed or json.
 
-    zarr and N5 containers need no metadata of their own: the `dataset` and the first folders in them are looked at.
+    zarr and N5 containers need no metadata of their own, because the `dataset` and the first folders are examined.
 
     Raises:
-        MissingInput: nothing there.
-        BadData: no known format, or more than one; the error lists what was looked for.
+        MissingInput: the path does not exist.
+        BadData: no known format, or more than one; the error lists the known formats.
     """
     _require(path)
     try:
@@ -83,8 +83,8 @@ def open_source(path: Path, dataset: str | None = None, default: str = "") -> So
     Args:
         path: container or file.
         dataset: name in the container (precomputed: key of a scale); "" is the container itself; None means the
-            container itself where it is a volume (array, OME image, TIFF, precomputed), else `default`.
-        default: the name that a volume of this role usually has ("volumes/raw").
+            container itself if it is a volume (array, OME image, TIFF, precomputed), else `default`.
+        default: the usual name of a volume of this kind ("volumes/raw").
 
     Raises:
         MissingInput, BadData, ConfigError, PermissionDenied: see the formats.
@@ -110,7 +110,7 @@ def _open(form: str, path: Path, dataset: str | None, default: str) -> SourceVol
 
 
 def _require(path: Path) -> None:
-    """The path must be there and be local."""
+    """Raise an error if the path does not exist or is not local."""
     if path.exists():
         return
     if ":/" in str(path):
@@ -128,9 +128,9 @@ def _require(path: Path) -> None:
 
 
 def _open_roi_json(path: Path, dataset: str | None, default: str) -> SourceVolume:
-    """Open the container that the file names, by a path relative to the file; the region is in `roi_nm`.
+    """Open the container named in the file by a path relative to it; the region is in `roi_nm`.
 
-    BadData if the container is a JSON ROI file itself, or offset and size are not three numbers.
+    Raises BadData if the container is a JSON ROI file itself, or if offset and size are not three numbers.
     """
     content = read_json(path)
     container = (path.parent / str(content["container"])).resolve()

@@ -1,8 +1,8 @@
-"""Names for the state of files (names, sizes and times of change, without reading them) and for their contents.
+"""Hashes of the state of files (names, sizes and modification times, without reading them) and of their contents.
 
-A volume of 10^12 voxels can be millions of chunk files. They are listed once, folder by folder, and looked at by
-several threads: on a network file system most of the time is waiting for its server. The names of the files are
-added up, so that no list of all of them is kept or sorted.
+A volume of 10^12 voxels can have millions of chunk files. They are listed once, folder by folder, and examined by
+several threads, because on a network file system most of the time is spent waiting. The hashes of the files are
+summed, so that no list of all files is kept or sorted.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Found = tuple[str, "os.DirEntry[str] | Path"]
 
 
 def file_stamp(roots: Sequence[Path]) -> str:
-    """64 hex digits that differ if a file was added, removed, renamed, resized or written since.
+    """64 hex digits that change if a file is added, removed, renamed, resized or written.
 
-    roots: files, and folders of which every file counts, by its name relative to the folder; links are followed.
-    Raises OSError for a file that cannot be looked at.
+    roots: files, and folders with all their files, by name relative to the folder; links are followed.
+    Raises OSError for a file that cannot be examined.
     """
     return _added_up(roots, _state)
 
 
 def content_hash(roots: Sequence[Path]) -> str:
-    """64 hex digits that differ if a file was added, removed, renamed, or has other bytes. Reads all files."""
+    """64 hex digits that change if a file is added, removed, renamed, or has other bytes. Reads all files."""
     return _added_up(roots, lambda file: hash_of_file(Path(file)))
 
 
@@ -55,7 +55,7 @@ def _added_up(roots: Sequence[Path], describe: Callable[[os.DirEntry[str] | Path
 
 
 def _files(roots: Sequence[Path]) -> Iterator[Found]:
-    """Each file with its name below its root."""
+    """Each file with its name relative to its root."""
     for root in roots:
         if not root.is_dir():
             yield root.name, root

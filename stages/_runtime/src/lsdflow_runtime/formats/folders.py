@@ -1,4 +1,4 @@
-"""Finding an array in a container that is a folder tree, and saying what is there when it is not."""
+"""Finds an array in a container that is a folder tree, and lists the existing arrays if it is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder_of(container: Path, dataset: str) -> Path:
     """The folder of a dataset below its container.
 
     Raises:
-        ConfigError: the dataset climbs out of the container.
+        ConfigError: the dataset is outside the container.
     """
     parts = [part for part in dataset.strip("/").split("/") if part not in ("", ".")]
     if ".." in parts:
@@ -49,7 +49,7 @@ def first_folders(container: Path, most: int) -> list[Path]:
 
 
 def no_such_dataset(container: Path, dataset: str, existing: Iterable[str]) -> MissingInput:
-    """The error for a dataset that is not there, with those that are."""
+    """The error for a missing dataset, with the list of existing ones."""
     known = list(existing)
     near = difflib.get_close_matches(dataset, known, n=1, cutoff=0.5)
     return MissingInput(
@@ -62,7 +62,7 @@ def no_such_dataset(container: Path, dataset: str, existing: Iterable[str]) -> M
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; {} if there is no such file."""
+    """The object in a JSON file; {} if the file does not exist."""
     if not path.is_file():
         return {}
     value = read_json(path)

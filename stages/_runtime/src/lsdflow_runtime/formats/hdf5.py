@@ -19,7 +19,7 @@ DEFAULT_AXES = "tczyx"
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether a file has the HDF5 signature."""
+    """True if a file has the HDF5 signature."""
     return path.is_file() and bool(h5py.is_hdf5(path))
 
 
@@ -43,7 +43,7 @@ def open_hdf5(path: Path, dataset: str) -> SourceVolume:
     where = f"{path}:{dataset}"
     with reading(where):
         file = h5py.File(path, "r")
-    with reading(where):  # a link that leads to itself
+    with reading(where):  # a link may point to itself
         node = file.get(dataset) if dataset.strip("/") else None
     if isinstance(node, h5py.Group) and isinstance(node.get("s0"), h5py.Dataset):
         node = node["s0"]
@@ -96,7 +96,7 @@ def _plain(value: object) -> object:
 
 
 def _grid(node: h5py.Dataset) -> ChunkGrid | None:
-    """Chunks of the dataset; None for contiguous storage, which has none to miss."""
+    """Chunks of the dataset; None for contiguous storage, which has no chunks."""
     chunks = node.chunks
     if chunks is None:
         return None

@@ -1,4 +1,4 @@
-"""N5 datasets, read by tensorstore. All of N5 is x,y,z: dimensions, resolution and offset alike."""
+"""N5 datasets, read by tensorstore. All values of N5 are in order x,y,z: dimensions, resolution and offset."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def attributes_at(folder: Path) -> dict[str, Any]:
 
 
 def is_array(folder: Path) -> bool:
-    """Whether a folder is an N5 dataset."""
+    """True if a folder is an N5 dataset."""
     return "dimensions" in attributes_at(folder) and "blockSize" in attributes_at(folder)
 
 
 def is_image(folder: Path) -> bool:
-    """Whether a folder is an N5 dataset or a scale pyramid with s0."""
+    """True if a folder is an N5 dataset or a scale pyramid with s0."""
     return is_array(folder) or is_array(folder / "s0")
 
 
 def is_n5(folder: Path) -> bool:
-    """Whether a folder is an N5 root or dataset."""
+    """True if a folder is an N5 root or dataset."""
     return is_image(folder) or "n5" in attributes_at(folder)
 
 
 def open_n5(container: Path, dataset: str) -> SourceVolume:
-    """Open an N5 dataset; of a group with s0 its s0.
+    """Open an N5 dataset, or s0 of a group with s0.
 
     Raises:
         MissingInput: no such dataset; those that exist are listed.
@@ -74,4 +74,4 @@ def _grid(block_size: list[int], root: str) -> ChunkGrid:
     def file(index: tuple[int, ...]) -> str:
         return "/".join((root, *map(str, index)))
 
-    return ChunkGrid(tuple(block_size), lambda index: os.path.exists(file(index)), file)  # noqa: PTH110 (asked a million times)
+    return ChunkGrid(tuple(block_size), lambda index: os.path.exists(file(index)), file)  # noqa: PTH110 (for speed)

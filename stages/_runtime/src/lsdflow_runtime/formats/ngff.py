@@ -1,11 +1,11 @@
 """OME-NGFF 0.4 (zarr 2) and 0.5 (zarr 3) image metadata: axes, scale levels, physical scale and translation.
 
-A level's place in the world is its own transformations followed by those of the whole pyramid; each is one `scale`
+The position of a level is given by its own transformations followed by those of the whole pyramid. Each is one `scale`
 and then at most one `translation`, both in the units of the axes.
 
-Translation speaks of voxel centres: a level that averages f voxels is shifted by (f - 1) / 2 voxels of level 0, and a
-level that keeps one in f is not. Both have the same corner as level 0, so that shift is taken out; any other
-translation is used as written.
+A translation is that of voxel centres: a level that averages f voxels is shifted by (f - 1) / 2 voxels of level 0, and
+a level that keeps every f-th voxel is not shifted. Both have the same corner as level 0, so that shift is removed; any
+other translation is used as written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Level(NamedTuple):
 
 
 def multiscales_of(attributes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The multiscales of a group, 0.5 (`ome`) before 0.4; empty if it is no OME image."""
+    """The multiscales of a group, 0.5 (`ome`) before 0.4; empty if it is not an OME image."""
     ome = attributes.get("ome")
     block = ome.get("multiscales") if isinstance(ome, Mapping) else attributes.get("multiscales")
     return [item for item in block if isinstance(item, Mapping)] if isinstance(block, list) else []
@@ -39,7 +39,7 @@ def levels_of(attributes: Mapping[str, Any], where: str) -> list[Level]:
     """Scale levels of the first image of a group, finest first.
 
     Raises:
-        BadData: axes that break the standard, a scale that is absent or given twice.
+        BadData: axes that violate the standard, a scale that is missing or given twice.
     """
     image = multiscales_of(attributes)[0]
     axes, factors = _axes_of(image, where)
@@ -68,14 +68,14 @@ def level_named(levels: Sequence[Level], path: str, where: str) -> Level:
 
 
 def claim_of(level: Level, where: str) -> list[GeometryClaim]:
-    """The claim of a level; none where its axes have no unit of length."""
+    """The claim of a level; none if its axes have no unit of length."""
     if level.voxel_size_nm is None:
         return []
     return [GeometryClaim(f"OME multiscales of {where}, level {level.path!r}", level.voxel_size_nm, level.offset_nm)]
 
 
 def _axes_of(image: Mapping[str, Any], where: str) -> tuple[str, list[float] | None]:
-    """Axis letters in stored order, and nm per unit for z, y, x (None where no spatial axis has a unit)."""
+    """Axis letters in stored order, and nm per unit for z, y, x (None if no spatial axis has a unit)."""
     axes = image.get("axes", [])
     names = [str(axis.get("name") if isinstance(axis, Mapping) else axis).lower() for axis in axes]
     kinds = [str(axis.get("type", "")) if isinstance(axis, Mapping) else "" for axis in axes]
@@ -117,7 +117,7 @@ def _scale_and_shift(steps: Sequence[Mapping[str, Any]], axes: str, where: str, 
 
 
 def _corner(shift: Nm3, size: Nm3, finer: Sequence[Level]) -> Nm3:
-    """The corner of a level: that of level 0 when only the centre shift of averaging is between them."""
+    """The corner of a level: that of level 0 if they differ only by the centre shift of averaging."""
     if not finer or finer[0].voxel_size_nm is None or finer[0].offset_nm is None:
         return shift
     first, base = finer[0].offset_nm, finer[0].voxel_size_nm

@@ -20,7 +20,7 @@ LOSSY = ("jpeg",)
 
 
 def is_precomputed(folder: Path) -> bool:
-    """Whether a folder holds the `info` file of a precomputed volume."""
+    """True if a folder holds the `info` file of a precomputed volume."""
     info = folder / "info"
     if not info.is_file():
         return False

@@ -1,13 +1,13 @@
-"""Writing the volumes that `prepare` makes: zarr format 2 (gunpowder reads it), zstd with checksums, chunks of 64^3.
+"""Writes the volumes of `prepare`: zarr format 2 (for gunpowder), zstd with checksums, chunks of 64^3.
 
-Arrays that belong together (labels and mask) are written brick by brick, a brick being whole chunks:
+Arrays that belong together (labels and mask) are written brick by brick; a brick consists of whole chunks:
 
-1. into hidden folders `.neuron_ids.partial` beside their final names;
-2. each brick is read back, compared, and noted with its checksum in a journal (fsync);
-3. when all bricks are noted, the folders take their final names in one rename each.
+1. bricks are written to hidden folders `.neuron_ids.partial` next to the final ones;
+2. each brick is read back, compared, and recorded with its checksum in a journal (fsync);
+3. when all bricks are recorded, each folder is renamed to its final name.
 
-So an array under its final name is whole. An interrupted run continues after the last brick in the journal; checksums
-there show which of those bricks really reached the disk.
+So an array with its final name is complete. An interrupted run resumes after the last brick in the journal; checksums
+show which of the recorded bricks really reached the disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Values = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Note:
-    """One brick in the journal: checksum of each array, and what the writer wants to remember of it."""
+    """One brick in the journal: checksum of each array, and facts that the writer recorded."""
 
     checksums: dict[str, str]
     facts: dict[str, Any]
@@ -50,7 +50,7 @@ class Note:
 
 @dataclass
 class PreparedArrays:
-    """Arrays of one container that are written together; `provenance` holds the key of the work and its parameters."""
+    """Arrays of one container that are written together; `provenance` holds their key and parameters."""
 
     container: Path
     job: str
@@ -61,15 +61,15 @@ class PreparedArrays:
 
     @property
     def key(self) -> str:
-        """Names the work: parameters and inputs."""
+        """Identifies parameters and inputs."""
         return str(self.provenance["key"])
 
     def is_done(self) -> bool:
-        """All arrays have their final names, made with the same key."""
+        """True if all arrays have their final names and the same key."""
         return all(_key_of(self._final(spec)) == self.key for spec in self.specs)
 
     def found(self) -> dict[str, Any]:
-        """What finished or begun arrays on this very grid say of their making; empty where there are none."""
+        """The provenance of existing (perhaps unfinished) arrays on the same grid; empty if there are none."""
         for spec in self.specs:
             for folder in (self._final(spec), self._partial(spec)):
                 if self._is_on_grid(folder):
@@ -85,13 +85,13 @@ class PreparedArrays:
             return False
 
     def refuse_others(self) -> None:
-        """OutputConflict (73) for arrays of another program under our names."""
+        """Raise OutputConflict (73) for arrays of another program with these names."""
         for folder in map(self._final, self.specs):
             if folder.exists() and _key_of(folder) != self.key:
                 raise OutputConflict("the output exists and is not ours", where=folder, fix="move it away")
 
     def start(self) -> dict[int, Note]:
-        """Make the arrays, or take up those of an interrupted run; returns the bricks noted so far."""
+        """Create the arrays, or open those of an interrupted run; returns the bricks recorded so far."""
         with storage_errors(self.container):
             for folder in (self.container, *(p for s in self.specs for p in self._groups(s))):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class PreparedArrays:
         return notes
 
     def write(self, number: int, box: Box, values: Values, facts: Mapping[str, Any]) -> None:
-        """Write a brick (whole chunks, index 0 = first voxel of the arrays), read it back, note it."""
+        """Write a brick (whole chunks, index 0 = first voxel of the arrays), read it back, and record it."""
         with storage_errors(self.container):
             for dataset, block in values.items():
                 self._open[dataset][box.slices()] = block
@@ -116,21 +116,21 @@ class PreparedArrays:
             self._append({"brick": number, "key": self.key, "checksums": checksums, "facts": dict(facts)})
 
     def noted_brick(self, box: Box, note: Note) -> dict[str, NDArray[Any]] | None:
-        """The values of a noted brick; None if they did not reach the disk whole."""
+        """The values of a recorded brick; None if it is not complete on disk."""
         values = {}
         for dataset, checksum in note.checksums.items():
             try:
                 values[dataset] = np.asarray(self._open[dataset][box.slices()])
             except (RuntimeError, ValueError, OSError):
                 return None
-            # A chunk of zeros that is lost reads as zeros; later stages refuse it.
+            # A missing chunk of zeros would be read as zeros here, but later stages refuse it.
             whole = _has_all_chunks(self._where_of(dataset), self._open[dataset], box)
             if not whole or hash_of_array(values[dataset]) != checksum:
                 return None
         return values
 
     def damaged(self, bricks: Sequence[Box]) -> list[int]:
-        """Numbers of the bricks of finished arrays that are not as they were noted when they were written."""
+        """Numbers of the bricks of finished arrays that differ from their record in the journal."""
         if not all(self._is_readable(spec) for spec in self.specs):
             return list(range(len(bricks)))
         for spec in self.specs:
@@ -143,7 +143,7 @@ class PreparedArrays:
         ]
 
     def restore_metadata(self) -> None:
-        """Write the metadata of finished arrays again where they are lost or damaged; chunks stay as they are."""
+        """Write missing or damaged metadata of finished arrays again; chunks are not changed."""
         with storage_errors(self.container):
             for folder in (p for s in self.specs for p in self._groups(s)):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class PreparedArrays:
             self._journal.parent.mkdir(exist_ok=True)
 
     def noted(self, number: int) -> Note | None:
-        """What was noted of a brick when it was written; None if the journal has lost it."""
+        """The record of a brick; None if the journal has lost it."""
         return self.notes().get(number)
 
     def finish(self) -> None:
@@ -174,7 +174,7 @@ class PreparedArrays:
                 fsync_folder(final.parent)
 
     def identity(self) -> str:
-        """Hash of the checksums of all bricks: names the content."""
+        """Hash of the checksums of all bricks, which identifies the content."""
         return hash_of({str(number): note.checksums for number, note in sorted(self.notes().items())})
 
     def _final(self, spec: ArraySpec) -> Path:
@@ -204,7 +204,7 @@ class PreparedArrays:
             self._create(spec)
 
     def _create(self, spec: ArraySpec) -> None:
-        """An empty array under its hidden name."""
+        """Create an empty array with its hidden name."""
         shutil.rmtree(self._partial(spec), ignore_errors=True)
         zarr.create_array(
             store=self._partial(spec),
@@ -219,7 +219,7 @@ class PreparedArrays:
         seal_array(self._partial(spec))
 
     def _is_readable(self, spec: ArraySpec) -> bool:
-        """The finished array opens with the key, shape, chunks and type it was made with."""
+        """True if the finished array can be opened and has the expected key, shape, chunks and dtype."""
         try:
             require_sealed_array(self._final(spec))
             array = _open(self._final(spec))
@@ -241,7 +241,7 @@ class PreparedArrays:
             os.fsync(file.fileno())
 
     def notes(self) -> dict[int, Note]:
-        """Bricks noted for this key; a line cut off by a crash, or damaged, is left out."""
+        """Bricks recorded for this key; a damaged line, or one cut off by a crash, is left out."""
         notes = {}
         lines = self._journal.read_bytes().splitlines() if self._journal.exists() else []
         for text in lines:
@@ -255,7 +255,7 @@ class PreparedArrays:
 
 
 def _open(folder: Path) -> zarr.Array[Any]:
-    # Not an argument of open_array: zarr 3.1 leaves it unread for format 2, and chunks of zeros would not be written.
+    # Not an argument of open_array: zarr 3.1 ignores it for format 2 and would not write chunks of zeros.
     return zarr.open_array(store=folder, mode="r+").with_config({"write_empty_chunks": True})
 
 

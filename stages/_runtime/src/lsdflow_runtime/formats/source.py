@@ -1,4 +1,4 @@
-"""A volume of any format: shape, dtype, the position that its metadata give, and reading one box at a time."""
+"""A volume of any format: shape, dtype, the position from its metadata, and reading one box at a time."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from lsdflow_runtime.transient_errors import is_of_storage
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """The chunks of a stored array: whether one was ever written, and the file that contains it (stored axis order)."""
+    """The chunks of a stored array: whether a chunk exists, and the file that contains it (stored axis order)."""
 
     chunk_shape: tuple[int, ...]
     exists: Callable[[tuple[int, ...]], bool]
     file: Callable[[tuple[int, ...]], str] | None = None
 
     def touched_by(self, slices: tuple[slice, ...]) -> Iterator[tuple[int, ...]]:
-        """Chunk indices that hold any element of `slices`."""
+        """Indices of the chunks that contain elements of `slices`."""
         spans = (
             range(piece.start // size, -(-piece.stop // size))
             for piece, size in zip(slices, self.chunk_shape, strict=True)
@@ -57,10 +57,10 @@ class SourceVolume:
         stored_shape: stored shape, same order.
         dtype: element type as stored.
         fetch: stored slices -> array in stored order.
-        files: the files, or folders of files, that hold the voxels and say how to read them.
-        claims: what each piece of metadata says of voxel size and offset.
-        grid: the chunks, where missing ones can be distinguished from zeros; else None.
-        roi_nm: (offset, shape) z,y,x of a region that the container itself names (JSON ROI container).
+        files: the files, or folders of files, with the voxels and their metadata.
+        claims: voxel size and offset from each entry of the metadata.
+        grid: the chunks, if missing ones can be distinguished from zeros; else None.
+        roi_nm: (offset, shape) z,y,x of a region that the container defines (JSON ROI container).
     """
 
     where: str
@@ -92,7 +92,7 @@ class SourceVolume:
 
     @property
     def channels(self) -> int | None:
-        """Channels, None for one or none."""
+        """Number of channels; None for one or none."""
         return channels_of(self.stored_shape, self.axes)
 
     @property
@@ -102,7 +102,7 @@ class SourceVolume:
 
     @property
     def chunk_shape_vox(self) -> Vox3 | None:
-        """Stored chunk along z, y, x, where known."""
+        """Shape z, y, x of a stored chunk; None if unknown."""
         return None if self.grid is None else shape_zyx(self.grid.chunk_shape, self.axes)
 
     def geometry(
@@ -115,10 +115,10 @@ class SourceVolume:
         )
 
     def read(self, box: Box) -> NDArray[np.generic]:
-        """The voxels of `box` as ([c,] z, y, x), stored type, C-contiguous.
+        """The voxels of `box` as ([c,] z, y, x), stored dtype, C-contiguous.
 
         Raises:
-            BadData: the box leaves the volume, or a chunk in it cannot be decoded.
+            BadData: the box is not inside the volume, or a chunk in it cannot be decoded.
         """
         if not self.box.contains(box):
             raise BadData("read outside the volume", where=self.where, wanted=f"within {self.box}", found=str(box))
@@ -132,7 +132,7 @@ class SourceVolume:
         return to_zyx(piece, self.axes)
 
     def _damaged_file(self, slices: tuple[slice, ...]) -> str | None:
-        """The file of the first chunk in `slices` that cannot be read alone; None where chunks are no files."""
+        """The file of the first chunk in `slices` that cannot be read; None if chunks are not files."""
         if self.grid is None or self.grid.file is None:
             return None
         for index in self.grid.touched_by(slices):
@@ -146,9 +146,9 @@ class SourceVolume:
         return None
 
     def state(self) -> dict[str, str]:
-        """Two hashes by which a change is noticed; no voxel is read.
+        """Two hashes that detect a change; no voxel is read.
 
-        form: format, shape, type, voxel size, offset and region. files: names, sizes and times of change of the files.
+        form: format, shape, dtype, voxel size, offset, region. files: names, sizes and modification times of the files.
         Raises MissingInput, PermissionDenied or StorageFailure for a file that cannot be examined.
         """
         claims = [[claim.voxel_size_nm, claim.offset_nm] for claim in self.claims]
@@ -158,14 +158,14 @@ class SourceVolume:
         return {"form": hash_of({"stored": stored, "claims": claims, "roi": self.roi_nm}), "files": files}
 
     def missing_chunks(self, box: Box) -> list[tuple[int, ...]] | None:
-        """Indices (stored order) of chunks in `box` that were never written; None where the format does not show it."""
+        """Indices (stored order) of chunks in `box` that were never written; None if the format does not show it."""
         if self.grid is None:
             return None
         slices = stored_slices(box, self.stored_shape, self.axes)
         return [index for index in self.grid.touched_by(slices) if not self.grid.exists(index)]
 
     def close(self) -> None:
-        """Let go of file handles."""
+        """Close the files."""
         self.closer()
 
     def __enter__(self) -> Self:
@@ -179,7 +179,7 @@ class SourceVolume:
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn what the libraries raise on unreadable data into our errors, naming the place."""
+    """Convert errors of the libraries for unreadable data to StageErrors that name `where`."""
     try:
         yield
     except StageError:
@@ -190,7 +190,7 @@ def reading(where: str) -> Iterator[None]:
         ) from error
     except FileNotFoundError as error:
         raise MissingInput("a file of the volume is missing", where=where, found=str(error)) from error
-    except Exception as error:  # every codec library has errors of its own
+    except Exception as error:  # every codec library has its own errors
         text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if "PERMISSION_DENIED" in text:
             raise PermissionDenied("no permission to read", where=where, found=text) from error

@@ -1,11 +1,11 @@
 """TIFF: a folder of single-page slices (sorted by the numbers in their names), a multi-page file, BigTIFF.
 
-A folder with a gap in the numbers of its files is refused: a slice is missing, and those behind it would move up.
+A folder with a gap in the numbers of its files is refused, because a missing slice would shift all later ones.
 
-A voxel size is used only when the file gives one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
-(spacing + unit + pixels per unit). Plain dots-per-inch say nothing of a volume and are ignored.
+A voxel size is used only if the file has one for z as well: OME-XML (PhysicalSizeZ/Y/X with units) or ImageJ
+(spacing + unit + pixels per unit). The TIFF resolution tag (dots per inch) is ignored.
 
-Slices are decoded one at a time, and only the strips or tiles that the wanted box touches.
+Slices are decoded one at a time, and only the strips or tiles that overlap the box.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Slices = tuple[slice, ...]
 
 
 def is_tiff(path: Path) -> bool:
-    """Whether a file has a TIFF or BigTIFF signature."""
+    """True if a file has a TIFF or BigTIFF signature."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -43,7 +43,7 @@ def is_tiff(path: Path) -> bool:
 
 
 def is_tiff_folder(folder: Path) -> bool:
-    """Whether a folder holds TIFF slices."""
+    """True if a folder holds TIFF slices."""
     return folder.is_dir() and any(entry.suffix.lower() in SUFFIXES for entry in folder.iterdir())
 
 
@@ -52,7 +52,7 @@ def open_tiff(path: Path, dataset: str = "") -> SourceVolume:
 
     Raises:
         ConfigError: a dataset was named.
-        BadData: colour images, slices of different shape or type, a file that is no TIFF.
+        BadData: colour images, slices of different shape or dtype, a file that is not a TIFF.
     """
     if dataset.strip("/"):
         raise ConfigError("a TIFF has no datasets", where=path, found=repr(dataset), fix="leave the dataset name out")
@@ -106,8 +106,8 @@ def _open_folder(folder: Path) -> SourceVolume:
 def _refuse_missing_slices(files: list[Path], folder: Path) -> None:
     """BadData (65) naming the first slices that are missing in the numbering of the names.
 
-    The number of a slice is the one number by which the names differ; names that differ otherwise are not checked.
-    Equal steps of any size are a whole stack.
+    The number of a slice is the only number in which the names differ; names that differ otherwise are not checked.
+    A constant step of any size counts as complete.
     """
     numbers = _slice_numbers([file.name for file in files])
     steps = {after - before for before, after in pairwise(numbers)}
@@ -128,7 +128,7 @@ def _refuse_missing_slices(files: list[Path], folder: Path) -> None:
 
 
 def _slice_numbers(names: list[str]) -> list[int]:
-    """The one number by which sorted names differ; nothing if they differ otherwise."""
+    """The only number in which sorted names differ; empty if they differ otherwise."""
     parts = [[text.lstrip("0") if text.isdigit() else text for text in re.split(r"(\d+)", name)] for name in names]
     if len({len(of_name) for of_name in parts}) > 1:
         return []
@@ -179,8 +179,10 @@ def _slice_reader(
 
 
 def _axes(named: str, where: str) -> str:
-    """tifffile's axis letters as ours. Pages that no metadata explains (Q, I), or a stack that was saved as a film
-    (T without Z, the usual slip of ImageJ), are z."""
+    """Our axis letters for those of tifffile.
+
+    Pages without metadata (Q, I), and a stack saved as a time series (T without Z, a common mistake in ImageJ), are z.
+    """
     letters = named.lower()
     if "s" in letters:
         raise BadData("the TIFF is a colour image", where=where, wanted="grey values", found=f"axes {named}")
@@ -200,7 +202,7 @@ def _claims(tiff: tifffile.TiffFile, where: str) -> list[GeometryClaim]:
 
 
 def _ome_claim(xml: str, where: str) -> list[GeometryClaim]:
-    """PhysicalSizeZ/Y/X of the first Pixels element; the unit of OME is um where none is given."""
+    """PhysicalSizeZ/Y/X of the first Pixels element; without a unit, OME means um."""
     with reading(f"{where} OME-XML"):
         root = ElementTree.fromstring(xml)  # noqa: S314 (expat refuses entity bombs since 2.4.1)
     pixels = next((item for item in root.iter() if item.tag.rsplit("}", 1)[-1] == "Pixels"), None)
@@ -234,5 +236,5 @@ def _imagej_claim(tiff: tifffile.TiffFile, where: str) -> list[GeometryClaim]:
 
 
 def _six_digits(sizes: list[float], where: str) -> Nm3:
-    """Rationals of TIFF carry about six digits: 7.9999998 nm was meant to be 8."""
+    """The sizes rounded to six digits, because TIFF rationals are not exact: 7.9999998 nm means 8."""
     return to_nm3([float(f"{size:.6g}") for size in sizes], where, "voxel size")

@@ -1,10 +1,10 @@
 """zarr 2 and 3 arrays, OME-NGFF images and scale pyramids in them.
 
-A dataset may be an array, an OME image (group with multiscales: the finest level is taken), or a scale pyramid (group
-with s0, s1, ...: s0 is taken). A coarser level is chosen by naming it: "volumes/raw/s1", "image/2".
+A dataset may be an array, an OME image (group with multiscales; the finest level is used), or a scale pyramid (group
+with s0, s1, ...; s0 is used). A coarser level is chosen by its name: "volumes/raw/s1", "image/2".
 
-A few damaged or crafted bytes can unpack to more than the memory holds. So the size that a compressed chunk unpacks to
-is known before it is unpacked: from its header, else by unpacking it piece by piece until it is too much.
+A few damaged or crafted bytes can unpack to more than the memory holds. So the unpacked size of a chunk is determined
+before it is used: from its header, or else by unpacking it in steps until the limit is exceeded.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ MARKERS = (".zarray", ".zgroup", "zarr.json")
 METADATA = (*MARKERS, ".zattrs", ".zmetadata")
 DEFAULT_AXES = "tczyx"
 PIECE_BYTES = 2**20
-# A filter may make eight bytes of one, and checksums and headers add some.
+# A filter may turn one byte into eight, and checksums and headers add some bytes.
 MOST_BYTES_OF_ONE, MOST_BYTES_ADDED = 8, 2**16
 
 
 def is_zarr(folder: Path) -> bool:
-    """Whether a folder is a zarr array or group."""
+    """True if a folder is a zarr array or group."""
     return any((folder / name).is_file() for name in MARKERS)
 
 
 def is_array(folder: Path) -> bool:
-    """Whether a folder is a zarr array of either format."""
+    """True if a folder is a zarr array of either format."""
     return (folder / ".zarray").is_file() or json_object(folder / "zarr.json").get("node_type") == "array"
 
 
 def is_image(folder: Path) -> bool:
-    """Whether a folder can be opened as a volume: an array, an OME image, a scale pyramid."""
+    """True if a folder can be opened as a volume: an array, an OME image, a scale pyramid."""
     return is_array(folder) or bool(ngff.multiscales_of(attributes_at(folder))) or is_array(folder / "s0")
 
 
@@ -70,7 +70,7 @@ def open_zarr(container: Path, dataset: str) -> SourceVolume:
 
     Raises:
         MissingInput: no such dataset; the arrays that exist are listed.
-        BadData: metadata that contradicts itself, axes that are not z, y, x.
+        BadData: contradictory metadata, axes that are not z, y, x.
     """
     folder = folder_of(container, dataset)
     if is_array(folder):
@@ -84,7 +84,7 @@ def open_zarr(container: Path, dataset: str) -> SourceVolume:
 
 
 def _inherited_level(folder: Path) -> ngff.Level | None:
-    """What the OME group above an array says of it."""
+    """The level of an array in the OME group above it."""
     for depth, group in enumerate(list(folder.parents)[:2], start=1):
         if is_zarr(group) and ngff.multiscales_of(attributes_at(group)):
             path = "/".join(folder.parts[-depth:])
@@ -117,7 +117,7 @@ def _open_array(folder: Path, level: ngff.Level | None) -> SourceVolume:
 
 
 class _BoundedStore(LocalStore):
-    """A folder whose compressed chunks are refused if they unpack to far more than a chunk holds."""
+    """A store that refuses compressed chunks that unpack to far more than a chunk can hold."""
 
     def __init__(self, array: zarr.Array[Any], folder: Path, codec: str) -> None:
         super().__init__(folder, read_only=True)
@@ -126,12 +126,12 @@ class _BoundedStore(LocalStore):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """The stored bytes of a key. Raises ValueError for a chunk that unpacks to too much."""
+        """The stored bytes of a key. Raises ValueError for a chunk that unpacks to too many bytes."""
         value = await super().get(key, prototype, byte_range)
         if value is None or key.rpartition("/")[2] in METADATA:
             return value
         most = MOST_BYTES_OF_ONE * self._chunk_bytes + MOST_BYTES_ADDED
-        # Of a shard the bytes may be several chunks: of them only the header of the first can be read here.
+        # The bytes of a shard may be several chunks, of which only the first header can be read here.
         content = value.to_bytes()
         size = content_size(content) if self._in_shards else unpacked_size(self._codec, content, most)
         if size is not None and size > most:
@@ -141,9 +141,9 @@ class _BoundedStore(LocalStore):
 
 
 def unpacked_size(codec: str, content: bytes, most: int) -> int | None:
-    """Bytes that a chunk of `codec` unpacks to; where that is more than `most`, perhaps only the bytes up to there.
+    """Unpacked bytes of a chunk of `codec`; counting may stop once there are more than `most`.
 
-    None where it cannot be known: the codec itself then reports what is wrong with the chunk.
+    None if unknown; the codec itself then reports the problem of the chunk.
     """
     if codec == "zstd" and (size := content_size(content)) is not None:
         return size
@@ -171,9 +171,9 @@ def _zlib_pieces(content: bytes) -> Iterator[bytes]:
         content = unpacker.unconsumed_tail
 
 
-# Where the header of a chunk contains the size that it unpacks to.
+# Bytes of the header that contain the unpacked size.
 HEADERS = {"blosc": (4, 8), "lz4": (0, 4)}
-# What a chunk without such a header unpacks to, piece by piece.
+# Functions that unpack a chunk without such a header in steps.
 PIECES: dict[str, Callable[[bytes], Iterator[bytes]]] = {
     "zstd": lambda content: _pieces_of(pa.CompressedInputStream(pa.BufferReader(content), "zstd")),
     "gzip": lambda content: _pieces_of(gzip.GzipFile(fileobj=io.BytesIO(content))),
@@ -184,7 +184,7 @@ PIECES: dict[str, Callable[[bytes], Iterator[bytes]]] = {
 
 
 def _codec_of(array: zarr.Array[Any]) -> str | None:
-    """The codec by which the size of a chunk can be known before it is unpacked; in shards only zstd."""
+    """The codec from which the unpacked size of a chunk can be determined; in shards only zstd."""
     names = [type(codec).__name__.lower().removesuffix("codec") for codec in array.compressors]
     known = [name for name in names if name in HEADERS or name in PIECES]
     return None if not known or (array.shards and known[-1] != "zstd") else known[-1]
@@ -212,7 +212,7 @@ def _claims(folder: Path, attributes: Mapping[str, Any], axes: str, level: ngff.
 
 
 def _grid(array: zarr.Array[Any], folder: Path) -> ChunkGrid:
-    """Chunk files (shard files where sharded)."""
+    """Chunk files, or shard files of a sharded array."""
     shape = tuple(array.shards or array.chunks)
     root = str(folder)
     encode = array.metadata.encode_chunk_key
@@ -220,4 +220,4 @@ def _grid(array: zarr.Array[Any], folder: Path) -> ChunkGrid:
     def file(index: tuple[int, ...]) -> str:
         return f"{root}/{encode(index)}"
 
-    return ChunkGrid(shape, lambda index: os.path.exists(file(index)), file)  # noqa: PTH110 (asked a million times)
+    return ChunkGrid(shape, lambda index: os.path.exists(file(index)), file)  # noqa: PTH110 (for speed)

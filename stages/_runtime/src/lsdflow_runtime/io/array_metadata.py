@@ -1,4 +1,4 @@
-"""Metadata of the arrays that lsdflow writes: made whole and sealed in one step, written again where they are damaged.
+"""Metadata of the arrays of lsdflow: written atomically with a seal, and written again if they are damaged.
 
 Every folder above an array is a zarr group, so that a container can be opened from its root by any zarr library.
 """
@@ -27,9 +27,9 @@ _ARRAY_FILES: dict[ZarrFormat, tuple[str, ...]] = {2: (".zarray", ".zattrs"), 3:
 
 
 def write_groups(container: Path, dataset: str, zarr_format: ZarrFormat) -> None:
-    """Make zarr groups of the container and of the folders between it and a dataset, where they are none yet.
+    """Make zarr groups of the container and of the folders between it and a dataset, if they are not groups yet.
 
-    Groups of the other format are no longer ones: a folder that is both would be read in one format only.
+    Metadata of groups of the other format are removed, because a folder with both is read in one format only.
     """
     with storage_errors(container):
         for folder in reversed([container / parent for parent in Path(dataset).parents]):
@@ -41,9 +41,9 @@ def write_groups(container: Path, dataset: str, zarr_format: ZarrFormat) -> None
 
 
 def make_array(folder: Path, create: Callable[[Path], object]) -> None:
-    """Let `create` make an array in a hidden folder, seal its metadata, and rename it to `folder` in one step.
+    """Call `create` for an array in a hidden folder, seal its metadata, and rename it to `folder`.
 
-    Hidden folders of processes that were killed here are removed; the lock of the stage keeps other processes away.
+    Hidden folders of killed processes are removed, which is safe because the stage lock excludes other processes.
     """
     with storage_errors(folder):
         for leftover in folder.parent.glob(f".{folder.name}.*{TEMPORARY_SUFFIX}"):
@@ -54,7 +54,7 @@ def make_array(folder: Path, create: Callable[[Path], object]) -> None:
 
 
 def write_metadata_again(folder: Path, zarr_format: ZarrFormat, create: Callable[[Path], object]) -> None:
-    """Write the metadata of an array anew, as `create` makes them; its chunks stay as they are."""
+    """Write the metadata of an array again, as `create` makes them; its chunks are not changed."""
     with storage_errors(folder), _hidden(folder, create) as made:
         for name in _ARRAY_FILES[zarr_format]:
             (made / name).replace(folder / name)

@@ -1,10 +1,10 @@
-"""The chunk files of the arrays that lsdflow makes: zstd with checksums, one file per shard or chunk.
+"""The chunk files of the arrays of lsdflow: zstd with checksums, one file per shard or chunk.
 
-zarr-python makes and opens the arrays; only voxels go this way, because its pipeline costs more than compression does.
-Chunks are compressed and decompressed on all cores, by threads of a call: none is left that a fork would break (as
-those of tensorstore do). A file is put in place in one step: a writer that is killed leaves the old one or the new
-one, and no locks. A shard is its chunks one after another, then for each of them where it begins and how long it is
-(64 bits each, all ones for a chunk beyond the end of the array), then the CRC32C of this index.
+zarr-python creates and opens the arrays. Only voxels are read and written here, because its pipeline costs more than
+the compression. Chunks are compressed and decompressed on all cores by threads that end with the call, so none
+remains that a fork would break (as with tensorstore). Files are replaced atomically: a killed writer leaves the old or
+the new file, and no locks. A shard consists of its chunks, then for each of them its offset and length (64 bits each,
+all ones for a chunk beyond the end of the array), then the CRC32C of this index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ChunkFiles:
 
     @classmethod
     def of(cls, folder: Path, array: zarr.Array[Any]) -> ChunkFiles | None:
-        """None for an array of another form than lsdflow makes."""
+        """The chunk files of an array; None if the array does not have the form that lsdflow writes."""
         level = _zstd_level_v2(array) if array.metadata.zarr_format == 2 else _zstd_level_v3(array)
         native = array.dtype.isnative and sys.byteorder == "little"
         return None if level is None or not native else cls(folder, array, level)
@@ -63,7 +63,7 @@ class ChunkFiles:
             _put(path, pieces)
 
     def read(self, box: tuple[slice, ...]) -> npt.NDArray[Any]:
-        """The voxels of `box`. Raises OSError, ValueError, RuntimeError for a chunk that is lost or damaged."""
+        """The voxels of `box`. Raises OSError, ValueError, RuntimeError for a missing or damaged chunk."""
         values = np.empty(tuple(s.stop - s.start for s in box), self.array.dtype)
         edges = self.array.shards or self.array.chunks
         stored = [chunk for part in _parts(box, edges) for chunk in self._stored(part, edges)]
@@ -80,7 +80,7 @@ class ChunkFiles:
         return values
 
     def _stored(self, part: tuple[slice, ...], edges: tuple[int, ...]) -> list[_Stored]:
-        """The chunks of one file that hold `part`."""
+        """The chunks of one file that contain `part`."""
         index = tuple(s.start // e for s, e in zip(part, edges, strict=True))
         file = self.folder / self.array.metadata.encode_chunk_key(index)
         if not self.array.shards:
@@ -108,7 +108,7 @@ class ChunkFiles:
         return decoded
 
     def _shard(self, values: npt.NDArray[Any]) -> list[bytes]:
-        """Its chunks, and the index."""
+        """The content of a shard: its chunks, and the index."""
         shards, chunks = cast(tuple[int, ...], self.array.shards), self.array.chunks
         parts = [values[part] for part in _parts((slice(0, n) for n in shards), chunks)]
         pieces = _on_all_cores(lambda part: self._chunk(part) if part.size else b"", parts)
@@ -129,7 +129,7 @@ class ChunkFiles:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The place of a chunk: its file, first byte, number of bytes, and the voxels of the array that it holds."""
+    """The location of a chunk: its file, first byte, number of bytes, and the voxels of the array in it."""
 
     file: Path
     begin: int
@@ -138,17 +138,17 @@ class _Stored:
 
 
 def make_durable(root: Path, files: Iterable[Path]) -> None:
-    """Let files below `root`, and their names, outlive a loss of power. Raises OSError."""
+    """Flush files below `root`, and their folders, to disk (fsync). Raises OSError."""
     folders: set[Path] = set()
     for file in files:
-        fsync_folder(file)  # as good for a file
+        fsync_folder(file)  # fsync is the same for a file
         folders.update(folder for folder in file.parents if folder.is_relative_to(root))
     for folder in sorted(folders, reverse=True):
         fsync_folder(folder)
 
 
 def _parts(box: Iterable[slice], edges: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """The boxes of a grid of `edges` that meet `box`, cut to it; row-major."""
+    """The boxes of a grid of `edges` that overlap `box`, cropped to it; row-major."""
     axes = [
         [slice(max(e * i, s.start), min(e * (i + 1), s.stop)) for i in range(s.start // e, -(-s.stop // e))]
         for s, e in zip(box, edges, strict=True)
@@ -164,7 +164,7 @@ def _on_all_cores(function: Callable[[T], R], of: list[T]) -> list[R]:
 
 
 def _shard_index(file: Path, grid: tuple[int, ...]) -> npt.NDArray[np.uint64]:
-    """Where each chunk of a shard begins and how long it is, (*grid, 2)."""
+    """Offset and length of each chunk of a shard, (*grid, 2)."""
     size = 16 * math.prod(grid)
     with file.open("rb", buffering=0) as shard:
         content = os.pread(shard.fileno(), size + 4, max(0, file.stat().st_size - size - 4))
@@ -187,9 +187,9 @@ def _put(path: Path, pieces: list[bytes]) -> None:
 
 
 def content_size(frame: bytes) -> int | None:
-    """Bytes that a zstd frame says it unpacks to (RFC 8878, section 3.1.1.1); None if it says nothing.
+    """Unpacked size in the header of a zstd frame (RFC 8878, section 3.1.1.1); None if the header has none.
 
-    Asked before anything is unpacked: a few damaged or crafted bytes could else fill the memory.
+    It is checked before unpacking, because a few damaged or crafted bytes could otherwise fill the memory.
     """
     if len(frame) < 5 or frame[:4] != ZSTD_MAGIC:
         return None
@@ -209,7 +209,7 @@ def _zstd_level_v2(array: zarr.Array[Any]) -> int | None:
 
 
 def _zstd_level_v3(array: zarr.Array[Any]) -> int | None:
-    """Level of the only compressor, if it is zstd with checksums, in a shard with its index at the end or in none."""
+    """Level of the compressor, if it is only zstd with checksums, unsharded or in a shard with its index at the end."""
     metadata: Any = array.metadata
     codecs: list[dict[str, Any]] = [codec.to_dict() for codec in metadata.codecs]
     if array.shards:
@@ -227,11 +227,11 @@ def _zstd_level_v3(array: zarr.Array[Any]) -> int | None:
 
 
 def zstd_level(dtype: np.dtype[Any]) -> int:
-    """Effort of compression, as measured: more of it makes noise of a byte no smaller, but ids six times and faster."""
+    """Compression level, as measured: a higher one does not shrink 8-bit noise, but ids six times, and faster."""
     return 1 if dtype.itemsize == 1 else 3
 
 
 def inner_chunk(length_vox: int) -> int:
-    """The divisor of the shard's edge that is nearest to INNER_CHUNK_VOX, as a ratio."""
+    """The divisor of the shard's edge whose ratio to INNER_CHUNK_VOX is nearest to 1."""
     divisors = (d for d in range(1, length_vox + 1) if length_vox % d == 0)
     return min(divisors, key=lambda d: abs(math.log(d / INNER_CHUNK_VOX)))

@@ -1,4 +1,4 @@
-"""The target of an experiment, as every stage sees it: the grid that voxels are counted on, and its truth."""
+"""The target of an experiment for all stages: the voxel grid, and the truth."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lsdflow_runtime.io.volumes import Volume, open_volume, outside_of
 
 @dataclass(frozen=True)
 class Truth:
-    """True labels on the target's grid. Voxels that a mask leaves out, and those of holes, count as not labelled.
+    """True labels on the target's grid. Voxels outside a mask, and those in holes, count as not labelled.
 
-    `holes`: boxes on the target's grid in which nothing can be compared, because blocks of a stage failed there.
+    `holes`: boxes on the target's grid without a comparison, because blocks of a stage failed there.
     """
 
     labels: Volume
@@ -27,7 +27,7 @@ class Truth:
     holes: tuple[Box, ...] = ()
 
     def read(self, box: Box) -> NDArray[np.uint64]:
-        """Labels of `box` (z, y, x), 0 in holes and where the mask says ignore."""
+        """Labels of `box` (z, y, x), 0 in holes and where the mask is ignore."""
         labels = self.labels.read(box).astype(np.uint64)
         if self.mask is not None:
             labels[self.mask.read(box) == MaskState.IGNORE] = 0
@@ -38,12 +38,12 @@ class Truth:
 
 
 def knows_target(experiment: Experiment) -> bool:
-    """True if the target is made, or described."""
+    """True if the target has been prepared or described."""
     return experiment.layout.target_volume.exists()
 
 
 def target_grid(experiment: Experiment) -> Geometry:
-    """The grid that every stage counts voxels on: that of the prepared raw volume."""
+    """The voxel grid of all stages: that of the prepared raw volume."""
     return open_volume(experiment.layout.target_volume, RAW.dataset).geometry
 
 

@@ -1,8 +1,8 @@
-"""Arrays of lsdflow on disk: opened against the contract, read and written by boxes of the target grid.
+"""Arrays of lsdflow on disk: checked against the contract, read and written by boxes of the target grid.
 
-Every chunk of them is written, also when it is all zeros: a missing chunk is lost data (BadData), never zeros. Values
-carry a checksum (zstd), so a flipped bit is an error as well. The exception are the holes that the manifest of the
-result lists (failed blocks that were accepted): they read as 0, and `known` leaves them out.
+Every chunk is written, even if it is all zeros, so a missing chunk is lost data (BadData), never zeros. Values have a
+checksum (zstd), so a flipped bit is also an error. The exception are holes that the manifest of the result lists
+(accepted failed blocks): they are read as 0, and `known` leaves them out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Outside = Literal["error", "zero", "mirror"]
 class Volume:
     """An open array; `box` is its position on the grid it was opened on (its own grid starts at 0).
 
-    `holes`: boxes on that grid, of whole chunks, that were not made because their blocks failed.
+    `holes`: boxes of whole chunks on that grid that were not written because their blocks failed.
     """
 
     array: zarr.Array[Any]
@@ -68,7 +68,7 @@ class Volume:
 
     @property
     def array_axes(self) -> tuple[str, ...]:
-        """The names of the array's own axes, as readers of zarr call those that have none."""
+        """The names of the array's own axes, or the names that zarr readers use for unnamed axes."""
         names = getattr(self.array.metadata, "dimension_names", None) or self.array.attrs.get("_ARRAY_DIMENSIONS")
         unnamed = "d" if self.array.metadata.zarr_format == 2 else "dim_"
         given: list[str | None] = list(cast(Any, names)) if names else [None] * self.array.ndim
@@ -80,9 +80,9 @@ class Volume:
         return cast(dict[str, Any], dict(self.array.attrs).get(PROVENANCE, {}))
 
     def read(self, box: Box, outside: Outside = "error") -> npt.NDArray[Any]:
-        """The values of `box`, ([c,] z, y, x), 0 in holes; voxels outside the array: refused, 0, or mirrored.
+        """The values of `box`, ([c,] z, y, x), 0 in holes; voxels outside the array: an error, 0, or mirrored.
 
-        Raises BadData for a missing or damaged chunk and for a box that leaves the array when outside="error".
+        Raises BadData for a missing or damaged chunk, and with outside="error" for a box that is not inside the array.
         """
         inside = box.intersect(self.box)
         if inside != box and outside == "error":
@@ -99,11 +99,11 @@ class Volume:
         return padded
 
     def holds(self, box: Box) -> bool:
-        """True if all files of `box` are there: not so where its blocks are still to be made, are lost, or failed."""
+        """True if all files of `box` exist; False if some of its blocks are not done, missing, or failed."""
         return all(file.exists() for file in self._chunk_files(box))
 
     def known(self, box: Box) -> npt.NDArray[np.bool_] | None:
-        """Which voxels of `box` (z, y, x) are in no hole; None if all are."""
+        """Which voxels of `box` (z, y, x) are not in a hole; None if there is no hole in it."""
         return outside_of(self.holes, box)
 
     def write(self, box: Box, values: npt.NDArray[Any]) -> None:
@@ -116,19 +116,19 @@ class Volume:
                 self._files.write(self._index(box), values)
 
     def make_durable(self, box: Box) -> None:
-        """Let what was written to `box` outlive a loss of power."""
+        """Flush the files of `box` to disk (fsync)."""
         with storage_errors(Path(self.where)):
             make_durable(Path(self.where), self._chunk_files(box))
 
     @property
     def read_shape_vox(self) -> Vox3:
-        """The smallest part that is decoded alone, z, y, x: the chunk, also where there are shards."""
+        """The smallest unit that can be decoded, z, y, x: the chunk, also in a sharded array."""
         z, y, x = self.array.chunks[-3:]
         return int(z), int(y), int(x)
 
     @property
     def chunk_shape_vox(self) -> Vox3:
-        """The write unit, z, y, x: the shard where there are shards, else the chunk."""
+        """The write unit, z, y, x: the shard of a sharded array, else the chunk."""
         z, y, x = (self.array.shards or self.array.chunks)[-3:]
         return int(z), int(y), int(x)
 
@@ -140,7 +140,7 @@ class Volume:
         return (*(slice(0, n) for n in self.array.shape[:-3]), *box.slices(self.box.begin_vox))
 
     def _read_inside(self, box: Box) -> npt.NDArray[Any]:
-        """The values of a box inside the array; files of holes are not touched, whatever they hold."""
+        """The values of a box inside the array; files of holes are not read, even if they exist."""
         hole = next((hole for hole in self.holes if not hole.intersect(box).is_empty), None)
         if hole is None:
             return self._read_made(box)
@@ -167,7 +167,7 @@ class Volume:
             ) from error
 
     def _read_mirrored(self, box: Box) -> npt.NDArray[Any]:
-        """Reflect at the faces without repeating the face voxel, as often as needed."""
+        """The values of a box with reflection at the faces, repeated if needed, without repeating the face voxel."""
         indices = [
             _mirrored(np.arange(b, b + s) - o, n)
             for b, s, o, n in zip(box.begin_vox, box.shape_vox, self.box.begin_vox, self.box.shape_vox, strict=True)
@@ -214,10 +214,10 @@ class Volume:
 
 
 def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volume:
-    """Open `path/dataset` (zarr 2 or 3) for reading, or writing if ours. `grid`: address it by that grid's voxels.
+    """Open `path/dataset` (zarr 2 or 3) for reading, or an array of lsdflow for writing. `grid`: use its voxel indices.
 
-    Raises MissingInput if it is not there, BadData without a voxel size or with metadata that were changed since
-    lsdflow wrote them, ConfigError if it is not aligned with `grid` or the dataset's name climbs out of the container.
+    Raises MissingInput if it does not exist, BadData without a voxel size or if metadata of lsdflow were changed,
+    ConfigError if it is not aligned with `grid` or if the dataset is outside the container.
     """
     folder = folder_of(path, dataset)
     require_sealed_array(folder)
@@ -239,7 +239,7 @@ def open_volume(path: Path, dataset: str, grid: Geometry | None = None) -> Volum
 
 
 def outside_of(holes: Iterable[Box], box: Box) -> npt.NDArray[np.bool_] | None:
-    """Which voxels of `box` (z, y, x) are in none of the boxes `holes`; None if all are."""
+    """Which voxels of `box` (z, y, x) are in none of the boxes `holes`; None if none of them overlaps `box`."""
     inside = [part for hole in holes if not (part := hole.intersect(box)).is_empty]
     if not inside:
         return None
@@ -251,7 +251,7 @@ def outside_of(holes: Iterable[Box], box: Box) -> npt.NDArray[np.bool_] | None:
 
 @dataclass(frozen=True)
 class OutputArray:
-    """An array that a stage makes: where, what, which box of which grid, write unit, and the key of the work."""
+    """An array that a stage writes: path, spec, box on its grid, write unit, and key of the pass."""
 
     path: Path
     spec: ArraySpec
@@ -262,17 +262,17 @@ class OutputArray:
 
     @property
     def folder(self) -> Path:
-        """The array's own folder."""
+        """The folder of the array."""
         return self.path / self.spec.dataset
 
     def open(self) -> Volume:
-        """Open it for block writes."""
+        """Open the array for writing blocks."""
         return open_volume(self.path, self.spec.dataset, self.grid)
 
     def create(self, provenance: Mapping[str, Any]) -> bool:
-        """Make the array; nothing to do (False) if it is there with the same key.
+        """Create the array; returns False if it already exists with the same key.
 
-        Raises OutputConflict (73) if something else is there.
+        Raises OutputConflict (73) if other data is at its path.
         """
         if self.folder.exists():
             self._require_same_work(provenance)
@@ -285,7 +285,7 @@ class OutputArray:
         write_groups(self.path, self.spec.dataset, self.zarr_format)
 
     def restore_metadata(self, provenance: Mapping[str, Any]) -> None:
-        """Write the metadata again if they are lost or damaged. Only where done marks say that the work is this one."""
+        """Write missing or damaged metadata again. Only allowed if done marks show that the array is of this pass."""
         if not self.folder.is_dir():
             return
         try:
@@ -312,7 +312,7 @@ class OutputArray:
         geometry = Geometry(self.grid.voxel_size_nm, self.grid.position_nm(self.box.begin_vox), self.box.shape_vox)
         leading = (self.spec.channels,) if self.spec.channels else ()
         level = zstd_level(np.dtype(self.spec.dtype))
-        # Not cut to the array: an array of 251 voxels would have no inner chunk but single voxels.
+        # Not cropped to the array: an edge of 251 voxels (a prime) would only allow inner chunks of single voxels.
         write_shape = self.write_shape_vox
         common: dict[str, Any] = {
             "store": folder,

@@ -1,11 +1,11 @@
-"""Done marks: the protocol of both engines, and the engine `files`: one JSON per block, in a folder of the pass's key.
+"""Done marks: the protocol of both engines, and the engine `files` with one JSON per block in a folder per pass key.
 
 store/blocks/<stage>/<key>/done/<block number>.json     checksums, counts, seconds, peak memory
-store/blocks/<stage>/<key>/packed/<range>.parquet       the same of many blocks: done marks that were packed
+store/blocks/<stage>/<key>/packed/<range>.parquet       packed done marks of many blocks
 store/blocks/<stage>/<key>/failed/<block number>.json   the last error of a block that is not done
 
-The worker that commits a block writes its own mark; the coordinator packs them (packed_marks). A mark that is in both
-places counts once, and the single one is used: it is the newer. Readers look at single marks first.
+The worker that commits a block writes its mark; the coordinator packs marks (packed_marks). A mark in both places
+counts once, and the single one is used because it is newer. Readers read single marks first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lsdflow_contract.files import read_json, storage_errors, write_atomically, 
 from lsdflow_contract.sealing import read_sealed, sealed
 from lsdflow_runtime.store.packed_marks import PACK_BLOCKS, MarkPacks, in_ranges
 
-# Ranges that are packed at a time during a run: 1e6 single marks of an old folder must not stop its progress.
+# Ranges that are packed at a time during a run, so that 1e6 single marks of an old folder do not stall it.
 PACKS_AT_A_TIME = 8
 
 
 class BlockStore(Protocol):
-    """What is known of the blocks of one pass. A block is done only if it has a mark."""
+    """The marks of the blocks of one pass. A block is done only if it has a mark."""
 
     @property
     def where(self) -> str:
@@ -48,7 +48,7 @@ class BlockStore(Protocol):
         """Numbers of blocks that failed and are not done."""
 
     def count_failed(self) -> int:
-        """How many blocks have failed and not been done since, for progress: cheap, and right to a block or two."""
+        """How many blocks have failed and are not done, for progress; fast, and correct to a block or two."""
 
     def remove_all(self) -> None:
         """Remove all marks, because the data of these blocks is no longer there."""
@@ -57,13 +57,13 @@ class BlockStore(Protocol):
         """Remove marks of blocks whose data is damaged. Only for the holder of the stage lock."""
 
     def remove_damaged(self, blocks: int) -> set[int]:
-        """Remove marks that cannot be read; numbers of the blocks (of `blocks` in all) that lost their marks so.
+        """Remove unreadable marks; returns the numbers of the blocks (of `blocks` in total) without a mark as a result.
 
         Only for the holder of the stage lock.
         """
 
     def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
-        """Keep marks in fewer files: those of whole ranges, or all of them. `blocks` is the number of blocks in all.
+        """Pack marks into fewer files: those of complete ranges, or all of them. `blocks`: total number of blocks.
 
         Only for the coordinator.
         """
@@ -75,13 +75,13 @@ class BlockStore(Protocol):
         """Record why a block failed."""
 
     def record(self, number: int) -> dict[str, Any]:
-        """What was recorded when the block was done. MissingInput if it is not."""
+        """The record of a finished block. MissingInput if it is not done."""
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """What was recorded of every finished block, in one reading."""
+        """The records of all finished blocks, read at once."""
 
     def failure(self, number: int) -> dict[str, Any]:
-        """Why the block failed. MissingInput if it did not."""
+        """The record of a failed block, with its error. MissingInput if it has not failed."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,13 @@ class DoneMarks:
         self._remove(numbers)
 
     def remove_damaged(self, blocks: int) -> set[int]:
-        """Remove packs that cannot be read; blocks (of `blocks` in all) whose marks may have been in them alone."""
+        """Remove unreadable packs; returns the blocks (of `blocks` in total) whose only marks may have been in them."""
         ranges = self._packs.remove_damaged()
         lost = {n for r in ranges for n in range(r * PACK_BLOCKS, min((r + 1) * PACK_BLOCKS, blocks))}
         return lost - _numbers(self.folder / "done")
 
     def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
-        """Move single marks into packs: some whole ranges, or all there are."""
+        """Move single marks to packs: some complete ranges, or all marks."""
         packed = 0
         for range_, numbers in in_ranges(_numbers(self.folder / "done")).items():
             if not all_of_them and packed >= PACKS_AT_A_TIME:
@@ -146,7 +146,7 @@ class DoneMarks:
         return _numbers(self.folder / "failed") - self.done()
 
     def count_failed(self) -> int:
-        """How many blocks have failed and not been done since; a mark that was left behind counts."""
+        """How many blocks have failed and are not done; an obsolete mark of a failure also counts."""
         return len(_numbers(self.folder / "failed"))
 
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ class DoneMarks:
         write_json(self.folder / "failed" / f"{number}.json", record)
 
     def record(self, number: int) -> dict[str, Any]:
-        """What was recorded when the block was done."""
+        """The record of a finished block."""
         try:
             return self._single_record(number)
         except MissingInput:
@@ -170,7 +170,7 @@ class DoneMarks:
             return packed
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """What was recorded of every finished block."""
+        """The records of all finished blocks."""
         single = self._single_records(_numbers(self.folder / "done"))
         return dict(sorted({**self._packs.records(), **single}.items()))
 
@@ -186,7 +186,7 @@ class DoneMarks:
         return Path(f"{self.folder}/done/{number}.json")
 
     def _single_records(self, numbers: Collection[int]) -> dict[int, dict[str, Any]]:
-        """Records of single marks, without those that were packed since they were listed."""
+        """Records of single marks, without marks that were packed since they were listed."""
         found = {}
         for number in sorted(numbers):
             with contextlib.suppress(MissingInput):
@@ -202,7 +202,7 @@ class DoneMarks:
         return len(packed) + sum(number not in packed for number in numbers) >= wanted
 
     def _pack(self, range_: int, numbers: Collection[int]) -> None:
-        """A mark that cannot be read stays single: whoever needs its record gets the error, and repair removes it."""
+        """Pack marks of a range. An unreadable mark stays single: reading its record is an error; repair removes it."""
         records: dict[int, dict[str, Any]] = {}
         for number in numbers:
             with contextlib.suppress(BadData, TypeError, ValueError):

@@ -1,8 +1,9 @@
-"""The connection to a MongoDB server: its address from a secret file, one client per process, retries, clean messages.
+"""The connection to a MongoDB server: address from a secret file, one client per process, retries, safe messages.
 
-The URI holds a password: it comes from a file that only its owner can read, and no message, log line, repr or chain of
-exceptions shows it. A client is made at its first use and never shared with a forked process. Every operation can be
-repeated without harm, so a server that restarts is waited for (`[store] retry_s`), then the run stops with exit 69.
+The URI contains a password, so it is read from a file that only its owner can read, and no message, log line, repr or
+chain of exceptions shows it. A client is created at its first use and never shared with a forked process. Every
+operation can be repeated safely, so it is retried while a server restarts (`[store] retry_s`); then the run stops with
+exit code 69.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ from lsdflow_runtime.transient_errors import DATABASE
 LOG = logging.getLogger("lsdflow.store")
 URI_FILE_VARIABLE = "MONGO_URI_FILE"
 RESERVED = {"admin", "local", "config"}
-# Acknowledged means: on disk of most members. The time limit turns a lost majority into an error that is retried.
+# Acknowledged writes are on disk of most members. The time limit turns a lost majority into an error that is retried.
 DURABLE = WriteConcern(w="majority", j=True, wtimeout=30_000)
-# Milliseconds; a value in the URI goes first. A server that accepts and then says nothing is given up after a minute.
+# Milliseconds; a value in the URI has priority. If a server accepts and does not respond, the time-out is a minute.
 TIMEOUTS = {"serverSelectionTimeoutMS": 5_000, "connectTimeoutMS": 5_000, "socketTimeoutMS": 60_000}
 QUICK = {"serverSelectionTimeoutMS": 2_000, "connectTimeoutMS": 2_000, "socketTimeoutMS": 5_000}
 # Error codes of the server.
@@ -66,7 +67,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class MongoAddress:
-    """Where the store is. `hosts` may be shown; `uri` and `secrets` never."""
+    """The address of the store. `hosts` may be shown; `uri` and `secrets` must not be."""
 
     file: Path
     hosts: str
@@ -89,18 +90,18 @@ class MongoAddress:
 def mongo_address(experiment: Experiment) -> MongoAddress:
     """The address from the experiment's secret file.
 
-    Raises ConfigError (78), MissingInput (66) or PermissionDenied (77); no message holds any part of the URI.
+    Raises ConfigError (78), MissingInput (66) or PermissionDenied (77); no message contains any part of the URI.
     """
     return address_in(_uri_file(experiment), _database_name(experiment))
 
 
 def address_in(file: Path, database: str | None = None) -> MongoAddress:
-    """The address in a secret file; the database is that of the URI unless another is named. Raises as above."""
+    """The address in a secret file; the database is `database`, or else that of the URI. Raises as mongo_address."""
     uri = _secret_text(file)
     try:
         parts = parse_uri(uri)
     except (PyMongoError, ValueError, OSError):
-        # The library quotes pieces of the URI, a password with an unescaped "/" among them: its text is not shown.
+        # The library quotes parts of the URI, such as a password with an unescaped "/", so its text is not shown.
         raise ConfigError(
             "not a MongoDB URI",
             where=file,
@@ -129,10 +130,10 @@ class MongoConnection:
     _given_up: bool = False
 
     def call(self, operation: Callable[[Database[Document]], Found]) -> Found:
-        """Do `operation` on the database, again and again while the server is away; it must be repeatable.
+        """Run `operation` on the database, and retry it while the server is unavailable; it must be repeatable.
 
         Raises StoreUnreachable (69) after retry_s, PermissionDenied (77) for a wrong password or missing rights.
-        Once it has given up, later calls of this process try only once.
+        After one such failure, later calls of this process try only once.
         """
         deadline = time.monotonic() + (0.0 if self._given_up else self.retry_s)
         reported = False
@@ -160,14 +161,14 @@ class MongoConnection:
         return self._client.get_database(self.address.database, write_concern=DURABLE)
 
     def close(self) -> None:
-        """Close the client; the next call makes a new one."""
+        """Close the client; the next call creates a new one."""
         if self._client is not None:
             self._client.close()
         self._client = None
 
 
 def open_client(address: MongoAddress, uri: str | list[str], **options: Any) -> MongoClient[Document]:
-    """A client that connects when used; wire compression is off. ConfigError for files or options that are wrong."""
+    """A client that connects at its first use, without wire compression. ConfigError for wrong files or options."""
     named = {name.lower() for name in address.options}
     defaults = {name: value for name, value in TIMEOUTS.items() if name.lower() not in named}
     try:
@@ -182,7 +183,7 @@ def open_client(address: MongoAddress, uri: str | list[str], **options: Any) -> 
 
 
 def warn_if_open(address: MongoAddress) -> bool:
-    """True if the server accepts a client without a password; logs a warning then."""
+    """True if the server accepts a client without a password; also logs a warning."""
     tls = {name: value for name, value in address.options.items() if name.lower().startswith("tls")}
     try:
         with open_client(address, address.hosts.split(","), **{**tls, **QUICK}) as anonymous:
@@ -248,7 +249,7 @@ def _database_name(experiment: Experiment) -> str:
 
 
 def codes_of(error: PyMongoError) -> set[int]:
-    """All server codes that an error carries."""
+    """All server codes in an error."""
     codes = {error.code} if isinstance(error, OperationFailure) and error.code is not None else set()
     if isinstance(error, BulkWriteError):
         details = error.details
@@ -265,7 +266,7 @@ def is_transient(error: PyMongoError) -> bool:
 
 
 def stage_error(error: PyMongoError, address: MongoAddress) -> StageError:
-    """The StageError that an error of the driver means, with the host and without secrets."""
+    """The StageError for an error of the driver, with the host and without secrets."""
     codes = codes_of(error)
     found = address.clean(f"{type(error).__name__}: {_first_sentence(error)}")
     if codes & REFUSED_CODES:
@@ -288,7 +289,7 @@ def stage_error(error: PyMongoError, address: MongoAddress) -> StageError:
 
 
 def _first_sentence(error: PyMongoError) -> str:
-    """The text without the driver's account of the whole deployment."""
+    """The first sentence of an error, without the driver's description of the whole deployment."""
     for end in (", Timeout:", ", full error:", " (configured timeouts"):
         text = str(error).partition(end)[0]
         if text != str(error):

@@ -1,7 +1,7 @@
 """BSON files of mongodump, plain or gzip, read as batches of whole documents in bounded memory.
 
-A file is documents one after another, each with its length in front. It has no checksum and no end mark: a file that
-was cut between two documents looks whole, so whoever reads it compares what it holds (an edge without its node).
+A file is a sequence of documents, each preceded by its length. It has no checksum and no end mark. A file that was cut
+between two documents looks complete, so the caller must check the content (for example edges without their nodes).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bson.errors import BSONError
 from lsdflow_contract.errors import BadData, MissingInput, PermissionDenied, StorageFailure
 from lsdflow_runtime.store.mongo_connection import Document
 
-# Documents of a graph are about 100 bytes: a batch is some 80 000 of them.
+# Documents of a graph have about 100 bytes, so a batch has some 80 000 of them.
 PIECE_BYTES = 1 << 23
 SMALLEST_DOCUMENT = 5
 LARGEST_DOCUMENT = (1 << 24) + (1 << 14)
@@ -32,7 +32,7 @@ GZIP, ARCHIVE = b"\x1f\x8b", b"\x6d\xe2\x99\x81"
 
 @dataclass
 class BsonFile:
-    """One collection as mongodump wrote it. What was read of it is known when `batches` has ended."""
+    """One collection as mongodump wrote it. `provenance` is complete once `batches` has ended."""
 
     path: Path
     unit: str = "byte"
@@ -47,13 +47,13 @@ class BsonFile:
 
     @property
     def total(self) -> int:
-        """How many bytes are to be read."""
+        """Number of bytes to read."""
         return self.path.stat().st_size
 
     def batches(self) -> Iterator[tuple[list[Document], int]]:
         """Documents in the order of the file, with the bytes of the file that were read for them.
 
-        Raises BadData (65) for a file that is not BSON, damaged or cut off within a document.
+        Raises BadData (65) for a file that is not BSON, is damaged, or is cut off within a document.
         """
         self.documents, self._digest = 0, hashlib.sha256()
         with self._opened() as (file, stream):
@@ -72,7 +72,7 @@ class BsonFile:
         self.sha256 = self._digest.hexdigest()
 
     def provenance(self) -> dict[str, Any]:
-        """What was read: file, documents, checksum of the file."""
+        """Facts of the file that was read: path, documents, checksum."""
         return {"from": self.where, "documents": self.documents, "sha256": self.sha256}
 
     @contextmanager
@@ -94,7 +94,7 @@ class BsonFile:
             raise StorageFailure(f"reading failed: {error.strerror}", where=self.path) from error
 
     def _end_of_whole(self, held: bytes) -> int:
-        """Where the last document that is whole ends."""
+        """The end of the last complete document."""
         begin, length = 0, struct.Struct("<i").unpack_from
         while begin + 4 <= len(held):
             (size,) = length(held, begin)
@@ -117,7 +117,7 @@ class BsonFile:
 
 
 class _Hashed:
-    """A file whose bytes go into a digest as they are read."""
+    """A file whose digest is updated as it is read."""
 
     def __init__(self, file: BufferedReader, digest: Any) -> None:
         self._file = file

@@ -1,12 +1,13 @@
 """Graphs and skeletons of other programs in the format of the field: MongoDB databases of the LSD scripts, and dumps.
 
-    nodes                    id, center_z, center_y, center_x (world units)        size only if a program knows it
+    nodes                    id, center_z, center_y, center_x (world units)        and size from some programs
     edges_<merge_function>   u, v, merge_score (null = never merged)
     blocks_*, *_completed    a document for each finished block
-    <skeletons>.nodes        id, z, y, x (world units, nm), and neuron_id if the program that wrote them knew it
+    <skeletons>.nodes        id, z, y, x (world units, nm), and neuron_id from some programs
     <skeletons>.edges        source, target (ids of nodes)
 
-Ids are uint64 reinterpreted as int64. Read only, in batches that become columns at once: never all rows as documents.
+Ids are uint64 reinterpreted as int64. Collections are only read, in batches that are converted to columns at once, so
+that the documents of all rows are never in memory together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lsdflow_contract.graph import NODES_COLLECTION, edges_collection
 from lsdflow_runtime.store.mongo_connection import Document, MongoConnection, address_in
 from lsdflow_runtime.store.mongo_dump import BsonFile
 
-# A page of edges is some 5 MB.
+# A page of edges has about 5 MB.
 PAGE = 50_000
 OURS = "lsdflow"
 EDGES = re.compile(edges_collection("([A-Za-z0-9_]+)"))
@@ -40,7 +41,7 @@ NEURON = "neuron_id"
 
 
 class ForeignRows(Protocol):
-    """A collection, in a database or dumped. `total` counts in `unit`s how much there is to read, about."""
+    """A collection, in a database or in a dump. `total`: approximate amount to read, in `unit`s."""
 
     @property
     def where(self) -> str:
@@ -48,17 +49,17 @@ class ForeignRows(Protocol):
 
     @property
     def unit(self) -> str:
-        """What `total` counts."""
+        """The unit of `total`."""
 
     @property
     def total(self) -> int:
-        """How much there is to read."""
+        """The approximate amount to read."""
 
     def batches(self) -> Iterator[tuple[list[Document], int]]:
-        """Batches of documents, and how much of `total` each took."""
+        """Batches of documents, each with its share of `total`."""
 
     def provenance(self) -> dict[str, Any]:
-        """What was read, once it was."""
+        """Facts of the source, complete after reading."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ForeignGraph:
 
 @dataclass
 class OldCollection:
-    """A collection of a database, read in pages: no cursor stays open, a server that restarts is waited for."""
+    """A collection of a database, read in pages, so that no cursor stays open and a server restart can be retried."""
 
     connection: MongoConnection
     name: str
@@ -86,7 +87,7 @@ class OldCollection:
 
     @property
     def total(self) -> int:
-        """About how many documents there are."""
+        """Approximate number of documents."""
         return self.connection.call(lambda db: db[self.name].estimated_document_count())
 
     def batches(self) -> Iterator[tuple[list[Document], int]]:
@@ -99,11 +100,11 @@ class OldCollection:
             page = self._page(page[-1]["_id"])
 
     def provenance(self) -> dict[str, Any]:
-        """What was read: server, database, collection, documents."""
+        """Facts of the source: server, database, collection, documents."""
         return {"from": self.where, "documents": self.documents}
 
     def _page(self, after: Any) -> list[Document]:
-        """The documents after an `_id`, whatever its type: a query with $gt would see those of one type only."""
+        """The documents after an `_id` of any type (a query with $gt would find those of one type only)."""
 
         def read(db: Any) -> list[Document]:
             found = db[self.name].find().hint([("_id", ASCENDING)]).sort("_id", ASCENDING)
@@ -114,7 +115,7 @@ class OldCollection:
 
 @dataclass(frozen=True)
 class NodeColumns:
-    """id u64 (n,), centre f64 (n, 3) z, y, x in world units, voxels u64 (n,) where the documents have them."""
+    """id u64 (n,), centre f64 (n, 3) z, y, x in world units, voxels u64 (n,) if the documents have them."""
 
     id: npt.NDArray[np.uint64]
     center_nm: npt.NDArray[np.float64]
@@ -123,7 +124,7 @@ class NodeColumns:
 
 @dataclass(frozen=True)
 class EdgeColumns:
-    """u, v u64 (n,) in any order, score f64 (n,) as stored, and where it is null bool (n,)."""
+    """u, v u64 (n,) in any order, score f64 (n,) as stored, and bool (n,), True where it is null."""
 
     u: npt.NDArray[np.uint64]
     v: npt.NDArray[np.uint64]
@@ -132,9 +133,9 @@ class EdgeColumns:
 
 
 def open_foreign(sources: Sequence[Path], database: str | None, retry_s: float) -> ForeignGraph:
-    """The graph in `sources`: BSON files, folders of them, or one secret file with the URI of a server.
+    """The graph in `sources`: BSON files, folders of BSON files, or one secret file with the URI of a server.
 
-    Raises MissingInput (66) if nodes or edges are not there, UsageError (2) if a collection is there twice.
+    Raises MissingInput (66) if nodes or edges are missing, UsageError (2) if a collection occurs twice.
     """
     found: dict[str, ForeignRows] = {}
     for source in sources:
@@ -156,7 +157,7 @@ def open_foreign(sources: Sequence[Path], database: str | None, retry_s: float) 
 
 
 def node_columns(documents: list[Document], where: str) -> NodeColumns:
-    """The columns of nodes. BadData (65) for a field that is not there or of another type."""
+    """The columns of nodes. BadData (65) for a field that is missing or of another type."""
     center = [column_of(documents, f"center_{axis}", NUMBER, where) for axis in "zyx"]
     ids = _unsigned(column_of(documents, "id", WHOLE, where))
     size = _unsigned(column_of(documents, "size", WHOLE, where)) if "size" in documents[0] else None
@@ -164,7 +165,7 @@ def node_columns(documents: list[Document], where: str) -> NodeColumns:
 
 
 def edge_columns(documents: list[Document], where: str) -> EdgeColumns:
-    """The columns of edges. BadData (65) for a field that is not there or of another type."""
+    """The columns of edges. BadData (65) for a field that is missing or of another type."""
     u, v = (_unsigned(column_of(documents, name, WHOLE, where)) for name in ("u", "v"))
     scores = column_of(documents, "merge_score", SCORE, where)
     never = np.array([score is None for score in scores], np.bool_)
@@ -172,12 +173,12 @@ def edge_columns(documents: list[Document], where: str) -> EdgeColumns:
 
 
 def works_in(documents: list[Document]) -> set[object]:
-    """Keys of the passes that wrote these rows; one key, or none, in a graph that other programs made."""
+    """Keys of the passes that wrote these rows; one key, or none, in a graph of other programs."""
     return {document.get("key") for document in documents}
 
 
 def column_of(documents: list[Document], name: str, types: frozenset[type], where: str) -> list[Any]:
-    """The values of a field. BadData (65) if it is not there or of another type."""
+    """The values of a field. BadData (65) if it is missing or of another type."""
     try:
         values = [document[name] for document in documents]
     except KeyError:
@@ -245,7 +246,8 @@ class SkeletonColumns:
 def read_mongo_skeletons(source: Path, name: str, retry_s: float) -> SkeletonColumns:
     """The skeletons `name` in a database (a file with its URI, mode 0600) or in the folder of a dump.
 
-    Raises MissingInput (66) if the collections are not there, BadData (65) for fields that are not or of another type.
+    Raises MissingInput (66) if the collections are missing, BadData (65) for fields that are missing or of another
+    type.
     """
     there = dict(collections_in(source, None, retry_s))
     missing = [f"{name}.{part}" for part in ("nodes", "edges") if f"{name}.{part}" not in there]

@@ -1,16 +1,16 @@
-"""The graph in MongoDB: collections and fields as the field has them, with the work's key and the block beside them.
+"""The graph in MongoDB: the usual collections and fields of the field, with the pass key and the block added.
 
     nodes                    id, center_z, center_y, center_x (world units), size      + key, block
     edges_<merge_function>   u, v, merge_score (null = never merged), agglomerated     + key, block
     edges_faces              u, v, affinity, count: faces not scored yet, one document per pair;
-                             binary, of u8 and of little-endian u64 (ours)             + key, block
-    overlaps_<region>        fragment, truth, size (ours: what evaluate counts)        + key, block
-    lsdflow_rows             per collection, key and block: number of rows and their hash (ours)
+                             binary, of u8 and of little-endian u64 (lsdflow only)     + key, block
+    overlaps_<region>        fragment, truth, size (lsdflow only: counted by evaluate) + key, block
+    lsdflow_rows             per collection, key and block: number of rows and their hash (lsdflow only)
     meta                     directed: false
 
 `id`, `u`, `v`, `fragment`, `truth` are the uint64 reinterpreted as int64. `_id` is 28 bytes: hash of the key, block,
-row. It is the same however often a block is written, and its order is the order of reading: blocks
-ascending, rows as written.
+row. It is the same each time a block is written, and its order is the order of reading: blocks ascending, rows as
+written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from lsdflow_contract.graph import (
 from lsdflow_runtime.store.mongo_connection import Document, MongoConnection, codes_of
 from lsdflow_runtime.store.rag_store import checksum_of_edges, checksum_of_nodes, checksum_of_overlaps
 
-# Rows of one request: about 2 MB, so that a repeated attempt is cheap and no limit of BSON is near.
+# Rows of one request: about 2 MB, so that a retry is cheap and the limits of BSON are far.
 BATCH = 10_000
 HEADERS = "lsdflow_rows"
 DUPLICATE = 11000
@@ -51,7 +51,8 @@ NODE_FIELDS = ("id", "center_z", "center_y", "center_x", "size")
 EDGE_FIELDS = ("u", "v", "merge_score")
 FACE_FIELDS = ("u", "v", "affinity", "count")
 OVERLAP_FIELDS = ("fragment", "truth", "size")
-# Not unique, unlike the old scripts' `id` and `incident`: a fragment may have rows of several blocks and passes.
+# Not unique, unlike `id` and `incident` of the old scripts, because a fragment may have rows of several blocks and
+# passes.
 _BY_BLOCK = IndexModel([("key", ASCENDING), ("block", ASCENDING)], name="block")
 _BY_PLACE = IndexModel([(f"center_{axis}", ASCENDING) for axis in "zyx"], name="position")
 _NODE_INDEXES = (_BY_PLACE, IndexModel([("id", ASCENDING)], name="id"), _BY_BLOCK)
@@ -125,7 +126,7 @@ class MongoRagStore:
         return sum(int(header["rows"]) for header in self._headers(edges_collection(merge_function), key))
 
     def drop(self, key: str) -> None:
-        """Remove all rows of a work, block by block: no request is long."""
+        """Remove all rows of a pass, block by block, so that no request takes long."""
         collections = self.connection.call(lambda db: db[HEADERS].distinct("collection", {"key": key}))
         for collection in collections:
             for header in self._headers(collection, key):
@@ -133,7 +134,7 @@ class MongoRagStore:
             self._drop_rest(collection, key)
 
     def _drop_rest(self, collection: str, key: str) -> None:
-        """What a killed writer left without a header."""
+        """Remove rows without a header, which a killed writer left."""
         self.connection.call(lambda db: db[collection].delete_many({"key": key}))
 
     def _drop_block(self, header: Document) -> None:
@@ -141,7 +142,7 @@ class MongoRagStore:
         self.connection.call(lambda db: db[HEADERS].delete_one({"_id": header["_id"]}))
 
     def _replace(self, collection: str, key: str, block: int, documents: list[Document], checksum: str) -> None:
-        """Put the rows, remove those that an earlier writing had beyond them, then say what must be there."""
+        """Write the rows, remove surplus rows of an earlier attempt, then write the header."""
         self._prepare(collection)
         for begin in range(0, len(documents), BATCH):
             self._put(collection, documents[begin : begin + BATCH])
@@ -171,7 +172,7 @@ class MongoRagStore:
         return BadData("rows of the graph that should exist do not", where=where, fix=fix)
 
     def _wanted_headers(self, collection: str, key: str, blocks: Iterable[int] | None) -> Iterator[Document]:
-        """Headers of these blocks, none left out; None: those that are there. Ascending."""
+        """Headers of all these blocks, which must exist; None: of all existing blocks. Ascending."""
         wanted = None if blocks is None else iter(sorted(blocks))
         following = None if wanted is None else next(wanted, None)
         for header in self._headers(collection, key):
@@ -186,7 +187,7 @@ class MongoRagStore:
             raise self._missing(collection, following)
 
     def _headers(self, collection: str, key: str) -> Iterator[Document]:
-        """Headers in ascending block number, read in pages: no cursor stays open while the caller computes."""
+        """Headers in ascending block number, read in pages, so that no cursor is open while the caller computes."""
         last, end = _header_id(collection, key, -1), _header_id(collection, key, 10**12)
         while page := self._page({"_id": {"$gt": last, "$lt": end}}):
             yield from page
@@ -213,7 +214,7 @@ class MongoRagStore:
 
 
 def row_id(key: str, block: int, row: int) -> Binary:
-    """`_id` of a row: 16 bytes of the key's hash, 8 of the block, 4 of the row; sorts as the rows are read."""
+    """`_id` of a row: 16 bytes of the key's hash, 8 of the block, 4 of the row, in the order of reading."""
     return Binary(hashlib.sha256(key.encode()).digest()[:16] + block.to_bytes(8, "big") + row.to_bytes(4, "big"))
 
 
@@ -252,7 +253,7 @@ def _put(collection: Collection[Document], documents: list[Document]) -> None:
 
 
 def _prepare(database: Database[Document], collection: str) -> None:
-    """Indexes, before the first row. OutputConflict (73) for rows without a key: those of the old scripts."""
+    """Create indexes before the first row. OutputConflict (73) for rows without a key, which are of old scripts."""
     first = database[collection].find_one({}, {"key": 1})
     if first is not None and "key" not in first:
         raise OutputConflict(

@@ -1,13 +1,13 @@
-"""The MongoDB engine: done marks and graph of one experiment in one database, which records its owner.
+"""The MongoDB engine: done marks and graph of one experiment in one database, with a record of its owner.
 
-    lsdflow   owner: the experiment's own id and name; a document per pass: stage, key, when begun
+    lsdflow   owner: the experiment's own id and name; a document per pass: stage, key, time of its begin
     blocks_predicted, blocks_extracted, blocks_agglomerated, blocks_segmented, blocks_evaluated
               block_id, read_roi, write_roi ([begin, shape], world units), start, duration   + key, record
-    blocks_agglomerated_<merge_function>   the same without the record, as the old scripts look for it
+    blocks_agglomerated_<merge_function>   the same without the record, for the old scripts
     lsdflow_failed                         the last error of a block that is not done
 
-The experiment's id is kept in its store/owner.json, so that two experiments that name one database are noticed. A
-document of a blocks collection means that the block is done, as in the field; queries here also name the key.
+The experiment's id is stored in its store/owner.json, so that a database of another experiment is detected. A document
+in a blocks collection means that the block is done, as is usual in the field; queries here also use the key.
 """
 
 from __future__ import annotations
@@ -82,28 +82,28 @@ class MongoStore:
         return [document["key"] for document in found]
 
     def begin(self, stage: str, key: str) -> None:
-        """Claim the database and record the pass. OutputConflict (73) if the database is another experiment's."""
+        """Record the owner and the pass. OutputConflict (73) if the database belongs to another experiment."""
         self._claim()
         warn_if_open(self.connection.address)
         work = {"_id": f"{stage}/{key}", "kind": "work", "stage": stage, "key": key, "begun": time.time()}
         self.connection.call(lambda db: db[ADMINISTRATION].replace_one({"_id": work["_id"]}, work, upsert=True))
 
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
-        """Remove the graph rows of other passes of the stage: programs that know no keys see one graph."""
+        """Remove the graph rows of other passes of the stage, so that programs without keys read one graph."""
         for other in self.keys(stage):
             if other not in keys and self._has_graph_rows(other):
                 self.drop(stage, other)
 
     def drop(self, stage: str, key: str) -> None:
-        """Remove the marks and the rows of a pass. OutputConflict (73) if the database is another experiment's."""
+        """Remove marks and rows of a pass. OutputConflict (73) if the database belongs to another experiment."""
         self.require_ours()
-        # The marks first: a mark without its rows would be trusted.
+        # The marks first, because a mark without its rows would count as done.
         self.blocks(stage, key).remove_all()
         self.rag.drop(key)
         self._remove_record(f"{stage}/{key}")
 
     def require_ours(self) -> None:
-        """OutputConflict (73) if the database was claimed by another experiment; writes nothing."""
+        """Raise OutputConflict (73) if the database belongs to another experiment; writes nothing."""
         owner = self.connection.call(lambda db: db[ADMINISTRATION].find_one({"_id": OWNER}))
         if owner is not None and owner["experiment_id"] != self._own_id():
             raise OutputConflict(
@@ -134,7 +134,7 @@ class MongoStore:
         self.connection.call(lambda db: db[ADMINISTRATION].delete_one({"_id": name}))
 
     def _has_graph_rows(self, key: str) -> bool:
-        """True for rows of the graph. What evaluate counts is no graph: rows of several passes of it may coexist."""
+        """True if the pass has rows of the graph. Overlaps of evaluate do not count: several passes may coexist."""
         graph = {"$not": {"$regex": f"^{overlaps_collection('')}"}}
         find = {"key": key, "collection": graph}
         return bool(self.connection.call(lambda db: db[HEADERS].find_one(find)))
@@ -147,7 +147,7 @@ class MongoStore:
         return {"read_roi": _roi(grid, block.read), "write_roi": _roi(grid, block.write)}
 
     def _target_grid(self) -> Geometry | None:
-        """The grid all stages count on, read once; none for an experiment without a target."""
+        """The voxel grid of all stages, read once; None for an experiment without a target."""
         if not self._grid:
             try:
                 self._grid.append(open_volume(self.experiment.layout.target_volume, RAW.dataset).geometry)
@@ -157,7 +157,7 @@ class MongoStore:
 
 
 def _roi(grid: Geometry, box: Box) -> list[list[int | float]]:
-    """[begin, shape] in world units; whole numbers as integers, as the field writes them."""
+    """[begin, shape] in world units, with whole numbers as integers as is usual in the field."""
     begin = grid.position_nm(box.begin_vox)
     shape = [n * s for n, s in zip(box.shape_vox, grid.voxel_size_nm, strict=True)]
     return [[int(v) if float(v).is_integer() else v for v in values] for values in (begin, shape)]
@@ -165,7 +165,7 @@ def _roi(grid: Geometry, box: Box) -> list[list[int | float]]:
 
 @dataclass(frozen=True)
 class MongoBlocks:
-    """The marks of one pass. `places` gives read_roi and write_roi of a block number."""
+    """The marks of one pass. `places` returns read_roi and write_roi of a block number."""
 
     connection: MongoConnection
     stage: str
@@ -191,7 +191,7 @@ class MongoBlocks:
         return self.connection.call(lambda db: db[self._collection].find_one(wanted, {"_id": 1})) is not None
 
     def records(self) -> dict[int, dict[str, Any]]:
-        """What was recorded of every finished block, in one reading."""
+        """The records of all finished blocks, read at once."""
         wanted, shown = {"key": self.key}, {"block_id": 1, "record": 1}
         found = self.connection.call(lambda db: list(db[self._collection].find(wanted, shown)))
         return {document["block_id"]: document["record"] for document in found}
@@ -209,19 +209,19 @@ class MongoBlocks:
                 self._delete_one(collection, number)
 
     def remove_damaged(self, blocks: int) -> set[int]:
-        """Nothing to do: each mark is a document of its own."""
+        """Nothing to remove, because each mark is a separate document; returns an empty set."""
         del blocks
         return set()
 
     def pack(self, blocks: int, *, all_of_them: bool = False) -> None:
-        """Nothing to do: the server keeps many marks in few files."""
+        """Nothing to do, because the server stores many marks in few files."""
 
     def failed(self) -> set[int]:
         """Numbers of blocks that failed and are not done."""
         return self._numbers(FAILED) - self.done()
 
     def count_failed(self) -> int:
-        """How many blocks have failed and not been done since; a mark that was left behind counts."""
+        """How many blocks have failed and are not done; an obsolete mark of a failure also counts."""
         return self.connection.call(lambda db: db[FAILED].count_documents(self._all))
 
     def mark_done(self, number: int, record: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ class MongoBlocks:
         self._put(FAILED, number, document)
 
     def record(self, number: int) -> dict[str, Any]:
-        """What was recorded when the block was done."""
+        """The record of a finished block."""
         return self._record(self._collection, number)
 
     def failure(self, number: int) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class MongoBlocks:
 
 
 def problems_of_mongo(experiment: Experiment) -> list[StageError]:
-    """All problems of the store; tries once, writes nothing. Warns in the log of a server that asks no password."""
+    """All problems of the store; tries once, writes nothing. Logs a warning if the server requires no password."""
     try:
         address = mongo_address(experiment)
         connection = MongoConnection(address, retry_s=0.0, options=QUICK)
@@ -313,10 +313,10 @@ def problems_of_mongo(experiment: Experiment) -> list[StageError]:
 
 
 def _require_rights(connection: MongoConnection) -> None:
-    """PermissionDenied (77) if the user may not write, StoreUnreachable (69) if no writable server answers."""
+    """Raise PermissionDenied (77) if the user may not write, StoreUnreachable (69) without a writable server."""
     status = connection.call(lambda db: db.command("connectionStatus", showPrivileges=True))["authInfo"]
     if not status["authenticatedUsers"]:
-        # Nobody is logged in: either the server asks no password, or this is refused.
+        # Without a login, either the server requires no password, or this call is refused.
         connection.call(lambda db: db.list_collection_names())
         return
     allowed = _allowed(status["authenticatedUserPrivileges"], connection.address.database)

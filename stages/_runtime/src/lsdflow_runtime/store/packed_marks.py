@@ -2,13 +2,14 @@
 
     packed/<range>.parquet     block, record (JSON); range = block number // 4096
 
-A block is done by a mark of its own (done_marks). The coordinator, and nobody else, moves such marks into packs:
-    1. the pack of the range is written by rename, with what an older pack of it holds
-    2. the marks that are in it now are removed
-Killed between the two, a mark is in both and counts once. Who looks at marks first and at packs then misses none.
-Two coordinators at once (one was taken for dead) can lose marks of a range: those blocks are computed again.
+A finished block first has a single mark (done_marks). Only the coordinator moves such marks to packs:
+    1. the pack of the range is written by rename, including the content of the older pack
+    2. the single marks that it contains now are removed
+After a kill between the two, a mark is in both places and counts once. A reader that reads single marks first and then
+packs finds all of them. Two coordinators at once (if one seemed lost) can lose marks of a range; these blocks are
+recomputed.
 
-Metadata holds two hashes, of the numbers and of all rows, because a footer has no checksum of its own.
+The metadata hold two hashes, of the numbers and of all rows, because a Parquet footer has no checksum.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from lsdflow_contract.hashing import hash_of, hash_of_array
 
 PACK_BLOCKS = 4096
 NUMBERS_HASH, ROWS_HASH = b"lsdflow.numbers", b"lsdflow.rows"
-# Packs whose records stay in memory (some 2 MB each): records are mostly asked for in the order of blocks.
+# Packs whose records stay in memory (about 2 MB each); records are mostly read in the order of blocks.
 KEPT_RECORDS = 4
-# Packs whose numbers stay in memory: those of 10^8 blocks. A full pack takes no more than its bounds.
+# Packs whose numbers stay in memory, enough for 10^8 blocks; of a full pack only the bounds are kept.
 KEPT_NUMBERS = 1 << 15
-# On NFS a file that was replaced while it was read is stale: the new file is read instead.
+# On NFS a file that was replaced during reading is stale; then the new file is read.
 STALE_TRIES = 3
 
 Record = dict[str, Any]
@@ -63,7 +64,7 @@ class MarkPacks:
         return number in self.numbers_of(number // PACK_BLOCKS)
 
     def record(self, number: int) -> Record | None:
-        """The record of a block; none if it is in no pack."""
+        """The record of a block; None if it is in no pack."""
         text = self._texts_of(number // PACK_BLOCKS).get(number)
         return None if text is None else dict(json.loads(text))
 
@@ -73,12 +74,12 @@ class MarkPacks:
         return {number: json.loads(text) for pack in texts for number, text in pack.items()}
 
     def add(self, range_: int, records: Mapping[int, Record]) -> None:
-        """Put records of blocks of a range into its pack, in place of those that are there for the same blocks."""
+        """Add records of blocks to the pack of their range; they replace existing records of the same blocks."""
         texts = {number: json.dumps(record, separators=(",", ":")) for number, record in records.items()}
         self._replace(range_, {**self._texts_of(range_), **texts})
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Remove the marks of blocks. Of a pack that cannot be read all are removed: none can be trusted."""
+        """Remove the marks of blocks; an unreadable pack is removed as a whole."""
         for range_, out in in_ranges(numbers).items():
             try:
                 texts = self._texts_of(range_)
@@ -89,7 +90,7 @@ class MarkPacks:
                 self._replace(range_, left)
 
     def remove_damaged(self) -> list[int]:
-        """Remove packs that cannot be read; their ranges."""
+        """Remove unreadable packs; returns their ranges."""
         damaged = []
         for range_ in self._ranges():
             try:
@@ -131,9 +132,9 @@ class MarkPacks:
         write_atomically(path, write)
 
     def _look(self, range_: int, read: Callable[..., Found], missing: Found) -> Found:
-        """What `read` finds in the pack of a range; from memory if the file is the one that was read before.
+        """The result of `read` for the pack of a range; from memory if the file has not changed since it was read.
 
-        The file is opened to see which one it is: NFS then asks the server, whereas a stat may return an old state.
+        The file is opened for this check, because NFS then contacts the server, whereas a stat may return an old state.
         """
         path = self._path(range_)
         if not path.exists():
@@ -160,7 +161,7 @@ def in_ranges(numbers: Iterable[int]) -> dict[int, set[int]]:
 
 
 def damaged_pack(path: Path, found: object) -> BadData:
-    """The error of a pack that cannot be read: the marks in it are nowhere else."""
+    """The error for an unreadable pack, whose marks are stored nowhere else."""
     stage = path.parents[2].name
     fix = f"run {stage} repair: blocks of this range are made again where their marks are lost, with the same bits"
     first = int(path.stem) * PACK_BLOCKS

@@ -1,15 +1,15 @@
-"""The region adjacency graph on disk. One protocol, engines behind it; here: `files`, one Parquet file per block.
+"""The region adjacency graph on disk: the protocol of both engines, and the engine `files` (a Parquet file per block).
 
     store/nodes/<key>/<block>.parquet                    id, center_z, center_y, center_x, size
     store/edges_<merge_function>/<key>/<block>.parquet   u, v, merge_score (null = never merged)
     store/edges_faces/<key>/<block>.parquet              u, v, affinity, count: faces that are not scored yet
-    store/edges_left_<merge_function>/<key>/...          the same with origin_u, origin_v: what is left of super-blocks
-    store/edges_settled_<merge_function>_<part>/<key>/...  u, v, merge_score: what a super-block gives to each part
-    store/overlaps_<region>/<key>/<block>.parquet        fragment, truth, size: what evaluate counts beside the graph
+    store/edges_left_<merge_function>/<key>/...          the same with origin_u, origin_v, left of a super-block
+    store/edges_settled_<merge_function>_<part>/<key>/...  u, v, merge_score: final scores of a part of a super-block
+    store/overlaps_<region>/<key>/<block>.parquet        fragment, truth, size: overlaps that evaluate counts
 
-`key` names the work that made the rows, so rows of other parameters are never mixed in. A block's rows are replaced as
-one file by rename: safe to write again, safe on NFS. Pages carry checksums, and the file's metadata the hash of its
-rows: a footer has no checksum of its own, and a flipped bit there could change what the rows are.
+`key` is that of the pass that wrote the rows, so rows of other parameters are never mixed in. The rows of a block are
+replaced as one file by rename, which can be repeated safely, also on NFS. Pages have checksums. The file's metadata
+hold the hash of its rows, because a footer has no checksum, and a flipped bit there could change the rows.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RagStore(Protocol):
         """How many rows of edges of a merge function there are."""
 
     def drop(self, key: str) -> None:
-        """Remove all rows of a work."""
+        """Remove all rows of a pass."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class FilesRagStore:
         return _count(self._folder(edges_collection(merge_function), key))
 
     def drop(self, key: str) -> None:
-        """Remove all rows of a work."""
+        """Remove all rows of a pass."""
         for collection in (NODES_COLLECTION, edges_collection("*"), overlaps_collection("*")):
             for folder in self.root.glob(f"{collection}/{key}"):
                 with storage_errors(folder):
@@ -156,7 +156,7 @@ def checksum_of_nodes(nodes: RagNodes) -> str:
 
 
 def checksum_of_edges(edges: RagEdges) -> str:
-    """Hash of the rows of edges or faces, in their order; every NaN counts as the same."""
+    """Hash of the rows of edges or faces, in their order; all NaN are equal."""
     if isinstance(edges, RegionFaces):
         return _checksum(edges.u, edges.v, edges.affinity, edges.count, edges.origin_u, edges.origin_v)
     if isinstance(edges, RagFaces):
@@ -180,7 +180,7 @@ def _write(path: Path, table: pa.Table, checksum: str) -> None:
 
 
 def _files(folder: Path, blocks: Iterable[int] | None = None) -> Iterable[Path]:
-    """Files of these blocks, there or not; None: those that are there. Ascending."""
+    """Files of these blocks, even if missing; None: all existing files. Ascending."""
     if blocks is not None:
         return (folder / f"{number}.parquet" for number in sorted(blocks))
     if not folder.is_dir():
@@ -233,9 +233,9 @@ def _read_overlaps(path: Path) -> Overlaps:
 
 
 def _read(path: Path, rows: Callable[[pa.Table], tuple[Rows, str]]) -> Rows:
-    """The rows of a file, after a comparison with the hash they were written with. BadData if lost or damaged.
+    """The rows of a file, checked against their stored hash. BadData if missing or damaged.
 
-    Files of contract 1.0 have no such hash; the checksums of their pages are all there is.
+    Files of contract 1.0 have no such hash, only the checksums of their pages.
     """
     try:
         table = pq.read_table(path, page_checksum_verification=True)

@@ -1,9 +1,9 @@
-"""The store that an experiment names: done marks of every stage and the region graph, behind one protocol.
+"""The configured store of an experiment: done marks of every stage and the region graph, with one protocol.
 
 [store] engine = "files": JSON and Parquet files in the experiment's folder, written by rename; safe on NFS
-[store] engine = "mongo": a MongoDB server, with the collections and fields of the field
+[store] engine = "mongo": a MongoDB server, with the usual collections and fields of the field
 
-Opening connects to nothing: an engine does that at its first use, in the process that uses it.
+Opening does not connect; an engine connects at its first use, in the process that uses it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lsdflow_runtime.store.rag_store import FilesRagStore, RagStore
 
 
 class Store(Protocol):
-    """All that is kept beside the arrays."""
+    """The stored data of an experiment apart from the arrays."""
 
     @property
     def rag(self) -> RagStore:
@@ -36,10 +36,10 @@ class Store(Protocol):
         """Keys of the passes of a stage, the newest last."""
 
     def begin(self, stage: str, key: str) -> None:
-        """Called before the blocks of a run. OutputConflict (73) if the store is another experiment's."""
+        """Called before the blocks of a run. OutputConflict (73) if the store belongs to another experiment."""
 
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
-        """Remove rows of other passes of the stage where they share collections with those of `keys` (mongo)."""
+        """Remove rows of other passes of the stage if they share collections with those of `keys` (mongo)."""
 
     def drop(self, stage: str, key: str) -> None:
         """Remove the marks and the rows of a pass, the marks first."""
@@ -47,7 +47,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class FilesStore:
-    """The embedded engine under `root`; passes have folders of their own and never mix."""
+    """The embedded engine under `root`; each pass has its own folders."""
 
     root: Path
 
@@ -70,10 +70,10 @@ class FilesStore:
         return [key.name for key in sorted(keys, key=lambda key: key.stat().st_mtime)]
 
     def begin(self, stage: str, key: str) -> None:
-        """Nothing to do: the folder is the experiment's own."""
+        """Nothing to do, because the folder belongs to the experiment."""
 
     def drop_others(self, stage: str, keys: Collection[str]) -> None:
-        """Nothing to do: each pass has its own folder."""
+        """Nothing to do, because each pass has its own folder."""
 
     def drop(self, stage: str, key: str) -> None:
         """Remove the marks and the rows of a pass, the marks first."""
@@ -81,12 +81,12 @@ class FilesStore:
         self.rag.drop(key)
 
 
-# An open store per process and experiment: a connection is neither shared with a forked process nor made twice.
+# One open store per process and experiment, so that a connection is not shared with a forked process or made twice.
 _OPEN: dict[tuple[int, Path, StoreTable], Store] = {}
 
 
 def open_store(experiment: Experiment) -> Store:
-    """The store that the experiment names. Nothing is read or connected yet, except the file with the URI (mongo)."""
+    """The configured store. It is not read or connected yet, except for the file with the URI (mongo)."""
     if experiment.store.engine == "files":
         return FilesStore(experiment.layout.store)
     from lsdflow_runtime.store.mongo_store import open_mongo
@@ -98,7 +98,7 @@ def open_store(experiment: Experiment) -> Store:
 
 
 def problems_of_store(experiment: Experiment) -> list[StageError]:
-    """All that would keep a run from its store; writes nothing. A server without a password is warned of in the log."""
+    """All problems of the store; writes nothing. Logs a warning for a server without a password."""
     if experiment.store.engine == "files":
         return []
     from lsdflow_runtime.store.mongo_store import problems_of_mongo
@@ -107,7 +107,7 @@ def problems_of_store(experiment: Experiment) -> list[StageError]:
 
 
 def store_facts(experiment: Experiment | None) -> dict[str, Any]:
-    """Of a mongo store its facts, or its first problem and what to do; of files the engine alone."""
+    """Facts of a mongo store, or its first problem with the fix; for files only the engine."""
     if experiment is None or experiment.store.engine == "files":
         return {"engine": "files"}
     from lsdflow_runtime.store.mongo_connection import QUICK, MongoConnection, mongo_address
@@ -136,7 +136,7 @@ def _server_facts(connection: Any) -> dict[str, Any]:
     before = time.time()
     hello = connection.call(lambda db: db.command("hello"))
     after = time.time()
-    # Dates of the driver have no zone; they are UTC.
+    # Dates of the driver have no time zone; they are UTC.
     theirs = (hello["localTime"] - type(hello["localTime"])(1970, 1, 1)).total_seconds()
     return {
         "version": version,

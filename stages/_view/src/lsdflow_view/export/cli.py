@@ -60,7 +60,7 @@ def ome(
 ) -> None:
     """Write OME-NGFF 0.5 (zarr 3): raw as an image, with labels; LSDs and affinities if named by --layer."""
     with exit_codes(debug):
-        # zarr takes a second to start
+        # zarr takes a second to import
         from lsdflow_view.export.ngff import export_ome
 
         written = export_ome(load_experiment(folder), out, tuple(named or ()), levels, workers or available_cores())
@@ -97,7 +97,7 @@ def precomputed(
     """Write neuroglancer precomputed: a folder for each layer, with several levels, meshes and skeletons."""
     with exit_codes(debug):
         wanted = (_count(meshes, "--meshes"), _count(skeletons, "--skeletons"))
-        # cloud-volume and what makes shapes take seconds to start
+        # cloud-volume and the libraries for meshes and skeletons take seconds to import
         from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
         from lsdflow_view.export.shape_works import ShapeOptions
 
@@ -109,7 +109,7 @@ def precomputed(
 
 
 def _count(text: str, option: str) -> int:
-    """A number of segments, or all."""
+    """The number of segments that an option gives, or all."""
     if text == "all":
         return sys.maxsize
     if not text.isdecimal():

@@ -1,4 +1,4 @@
-"""One block of a coarser level, made piece by piece from the level before: memory is that of a block, not of eight."""
+"""One block of a coarser level, computed in eighths from the finer level, so that only one block is in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Read = Callable[[Box], npt.NDArray[Any]]
 
 
 def coarser_values(read: Read, box: Box, level: Level, finer: Level, reduction: Reduction) -> npt.NDArray[Any]:
-    """The values of `box` of `level`; `read` gives those of the level before."""
+    """The values of `box` of `level`; `read` reads from the finer level."""
     made: npt.NDArray[Any] | None = None
     for piece in pieces(box):
         values = read(level.finer_box(piece, finer.box))

@@ -1,9 +1,9 @@
-"""The processes that write the pieces of an export: each takes one piece after another, whole files only.
+"""The worker processes that write the pieces (blocks, segments) of an export; a piece is written as whole files.
 
-coordinator: holds the folder, hands out numbers, marks what comes back  ->  workers: make, write, read back a piece
+coordinator: locks the folder, assigns numbers, sets done marks  ->  workers: compute, write, read back a piece
 
-A piece is pure and its files are its own, so any number of workers and any order leave the same bytes. A worker that
-is lost (killed, out of memory) costs what it had under way; workers end with their coordinator, however that ends.
+A piece depends on no other piece and shares no file with one, so the number and order of workers do not change the
+bytes. If a worker is lost (killed, out of memory), its pieces are repeated. Workers end when their coordinator ends.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from lsdflow_command.processes import end_with_parent
 from lsdflow_contract.errors import InternalError, Interrupted, StageError
 
 LOG = logging.getLogger("lsdflow.export")
-# Times that workers may be lost one after another without any piece done meanwhile.
+# Stop after so many lost workers in a row if no piece was finished between the losses.
 LOSSES = 3
 
-# Writes the piece with a number, to last a loss of power; it travels to the workers.
+# Writes the piece with a number and flushes it to disk (fsync); it is pickled for the workers.
 Write = Callable[[int], None]
 
 
 class Crew:
-    """`count` worker processes for the pieces of `works`; 1: this process does them, one after another."""
+    """`count` worker processes for the pieces of the passes `works`; with 1, this process writes them itself."""
 
     def __init__(self, count: int, works: Sequence[Write]) -> None:
         self.count, self.works = count, list(works)
@@ -46,15 +46,15 @@ class Crew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            # What is under way is not waited for: a shard takes longer than a scheduler waits after SIGTERM.
+            # Do not wait for unfinished pieces: a shard takes longer than a scheduler waits after SIGTERM.
             for child in set(multiprocessing.active_children()) - self._others:
                 child.kill()
         self._dismiss()
 
     def written(self, work: int, numbers: Iterable[int]) -> Iterator[int]:
-        """Let these pieces of a work be written; yields the number of each that is, in whatever order.
+        """Write these pieces of one pass; yields the number of each as it is finished, in any order.
 
-        Raises what a worker raised, Interrupted (75) if workers are lost again and again.
+        Raises the error of a worker, or Interrupted (75) if workers are lost repeatedly without any progress.
         """
         waiting, losses = deque(numbers), 0
         if self.count == 1:
@@ -72,13 +72,13 @@ class Crew:
                 self._regret(losses)
 
     def _until_lost(self, work: int, waiting: deque[int]) -> Iterator[int]:
-        """Hand out `waiting`; what was under way when a worker was lost is put back there."""
+        """Assign the pieces in `waiting` to workers; if a worker is lost, its unfinished pieces return to `waiting`."""
         under_way: dict[Future[None], int] = {}
         try:
             while waiting or under_way:
                 end_if_asked()
                 while waiting and len(under_way) < 2 * self.count:
-                    # Handed out, then taken: a pool that breaks here takes none.
+                    # Submit first, then remove from `waiting`: if the pool breaks here, the piece is not lost.
                     future = self._opened().submit(_write, work, waiting[0])
                     under_way[future] = waiting.popleft()
                 for ended in wait(under_way, return_when=FIRST_COMPLETED).done:
@@ -99,7 +99,7 @@ class Crew:
 
     def _opened(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            context = multiprocessing.get_context("spawn")  # libraries have threads, which no fork survives
+            context = multiprocessing.get_context("spawn")  # libraries start threads, which do not survive a fork
             self._pool = ProcessPoolExecutor(self.count, context, initializer=_start, initargs=(self.works,))
         return self._pool
 
@@ -110,13 +110,13 @@ class Crew:
 
 
 class _Orders:
-    """What a worker process was started for."""
+    """The passes that a worker process can run."""
 
     works: Sequence[Write] = ()
 
 
 def _start(works: Sequence[Write]) -> None:
-    """A worker begins: it ends with its coordinator, which alone listens to Ctrl-C and to the scheduler."""
+    """Set up a worker: it ends with its coordinator, and leaves Ctrl-C and the scheduler's signals to it."""
     end_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -131,6 +131,6 @@ def _write(work: int, number: int) -> None:
     except StageError:
         raise
     except Exception as error:
-        # Errors of libraries may not survive the way to the coordinator.
+        # Exceptions of libraries may not be picklable.
         what, fix = f"internal: {type(error).__name__}: {error}", "run with --debug and report it"
         raise InternalError(what, fix=fix) from error

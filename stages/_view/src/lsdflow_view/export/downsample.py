@@ -18,9 +18,9 @@ Reduction = Callable[[npt.NDArray[Any], Vox3], npt.NDArray[Any]]
 
 
 def whole_bins(values: npt.NDArray[Any], lower_vox: Vox3, upper_vox: Vox3) -> npt.NDArray[Any]:
-    """Fill bins that a face cuts, by repeating the face: `lower_vox` voxels below, `upper_vox` above.
+    """Complete bins that a face of the volume cuts, by repeating the face: `lower_vox` voxels below, `upper_vox` above.
 
-    A bin of two planes with one of them repeated has the mean and the mode of that one: nothing is invented.
+    A bin of a plane and its copy has the mean and the mode of that plane.
     """
     if not any((*lower_vox, *upper_vox)):
         return values
@@ -29,7 +29,7 @@ def whole_bins(values: npt.NDArray[Any], lower_vox: Vox3, upper_vox: Vox3) -> np
 
 
 def mean_of_bins(values: npt.NDArray[Any], factor: Vox3) -> npt.NDArray[Any]:
-    """Mean of each bin in the type of `values`; of integers rounded to the nearest, halves up."""
+    """Mean of each bin, with the dtype of `values`; integers are rounded to the nearest, halves up."""
     members = _members(values, factor)
     if np.issubdtype(values.dtype, np.floating):
         return np.mean(members, axis=0, dtype=np.float64).astype(values.dtype)
@@ -41,7 +41,7 @@ def mean_of_bins(values: npt.NDArray[Any], factor: Vox3) -> npt.NDArray[Any]:
 
 
 def mode_of_bins(labels: npt.NDArray[Any], factor: Vox3) -> npt.NDArray[Any]:
-    """The most frequent label of each bin (background is one of them); of equally frequent ones the lowest."""
+    """The most frequent label of each bin (background counts as a label); the lowest of equally frequent labels."""
     members = _members(labels, factor)
     counts = [np.ones(members[0].shape, np.uint8) for _ in members]
     for (a, first), (b, second) in itertools.combinations(enumerate(members), 2):

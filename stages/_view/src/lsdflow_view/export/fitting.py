@@ -1,4 +1,4 @@
-"""How many workers of an export fit into the memory that is free."""
+"""How many workers of an export fit into free memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOG = logging.getLogger("lsdflow.export")
 def fitting_workers(wanted: int, each_bytes: int, free_bytes: int, what: str) -> int:
     """As many of the `wanted` workers as `free_bytes` hold if each needs `each_bytes`; at least 1.
 
-    what: their work, for the line that tells of fewer.
+    what: what the workers do, for the warning if fewer are used.
     """
     fitting = max(1, min(wanted, free_bytes // max(1, each_bytes)))
     if fitting < wanted:

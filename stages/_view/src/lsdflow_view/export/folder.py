@@ -1,8 +1,8 @@
-"""The folder of an export: whose it is, what of it is finished, and what remains to be done after an interruption.
+"""The folder of an export: its lock, its finished layers, and the pieces that remain after an interruption.
 
-OUT/.export/        while it is made: the lock of the one process that writes, keys of the layers, done marks, the
+OUT/.export/        during an export: the lock of the process that writes, keys of the layers, done marks, and the
                     segments that get meshes and skeletons (segment_works)
-What is finished is recorded by the format, in the metadata that it writes last; then .export is removed.
+Each format records finished layers in its own metadata, which are written last. Then .export is removed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ NOTED = "keys.json"
 
 @dataclass(frozen=True)
 class Work:
-    """Pieces numbered 0 to `count` - 1 (blocks, segments) to be written, each by itself and whole.
+    """A pass: pieces (blocks, segments) numbered 0 to `count` - 1, each written as a whole and independently.
 
-    name, key: what their done marks stand for. folder: what the pieces are written into. begin: makes it; True if it
-    was not there before, so that no mark of it can be right. write: writes one piece, to last a loss of power; it
-    travels to worker processes.
+    name, key: identify the done marks. folder: where the pieces are written. begin: creates the folder; True if it
+    did not exist, so that all its marks are invalid. write: writes one piece and flushes it to disk (fsync); it is
+    pickled for worker processes.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Work:
 
 @contextmanager
 def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[str, str]) -> Iterator[Path]:
-    """Hold `out` for this process; yields the folder of what is under way.
+    """Lock `out` for this process; yields the folder for unfinished data.
 
-    finished: key of each layer that is in `out` already; None if no export was ever finished there.
-    Raises OutputConflict (73) if something else is there, other data was exported there, or another process exports.
+    finished: key of each layer that `out` already holds; None if no export was ever finished there.
+    Raises OutputConflict (73) if `out` holds other files or an export of other data, or if another process exports.
     """
     under_way = out / UNDER_WAY
     _require_same(under_way, finished or {}, keys)
@@ -62,24 +62,24 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
             )
         under_way.mkdir(parents=True, exist_ok=True)
     with interrupt_on_signals(), stage_lock(under_way, "another process exports to this folder"):
-        # What another process has claimed meanwhile.
+        # Another process may have recorded its keys meanwhile.
         _require_same(under_way, finished or {}, keys)
         yield under_way
 
 
 def claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:
-    """Record the key of each layer before anything of it is written. Raises OutputConflict (73) as `export_folder`."""
+    """Record the key of each layer before it is written. Raises OutputConflict (73) like `export_folder`."""
     write_json(under_way / NOTED, {**_require_same(under_way, finished, keys), **keys})
 
 
 def close_folder(out: Path) -> None:
-    """Nothing is under way any more."""
+    """Remove the folder for unfinished data."""
     with storage_errors(out):
         shutil.rmtree(out / UNDER_WAY)
 
 
 def run_works(label: str, unit: str, under_way: Path, works: list[Work], workers: int = 1) -> int:
-    """Write all pieces that have no done mark, one work after another; returns how many that were."""
+    """Write all pieces without a done mark, pass by pass; returns how many were written."""
     open_marks = [(work, DoneMarks.of(under_way, work.name, work.key)) for work in works]
     for work, marks in open_marks:
         if work.begin():
@@ -108,14 +108,14 @@ def _run(index: int, work: Work, marks: DoneMarks, crew: Crew, progress: Progres
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed writers left beside the files that they did not finish."""
+    """Remove the temporary files of writers that were killed."""
     with storage_errors(folder):
         for partial in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
             partial.unlink(missing_ok=True)
 
 
 def _require_same(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
-    """The keys that are known of the folder. OutputConflict (73) if a layer of `keys` has another."""
+    """All keys recorded in the folder. OutputConflict (73) if a layer of `keys` has a different key there."""
     noted = under_way / NOTED
     found = {**(read_json(noted) if noted.exists() else {}), **finished}
     other = [name for name, key in keys.items() if found.get(name, key) != key]

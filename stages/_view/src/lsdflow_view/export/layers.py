@@ -1,4 +1,4 @@
-"""The volumes of an experiment that can be exported: those that finished stages left, as their manifests name them."""
+"""The volumes of an experiment that can be exported: the outputs of finished stages, as their manifests name them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lsdflow_view.export.downsample import Reduction, mean_of_bins, mode_of_bins
 
 Kind = Literal["image", "labels"]
 
-# layer: stage, its output, dataset below it (the output is the array itself where there is none), kind
+# layer: stage, its output, dataset in it (empty if the output is the array itself), kind
 _KNOWN: dict[str, tuple[str, str, str, Kind]] = {
     "raw": ("prepare", "target", RAW.dataset, "image"),
     "lsds": ("predict", "lsds", "", "image"),
@@ -24,7 +24,7 @@ _KNOWN: dict[str, tuple[str, str, str, Kind]] = {
     "truth": ("prepare", "target", LABELS.dataset, "labels"),
 }
 LAYERS = tuple(_KNOWN)
-# What an export holds if nothing is named: networks' outputs are ten times the raw data, and few viewers show them.
+# Layers that are exported by default. Network outputs are not: ten times the size of the raw data, and rarely viewed.
 USUAL = ("raw", "fragments", "segmentation", "truth")
 
 
@@ -39,14 +39,14 @@ class Layer:
 
     @property
     def reduction(self) -> Reduction:
-        """How a coarser level is made."""
+        """How a coarser level is computed."""
         return mean_of_bins if self.kind == "image" else mode_of_bins
 
 
 def open_layers(experiment: Experiment, named: tuple[str, ...]) -> tuple[Layer, ...]:
-    """The named layers; if none is named, the usual ones that are there.
+    """The named layers; if none is named, those of the usual layers that exist.
 
-    Raises UsageError (2) for an unknown name, MissingInput (66) for a layer that no finished stage left.
+    Raises UsageError (2) for an unknown name, MissingInput (66) for a layer that no finished stage has written.
     """
     unknown = [name for name in named if name not in _KNOWN]
     if unknown:
@@ -58,7 +58,7 @@ def open_layers(experiment: Experiment, named: tuple[str, ...]) -> tuple[Layer, 
 
 
 def open_layer(experiment: Experiment, name: str) -> Layer:
-    """One layer. Raises MissingInput (66) if no finished stage left it."""
+    """One layer. Raises MissingInput (66) if no finished stage has written it."""
     stage, output, dataset, kind = _KNOWN[name]
     manifest = read_manifest(experiment.layout, stage)
     container, inside = manifest.output_array(experiment.layout, output)

@@ -1,12 +1,12 @@
-"""Export to OME-NGFF 0.5 (zarr 3): the raw data as the image, labels beside it, networks' outputs as channel images.
+"""Export to OME-NGFF 0.5 (zarr 3): the raw data as image, segmentations as labels, network outputs as channel images.
 
 OUT/zarr.json                  group: multiscales of raw
 OUT/0, 1, 2 ...                raw, level by level
 OUT/labels/<name>/0, 1 ...     fragments, segmentation, truth: as many levels
 OUT/images/<name>/0, 1 ...     lsds, affinities (c, z, y, x)
 
-Each block is a whole chunk file (shard) of the target, written once. Metadata come last: what is not finished is no
-image yet.
+Each block is a whole chunk file (shard) of the target, written once. The metadata are written last, so an unfinished
+export is not an image yet.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class _NgffArray(ArraySpec):
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """The channel axis is plain `c`."""
+        """Names of the axes; the channel axis is `c`."""
         return ("c", "z", "y", "x") if self.channels else ("z", "y", "x")
 
 
 @dataclass(frozen=True)
 class _Image:
-    """One layer on its way into one multiscale image."""
+    """The export of one layer to one multiscale image."""
 
     layer: Layer
     folder: Path
@@ -58,7 +58,7 @@ class _Image:
 
     @cached_property
     def key(self) -> str:
-        """Names what is exported: the data, and how it is cut into levels."""
+        """Identifies the exported data and its division into levels."""
         source = self.layer.volume
         return hash_of(
             {
@@ -79,7 +79,7 @@ class _Image:
         return OutputArray(self.folder, spec, grid, grid.box, source.chunk_shape_vox)
 
     def work(self, level: Level) -> Work:
-        """The blocks of a level."""
+        """The pass that writes the blocks of a level."""
         array = self.array(level)
         return Work(
             name=f"{self.layer.name}-{level.number}",
@@ -100,7 +100,7 @@ class _Image:
         }
 
     def _plan(self, level: Level) -> BlockPlan:
-        """Whole files of the target: no two processes write the same one."""
+        """Blocks of whole files of the target, so that no two processes write the same file."""
         return BlockPlan(level.box, self.layer.volume.chunk_shape_vox)
 
     def _write(self, level: Level, number: int) -> None:
@@ -126,10 +126,10 @@ class _Image:
 
 
 def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count: int | None, workers: int = 1) -> int:
-    """Write the named layers (none: the usual ones) to `out`; returns how many blocks were written.
+    """Write the named layers (by default the usual ones) to `out`; returns how many blocks were written.
 
-    count: levels of each image; None: until it fits on a screen. workers: processes that write. Labels belong to raw,
-    which is always written.
+    count: levels of each image; None: until a level fits on a screen. workers: processes that write. raw is always
+    written, because labels need an image.
     """
     layers = open_layers(experiment, named)
     if all(layer.name != "raw" for layer in layers):
@@ -157,7 +157,7 @@ def _levels(layer: Layer, count: int) -> tuple[Level, ...]:
 
 
 def _write_metadata(out: Path, images: list[_Image], keys: dict[str, str]) -> None:
-    """The groups; that of the whole comes last."""
+    """Write the metadata of the groups, that of the export as a whole last."""
     attributes = {image.layer.name: {"ome": _metadata(image)} for image in images}
     for image in images:
         if image.folder != out:

@@ -1,7 +1,7 @@
 """OME-NGFF 0.5 metadata: axes, scale levels with physical scale and translation, lists of labels.
 
-Everything stands under `ome` in the attributes of a zarr 3 group. Lengths are nanometers. A level's translation is
-that of the centre of its voxel 0, relative to a world in which level 0 begins at the volume's offset.
+All metadata are under `ome` in the attributes of a zarr 3 group. Lengths are in nanometers. The translation of a level
+is the position of the centre of its voxel 0, in a world in which level 0 begins at the volume's offset.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def labels_metadata(names: Sequence[str]) -> dict[str, Any]:
 
 
 def write_group(folder: Path, attributes: Mapping[str, Any]) -> None:
-    """Make a folder a zarr 3 group with these attributes, or give it these."""
+    """Write a zarr 3 group with these attributes, or replace the attributes of an existing one."""
     write_json(folder / "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)})
 
 
 def image_folder(out: Path, name: str, kind: str) -> Path:
-    """Where the multiscale image of a layer lies: raw is the export's own, others lie below it."""
+    """The folder of the multiscale image of a layer: `out` itself for raw, a folder in `out` for the others."""
     if name == "raw":
         return out
     return out / ("labels" if kind == "labels" else "images") / name
 
 
 def finished_layers(out: Path) -> dict[str, str] | None:
-    """Key of each layer of a finished export; None if there is none."""
+    """Key of each layer of a finished export; None if `out` holds none."""
     group = out / "zarr.json"
     if not group.is_file():
         return None

@@ -1,13 +1,13 @@
-"""Export to neuroglancer precomputed, written by cloud-volume: one folder a layer, several levels (mips).
+"""Export to neuroglancer precomputed with cloud-volume: one folder per layer, with several levels (mips).
 
 OUT/<layer>/info               type, resolution (nm) and voxel_offset of each level; x, y, z order
-OUT/<layer>/<resolution>/...   chunks: raw for images, compressed_segmentation for labels; not compressed beyond that,
+OUT/<layer>/<resolution>/...   chunks: raw for images, compressed_segmentation for labels; no further compression,
                                so that any web server and any reader (tensorstore, neuroglancer, igneous) can serve
                                them; or shards of such chunks (precomputed_shards)
 OUT/<layer>/mesh, skeletons    of chosen segments (shapes)
-OUT/lsdflow_export.json        what is finished
+OUT/lsdflow_export.json        keys of the finished layers and shapes
 
-Levels are halved on the grid of the world, as viewers expect: voxel 5 of level 0 lies in voxel 2 of level 1, wherever
+Levels are halved on the grid of the world, as viewers expect: voxel 5 of level 0 is in voxel 2 of level 1, wherever
 the volume begins.
 """
 
@@ -34,7 +34,7 @@ RECORD = "lsdflow_export.json"
 
 @dataclass(frozen=True)
 class VolumeOptions:
-    """How volumes are cut: levels (None: until one fits on a screen), chunks in files of their own or in shards."""
+    """Number of levels (None: until one fits on a screen), and whether chunks are single files or in shards."""
 
     levels: int | None = None
     sharded: bool = False
@@ -48,7 +48,7 @@ def export_precomputed(
     shapes: ShapeOptions,
     workers: int = 1,
 ) -> dict[str, int]:
-    """Write the named layers (none: the usual ones) below `out`; returns how much of what was written now.
+    """Write the named layers (by default the usual ones) to `out`; returns how many items of each kind were written.
 
     workers: processes that write blocks and shapes.
     """
@@ -76,7 +76,7 @@ def export_precomputed(
 
 
 def _require_shapes(shaped: list[ShapeWork], workers: int) -> None:
-    """Find the segments of shapes that are to be made. What cannot be is told before any volume is written."""
+    """Find the segments that get shapes, and raise before any volume is written if one of them cannot be made."""
     for work in shaped[:1]:
         work.segments.make(workers)
     for work in shaped:
@@ -84,7 +84,7 @@ def _require_shapes(shaped: list[ShapeWork], workers: int) -> None:
 
 
 def _make(work: ShapeWork, under_way: Path, workers: int) -> int:
-    """How many shapes were made."""
+    """Write the shapes; returns how many were written."""
     made = run_works(f"export {work.name}", "segment", under_way, [work.work()], work.workers(workers))
     work.list_segments()
     return made
@@ -95,7 +95,7 @@ def _place(work: ShapeWork) -> str:
 
 
 def _finish(out: Path, layers: list[PrecomputedLayer], record: dict[str, Any]) -> None:
-    """Metadata of what is there in full."""
+    """Write the metadata of complete layers."""
     for layer in layers:
         write_json(layer.folder / "info", layer.info())
     write_json(out / RECORD, {"written_by": Writer.of("view").model_dump(), **record})
@@ -126,7 +126,7 @@ def _on_the_way(layer: Layer, out: Path, options: VolumeOptions, checked: ReadBa
 
 
 def _record(out: Path) -> dict[str, Any] | None:
-    """What of an earlier export is finished: keys of its layers and shapes; None if nothing is."""
+    """Keys of the finished layers and shapes of an earlier export; None if there are none."""
     path = out / RECORD
     if not path.is_file():
         return None

@@ -25,14 +25,14 @@ from lsdflow_view.export.read_back import ReadBack
 
 BLOCK_VOX = 128
 _ENCODINGS = {"image": "raw", "labels": "compressed_segmentation"}
-# Folders beside the levels that the info file names.
+# Folders that the info file names in addition to the levels.
 _OF_SEGMENTS = ("mesh", "skeletons", "segment_properties")
 _TYPES = {"image": "image", "labels": "segmentation"}
 
 
 @dataclass(frozen=True)
 class PrecomputedLayer:
-    """One layer on its way into one precomputed volume; boxes are on the grid of the world (voxel_offset included)."""
+    """The export of one layer to a precomputed volume; boxes are on the grid of the world (voxel_offset included)."""
 
     layer: Layer
     folder: Path
@@ -42,7 +42,7 @@ class PrecomputedLayer:
 
     @cached_property
     def key(self) -> str:
-        """Names what is exported: the data, and how it is cut into levels."""
+        """Identifies the exported data and its division into levels."""
         return hash_of(
             {
                 "format": "precomputed",
@@ -53,7 +53,7 @@ class PrecomputedLayer:
         )
 
     def info(self) -> dict[str, Any]:
-        """The info file; names of folders with meshes and skeletons where there are some."""
+        """The content of the info file, with the folders of meshes and skeletons if they exist."""
         volume, kind = self.layer.volume, self.layer.kind
         shapes = {name: name for name in _OF_SEGMENTS if (self.folder / name).is_dir()}
         return {
@@ -66,17 +66,17 @@ class PrecomputedLayer:
         }
 
     def works(self) -> list[Work]:
-        """The blocks of all levels."""
+        """One pass per level, which writes its blocks."""
         return [self._work(level) for level in self.levels]
 
     def open(self, number: int) -> CloudVolume:
-        """One level, as cloud-volume has it."""
+        """One level as a CloudVolume."""
         return CloudVolume(
             f"precomputed://file://{self.folder}", mip=number, info=self.info(), compress=False, progress=False
         )
 
     def read(self, number: int, box: Box) -> npt.NDArray[Any]:
-        """Values of a level that is written, ([c,] z, y, x)."""
+        """Values of a level that is already written, ([c,] z, y, x)."""
         values = np.asarray(self._opened(number)[_xyz_slices(box)])
         return values.T if self.layer.volume.channels else values[..., 0].T
 
@@ -92,7 +92,7 @@ class PrecomputedLayer:
         )
 
     def _plan(self, level: Level) -> BlockPlan:
-        """Whole files, shards or chunks: no two processes write the same one."""
+        """Blocks of whole files (shards or chunks), so that no two processes write the same file."""
         return BlockPlan(level.box, shard_shape_vox(level.box) if self.sharded else (BLOCK_VOX,) * 3)
 
     def _write(self, level: Level, number: int) -> None:

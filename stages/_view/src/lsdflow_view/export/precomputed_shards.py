@@ -1,9 +1,9 @@
-"""Shards of a precomputed volume (neuroglancer_uint64_sharded_v1): many chunks in one file, so that 10^12 voxels are
-some 60,000 files (of 256^3 voxels) and not 4 million.
+"""Shards of a precomputed volume (neuroglancer_uint64_sharded_v1): many chunks in one file. 10^12 voxels then need
+about 60,000 files (of 256^3 voxels) instead of 4 million.
 
-Chunks are numbered along a space-filling curve (compressed Morton code); a shard holds 2^SHARD_BITS that follow each
-other, which is a box: 4 x 4 x 4 chunks, or longer along the other axes where the volume is thin. cloud-volume knows
-the curve and the form of the file.
+Chunks are numbered along a space-filling curve (compressed Morton code). A shard holds 2^SHARD_BITS consecutive
+chunks, which form a box: 4 x 4 x 4 chunks, or longer along the other axes where the volume is thin. cloud-volume
+computes the curve and writes the file format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARD_BITS = 6
 
 
 def sharding(box: Box) -> dict[str, Any]:
-    """The `sharding` of a scale of the info file. Chunks are compressed (gzip) inside of the shard."""
+    """The `sharding` entry of a scale in the info file. Chunks are compressed (gzip) within the shard."""
     bits = sum((count - 1).bit_length() for count in _chunk_counts(box))
     return {
         "@type": "neuroglancer_uint64_sharded_v1",
@@ -36,7 +36,7 @@ def sharding(box: Box) -> dict[str, Any]:
 
 
 def shard_shape_vox(box: Box) -> Vox3:
-    """Edges (z, y, x) of the shards of a level, which begin at its first voxel."""
+    """Shape (z, y, x) of the shards of a level; the first shard begins at the first voxel of the level."""
     spec = ShardingSpecification.from_dict(sharding(box))
     x, y, z = (int(edge) for edge in spec.image_shard_shape(box.shape_vox[::-1], (CHUNK_VOX,) * 3))
     return z, y, x
@@ -45,7 +45,8 @@ def shard_shape_vox(box: Box) -> Vox3:
 def shard_of(volume: CloudVolume, mip: int, place: tuple[slice, ...], values: npt.NDArray[Any]) -> tuple[str, bytes]:
     """Name and content of the shard that holds `values` (x, y, z, channel) at `place`: one whole shard.
 
-    Chunk by chunk: cloud-volume itself writes one empty chunk for all of them, also where the volume's end cuts one.
+    Chunks are encoded one by one, because cloud-volume itself would write the same empty chunk for all empty ones, even
+    where the end of the volume cuts a chunk.
     """
     box = Bbox([part.start for part in place], [part.stop for part in place])
     image, encoded = volume.image, {}

@@ -1,7 +1,7 @@
-"""The levels of a multiscale volume: which axes are halved, and where the voxels of each level lie.
+"""The levels of a multiscale volume: which axes are halved, and the positions of the voxels of each level.
 
-Axes are halved until voxels are as isotropic as halving makes them, then all together: 40, 8, 8 nm goes on to
-40, 16, 16; 40, 32, 32; 80, 64, 64. Level 0 is the volume itself.
+The finer axes are halved until voxels are as isotropic as halving can make them, then all axes: 40, 8, 8 nm is
+followed by 40, 16, 16; 40, 32, 32; 80, 64, 64. Level 0 is the volume itself.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from lsdflow_contract.geometry import Box, Geometry, Nm3, Vox3
 from lsdflow_runtime.blocks import BlockPlan
 
-# A level that fits on a screen is the last: viewers begin with it.
+# The last level fits on a screen, because viewers begin with it.
 COARSEST_EDGE_VOX = 64
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level; `box` on the grid of this level, `step` (1 or 2 per axis) from the level before."""
+    """One level: `box` on the grid of this level, `step` (1 or 2 per axis) from the finer level."""
 
     number: int
     step: Vox3
@@ -26,12 +26,12 @@ class Level:
     box: Box
 
     def finer_box(self, box: Box, finer: Box) -> Box:
-        """The voxels of the level before, whose own box is `finer`, that `box` is made of."""
+        """The voxels of the finer level (whose whole box is `finer`) from which `box` is computed."""
         begin = _times(box.begin_vox, self.step)
         return Box(begin, _times(box.shape_vox, self.step)).intersect(finer)
 
     def cut_voxels(self, box: Box, finer: Box) -> tuple[Vox3, Vox3]:
-        """How many voxels the bins of `box` lack below and above, because `finer` ends inside them."""
+        """How many voxels are missing below and above in the bins of `box`, because `finer` ends inside them."""
         whole = Box(_times(box.begin_vox, self.step), _times(box.shape_vox, self.step))
         part = whole.intersect(finer)
         return _minus(part.begin_vox, whole.begin_vox), _minus(whole.end_vox, part.end_vox)
@@ -46,7 +46,7 @@ def pyramid(voxel_size_nm: Nm3, box: Box, count: int) -> tuple[Level, ...]:
 
 
 def level_count(voxel_size_nm: Nm3, box: Box) -> int:
-    """How many levels until the longest edge has COARSEST_EDGE_VOX voxels or fewer."""
+    """The number of levels until the longest edge has COARSEST_EDGE_VOX voxels or fewer."""
     level, count = Level(0, (1, 1, 1), voxel_size_nm, box), 1
     while max(level.box.shape_vox) > COARSEST_EDGE_VOX:
         level, count = _coarser(level), count + 1
@@ -54,14 +54,14 @@ def level_count(voxel_size_nm: Nm3, box: Box) -> int:
 
 
 def level_geometry(base: Geometry, level: Level) -> Geometry:
-    """Where a level of a volume lies whose voxels are counted from 0: the same corner, larger voxels."""
+    """The geometry of a level whose voxels are counted from 0: the same corner as `base`, larger voxels."""
     return Geometry(level.voxel_size_nm, base.offset_nm, level.box.shape_vox)
 
 
 def centre_translation_nm(base: Geometry, level: Level) -> Nm3:
-    """What moves voxel 0 of a level to its place: the volume's offset, and the shift of the centre of a larger voxel.
+    """The translation of a level: the volume's offset, and the shift of the centre of a larger voxel.
 
-    A voxel that averages two lies half a voxel further: (size - size of level 0) / 2.
+    The centre of a voxel that averages two is half a voxel further: (size - size of level 0) / 2.
     """
     axes = zip(base.offset_nm, level.voxel_size_nm, base.voxel_size_nm, strict=True)
     z, y, x = (offset + (size - finest) / 2 for offset, size, finest in axes)
@@ -69,7 +69,7 @@ def centre_translation_nm(base: Geometry, level: Level) -> Nm3:
 
 
 def pieces(box: Box) -> Iterator[Box]:
-    """A box in halves along each axis: eight of them need as much of the level before as one block of it holds."""
+    """The box halved along each axis: each of the eight boxes is computed from one block of the finer level."""
     z, y, x = (-(-n // 2) for n in box.shape_vox)
     return (block.write for block in BlockPlan(box, (z, y, x)).blocks())
 

@@ -1,4 +1,4 @@
-"""A block is read back from disk and compared before it counts as written (compute.verify_fraction of the blocks)."""
+"""Reads a written block back from disk and compares it (for the fraction compute.verify_fraction of the blocks)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lsdflow_contract.errors import StorageFailure
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Every so many-th block of a level is read back; 1: all."""
+    """Reads back every n-th block of a level; 1: all."""
 
     every: int = 1
 
     @classmethod
     def of_fraction(cls, fraction: float) -> ReadBack:
-        """Spread evenly, as `verify` of the stages has it."""
+        """An even sample of this fraction of the blocks, as in `verify` of the stages."""
         return cls(max(1, round(1 / fraction)))
 
     def require(self, number: int, values: npt.NDArray[Any], read: Callable[[], npt.NDArray[Any]], where: str) -> None:
-        """StorageFailure (74) if the block of this number is among them, and `read` gives other bits than `values`."""
+        """StorageFailure (74) if the block with this number is sampled and `read` returns other bits than `values`."""
         if number % self.every:
             return
         found = read()
@@ -37,5 +37,5 @@ class ReadBack:
 
 
 def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Bits, not numbers: nan is itself, and 0 is not -0."""
+    """The values as bits, so that nan equals nan, and 0 differs from -0."""
     return values.view(f"u{values.dtype.itemsize}")

@@ -1,4 +1,4 @@
-"""Tables of segments as files: one for each piece of a volume, merged in memory that does not grow with their number.
+"""Tables of segments as files, one for each part of a volume, merged with memory that does not grow with their number.
 
 *.npy     uint64 (8, segments): id, voxels, first voxel (z, y, x), the one after the last (z, y, x)
 """
@@ -16,15 +16,15 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.files import write_atomically
 from lsdflow_view.export.segments import SegmentTable, merged, no_segments
 
-# Rows that are merged at once: 64 bytes each, in several copies.
+# Rows that are merged at a time: 64 bytes each, in several copies.
 ROWS_AT_ONCE = 1 << 22
-# Every so many-th id of a file is looked at to cut the ids into ranges.
+# Every so many-th id of a file is read to divide the ids into ranges.
 _SAMPLED = 64
 _COLUMNS = 8
 
 
 def write_table(path: Path, table: SegmentTable) -> None:
-    """Write a table, to last a loss of power."""
+    """Write a table and flush it to disk (fsync)."""
     rows = np.empty((_COLUMNS, len(table)), np.uint64)
     rows[0] = table.ids
     signed = rows.view(np.int64)
@@ -33,7 +33,7 @@ def write_table(path: Path, table: SegmentTable) -> None:
 
 
 def read_table(path: Path) -> SegmentTable:
-    """A table whose columns are mapped, not read: let it go before the file is removed (NFS would keep the folder).
+    """A memory-mapped table. Release it before the file is removed (otherwise NFS keeps the folder).
 
     Raises BadData (65) if it is damaged.
     """
@@ -48,9 +48,9 @@ def read_table(path: Path) -> SegmentTable:
 
 
 def largest_of(files: Sequence[Path], count: int, rows_at_once: int = ROWS_AT_ONCE) -> SegmentTable:
-    """The `count` segments with most voxels, the largest first, from the tables (ascending ids) of a volume's pieces.
+    """The `count` segments with most voxels, the largest first, from the tables (ascending ids) of a volume's parts.
 
-    Memory: twice `count` rows, and about `rows_at_once` with their copies: one range of ids after the other.
+    Memory: twice `count` rows, and about `rows_at_once` rows with their copies, because ids are merged range by range.
     """
     kept = [no_segments()]
     for first, end in _ranges(files, rows_at_once):
@@ -67,7 +67,7 @@ def _largest(tables: Sequence[SegmentTable], count: int) -> SegmentTable:
 
 
 def _ranges(files: Sequence[Path], rows_at_once: int) -> Iterator[tuple[np.uint64, np.uint64 | None]]:
-    """First id and the one after the last (None: no end) of ranges that cover all ids of the files."""
+    """First id and id after the last (None: no end) of ranges that cover all ids of the files."""
     sampled = np.sort(np.concatenate([read_table(file).ids[::_SAMPLED] for file in files]))
     firsts = np.unique(sampled[:: max(1, rows_at_once // _SAMPLED)])
     return pairwise([*firsts, None])

@@ -1,6 +1,6 @@
-"""The largest segments of a layer, with their voxels and bounding boxes: one pass over the volume, by the workers.
+"""The largest segments of a layer with their voxels and bounding boxes, found by the workers in one pass.
 
-OUT/.export/segments-<key>/<piece>.npy           the segments of a piece of the volume (segment_files)
+OUT/.export/segments-<key>/<piece>.npy           the segments of one part of the volume (segment_files)
 OUT/.export/segments-<key>/largest-<count>.npy   the largest of all, the largest first
 """
 
@@ -24,13 +24,13 @@ from lsdflow_view.export.precomputed_layer import BLOCK_VOX, PrecomputedLayer
 from lsdflow_view.export.segment_files import largest_of, read_table, write_table
 from lsdflow_view.export.segments import SegmentTable, table_of_blocks
 
-# Voxels of a piece: some seconds of work, and 15,000 small files for 10^12 voxels.
+# Voxels of a part: some seconds of computing, and 15,000 small files for 10^12 voxels.
 PIECE_VOX = 1 << 26
 
 
 @dataclass(frozen=True)
 class LargestSegments:
-    """The `count` largest segments of a layer whose export goes on in the folder `under_way`."""
+    """The `count` largest segments of a layer; `under_way` is the folder for unfinished data."""
 
     layer: PrecomputedLayer
     under_way: Path
@@ -38,18 +38,18 @@ class LargestSegments:
     piece_vox: int
 
     def make(self, workers: int) -> None:
-        """Look through all blocks of the source, by so many processes; what an earlier run left is gone on with."""
+        """Read all blocks of the source with this many processes; resumes an earlier run."""
         run_works(f"segments of {self.layer.layer.name}", "piece", self.under_way, [self._work()], workers)
         pieces = [self._piece_file(number) for number in range(len(self._plan))]
         write_table(self._file, largest_of(pieces, self.count))
 
     def table(self) -> SegmentTable:
-        """What `make` left, mapped, the largest first, of equals the lowest id: let it go soon (read_table)."""
+        """The memory-mapped table of `make`, largest first, equals by lowest id. Release it soon (read_table)."""
         return read_table(self._file)
 
     @cached_property
     def key(self) -> str:
-        """Names what is looked through, and how it is cut."""
+        """Identifies the data and its division into parts."""
         shape, begin = self._plan.total.shape_vox, self.layer.levels[0].box.begin_vox
         name, identity = self.layer.layer.name, self.layer.layer.identity
         return hash_of(["segments", name, identity, begin, shape, self._plan.write_shape_vox])
@@ -68,7 +68,7 @@ class LargestSegments:
         write_table(self._piece_file(number), table_of_blocks(self._blocks(self._plan.block(number).write)))
 
     def _blocks(self, piece: Box) -> Iterator[tuple[npt.NDArray[Any], Vox3]]:
-        """The source's blocks in a piece, and where they lie on the grid of the world."""
+        """The source's blocks in one part of the volume, with their first voxels on the grid of the world."""
         volume, begin = self.layer.layer.volume, self.layer.levels[0].box.begin_vox
         edges = whole_chunks(volume.box, volume.chunk_shape_vox, BLOCK_VOX**3)
         for block in BlockPlan(piece, edges).blocks():
@@ -92,7 +92,7 @@ class LargestSegments:
 
 
 def whole_chunks(box: Box, chunk_vox: Vox3, most_vox: int) -> Vox3:
-    """Edges of a part of `box`: of one chunk, the shortest doubled again and again while it has at most `most_vox`."""
+    """Shape of a part of `box` with at most `most_vox` voxels: one chunk, its shortest edge doubled repeatedly."""
     edges = list(chunk_vox)
     while 2 * math.prod(edges) <= most_vox:
         shorter = [axis for axis in range(3) if edges[axis] < box.shape_vox[axis]]

@@ -1,4 +1,4 @@
-"""Voxels and bounding box of every segment, from the blocks of a volume, or of a piece of it, one after another."""
+"""Voxels and bounding box of every segment of a volume, or of a part of it, computed block by block."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy.typing as npt
 from lsdflow_contract.geometry import Box, Vox3
 
 BACKGROUND = 0
-# So many blocks' tables are kept before they are merged into one.
+# Tables of so many blocks are kept before they are merged into one.
 _MERGED_AT_ONCE = 64
 _Integer = TypeVar("_Integer", np.int64, np.uint64)
 
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """One row a segment: id, voxels, first voxel and the one after the last (z, y, x)."""
+    """One row per segment: id, voxels, first voxel and the one after the last (z, y, x)."""
 
     ids: npt.NDArray[np.uint64]
     sizes_vox: npt.NDArray[np.int64]
@@ -36,11 +36,11 @@ class SegmentTable:
         return Box.from_bounds(_vox3(self.begin_vox[row]), _vox3(self.end_vox[row]))
 
     def largest(self, count: int) -> npt.NDArray[np.intp]:
-        """Rows of the `count` segments with most voxels, the largest first, of equals the lowest id."""
+        """Rows of the `count` segments with most voxels, the largest first; equals by lowest id."""
         return np.lexsort((self.ids, -self.sizes_vox))[:count]
 
     def take(self, rows: slice | npt.NDArray[np.intp]) -> SegmentTable:
-        """A table of these rows, a copy."""
+        """A copy with these rows."""
         return SegmentTable(
             _copy(self.ids[rows]), _copy(self.sizes_vox[rows]), _copy(self.begin_vox[rows]), _copy(self.end_vox[rows])
         )
@@ -54,7 +54,7 @@ def no_segments() -> SegmentTable:
 
 
 def table_of_block(labels: npt.NDArray[Any], begin_vox: Vox3) -> SegmentTable:
-    """The segments of a block whose first voxel is `begin_vox`, ascending ids; background is none."""
+    """The segments of a block whose first voxel is `begin_vox`, ascending ids, without background."""
     numbered, numbers = fastremap.renumber(labels, preserve_zero=True)
     found_ids = np.array([(number, label) for label, number in numbers.items() if number], np.uint64).reshape(-1, 2)
     ids = np.zeros(len(found_ids) + 1, np.uint64)
@@ -102,7 +102,7 @@ def table_of_blocks(blocks: Iterable[tuple[npt.NDArray[Any], Vox3]]) -> SegmentT
 
 
 def _copy(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
-    """In memory, also what was mapped from a file."""
+    """A copy in memory, also of memory-mapped values."""
     return np.array(values, order="C", subok=False)
 
 

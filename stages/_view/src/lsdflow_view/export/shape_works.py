@@ -1,4 +1,4 @@
-"""Meshes and skeletons of chosen segments of a precomputed volume: each is a piece for a worker, in bounded memory."""
+"""Meshes and skeletons of chosen segments of a precomputed volume. Workers write one at a time, in bounded memory."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from lsdflow_view.export.shapes import (
 
 LOG = logging.getLogger("lsdflow.export")
 Kind = Literal["mesh", "skeletons"]
-# A worker without any segment: its libraries, above all.
+# Memory of a worker without any segment, mostly for its libraries.
 PROCESS_BYTES = 300 * 2**20
 _BYTES_PER_VOXEL = {"mesh": MESH_BYTES_PER_VOXEL, "skeletons": SKELETON_BYTES_PER_VOXEL}
 
 
 @dataclass(frozen=True)
 class ShapeOptions:
-    """What is wanted: so many of the largest segments (0: none), from which level, and at what price.
+    """How many of the largest segments get shapes (0: none), from which level, and how exactly.
 
-    error_nm: how far vertices of a mesh may be moved to save triangles; None: the smallest edge of a voxel.
+    error_nm: how far mesh vertices may be moved to save triangles; None: the shortest edge of a voxel.
     """
 
     meshes: int = 0
@@ -66,17 +66,17 @@ class ShapeWork:
 
     @cached_property
     def key(self) -> str:
-        """Names what is made: of how many segments of which data, of which level, how exact."""
+        """Identifies the shapes: the data, the number of segments, the level and the accuracy."""
         return hash_of([self.layer.key, self.kind, self.count, self.level.number, self.error_nm])
 
     @property
     def name(self) -> str:
-        """The word for several of them."""
+        """The plural for messages."""
         return "meshes" if self.kind == "mesh" else "skeletons"
 
     @property
     def layer(self) -> PrecomputedLayer:
-        """Whose segments they are."""
+        """The layer of the segments."""
         return self.segments.layer
 
     @property
@@ -91,7 +91,7 @@ class ShapeWork:
         return min(self.level.voxel_size_nm) if told is None else told
 
     def work(self) -> Work:
-        """The segments, the largest first. Only when their table is made."""
+        """The pass over the segments, the largest first. Requires the table of segments."""
         return Work(
             name=f"{self.layer.layer.name}-{self.kind}",
             key=self.key,
@@ -102,17 +102,17 @@ class ShapeWork:
         )
 
     def workers(self, wanted: int) -> int:
-        """As many of the `wanted` processes as memory holds if each has the segment that needs most."""
+        """As many of the `wanted` processes as fit into memory if each has the segment that needs most."""
         most = int(self._bytes(self.level.number).max(initial=0))
         return fitting_workers(wanted, PROCESS_BYTES + most, free_memory_bytes(), self.name)
 
     def list_segments(self) -> None:
-        """Name the segments, so that neuroglancer lists them beside the volume."""
+        """Write the list of segments that neuroglancer shows next to the volume."""
         folder = self.layer.folder / "segment_properties"
         write_json(folder / "info", segment_properties(self._table()))
 
     def require_fit(self) -> None:
-        """UsageError (2) for a segment whose bounding box needs more memory than is allowed."""
+        """Raise UsageError (2) if the bounding box of a segment needs more memory than is allowed."""
         allowed, needed = self.options.memory_gib * 2**30, self._bytes(self.level.number)
         too_large = np.flatnonzero(needed > allowed)
         if len(too_large) == 0:
@@ -120,7 +120,7 @@ class ShapeWork:
         row = too_large[0]
         fits = [n for n in range(len(self.layer.levels)) if self._bytes(n)[row] <= allowed]
         coarser = f"take them from a coarser level: --shape-level {fits[0]}; or " if fits else ""
-        # What is told is enough: rounded up.
+        # Rounded up, so that the reported memory is enough.
         gib = math.ceil(needed[row] / 2**30 * 10) / 10
         raise UsageError(
             f"the bounding box of a segment is too large for its {self.kind}",
@@ -136,11 +136,11 @@ class ShapeWork:
         return self.layer.folder / self.kind
 
     def _table(self) -> SegmentTable:
-        """The segments, a copy: the file's own is not to be kept."""
+        """A copy of the table of segments, because the memory-mapped one must not be kept."""
         return self.segments.table().take(slice(self.count))
 
     def _begin(self) -> bool:
-        """The info of the shapes; that of the volume names them only when they are all there."""
+        """Write the info of the shapes; the info of the volume names them only once they are complete."""
         new = not self._folder.is_dir()
         write_json(self._folder / "info", _INFO[self.kind])
         return new
@@ -156,7 +156,7 @@ class ShapeWork:
             write_atomically(self._folder / name, partial(_put, content))
 
     def _files(self, segment: int, mask: npt.NDArray[np.bool_], begin_vox: Vox3) -> dict[str, bytes]:
-        """Whole files, by name; what names another one comes last."""
+        """Contents of the files by name; a file that names another one comes last."""
         size = self.level.voxel_size_nm
         if self.kind == "skeletons":
             return {str(segment): skeleton_of(mask, begin_vox, size, segment).to_precomputed()}
@@ -181,7 +181,7 @@ class ShapeWork:
         return replace(table, begin_vox=begin, end_vox=end)
 
     def _bytes(self, number: int) -> npt.NDArray[np.int64]:
-        """Memory that each segment needs, with a voxel of background all around."""
+        """Memory that each segment needs, with one voxel of background on every side."""
         boxes = self._boxes(number)
         edges = boxes.end_vox - boxes.begin_vox + 2
         needed: npt.NDArray[np.int64] = edges.prod(axis=1) * _BYTES_PER_VOXEL[self.kind]
@@ -189,7 +189,7 @@ class ShapeWork:
 
 
 def shape_works(layer: PrecomputedLayer | None, under_way: Path, options: ShapeOptions) -> list[ShapeWork]:
-    """What is wanted of the largest segments of a layer (None: nothing) whose export goes on in `under_way`.
+    """The wanted meshes and skeletons of a layer (None: none); `under_way` is the folder for unfinished data.
 
     Raises UsageError (2) if the layer has no such level.
     """
@@ -198,13 +198,13 @@ def shape_works(layer: PrecomputedLayer | None, under_way: Path, options: ShapeO
     if options.level >= len(layer.levels):
         raise UsageError("no such level", where="--shape-level", wanted=f"0 to {len(layer.levels) - 1}")
     wanted: tuple[tuple[Kind, int], ...] = (("mesh", options.meshes), ("skeletons", options.skeletons))
-    # One table for both: it is made once.
+    # Meshes and skeletons share one table.
     segments = LargestSegments(layer, under_way, max(count for _, count in wanted), PIECE_VOX)
     return [ShapeWork(kind, count, segments, options) for kind, count in wanted if count]
 
 
 def segment_properties(table: SegmentTable) -> dict[str, Any]:
-    """The list of chosen segments that neuroglancer shows beside the volume, with their voxels."""
+    """The list of chosen segments with their voxels, which neuroglancer shows next to the volume."""
     voxels = {"id": "voxels", "type": "number", "data_type": "float32"}
     return {
         "@type": "neuroglancer_segment_properties",

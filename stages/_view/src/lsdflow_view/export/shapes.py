@@ -1,6 +1,6 @@
 """Mesh and skeleton of one segment, from its mask: zmesh and kimimaro (both GPL, of the optional environment).
 
-Both in nanometers, x, y, z, as precomputed has them: voxel i of an axis lies between i and i + 1 times its size.
+Both are in nanometers, x, y, z, as in precomputed: voxel i of an axis is between i and i + 1 times its size.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from lsdflow_contract.geometry import Nm3, Vox3
 # segment fills its box; with a margin.
 MESH_BYTES_PER_VOXEL = 24
 SKELETON_BYTES_PER_VOXEL = 64
-# The one attribute of a skeleton's nodes, as precomputed describes it: distance to the surface, nm.
+# The only attribute of skeleton nodes, as precomputed describes it: distance to the surface in nm.
 RADIUS = {"id": "radius", "data_type": "float32", "num_components": 1}
 
 
 def mesh_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, error_nm: float, segment: int) -> Mesh:
-    """The surface of a mask (z, y, x) whose first voxel is `begin_vox`; closed, also where the mask ends.
+    """The surface of a mask (z, y, x) whose first voxel is `begin_vox`; closed, even where the mask touches its border.
 
-    error_nm: how far a vertex may be moved to save triangles; 0: not at all.
+    error_nm: how far a vertex may be moved to save triangles.
     """
     size = np.array(voxel_size_nm[::-1])
     mesher = zmesh.Mesher(tuple(size))
-    # One voxel of background all around closes it. (`close` of zmesh would, too, but moves the mesh by a voxel.)
+    # One voxel of background on every side closes the mesh. (`close` of zmesh moves the mesh by a voxel.)
     mesher.mesh(np.pad(mask.astype(np.uint8), 1).T, close=False)
     simplifying: dict[str, Any] = {"reduction_factor": 100, "max_error": error_nm} if error_nm > 0 else {}
     found = mesher.get(1, normals=False, voxel_centered=True, **simplifying)
@@ -42,7 +42,7 @@ def mesh_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, er
 def skeleton_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3, segment: int) -> Skeleton:
     """Centre lines of a mask, each node in the centre of one of its voxels, with the distance to the surface (radius).
 
-    Without any node where the mask is too small for a line.
+    The skeleton has no node if the mask is too small for a line.
     """
     size = np.array(voxel_size_nm[::-1])
     found = kimimaro.skeletonize(
