@@ -2,8 +2,8 @@
 
     bench.py --peers PYTHON [ROW ...] [--full] [--rounds N]    `make bench` makes the peers' environment from peers.lock
 
-Each side is a process (ours.py, peers.py): it prepares, then works when told to, so the two take turns A B A B; what
-counts is the ratio within a round. A row fails if the results do not agree as the row says they must.
+Each side is a process (ours.py, peers.py): it prepares, then computes when it is started, so the two take turns
+A B A B; what counts is the ratio within a round. A row fails if the results do not agree as the row says they must.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Side:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            told = (self.folder / f"log-{self.name}").read_text()[-2000:]
-            raise SystemExit(f"{self.name} ended with {self.process.wait()}: {told}")
+            log = (self.folder / f"log-{self.name}").read_text()[-2000:]
+            raise SystemExit(f"{self.name} ended with {self.process.wait()}: {log}")
         return dict(json.loads(line))
 
 
@@ -185,8 +185,8 @@ def main() -> None:
             of_crop = {"voxel": np.load(folder / row.crop / "affs.npy", mmap_mode="r")[0].size}
             print(outcome.line(work | of_crop), flush=True)
             differ += not outcome.agrees
-    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    print(f"\n{datetime.date.today()}, Python {platform.python_version()}, {machine()}: {told}")
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    print(f"\n{datetime.date.today()}, Python {platform.python_version()}, {machine()}: {listed}")
     for row in wanted:
         if row not in chosen:
             why = "no --affinities" if row.crop == "network" else "this CPU cannot compute in bf16"

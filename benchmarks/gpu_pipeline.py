@@ -41,8 +41,8 @@ def pipeline_rows(
             rate, _ = measured(training, folder, frozen, rounds, train=False)
             yield *named, f"{rate:.3g} patches/s", ""
             rate, idle = measured(training, folder, frozen, rounds, train=True)
-            told = f"{goal}, 10 % {'yes' if rate >= goal and idle <= 0.1 else 'NO'}"
-            yield *named, f"{rate:.3g} it/s, {100 * idle:.0f} % waiting", told
+            goal_met = f"{goal}, 10 % {'yes' if rate >= goal and idle <= 0.1 else 'NO'}"
+            yield *named, f"{rate:.3g} it/s, {100 * idle:.0f} % waiting", goal_met
 
 
 def make_volume(folder: Path, edge: int) -> None:

@@ -1,4 +1,4 @@
-"""lsdflow's sides of the comparisons; serving.py tells how they are run."""
+"""lsdflow's sides of the comparisons; serving.py runs them."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _ids(name: str) -> ArraySpec:
 
 
 def _array(path: Path, spec: ArraySpec, values: Any) -> Any:
-    """An array of ours as a stage makes it, in one write unit, holding `values`."""
+    """An array of lsdflow as a stage makes it, in one write unit, holding `values`."""
     shape = values.shape[-3:]
     grid = Geometry(GRID_NM, (0.0, 0.0, 0.0), shape)
     output = OutputArray(path, spec, grid, grid.box, shape)

@@ -1,4 +1,4 @@
-"""The peers' sides of the comparisons, each as its users call it; serving.py tells how they are run."""
+"""The peers' sides of the comparisons, each as its users call it; serving.py runs them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class ResultsDifferError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison. `per`: what the rate counts. `agree` tells how the results agree, or raises ResultsDifferError.
+    """A comparison. `per`: what the rate counts. `agree` reports how the results agree, or raises ResultsDifferError.
 
     peer_script: another than peers.py runs in lsdflow's own environment. crop: of data.py; "" is the noisy one.
     """
@@ -44,7 +44,7 @@ def partition(ours: Any, peer: Any) -> str:
 
 
 def clusters(ours: Any, peer: Any) -> str:
-    """The same partition of the voxels that are in fragments of ours; the peer may call a fragment 0, too."""
+    """The same partition of the voxels that are in fragments of lsdflow; the peer may call a fragment 0, too."""
     return partition(ours, np.where(ours > 0, peer.astype(np.uint64) + 1, 0))
 
 
@@ -57,13 +57,13 @@ def edges(ours: Any, peer: Any) -> str:
     """The same edges; and around the best threshold segments that differ by .005 bits per fragment at most.
 
     waterz sorts edges into 256 bins, first come first served within a bin; ours decides ties by ids. At thresholds
-    where single merges decide much, the order of ties is seen: that is told, not required.
+    where single merges decide much, the order of ties is seen: that is reported, not required.
     """
     same_pairs = np.array_equal(ours[:2], peer[:2])
     thresholds = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     voi = {t: _voi_of_fragments(ours, peer, t) if same_pairs else np.inf for t in thresholds}
-    told = ", ".join(f"{t:g}: {v:.3f}" for t, v in voi.items())
-    return _require(max(voi[t] for t in (0.2, 0.3, 0.4)) <= 0.005, f"same edges, VOI per fragment at {told}")
+    agreement = ", ".join(f"{t:g}: {v:.3f}" for t, v in voi.items())
+    return _require(max(voi[t] for t in (0.2, 0.3, 0.4)) <= 0.005, f"same edges, VOI per fragment at {agreement}")
 
 
 def _voi_of_fragments(ours: Any, peer: Any, threshold: float) -> float:
@@ -107,10 +107,10 @@ def another_method(ours: Any, peer: Any) -> str:
     return f"other ties or method: VOI {voi:.2f}, {np.unique(ours).size:,} and {np.unique(peer).size:,} fragments"
 
 
-def _require(true: bool, told: str) -> str:
+def _require(true: bool, agreement: str) -> str:
     if not true:
-        raise ResultsDifferError(f"the results do not agree: {told}")
-    return told
+        raise ResultsDifferError(f"the results do not agree: {agreement}")
+    return agreement
 
 
 def _on_crops(row: Row) -> tuple[Row, ...]:

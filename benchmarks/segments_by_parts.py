@@ -98,19 +98,19 @@ def measure(folder: Path, count: int, part_nodes: int, find_only: bool) -> dict[
     warm.facts()
     memory, begin = PeakMemory(), time.monotonic()
     graph = found_in_parts(folder, count, part_nodes) if part_nodes else found_whole(count)
-    told: dict[str, Any] = {"find_s": time.monotonic() - begin, "find_bytes_per_node": memory.bytes / count}
+    figures: dict[str, Any] = {"find_s": time.monotonic() - begin, "find_bytes_per_node": memory.bytes / count}
     if find_only:
-        return {**told, "sha256": ""}
+        return {**figures, "sha256": ""}
     begin = time.monotonic()
     facts = graph.facts()
-    told |= {"facts_s": time.monotonic() - begin}
+    figures |= {"facts_s": time.monotonic() - begin}
     begin = time.monotonic()
     digest = hashlib.sha256(repr(facts).encode())
     for lut in graph.luts():
         for part in lut:
             digest.update(part.segments.tobytes())
-    told |= {"tables_s": time.monotonic() - begin, "bytes_per_node": memory.bytes / count}
-    return {**told, "sha256": digest.hexdigest()[:16]}
+    figures |= {"tables_s": time.monotonic() - begin, "bytes_per_node": memory.bytes / count}
+    return {**figures, "sha256": digest.hexdigest()[:16]}
 
 
 def main() -> None:
@@ -123,17 +123,17 @@ def main() -> None:
     parser.add_argument("--find-only", action="store_true", help="no facts, no tables, no comparison")
     options = parser.parse_args()
     if options.form:
-        told = measure(
+        figures = measure(
             options.folder, options.nodes, options.part_nodes if options.form == "parts" else 0, options.find_only
         )
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(figures) + "\n")
         return
     sums = set()
     for form in ("whole", "parts"):
         done = subprocess.run([sys.executable, *sys.argv, "--form", form], capture_output=True, text=True, check=True)
-        told = json.loads(done.stdout)
-        sums.add(told.pop("sha256"))
-        sys.stdout.write(f"{form}: " + ", ".join(f"{name} {value:.1f}" for name, value in told.items()) + "\n")
+        figures = json.loads(done.stdout)
+        sums.add(figures.pop("sha256"))
+        sys.stdout.write(f"{form}: " + ", ".join(f"{name} {value:.1f}" for name, value in figures.items()) + "\n")
     shutil.rmtree(options.folder)
     if len(sums) != 1:
         raise SystemExit("the forms do not find the same")

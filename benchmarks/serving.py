@@ -1,4 +1,4 @@
-"""One side of a comparison, in a process of its own: prepares once, then does the work each time it is told to.
+"""One side of a comparison, in a process of its own: prepares once, then computes each time it is started.
 
     python ours.py|peers.py NAME FOLDER      stdin: one line per run;  stdout: {"seconds", "peak_rss_mib", ...} per run
 
@@ -56,9 +56,9 @@ def serve(sides: Mapping[str, Callable[[Path], Work]], modules: tuple[str, ...])
         say(output, {"seconds": seconds, "peak_rss_mib": peak_rss_mib()})
 
 
-def say(output: TextIO, told: Mapping[str, Any]) -> None:
+def say(output: TextIO, answer: Mapping[str, Any]) -> None:
     """One line of JSON."""
-    output.write(json.dumps(told) + "\n")
+    output.write(json.dumps(answer) + "\n")
     output.flush()
 
 

@@ -36,7 +36,7 @@ def locks_of(stage: str) -> list[Path]:
 
 
 def variant_of(lock: Path) -> str:
-    """What tells the images of a stage apart that are made of different locks: -cpu, -tensorflow-cpu, or nothing."""
+    """The suffix by which images of a stage with different locks differ: -cpu, -tensorflow-cpu, or nothing."""
     backend = "-tensorflow" if lock.parent.name == "_tensorflow" else ""
     return backend + ("" if lock.stem == "requirements" else f"-{lock.stem}")
 
@@ -70,7 +70,7 @@ def pins_of_locks() -> dict[tuple[str, str], list[str]]:
 
 
 def audit(tools: Path) -> tuple[int, list[str]]:
-    """The exit code and the lines to tell. Refusal (69) if the service does not answer."""
+    """The exit code and the lines to print. Refusal (69) if the service does not answer."""
     pins = pins_of_locks()
     lines, skipped, vulnerable = [], [], 0
     for asked in _rounds(pins):
@@ -80,9 +80,9 @@ def audit(tools: Path) -> tuple[int, list[str]]:
                 continue
             for fault in found["vulns"]:
                 vulnerable += 1
-                mended = ", ".join(fault.get("fix_versions", [])) or "no version"
+                fixed_in = ", ".join(fault.get("fix_versions", [])) or "no version"
                 where = ", ".join(pins.get((found["name"], found["version"]), []))
-                lines.append(f"{found['name']} {found['version']}: {fault['id']}, mended by {mended} ({where})")
+                lines.append(f"{found['name']} {found['version']}: {fault['id']}, fixed by {fixed_in} ({where})")
     lines.append(
         f"{len(pins)} packages, {len(skipped)} of them not known to {_service()}, {vulnerable} vulnerabilities"
     )

@@ -81,7 +81,7 @@ def read_ledger(text: str) -> list[Published]:
         if wrong := entry.problems():
             raise Refusal(BAD_DATA, f"{LEDGER.name}:{number}: malformed {', '.join(wrong)}")
         if any((e.stage, e.version) == (entry.stage, entry.version) for e in entries):
-            raise Refusal(BAD_DATA, f"{LEDGER.name}:{number}: {entry.stage} {entry.version} stands there twice")
+            raise Refusal(BAD_DATA, f"{LEDGER.name}:{number}: {entry.stage} {entry.version} is listed twice")
         entries.append(entry)
     return entries
 
@@ -116,7 +116,7 @@ def image_version(stage: str, backend: str = BACKEND) -> str:
 
 
 def order_of(stage: str, backend: str = BACKEND) -> str:
-    """How the image is asked of make."""
+    """The make command that builds the image."""
     variant = f" BACKEND={backend} TORCH=cpu" if backend != "torch" else f" TORCH={TORCH}" if uses_torch(stage) else ""
     return f"make image STAGE={stage}{variant}"
 
@@ -166,7 +166,7 @@ def may_build(stage: str) -> None:
 def publish(stage: str, registry: str) -> str:
     """Push the image of a stage and add its line to the ledger; returns the pin.
 
-    Raises Refusal (73) if the version stands in the ledger with another digest, if the registry has another image
+    Raises Refusal (73) if the version is in the ledger with another digest, if the registry has another image
     under that tag, or if the image is not of a clean commit; (66) if there is no image.
     """
     version = image_version(stage)
@@ -189,7 +189,7 @@ def publish(stage: str, registry: str) -> str:
     ask_engine("push", f"{name}:{version}")
     digest = _registry_digest(f"{name}:{version}", name)
     if not digest:
-        raise Refusal(BAD_DATA, f"{TOOL} pushed {name}:{version} and tells no digest of it")
+        raise Refusal(BAD_DATA, f"{TOOL} pushed {name}:{version} and reports no digest of it")
     line = Published(
         stage,
         version,
@@ -207,7 +207,7 @@ def _require_publishable(stage: str, version: str, labels: dict[str, str]) -> No
     revision = labels.get("org.opencontainers.image.revision", "")
     faults = []
     if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        faults.append(f"its revision is {revision or 'not told'}: build it from a clean commit")
+        faults.append(f"its revision is {revision or 'unknown'}: build it from a clean commit")
     if labels.get("org.opencontainers.image.version") != version:
         faults.append(f"its label says version {labels.get('org.opencontainers.image.version')}: build it again")
     if faults:

@@ -27,10 +27,10 @@ def key_of(stage: str) -> str:
 def pin_of(stage: str, backend: str = "torch") -> str:
     """The pin of the image that the engine has of a stage's version in this checkout. Refusal (66) if it has none."""
     name, version = f"lsdflow/{stage}", image_version(stage, backend)
-    told = ask_engine(
+    answer = ask_engine(
         "image", "inspect", "--format", "{{.Id}} {{range .RepoDigests}}{{.}} {{end}}", f"{name}:{version}"
     )
-    image_id, *from_registries = told.split()
+    image_id, *from_registries = answer.split()
     # The first, as convert.sh takes it for a SIF. podman lists images that were never pushed as localhost's.
     if from_registries:
         name, _, digest = from_registries[0].removeprefix("localhost/").partition("@")

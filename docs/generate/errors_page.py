@@ -78,11 +78,11 @@ def text(repository: Path) -> str:
 def error_classes() -> list[ErrorClass]:
     """The classes of the contract, by exit code."""
     found = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.StageError)]
-    told = [_told(kind) for kind in found if kind is not errors.StageError]
-    return sorted(told, key=lambda c: (c.code, c.is_special))
+    classes = [_class_of(kind) for kind in found if kind is not errors.StageError]
+    return sorted(classes, key=lambda c: (c.code, c.is_special))
 
 
-def _told(kind: type[errors.StageError]) -> ErrorClass:
+def _class_of(kind: type[errors.StageError]) -> ErrorClass:
     special = errors.StageError not in kind.__bases__
     return ErrorClass(kind.__name__, kind.exit_code, inspect.getdoc(kind) or "", special)
 

@@ -1,6 +1,6 @@
 """What the installed commands say about themselves, as JSON: verbs, options, tables of the experiment file, profiles.
 
-Run by the Python of an environment; it tells of the commands installed there. Nothing of it is typed by hand.
+Run by the Python of an environment; it reports the commands installed there. Nothing of it is typed by hand.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_a_vulnerability_is_told_with_its_remedy_and_the_locks_that_hold_it(tmp_
     done = _audit(tmp_path, "vulnerable")
     assert done.returncode == 1
     (line,) = (line for line in done.stdout.splitlines() if "X-2026-1" in line)
-    assert "mended by 3.0.0" in line
+    assert "fixed by 3.0.0" in line
     assert "stages/train-lsd/cuda.lock" in line
     assert "stages/watershed" not in line
 

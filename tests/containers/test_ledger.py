@@ -172,7 +172,7 @@ def test_an_image_of_uncommitted_changes_is_not_published(checkout: Path) -> Non
         ("stage\tversion\n", "column names"),
         (HEADER + "watershed\t0.1.0\n", ":2: 2 columns"),
         (HEADER + _line("d" * 40, digest="sha256:12"), ":2: malformed digest"),
-        (HEADER + _line("d" * 40) + _line("e" * 40, digest=NEW), ":3: watershed 0.1.0 stands there twice"),
+        (HEADER + _line("d" * 40) + _line("e" * 40, digest=NEW), ":3: watershed 0.1.0 is listed twice"),
         (HEADER + _line("d" * 40).replace("watershed", "nosuch"), ":2: malformed stage"),
     ],
 )

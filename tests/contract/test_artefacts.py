@@ -17,7 +17,15 @@ import pytest
 
 from lsdflow_contract import errors
 from lsdflow_contract.checkpoint import BestCheckpoint, bundle_iterations, read_best, read_bundle, write_best
-from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, StageError, StorageFailure
+from lsdflow_contract.errors import (
+    BadData,
+    ContractMismatch,
+    InternalError,
+    MissingInput,
+    StageError,
+    StorageFailure,
+    rebuilt,
+)
 from lsdflow_contract.files import read_json, write_atomically, write_json
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.graph import RagEdges, RagNodes
@@ -237,3 +245,19 @@ def test_a_file_is_whole_whenever_its_writer_is_killed(tmp_path: Path) -> None:
 def test_exit_codes_are_those_of_the_design_and_unique() -> None:
     kinds = {k.__name__: k.exit_code for k in StageError.__subclasses__() if k.__module__ == errors.__name__}
     assert sorted(kinds.values()) == [2, 65, 66, 69, 70, 73, 74, 75, 76, 77, 78, 79]
+
+
+def test_an_error_that_another_process_described_is_rebuilt_whole() -> None:
+    error = BadData("damaged", where="a.zarr", wanted="u8", found="u16", fix="copy it again")
+    again = rebuilt(error.as_dict())
+    assert (type(again), again.as_dict()) == (BadData, error.as_dict())
+    unknown = rebuilt({**error.as_dict(), "error": "OfALaterVersion", "exit_code": 74})
+    assert (type(unknown), unknown.exit_code) == (StorageFailure, 74)
+    assert type(rebuilt({"what": "?", "exit_code": 1})) is InternalError
+
+
+def test_the_fix_of_an_error_is_read_and_written_under_its_name_before_contract_2_1_1_too() -> None:
+    error = MissingInput("no raw", fix="run: prepare run")
+    assert error.as_dict()["hint"] == error.as_dict()["fix"] == "run: prepare run"
+    earlier = {name: value for name, value in error.as_dict().items() if name != "fix"}
+    assert rebuilt(earlier).fix == "run: prepare run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 from lsdflow_command.attempts import AttemptReader
 from lsdflow_contract.errors import BadData, BlocksFailed, StageError
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.geometry import Box
+from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest
+from lsdflow_runtime.blocks import BlockPlan, read_grid, write_grid
 from lsdflow_runtime.engine.blockwise import run_task, status_task
 from lsdflow_runtime.engine.planning import plan_task
 from lsdflow_runtime.io.volumes import open_volume
@@ -249,3 +253,21 @@ def test_differences_name_inputs_and_nested_settings_and_end_after_six() -> None
     many = differences(earlier, {"a": config["a"]}, {"predict": "1"})
     assert many.startswith("n0 0 -> none, n1 0 -> none")
     assert many.endswith("n5 0 -> none, and 1 more")
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"begin_vox": [0, 0, 0]}', "no voxels", "no block", "two axes"])
+def test_the_blocks_of_a_pass_are_read_as_written_and_of_a_damaged_file_none(tmp_path: Path, damage: str) -> None:
+    layout = ExperimentLayout(tmp_path)
+    plan = BlockPlan(Box((1, 2, 3), (18, 24, 26)), (9, 12, 13))
+    write_grid(layout, "watershed", "a", plan)
+    assert read_grid(layout, "watershed", "a") == plan
+    assert read_grid(layout, "watershed", "b") is None
+    (path,) = (layout.stage_runs("watershed") / "grids").iterdir()
+    grid = json.loads(path.read_text())
+    changed = {
+        "no voxels": {**grid, "shape_vox": [0, 24, 26]},
+        "no block": {**grid, "block_shape_vox": [9, 0, 13]},
+        "two axes": {**grid, "shape_vox": [18, 24]},
+    }
+    path.write_text(json.dumps(changed[damage]) if damage in changed else damage)
+    assert read_grid(layout, "watershed", "a") is None

@@ -148,3 +148,19 @@ def test_pictures_are_the_middle_of_the_most_finished_volume() -> None:
     assert shown_box({name: volumes[name] for name in ("raw", "truth")}) == boxes["raw"]
     with pytest.raises(MissingInput):
         shown_box({})
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "pixel_size_nm"),
+    [
+        (np.zeros((3, 4, 3), np.uint8), "grey", (1.0, 1.0)),
+        (np.zeros((3, 4), np.uint8), "colour", (1.0, 1.0)),
+        (np.zeros((0, 4), np.uint8), "grey", (1.0, 1.0)),
+        (np.zeros((3, 4), np.uint8), "grey", (0.0, 1.0)),
+    ],
+)
+def test_a_picture_whose_image_or_pixel_size_does_not_fit_its_kind_is_refused(
+    image: np.ndarray, kind: str, pixel_size_nm: tuple[float, float]
+) -> None:
+    with pytest.raises(ValueError, match="picture of layer"):
+        figure_of(_picture(image, kind, pixel_size_nm))

@@ -33,7 +33,7 @@ from lsdflow_evaluate.report.stages import busy_periods, timeline
 from lsdflow_evaluate.report.words import bytes_words
 from lsdflow_evaluate.scores.scores_file import present_result
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_runtime.blocks import BlockPlan, read_grid
+from lsdflow_runtime.blocks import BlockPlan, read_grid, write_grid
 
 Make = Callable[..., Experiment]
 DONE, RETRIED, MISSING, FAILED = BlockState.DONE, BlockState.RETRIED, BlockState.MISSING, BlockState.FAILED
@@ -183,6 +183,24 @@ def test_the_command_report_names_what_it_could_not_read_and_writes_the_pages_al
     assert shown == {"index", "segment"}
 
 
+def _pages_with_blocks(experiment: Experiment) -> set[str]:
+    return {path.stem for path in experiment.layout.report.glob("*.html") if "state of the blocks" in path.read_text()}
+
+
+def test_a_damaged_done_mark_of_a_stage_leaves_the_blocks_of_the_others_on_the_page(
+    finished: Experiment, copy_of: Make
+) -> None:
+    experiment = copy_of(finished, "a")
+    key = read_manifest(experiment.layout, "watershed").key
+    write_grid(experiment.layout, "watershed", key, BlockPlan(Box((0, 0, 0), (18, 24, 26)), (18, 24, 26)))
+    assert write_report(experiment) == []
+    assert _pages_with_blocks(experiment) == {"index", "watershed", "evaluate"}
+    mark = next((experiment.layout.store / "blocks" / "watershed" / key).rglob("*.json"))
+    mark.write_text("{")
+    assert [str(mark) in error.where for error in write_report(experiment)] == [True]
+    assert _pages_with_blocks(experiment) == {"index", "evaluate"}
+
+
 def test_scores_that_were_changed_after_the_run_are_not_shown(finished: Experiment, copy_of: Make) -> None:
     experiment = copy_of(finished, "a")
     path = experiment.layout.report / "scores.json"
@@ -195,9 +213,10 @@ def test_scores_that_were_changed_after_the_run_are_not_shown(finished: Experime
 
 def test_only_the_error_of_the_last_run_is_a_problem(make_experiment: Make) -> None:
     experiment = make_experiment()
-    broken = {"exit_code": 65, "error": {"what": "the affinities are spoilt"}}
-    _outcome(experiment, "agglomerate", "20260101T000000-1", **broken)
-    assert [problem.what for problem in run_problems(report_source(experiment), {})] == ["the affinities are spoilt"]
+    before_2_1_1 = {"what": "the affinities are spoilt", "hint": "predict them again"}
+    _outcome(experiment, "agglomerate", "20260101T000000-1", exit_code=65, error=before_2_1_1)
+    (problem,) = run_problems(report_source(experiment), {})
+    assert (problem.what, problem.fix) == ("the affinities are spoilt", "predict them again")
     _outcome(experiment, "agglomerate", "20260102T000000-1", exit_code=0)
     assert run_problems(report_source(experiment), {}) == []
 

@@ -127,8 +127,8 @@ class BlockStage(Stage):
         """Remove done marks and rows of the passes whose keys begin with one of `keys`; returns the full keys."""
         store = open_store(experiment)
         dropped = [key for key in store.keys(self.name) if key.startswith(tuple(keys))]
-        for work in dropped:
-            store.drop(self.name, work)
+        for key in dropped:
+            store.drop(self.name, key)
         return {"dropped": dropped}
 
     def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:

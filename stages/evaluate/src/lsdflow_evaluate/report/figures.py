@@ -67,7 +67,8 @@ class Figure:
 
 
 def figure_of(picture: Picture) -> Figure:
-    """The figure of one picture."""
+    """The figure of one picture. ValueError if its image has another form than its kind, or its pixels no size."""
+    _check(picture)
     rows, columns = picture.image.shape[:2]
     row_nm, column_nm = picture.pixel_size_nm
     if picture.kind == "labels":
@@ -81,6 +82,15 @@ def figure_of(picture: Picture) -> Figure:
         aspect=(columns * column_nm) / (rows * row_nm),
         bar=scale_bar(columns * column_nm),
     )
+
+
+def _check(picture: Picture) -> None:
+    wanted_axes = 3 if picture.kind == "colour" else 2
+    image = picture.image
+    if image.ndim != wanted_axes or min(image.shape) < 1 or (picture.kind == "colour" and image.shape[2] != 3):
+        raise ValueError(f"picture of {picture.layer}: found an array {image.shape} for kind {picture.kind!r}")
+    if not min(picture.pixel_size_nm) > 0:
+        raise ValueError(f"picture of {picture.layer}: found pixel size {picture.pixel_size_nm} nm, wanted lengths > 0")
 
 
 def colours_of_ids(ids: NDArray[np.uint64]) -> Bytes:
