@@ -101,7 +101,7 @@ def kind_of(path: str) -> tuple[str, str]:
         stage = Path(path).stem
         return "manifest", "train" if stage.startswith("train-") else stage
     if ".lsdflow" in parts:
-        return ("journal" if suffix == ".jsonl" else "report of a volume"), "prepare"
+        return "report of a volume", "prepare"
     if parts[0] == "results" and name == "manifest.json":
         return "manifest of a result", parts[1]
     if parts[:2] == ("results", "evaluate") and name == "scores.json":

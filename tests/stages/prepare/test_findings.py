@@ -7,7 +7,7 @@ import pytest
 
 from lsdflow_contract.errors import BadData
 from lsdflow_prepare.findings import Findings, component_warnings, label_warnings, raw_warnings, shape_warnings
-from lsdflow_prepare.finished import probabilities
+from lsdflow_prepare.report import probabilities
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics
 
 

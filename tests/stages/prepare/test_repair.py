@@ -1,7 +1,8 @@
-"""repair makes the broken bricks again from the sources, with the same bits, and touches no other."""
+"""repair recomputes the damaged blocks from the sources, with the same bits, and changes no other."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
+from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_prepare import writing
+from lsdflow_contract.sealing import sealed
+from lsdflow_prepare import volume_passes
 from lsdflow_prepare.stage import Prepare
 
 Make = Callable[..., Experiment]
@@ -26,14 +28,17 @@ def content(loaded: Experiment) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def without_journals(files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: data for name, data in files.items() if not name.endswith(".jsonl")}
+def marks(loaded: Experiment, content: str) -> Path:
+    """The done marks of the pass over raw or labels."""
+    task = next(task for task in Prepare().passes(loaded) if task.label == f"training/a {content}")
+    return loaded.layout.store / "blocks" / "prepare" / task.key
 
 
 @pytest.fixture
 def finished(container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """One volume of eight bricks, each one chunk."""
-    monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
+    """One volume of two passes of eight blocks, each one chunk."""
+    monkeypatch.setattr(volume_passes, "block_shape", lambda *_: (64, 64, 64))
+    monkeypatch.setattr(volume_passes, "BLOCKS_FOR_WORKERS", 100)
     loaded = experiment()
     Prepare().run(loaded)
     return loaded
@@ -53,21 +58,50 @@ DAMAGE: list[tuple[Damage, int]] = [
     (lambda v: shutil.rmtree(v / LABELS.dataset), 8),
     (lambda v: (v / RAW.dataset / ".zarray").unlink(), 0),
     (lambda v: (v / RAW.dataset / ".zattrs").write_text("{"), 0),
-    (lambda v: (v / ".lsdflow/raw.jsonl").unlink(), 8),
     (lambda v: (v / ".lsdflow/report.json").unlink(), 0),
 ]
 
 
 @pytest.mark.parametrize(("damage", "broken"), DAMAGE)
-def test_exactly_the_broken_bricks_are_made_again_with_the_same_bits(
+def test_only_damaged_blocks_are_recomputed_with_the_same_bits(
     finished: Experiment, damage: Damage, broken: int
 ) -> None:
     before, identity = content(finished), read_manifest(finished.layout, "prepare").identity
     damage(finished.layout.training_volume("a"))
     found = Prepare().repair(finished)
-    assert (found["bricks"], found["broken"], len(found["parts"])) == (16, broken, broken)
-    assert without_journals(content(finished)) == without_journals(before)
+    assert found == {"blocks": 16, "broken": broken}
+    assert content(finished) == before
     assert Prepare().verify(finished)["identity"] == identity
+
+
+def test_a_volume_with_the_journals_of_contract_2_1_is_verified_and_repaired(finished: Experiment) -> None:
+    volume, before = finished.layout.training_volume("a"), content(finished)
+    facts = read_manifest(finished.layout, "prepare").facts["volumes"]
+    for task in Prepare().passes(finished):
+        name = task.label.split()[-1]
+        lines = [
+            {"brick": n, "key": task.provenance()["key"], "checksums": r["checksums"], "facts": {"clipped": 0}}
+            for n, r in task.marks.records().items()
+        ]
+        text = "".join(json.dumps(sealed(line)) + "\n" for line in lines)
+        (volume / f".lsdflow/{name}.jsonl").write_text(text + '{"cut off')
+    shutil.rmtree(finished.layout.store)
+    (volume / ".lsdflow/report.json").unlink()
+    identity = read_manifest(finished.layout, "prepare").identity
+    flip(volume / RAW.dataset / "0.1.0")
+    assert Prepare().repair(finished) == {"blocks": 16, "broken": 1}
+    assert Prepare().verify(finished)["identity"] == identity
+    assert {name: data for name, data in content(finished).items() if not name.endswith(".jsonl")} == before
+    assert read_manifest(finished.layout, "prepare").facts["volumes"] == facts
+
+
+def test_blocks_without_done_marks_are_recomputed(finished: Experiment) -> None:
+    before = content(finished)
+    shutil.rmtree(marks(finished, "raw"))
+    with pytest.raises(BlocksFailed, match="8 of 8 blocks"):
+        Prepare().verify(finished)
+    assert Prepare().repair(finished) == {"blocks": 16, "broken": 8}
+    assert content(finished) == before
 
 
 def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
@@ -79,7 +113,7 @@ def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
     Prepare().run(loaded)
     lost = loaded.layout.training_volume("a") / LABELS.dataset / "1.1.1"
     lost.unlink()
-    with pytest.raises(BadData, match="1 bricks of training/a are lost or damaged"):
+    with pytest.raises(BadData, match="1 parts of blocks of prepare are lost or damaged"):
         Prepare().verify(loaded)
     assert Prepare().repair(loaded)["broken"] == 1
     assert lost.exists()
@@ -87,11 +121,11 @@ def test_a_lost_chunk_of_nothing_but_background_is_seen_and_made_again(
 
 def test_nothing_is_written_where_nothing_is_broken(finished: Experiment) -> None:
     before = content(finished)
-    assert Prepare().repair(finished) == {"bricks": 16, "broken": 0, "parts": []}
+    assert Prepare().repair(finished) == {"blocks": 16, "broken": 0}
     assert content(finished) == before
 
 
-def test_a_source_that_was_changed_in_place_is_refused_and_its_brick_stays_unwritten(
+def test_a_source_that_was_changed_in_place_is_refused_and_its_block_is_not_written(
     finished: Experiment, put: Put, raw: np.ndarray
 ) -> None:
     lost = finished.layout.training_volume("a") / RAW.dataset / "1.0.0"
@@ -103,10 +137,10 @@ def test_a_source_that_was_changed_in_place_is_refused_and_its_brick_stays_unwri
     assert not lost.exists()
 
 
-def test_a_changed_source_is_refused_as_well_where_the_journal_is_lost(
+def test_a_changed_source_is_also_refused_if_the_done_marks_are_lost(
     finished: Experiment, put: Put, raw: np.ndarray
 ) -> None:
-    (finished.layout.training_volume("a") / ".lsdflow/raw.jsonl").unlink()
+    shutil.rmtree(marks(finished, "raw"))
     put("volumes/raw", 255 - raw)
     with pytest.raises(BadData, match="do not give what they gave"):
         Prepare().repair(finished)

@@ -21,7 +21,7 @@ from lsdflow_contract.errors import BadData
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import ARRAY_SEAL
-from lsdflow_prepare import writing
+from lsdflow_prepare import volume_passes
 from lsdflow_prepare.stage import Prepare
 
 SHAPE = (20, 18, 16)
@@ -204,7 +204,7 @@ def test_a_copy_of_the_same_bytes_is_the_same_source(
     assert Prepare().verify(loaded)["verified"]
     Prepare().run(loaded)
     assert loaded.layout.manifest("prepare").read_bytes() == before
-    monkeypatch.setattr(writing, "make_brick", lambda *_: pytest.fail("the sources were read again"))
+    monkeypatch.setattr(volume_passes, "make_block", lambda *_: pytest.fail("the sources were read again"))
     Prepare().run(loaded)
 
 
@@ -234,8 +234,9 @@ def as_of_contract_1_6(loaded: Experiment) -> None:
 def test_after_an_interrupted_run_a_copy_of_its_sources_gives_the_same_volume(
     tmp_path: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "brick_shape", lambda *_: (8, 64, 64))
-    write, make_brick = zarr_of(2), writing.make_brick
+    monkeypatch.setattr(volume_passes, "CHUNK_VOX", 8)
+    monkeypatch.setattr(volume_passes, "block_shape", lambda *_: (8, 24, 16))
+    write, make_block = zarr_of(2), volume_passes.make_block
     tables = write(tmp_path, "raw", RAW_VALUES) | write(tmp_path, "labels", IDS)
     loaded = experiment(voxel_size="8 nm", **tables)
     begun: list[object] = []
@@ -244,10 +245,10 @@ def test_after_an_interrupted_run_a_copy_of_its_sources_gives_the_same_volume(
         if len(begun) == 4:
             raise BadData("stopped")
         begun.append(given)
-        return make_brick(*given)
+        return make_block(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "make_brick", until_the_second_labels)
+        patch.setattr(volume_passes, "make_block", until_the_second_labels)
         with pytest.raises(BadData, match="stopped"):
             Prepare().run(loaded)
     for path in (*files_of(tmp_path / "raw.zarr"), *files_of(tmp_path / "labels.zarr")):

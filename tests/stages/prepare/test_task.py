@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -19,12 +18,14 @@ import zarr
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.errors import BadData, Interrupted, OutputConflict, StageError
-from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_prepare import writing
+from lsdflow_contract.testing import voronoi_labels
+from lsdflow_prepare import volume_passes
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.stage import Prepare
-from lsdflow_runtime.formats.prepared import PreparedArrays
+from lsdflow_runtime.engine.block_task import BlockOutput
+from lsdflow_runtime.engine.cluster import sole_coordinator
 from lsdflow_runtime.io.volumes import open_volume
 
 Make = Callable[..., Experiment]
@@ -305,10 +306,11 @@ def test_second_run_does_nothing_and_changes_nothing_of_the_arrays(container: Pa
     assert read_manifest(loaded.layout, "prepare").identity == identity
 
 
-@pytest.mark.parametrize("writes", range(1, 4))
-def test_an_interrupted_run_goes_on_to_the_same_bits(
-    writes: int, container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("blocks", [1, 3, 4, 7])
+def test_an_interrupted_run_resumes_to_the_same_bits(
+    blocks: int, container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(volume_passes, "block_shape", lambda *_: (64, 64, 128))
     loaded = experiment()
     Prepare().run(loaded)
     wanted = {d.dataset: made(loaded, d.dataset) for d in (RAW, LABELS, MASK)}
@@ -316,40 +318,25 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     (tmp_path / "exp").rename(tmp_path / "first")
     loaded = experiment()
     done: list[int] = []
-    write = PreparedArrays.write
+    make_block = volume_passes.make_block
 
-    def stop(self: PreparedArrays, number: int, *rest: Any) -> None:
-        if len(done) == writes:
+    def stop(*given: Any) -> BlockOutput:
+        if len(done) == blocks:
             raise Interrupted("stopped")
-        done.append(number)
-        write(self, number, *rest)
+        done.append(1)
+        return make_block(*given)
 
-    monkeypatch.setattr(PreparedArrays, "write", stop)
+    monkeypatch.setattr(volume_passes, "make_block", stop)
     with pytest.raises(Interrupted):
         Prepare().run(loaded)
     assert not loaded.layout.manifest("prepare").exists()
-    assert not list(loaded.layout.results.glob(f"prepare/*/a.zarr/{LABELS.dataset}"))
-    again: list[int] = []
-    monkeypatch.setattr(PreparedArrays, "write", lambda *given: (again.append(given[1]), write(*given)))
+    again: list[object] = []
+    monkeypatch.setattr(volume_passes, "make_block", lambda *given: (again.append(given), make_block(*given))[1])
     Prepare().run(loaded)
-    assert len(again) == 4 - writes
+    assert len(again) == 8 - blocks
     for dataset, values in wanted.items():
         np.testing.assert_array_equal(made(loaded, dataset), values)
     assert read_manifest(loaded.layout, "prepare").facts["volumes"] == facts
-
-
-def test_a_noted_brick_that_did_not_reach_the_disk_is_made_again(
-    container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, raw: np.ndarray
-) -> None:
-    loaded = experiment()
-    with monkeypatch.context() as patch:
-        patch.setattr(PreparedArrays, "finish", lambda _self: (_ for _ in ()).throw(Interrupted("power cut")))
-        with pytest.raises(Interrupted):
-            Prepare().run(loaded)
-    (partial,) = loaded.layout.results.glob("prepare/*/a.zarr/volumes/.raw.partial")
-    (partial / "0.0.0").write_bytes(b"")
-    Prepare().run(loaded)
-    np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
 
 
 def test_other_parameters_make_another_volume_beside_the_first(
@@ -372,29 +359,42 @@ def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment:
     folder = loaded.layout.training_volume("a")
     shutil.rmtree(folder)
     zarr.create_array(folder / RAW.dataset, data=raw, zarr_format=2)
-    with pytest.raises(OutputConflict, match="not ours"):
+    with pytest.raises(OutputConflict, match="another array"):
         Prepare().run(loaded)
 
 
 def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment: Make) -> None:
     loaded = experiment()
-    lock = loaded.layout.results / "prepare" / ".prepare.lock"
-    lock.parent.mkdir(parents=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(OutputConflict, match="another prepare"):
-            Prepare().run(loaded)
+    with sole_coordinator("prepare", loaded), pytest.raises(OutputConflict, match="prepare"):
+        Prepare().run(loaded)
 
 
-def test_volumes_cut_in_bricks_are_the_same(
+def test_volumes_divided_into_blocks_are_the_same(
     container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, raw: np.ndarray, ids: np.ndarray
 ) -> None:
-    monkeypatch.setattr(writing, "brick_shape", lambda *_: (64, 64, 64))
+    monkeypatch.setattr(volume_passes, "block_shape", lambda *_: (64, 64, 64))
+    monkeypatch.setattr(volume_passes, "BLOCKS_FOR_WORKERS", 100)
     loaded = experiment()
     Prepare().run(loaded)
     np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
     np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
     assert "components" not in read_manifest(loaded.layout, "prepare").facts["volumes"]["training/a"]
+
+
+def test_workers_write_the_same_volume_as_one_process(put: Put, experiment: Make, tmp_path: Path) -> None:
+    shape = (8 * 64 + 3, 10, 12)
+    put("volumes/raw", np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+    put("volumes/labels/neuron_ids", voronoi_labels(shape, 9).astype(np.uint64))
+    manifests = []
+    for runner in ("serial", "daisy"):
+        loaded = load_experiment(experiment().path, [f"compute.runner={runner}"])
+        Prepare().run(loaded)
+        assert Prepare().verify(loaded)["blocks_read_back"] == {"training/a": 18}
+        manifests.append(read_manifest(loaded.layout, "prepare"))
+        (tmp_path / "exp").rename(tmp_path / runner)
+    one, several = manifests
+    assert (several.identity, several.facts["volumes"]) == (one.identity, one.facts["volumes"])
+    assert one.facts["volumes"]["training/a"]["components"] == 9
 
 
 def test_plan_and_status_tell_shape_and_progress(container: Path, experiment: Make) -> None:

@@ -137,6 +137,11 @@ class PrepareConfig(StrictModel):
         _check_probabilities([volume.probability for volume in self.training])
         return self
 
+    def volumes(self) -> list[tuple[str, TrainingVolume | TargetVolume]]:
+        """All volumes with their names: the training volumes in their order, then the target."""
+        training = [(volume.name, volume) for volume in self.training]
+        return [*training, *([] if self.target is None else [("target", self.target)])]
+
 
 def _check_probabilities(given: list[float | None]) -> None:
     """Require that all volumes have a probability and these sum to 1, or that none has one."""

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.arrays import LABELS
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of
-from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
+from lsdflow_prepare.config import PrepareConfig, TargetVolume
 from lsdflow_prepare.findings import Findings
-from lsdflow_prepare.finished import STAGE, VolumeReport, make_manifest
 from lsdflow_prepare.inputs import Resolve, VolumeInputs, open_inputs
+from lsdflow_prepare.report import VolumeReport, make_manifest
 from lsdflow_prepare.statistics import LabelStatistics
 from lsdflow_prepare.survey import look_until, sample_boxes
-from lsdflow_prepare.writing import bytes_needed, write_plans
+from lsdflow_prepare.volume_passes import STAGE, bytes_needed, passes_of
+from lsdflow_runtime.engine.planning import describe_outputs
 from lsdflow_runtime.formats.detect import open_source
 
 # This share of the voxels is outside of black and white, so that hot pixels do not determine the contrast.
@@ -96,11 +96,8 @@ def describe_volumes(experiment: Experiment) -> None:
     first problem if no volume can be opened.
     """
     table, findings = experiment.table(STAGE, PrepareConfig), Findings()
-    tables: list[tuple[str, TrainingVolume | TargetVolume]] = [(volume.name, volume) for volume in table.training]
-    if table.target is not None:
-        tables.append((TARGET, table.target))
     reports, outputs, size = {}, {}, 0
-    for name, volume in tables:
+    for name, volume in table.volumes():
         inputs = open_inputs(name, volume, experiment.resolve, findings)
         if inputs is None:
             continue
@@ -108,8 +105,8 @@ def describe_volumes(experiment: Experiment) -> None:
         with inputs:
             made, key = inputs.output_geometry, hash_of([label, volume.model_dump(mode="json")])
             outputs[label] = experiment.layout.result(STAGE, key) / f"{name}.zarr"
-            for plan in write_plans(inputs, outputs[label], {"contract": CONTRACT_VERSION, "key": key}):
-                plan.arrays.restore_metadata()
+            for task in passes_of(experiment, inputs, outputs[label], key, {}):
+                describe_outputs(task)
             size += bytes_needed(made.shape_vox, inputs.labels is not None)
             reports[label] = VolumeReport(
                 key=key,

@@ -1,52 +1,59 @@
-"""The stage: reads volumes of any format, and writes raw (and labels) on one grid, brick by brick, with a report."""
+"""The stage: reads volumes of any format, and writes raw (and labels) on one grid, block by block, with a report."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lsdflow_command.processes import one_at_a_time
-from lsdflow_command.progress import Progress
-from lsdflow_command.stage import Stage
-from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.arrays import RAW
-from lsdflow_contract.errors import BadData, MissingInput, StageError, StorageFailure
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
-from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import (
-    Manifest,
-    Writer,
-    current_key,
-    read_kept_manifest,
-    read_manifest,
-    remove_manifest,
-    work_key,
-)
-from lsdflow_prepare.config import PrepareConfig, TargetVolume, TrainingVolume
+from lsdflow_contract.manifest import Manifest, current_key, read_kept_manifest, read_manifest
+from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.findings import Findings
-from lsdflow_prepare.finished import STAGE, VolumeReport, finished_report, key_of_all, make_manifest, make_report
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
+from lsdflow_prepare.journal import adopt_journal
 from lsdflow_prepare.look import describe_volumes, look_at
-from lsdflow_prepare.same_input import containers, recognised, remember
+from lsdflow_prepare.report import VolumeReport, finished_report, key_of_all, make_manifest, make_report
+from lsdflow_prepare.same_source import containers, recognised, remember
 from lsdflow_prepare.survey import survey
-from lsdflow_prepare.verify import LISTED, repair_bricks, require_same_work, require_whole
-from lsdflow_prepare.writing import WritePlan, bytes_needed, write_plans, write_volume
+from lsdflow_prepare.volume_passes import STAGE, VolumePass, bytes_needed, make_block, new_volume, pass_with_key
+from lsdflow_runtime.blocks import Block
+from lsdflow_runtime.engine.block_stage import BlockStage
+from lsdflow_runtime.engine.block_task import BlockOutput, BlockTask
+from lsdflow_runtime.engine.blockwise import run_blocks
+from lsdflow_runtime.engine.cluster import sole_coordinator
+from lsdflow_runtime.engine.verify import invalidate_damaged, verify_blocks
 
 SURVEY_SECONDS = 6.0
+SOURCE_CHANGED = "bring the source back as it was, or make another volume from what it is now: prepare run"
 LOG = logging.getLogger("lsdflow.prepare")
 
 
-class Prepare(Stage):
-    """The stage."""
+class Prepare(BlockStage):
+    """The stage; one or two passes a volume (`volume_passes`)."""
 
     name = STAGE
-    repairable = True
+
+    def passes(self, experiment: Experiment) -> list[BlockTask]:
+        """The passes of all volumes. Raises the first problem of the inputs."""
+        with _opened(experiment, Findings()) as volumes:
+            return [task for inputs in volumes for task in _passes(experiment, inputs, compare=False)]
+
+    def pass_of(self, experiment: Experiment, key: str) -> BlockTask:
+        """The pass with this key. ContractMismatch (76) if there is none."""
+        task = pass_with_key(experiment, key)
+        if task is None:
+            raise ContractMismatch("the coordinator writes a volume that this worker does not have", found=key[:12])
+        return task
 
     def run(self, experiment: Experiment) -> None:
         """Write every volume that does not exist yet, and the manifest.
@@ -56,19 +63,20 @@ class Prepare(Stage):
             OutputConflict: arrays of another program at the output path, or another prepare that is running.
         """
         started, findings = time.time(), Findings()
-        with _opened(experiment, findings) as volumes:
-            plans = [_plans(experiment, inputs) for inputs in volumes]
-            for arrays in (plan_.arrays for group in plans for plan_ in group):
-                arrays.refuse_others()
-            _survey_all(
-                [v for v, group in zip(volumes, plans, strict=True) if finished_report(group) is None], findings
-            )
+        with _opened(experiment, findings, strict=False) as volumes:
+            passes = [_passes(experiment, inputs) for inputs in volumes]
+            for task in (task for tasks in passes for task in tasks):
+                for output in task.outputs.values():
+                    output.refuse_others(task.provenance())
+            unfinished = [v for v, tasks in zip(volumes, passes, strict=True) if finished_report(tasks) is None]
+            for inputs in unfinished:
+                survey(inputs, findings, SURVEY_SECONDS / len(unfinished))
             _raise_first(findings)
-            _refuse_full_disk(experiment, volumes, plans)
-            with _alone(experiment.layout):
-                for inputs, group in zip(volumes, plans, strict=True):
-                    remember(inputs, group)
-                _finish(experiment, volumes, plans, findings, started)
+            _refuse_full_disk(experiment, unfinished)
+            with sole_coordinator(self.name, experiment):
+                for inputs, tasks in zip(volumes, passes, strict=True):
+                    remember(inputs, tasks)
+                _finish(experiment, volumes, passes, findings, started)
 
     def validate(self, experiment: Experiment) -> list[StageError]:
         """All problems of all volumes; warnings are logged. Reads a sample of large volumes, writes nothing."""
@@ -78,21 +86,20 @@ class Prepare(Stage):
         return found.errors
 
     def plan(self, experiment: Experiment) -> dict[str, Any]:
-        """Bricks, voxels and bytes of a run."""
-        facts, findings = {}, Findings()
-        with _opened(experiment, findings) as volumes:
-            _raise_first(findings)
+        """Blocks, voxels and bytes of a run."""
+        facts = {}
+        with _opened(experiment, Findings()) as volumes:
             for inputs in volumes:
-                plans = _plans(experiment, inputs, compare=False)
+                tasks = _passes(experiment, inputs, compare=False)
                 facts[inputs.label] = {
                     "shape_vox": list(inputs.region.shape_vox),
                     "voxel_size_nm": list(inputs.geometry.voxel_size_nm),
                     "offset_nm": list(inputs.output_geometry.offset_nm),
                     "format": inputs.raw.form,
-                    "bricks": sum(len(p.bricks) for p in plans),
+                    "blocks": sum(len(task.plan) for task in tasks),
                     "labelled": inputs.labels is not None,
                     "bytes_expected": bytes_needed(inputs.region.shape_vox, inputs.labels is not None),
-                    "done": finished_report(plans) is not None,
+                    "done": finished_report(tasks) is not None,
                 }
         return facts
 
@@ -108,48 +115,51 @@ class Prepare(Stage):
         return {"finished": layout.manifest(STAGE).exists(), **state}
 
     def verify(self, experiment: Experiment) -> dict[str, Any]:
-        """Read back all volumes. Raises the errors of `require_whole`, MissingInput if prepare has not finished."""
+        """Read back all blocks of all volumes.
+
+        Raises MissingInput (66) if prepare has not finished, OutputConflict (73) for a volume of other settings or
+        sources, BadData (65) naming the blocks that are missing or damaged.
+        """
         manifest = read_manifest(experiment.layout, STAGE)
-        findings = Findings()
-        with _opened(experiment, findings) as volumes:
-            _raise_first(findings)
-            bricks = {v.label: require_whole(v.label, _plans(experiment, v)) for v in volumes}
-        return {"bricks": bricks, "identity": manifest.identity, "verified": True}
+        with _opened(experiment, Findings()) as volumes:
+            blocks = {v.label: _verified(v.label, _passes(experiment, v)) for v in volumes}
+        return {"blocks_read_back": blocks, "identity": manifest.identity, "verified": True}
 
     def repair(self, experiment: Experiment) -> dict[str, Any]:
-        """Recompute only the bricks that are missing or damaged; returns facts of what was found.
+        """Recompute only the blocks that are missing or damaged; returns facts of what was found.
 
         Raises MissingInput (66) if prepare has not finished or a source is gone, BadData (65) if a source has changed.
         """
-        started = time.time()
+        started, findings = time.time(), Findings()
         try:
             manifest = read_manifest(experiment.layout, STAGE)
         except BadData:
             # The reports next to the volumes hold the same facts: a run writes the manifest again and reads no volume.
             self.run(experiment)
             manifest = read_manifest(experiment.layout, STAGE)
-        table = experiment.table(STAGE, PrepareConfig)
-        findings = Findings()
         with _opened(experiment, findings) as volumes:
-            _raise_first(findings)
-            plans = [_plans(experiment, inputs, compare=False) for inputs in volumes]
-            for inputs, group in zip(volumes, plans, strict=True):
-                require_same_work(table, manifest, inputs.label, group)
-            with _alone(experiment.layout):
-                repaired = []
-                for inputs, group in zip(volumes, plans, strict=True):
-                    made = manifest.facts["volumes"][inputs.label]["identity"]
-                    repaired += repair_bricks(inputs.label, inputs, group, made)
-                _finish(experiment, volumes, plans, findings, started)
-        bricks = sum(len(plan.bricks) for group in plans for plan in group)
-        return {"bricks": bricks, "broken": len(repaired), "parts": repaired[:LISTED]}
+            passes = [_passes(experiment, inputs, compare=False) for inputs in volumes]
+            table = experiment.table(STAGE, PrepareConfig)
+            for inputs, tasks in zip(volumes, passes, strict=True):
+                _require_same_settings(table, manifest, inputs.label, tasks)
+            with sole_coordinator(self.name, experiment):
+                repaired = [_repair(inputs, task, manifest) for inputs, task in _each(volumes, passes)]
+                _finish(experiment, volumes, passes, findings, started)
+        blocks = sum(len(task.plan) for tasks in passes for task in tasks)
+        return {"blocks": blocks, "broken": sum(repaired)}
+
+    def drop_rows(self, experiment: Experiment, keys: Sequence[str]) -> dict[str, Any]:
+        """Nothing to drop: the done marks of prepare are files, also with a MongoDB."""
+        del experiment, keys
+        return {"dropped": []}
 
 
 def inspect(experiment: Experiment) -> Findings:
     """Errors and warnings of all volumes."""
     findings = Findings()
-    with _opened(experiment, findings) as volumes:
-        _survey_all(volumes, findings)
+    with _opened(experiment, findings, strict=False) as volumes:
+        for inputs in volumes:
+            survey(inputs, findings, SURVEY_SECONDS / len(volumes))
     return findings
 
 
@@ -157,7 +167,7 @@ def look(experiment: Experiment) -> dict[str, Any]:
     """Facts of the volumes for `lsdflow init`, and their problems; reads a sample of large volumes."""
     findings = Findings()
     seen: dict[str, Any] = {}
-    with _opened(experiment, findings) as volumes:
+    with _opened(experiment, findings, strict=False) as volumes:
         for number, inputs in enumerate(volumes, start=1):
             deadline = time.monotonic() + SURVEY_SECONDS / (len(volumes) - number + 1)
             with findings.collecting():
@@ -168,22 +178,27 @@ def look(experiment: Experiment) -> dict[str, Any]:
 def _finish(
     experiment: Experiment,
     volumes: list[VolumeInputs],
-    plans: list[list[WritePlan]],
+    passes: list[list[VolumePass]],
     findings: Findings,
     started: float,
 ) -> None:
     """Write all volumes, then the manifest; until then an earlier result remains current."""
     table = experiment.table(STAGE, PrepareConfig)
-    if any(finished_report(group) is None for group in plans):
-        keys = {inputs.label: group[0].arrays.key for inputs, group in zip(volumes, plans, strict=True)}
-        remove_manifest(experiment.layout, STAGE, [key_of_all(table, keys)])
-    reports = _write_all(volumes, plans)
-    for label, report in reports.items():
+    key = key_of_all(table, {v.label: tasks[0].volume_key for v, tasks in zip(volumes, passes, strict=True)})
+    reports: dict[str, VolumeReport] = {}
+    for inputs, tasks in zip(volumes, passes, strict=True):
+        report = finished_report(tasks)
+        if report is None:
+            for task in tasks:
+                adopt_journal(task)
+                run_blocks(task, [key])
+            report = make_report(inputs, tasks)
+        reports[inputs.label] = report
         for text in report.warnings:
-            if f"{label.removeprefix('training/')}: {text}" not in findings.warnings:
-                LOG.warning("warning: %s: %s", label, text)
-                findings.warn(label.removeprefix("training/"), text)
-    outputs = {inputs.label: group[0].arrays.container for inputs, group in zip(volumes, plans, strict=True)}
+            if f"{inputs.name}: {text}" not in findings.warnings:
+                LOG.warning("warning: %s: %s", inputs.label, text)
+                findings.warn(inputs.name, text)
+    outputs = {inputs.label: tasks[0].container for inputs, tasks in zip(volumes, passes, strict=True)}
     seconds = time.time() - started
     manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
     _leave_manifest(experiment.layout, manifest)
@@ -201,32 +216,18 @@ def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
     manifest.finish(layout)
 
 
-def _write_all(volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> dict[str, VolumeReport]:
-    """Reports of all volumes; finished ones are not read again."""
-    sizes = [sum(box.size for plan in group for box in plan.bricks) for group in plans]
-    known = [finished_report(group) for group in plans]
-    already = sum(size for size, report in zip(sizes, known, strict=True) if report is not None)
-    reports = {}
-    with Progress(STAGE, total=sum(sizes), unit="voxel", already=already) as progress:
-        for inputs, group, found in zip(volumes, plans, known, strict=True):
-            reports[inputs.label] = found or make_report(inputs, group, write_volume(inputs, group, progress))
-    return reports
-
-
 @contextmanager
-def _opened(experiment: Experiment, findings: Findings) -> Iterator[list[VolumeInputs]]:
-    """All volumes of the table that can be opened; problems are added to `findings`."""
-    table = experiment.table(STAGE, PrepareConfig)
-    tables: list[tuple[str, TrainingVolume | TargetVolume]] = [(volume.name, volume) for volume in table.training]
-    if table.target is not None:
-        tables.append(("target", table.target))
+def _opened(experiment: Experiment, findings: Findings, *, strict: bool = True) -> Iterator[list[VolumeInputs]]:
+    """All volumes of the table that can be opened; problems are added to `findings`, and raised if `strict`."""
     with ExitStack() as stack:
         volumes = []
-        for name, volume in tables:
-            inputs = open_inputs(name, volume, experiment.resolve, findings)
+        for name, table in experiment.table(STAGE, PrepareConfig).volumes():
+            inputs = open_inputs(name, table, experiment.resolve, findings)
             if inputs is not None:
                 volumes.append(stack.enter_context(inputs))
         _warn_voxel_sizes(volumes, findings)
+        if strict:
+            _raise_first(findings)
         yield volumes
 
 
@@ -235,11 +236,6 @@ def _warn_voxel_sizes(volumes: list[VolumeInputs], findings: Findings) -> None:
     if len(sizes) > 1:
         listed = ", ".join(f"{inputs.label} {inputs.geometry.voxel_size_nm}" for inputs in volumes)
         findings.warn(STAGE, f"voxel sizes differ, a network sees one size only: {listed} nm")
-
-
-def _survey_all(volumes: list[VolumeInputs], findings: Findings) -> None:
-    for inputs in volumes:
-        survey(inputs, findings, SURVEY_SECONDS / len(volumes))
 
 
 def _raise_first(findings: Findings) -> None:
@@ -251,29 +247,17 @@ def _raise_first(findings: Findings) -> None:
         raise findings.errors[0]
 
 
-def _plans(experiment: Experiment, inputs: VolumeInputs, *, compare: bool = True) -> list[WritePlan]:
-    """The plans for writing a volume to the folder of its key. compare: see `recognised`."""
-    layout = experiment.layout
-    parameters = inputs.table.model_dump(mode="json", exclude={"name", "probability"})
-    sources = {name: hash_of(state) for name, state in inputs.states.items()}
-    key = work_key(STAGE, parameters, sources)
-    provenance = {
-        "contract": CONTRACT_VERSION,
-        "written_by": Writer.of(STAGE).model_dump(),
-        "key": key,
-        "config_hash": hash_of(parameters),
-        "parameters": parameters,
-        "inputs": sources,
-    }
-    plans = write_plans(inputs, layout.result(STAGE, key) / f"{inputs.name}.zarr", provenance)
-    return recognised(inputs, plans, layout, compare=compare)
+def _passes(experiment: Experiment, inputs: VolumeInputs, *, compare: bool = True) -> list[VolumePass]:
+    """The passes that write a volume. compare: see `recognised`."""
+    return recognised(experiment, inputs, new_volume(experiment, inputs), compare=compare)
 
 
-def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans: list[list[WritePlan]]) -> None:
-    open_work = [
-        inputs for inputs, group in zip(volumes, plans, strict=True) if not all(plan.arrays.is_done() for plan in group)
-    ]
-    needed = sum(bytes_needed(inputs.region.shape_vox, inputs.labels is not None) for inputs in open_work)
+def _each(volumes: list[VolumeInputs], passes: list[list[VolumePass]]) -> Iterator[tuple[VolumeInputs, VolumePass]]:
+    return ((inputs, task) for inputs, tasks in zip(volumes, passes, strict=True) for task in tasks)
+
+
+def _refuse_full_disk(experiment: Experiment, unfinished: list[VolumeInputs]) -> None:
+    needed = sum(bytes_needed(inputs.region.shape_vox, inputs.labels is not None) for inputs in unfinished)
     free = shutil.disk_usage(experiment.layout.root).free
     if free < needed:
         raise StorageFailure(
@@ -284,8 +268,83 @@ def _refuse_full_disk(experiment: Experiment, volumes: list[VolumeInputs], plans
         )
 
 
-def _alone(layout: ExperimentLayout) -> AbstractContextManager[None]:
-    return one_at_a_time(layout.results_lock(STAGE), STAGE)
+def _verified(label: str, passes: list[VolumePass]) -> int:
+    """Read back every block of a volume; returns the number of blocks."""
+    report = finished_report(passes)
+    if report is None:
+        raise OutputConflict(
+            f"the volume {label} is not made, or with other parameters or inputs",
+            where=passes[0].container,
+            fix="run: prepare run",
+        )
+    read = 0
+    for task in passes:
+        adopt_journal(task)
+        read += verify_blocks(task)
+        if task.identity(task.marks.records()) != report.identity.get(task.content):
+            raise BadData(
+                "the report of the volume and the done marks do not belong together",
+                where=task.container,
+                fix="recompute the volume: prepare repair",
+            )
+    return read
+
+
+def _require_same_settings(table: PrepareConfig, manifest: Manifest, label: str, passes: list[VolumePass]) -> None:
+    """Raise OutputConflict (73) if the table has changed, BadData (65) if the sources of the volume have changed."""
+    if manifest.config != table.model_dump(mode="json"):
+        raise OutputConflict(
+            "the volumes were made with other parameters",
+            where=passes[0].container,
+            fix=f"restore the earlier [{STAGE}] settings, or make other volumes with these: prepare run",
+        )
+    made, now = manifest.inputs.get(label, ""), passes[0].volume_key
+    if made != now:
+        raise BadData(
+            f"a source of {label} is not what it was when the volume was made",
+            where=passes[0].container,
+            wanted=f"sources of key {made[:12]}",
+            found=f"key {now[:12]}",
+            fix=SOURCE_CHANGED,
+        )
+
+
+def _repair(inputs: VolumeInputs, task: VolumePass, manifest: Manifest) -> int:
+    """Recompute the damaged blocks of a pass in this process; returns their number.
+
+    Raises BadData (65) if a source has other values now; a block with a done mark is then not written.
+    """
+    adopt_journal(task)
+    wanted = task.marks.records()
+    invalidate_damaged(task)
+
+    @contextmanager
+    def checked() -> Iterator[Any]:
+        def process(block: Block) -> BlockOutput:
+            output = make_block(inputs, task.content, block)
+            made = {name: hash_of_array(values) for name, values in output.arrays.items()}
+            if block.number in wanted and made != wanted[block.number]["checksums"]:
+                raise _source_changed(f"{task.label} {block.write}")
+            return output
+
+        yield process
+
+    compute = task.experiment.compute.model_copy(update={"runner": "serial"})
+    count = run_blocks(replace(task, open=checked, experiment=replace(task.experiment, compute=compute)))
+    made = manifest.facts["volumes"][inputs.label]["identity"]
+    if task.identity(task.marks.records()) != made.get(task.content):
+        raise _source_changed(task.label)
+    return count
+
+
+def _source_changed(where: str) -> BadData:
+    return BadData(
+        "the sources do not give what they gave when the volume was made",
+        where=where,
+        wanted="the recorded checksums",
+        found="other values",
+        fix=SOURCE_CHANGED,
+    )
 
 
 def _state(found: list[Path]) -> str:

@@ -1,7 +1,7 @@
-"""Statistics of a volume while it is read: range of raw, ids and sizes, mask coverage, components of labels.
+"""Statistics of a volume: range of raw, ids and sizes, mask coverage, components of labels.
 
-Connected components of labels are counted slab by slab. For slabs that follow one another along z and cover the whole
-y,x plane:
+Those of a block are facts in its done mark; those of the volume are the facts of all blocks, merged. Only connected
+components are counted slab by slab, for slabs that follow one another along z and cover the whole y,x plane:
 1. components of equal label within the slab (26 neighbours);
 2. the first plane is compared with the last plane of the previous slab: if voxels of equal label touch (3 x 3
    shifts), their components are joined;
@@ -13,6 +13,7 @@ y,x plane:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
@@ -44,6 +45,17 @@ class RawStatistics:
         self.voxels += block.size
         self.clipped += clipped
 
+    def facts(self) -> dict[str, Any]:
+        """The statistics as facts of a block."""
+        return {"minimum": self.minimum, "maximum": self.maximum, "voxels": self.voxels, "clipped": self.clipped}
+
+    def merge(self, facts: Mapping[str, Any]) -> None:
+        """Add the facts of a block."""
+        self.minimum = min(self.minimum, facts["minimum"])
+        self.maximum = max(self.maximum, facts["maximum"])
+        self.voxels += facts["voxels"]
+        self.clipped += facts["clipped"]
+
     @property
     def is_constant(self) -> bool:
         """True if all voxels so far have the same value."""
@@ -60,9 +72,18 @@ class LabelStatistics:
     def add(self, ids: NDArray[np.uint64], states: NDArray[np.uint8]) -> None:
         """Add a block of ids and states of the same shape."""
         found, counts = np.unique(ids, return_counts=True)
-        for label, count in zip(found.tolist(), counts.tolist(), strict=True):
+        in_states = np.bincount(states.ravel(), minlength=len(MaskState))
+        self.merge({"ids": found.tolist(), "sizes": counts.tolist(), "states": in_states.tolist()})
+
+    def facts(self) -> dict[str, Any]:
+        """The statistics as facts of a block: ids, the voxels of each, and the voxels of each mask state."""
+        return {"ids": list(self.sizes), "sizes": list(self.sizes.values()), "states": list(self.states.values())}
+
+    def merge(self, facts: Mapping[str, Any]) -> None:
+        """Add the facts of a block."""
+        for label, count in zip(facts["ids"], facts["sizes"], strict=True):
             self.sizes[label] = self.sizes.get(label, 0) + count
-        for state, count in enumerate(np.bincount(states.ravel(), minlength=len(MaskState)).tolist()):
+        for state, count in enumerate(facts["states"]):
             self.states[state] = self.states.get(state, 0) + count
 
     @property

@@ -251,7 +251,10 @@ def outside_of(holes: Iterable[Box], box: Box) -> npt.NDArray[np.bool_] | None:
 
 @dataclass(frozen=True)
 class OutputArray:
-    """An array that a stage writes: path, spec, box on its grid, write unit, and key of the pass."""
+    """An array that a stage writes: path, spec, box on its grid, write unit, and format.
+
+    chunk_shape_vox: shape of a chunk of format 2, if a write unit consists of several chunks.
+    """
 
     path: Path
     spec: ArraySpec
@@ -259,6 +262,7 @@ class OutputArray:
     box: Box
     write_shape_vox: Vox3
     zarr_format: Literal[2, 3] = 3
+    chunk_shape_vox: Vox3 | None = None
 
     @property
     def folder(self) -> Path:
@@ -275,7 +279,7 @@ class OutputArray:
         Raises OutputConflict (73) if other data is at its path.
         """
         if self.folder.exists():
-            self._require_same_work(provenance)
+            self.refuse_others(provenance)
             return False
         make_array(self.folder, lambda folder: self._create(folder, provenance))
         return True
@@ -293,7 +297,10 @@ class OutputArray:
         except (MissingInput, BadData):
             write_metadata_again(self.folder, self.zarr_format, lambda folder: self._create(folder, provenance))
 
-    def _require_same_work(self, provenance: Mapping[str, Any]) -> None:
+    def refuse_others(self, provenance: Mapping[str, Any]) -> None:
+        """Raise OutputConflict (73) if other data is at the path of the array, BadData if its metadata are damaged."""
+        if not self.folder.exists():
+            return
         require_sealed_array(self.folder)
         try:
             found = open_volume(self.path, self.spec.dataset).provenance
@@ -322,9 +329,8 @@ class OutputArray:
             "fill_value": 0,
         }
         if self.zarr_format == 2:
-            zarr.create_array(
-                **common, zarr_format=2, chunks=(*leading, *write_shape), compressors=Zstd2(level=level, checksum=True)
-            )
+            chunks = (*leading, *(self.chunk_shape_vox or write_shape))
+            zarr.create_array(**common, zarr_format=2, chunks=chunks, compressors=Zstd2(level=level, checksum=True))
             return
         inner = tuple(inner_chunk(n) for n in write_shape)
         zarr.create_array(

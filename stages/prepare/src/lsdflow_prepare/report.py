@@ -1,28 +1,32 @@
 """The records of finished volumes: a small report next to the arrays of each, and the manifest of all volumes.
 
-The report holds the facts that require reading the whole volume (neurons, coverage, warnings), so that a finished
-volume is never read again.
+The report contains the merged statistics of all blocks (neurons, coverage, warnings). It is written when all blocks are
+done, so a volume with a report is complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
 from lsdflow_contract.errors import BadData, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Manifest, Writer, work_key
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
+from lsdflow_prepare import findings as rules
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.inputs import VolumeInputs
-from lsdflow_prepare.writing import VolumeSummary, WritePlan
-
-STAGE = "prepare"
+from lsdflow_prepare.statistics import LabelStatistics, RawStatistics, SlabComponents
+from lsdflow_prepare.volume_passes import STAGE, VolumePass
+from lsdflow_runtime.io.volumes import open_volume
 
 
 def probabilities(given: Sequence[float | None], labelled_voxels: Sequence[int]) -> list[float]:
@@ -40,6 +44,68 @@ def probabilities(given: Sequence[float | None], labelled_voxels: Sequence[int])
     return [voxels / total for voxels in labelled_voxels]
 
 
+@dataclass
+class VolumeSummary:
+    """The statistics of a whole volume; `components` are counted only if blocks cover whole planes."""
+
+    raw: RawStatistics = field(default_factory=RawStatistics)
+    labels: LabelStatistics | None = None
+    components: dict[int, int] | None = None
+
+    def warnings(self, inputs: VolumeInputs) -> list[str]:
+        """All warnings about the volume."""
+        found = rules.shape_warnings(inputs.region.shape_vox, inputs.role) + rules.raw_warnings(self.raw)
+        if self.labels is not None:
+            found += rules.label_warnings(self.labels, complete=True)
+        return found + rules.component_warnings(self.components or {})
+
+
+def summary_of(passes: Sequence[VolumePass]) -> VolumeSummary:
+    """The statistics of a volume whose blocks are all done.
+
+    Blocks of contract 2.1 and before have no statistics in their marks; they are read again.
+    """
+    summary = VolumeSummary()
+    for task in passes:
+        if task.content == "raw":
+            _merge_raw(task, summary.raw)
+        else:
+            summary.labels = LabelStatistics()
+            _merge_labels(task, summary.labels)
+            summary.components = _components(task) if task.has_whole_planes else None
+    return summary
+
+
+def _merge_raw(task: VolumePass, raw: RawStatistics) -> None:
+    for number, record in task.marks.records().items():
+        facts = record["facts"]
+        if "minimum" in facts:
+            raw.merge(facts)
+        else:
+            raw.add(_read(task, number, RAW), int(facts["clipped"]))
+
+
+def _merge_labels(task: VolumePass, labels: LabelStatistics) -> None:
+    for number, record in task.marks.records().items():
+        if "ids" in record["facts"]:
+            labels.merge(record["facts"])
+        else:
+            labels.add(_read(task, number, LABELS), _read(task, number, MASK))
+
+
+def _components(task: VolumePass) -> dict[int, int]:
+    """Number of components of each id."""
+    slabs = SlabComponents()
+    for number in range(len(task.plan)):
+        slabs.add(_read(task, number, LABELS))
+    return slabs.per_label()
+
+
+def _read(task: VolumePass, number: int, spec: ArraySpec) -> NDArray[Any]:
+    """The written values of a block."""
+    return open_volume(task.container, spec.dataset).read(task.plan.block(number).write)
+
+
 class VolumeReport(StrictModel):
     """The report of one finished volume."""
 
@@ -50,29 +116,30 @@ class VolumeReport(StrictModel):
     warnings: list[str] = Field(description="what is odd")
 
 
-def make_report(inputs: VolumeInputs, plans: list[WritePlan], summary: VolumeSummary) -> VolumeReport:
-    """Write the report of a volume that was just read completely, next to its arrays; returns it."""
-    labels = summary.labels
+def make_report(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> VolumeReport:
+    """Write the report of a volume whose blocks are all done, next to its arrays; returns it."""
+    summary = summary_of(passes)
+    identity = {task.content: task.identity(task.marks.records()) for task in passes}
     report = VolumeReport(
-        key=plans[0].arrays.key,
-        identity=summary.identity,
-        labelled_voxels=labels.labelled_voxels if labels else 0,
-        facts=_facts(inputs, summary),
+        key=passes[0].volume_key,
+        identity=dict(identity),
+        labelled_voxels=summary.labels.labelled_voxels if summary.labels else 0,
+        facts={**_facts(inputs, summary), "identity": identity},
         warnings=summary.warnings(inputs),
     )
-    write_sealed(_path(plans), report.model_dump())
+    write_sealed(_path(passes), report.model_dump())
     return report
 
 
-def finished_report(plans: list[WritePlan]) -> VolumeReport | None:
+def finished_report(passes: Sequence[VolumePass]) -> VolumeReport | None:
     """The report of a volume that is finished with the same key; None if it is not finished."""
-    if not all(plan.arrays.is_done() for plan in plans):
+    if not all(output.folder.is_dir() for task in passes for output in task.outputs.values()):
         return None
     try:
-        report = VolumeReport.model_validate(read_sealed(_path(plans), "prepare run"))
+        report = VolumeReport.model_validate(read_sealed(_path(passes), "prepare run"))
     except (MissingInput, BadData, ValidationError):
         return None
-    return report if report.key == plans[0].arrays.key else None
+    return report if report.key == passes[0].volume_key else None
 
 
 def make_manifest(
@@ -111,8 +178,8 @@ def key_of_all(table: PrepareConfig, keys: Mapping[str, str]) -> str:
     return work_key(STAGE, table.model_dump(mode="json"), dict(keys))
 
 
-def _path(plans: list[WritePlan]) -> Path:
-    return plans[0].arrays.container / ".lsdflow" / "report.json"
+def _path(passes: Sequence[VolumePass]) -> Path:
+    return passes[0].container / ".lsdflow" / "report.json"
 
 
 def _facts(inputs: VolumeInputs, summary: VolumeSummary) -> dict[str, Any]:
@@ -122,7 +189,6 @@ def _facts(inputs: VolumeInputs, summary: VolumeSummary) -> dict[str, Any]:
         "offset_nm": list(inputs.output_geometry.offset_nm),
         "format": inputs.raw.form,
         "raw_clipped_voxels": summary.raw.clipped,
-        "identity": summary.identity,
     }
     if summary.labels is not None:
         facts |= {

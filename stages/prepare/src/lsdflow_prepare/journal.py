@@ -1,0 +1,37 @@
+"""Done marks from the journals of contract 2.1 and before.
+
+CONTAINER/.lsdflow/raw.jsonl, labels.jsonl     a line per finished block: number, checksum of each array, facts
+
+These volumes have the blocks of today, and so the same identity. With marks they are verified and repaired like others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.sealing import unsealed
+from lsdflow_prepare.volume_passes import VolumePass
+
+
+def adopt_journal(task: VolumePass) -> None:
+    """Write the done marks of a pass from its journal, if it has no marks and its arrays are complete."""
+    if task.marks.done() or not all(output.folder.is_dir() for output in task.outputs.values()):
+        return
+    for line in _lines(task):
+        record = {"block": line["brick"], "checksums": line["checksums"], "facts": line["facts"]}
+        task.marks.mark_done(line["brick"], {**record, "seconds": 0.0, "peak_rss_mib": 0.0})
+
+
+def _lines(task: VolumePass) -> Iterator[dict[str, Any]]:
+    """The lines of a journal; a damaged line, or one cut off by a crash, is left out."""
+    path = task.container / ".lsdflow" / f"{task.content}.jsonl"
+    for text in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            line = unsealed(json.loads(text), path, "prepare repair")
+            if line["key"] == task.volume_key:
+                yield {"brick": int(line["brick"]), "checksums": dict(line["checksums"]), "facts": dict(line["facts"])}
+        except (ValueError, KeyError, TypeError, BadData):
+            continue
