@@ -236,8 +236,8 @@ def training_step(device: str, sizes: Sizes, edge: int, precision: Any, *, chain
 def targets_line(device: str, sizes: Sizes) -> Line:
     """LSD targets of one training sample, against the reference on the CPU."""
     from lsdflow_contract.testing import voronoi_labels
-    from lsdflow_training.targets.lsd_targets import local_shape_descriptors
-    from lsdflow_training.targets.lsd_targets_torch import lsd_targets_torch
+    from lsdflow_training.targets.lsd import local_shape_descriptors
+    from lsdflow_training.targets.lsd_torch import lsd_targets_torch
 
     labels = voronoi_labels((sizes.labels,) * 3, 42, seed=0)
     context = sizes.labels // 5

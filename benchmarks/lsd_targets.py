@@ -34,7 +34,8 @@ import numpy.typing as npt
 import zarr
 
 from lsdflow_contract.geometry import Box
-from lsdflow_training.targets.lsd_targets import local_shape_descriptors, warm_up
+from lsdflow_training.targets.lsd import local_shape_descriptors
+from lsdflow_training.targets.lsd_cpu import warm_up
 
 SHARED = Path(__file__).resolve().parents[2] / "shared/data/fib25/trvol-250-2.zarr"
 DATASET = "volumes/labels/neuron_ids"

@@ -12,8 +12,8 @@ from gunpowder.nodes.add_affinities import seg_to_affgraph  # noqa: E402
 
 from lsdflow_contract.geometry import Box  # noqa: E402
 from lsdflow_training.gpu.patches import to_device  # noqa: E402
-from lsdflow_training.gpu.targets import affinities, balanced, grow_boundary  # noqa: E402
 from lsdflow_training.targets import boundaries  # noqa: E402
+from lsdflow_training.targets.torch_targets import affinities, balanced, grow_boundary  # noqa: E402
 
 OFFSETS = ((-1, 0, 0), (0, -1, 0), (0, 0, -1), (-3, 0, 0), (0, 2, -3))
 OUTPUT = Box((4, 4, 4), (6, 7, 5))

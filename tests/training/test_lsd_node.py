@@ -12,8 +12,8 @@ from lsdflow_contract.arrays import MaskState  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
 from lsdflow_contract.geometry import Box  # noqa: E402
 from lsdflow_training.data.batches import NumberedPreCache  # noqa: E402
+from lsdflow_training.targets.lsd import local_shape_descriptors  # noqa: E402
 from lsdflow_training.targets.lsd_node import AddLsdTargets, lsd_weights  # noqa: E402
-from lsdflow_training.targets.lsd_targets import local_shape_descriptors  # noqa: E402
 
 SIGMA_NM = 20.0
 VOXEL_SIZE_NM = (8.5, 8.0, 8.0)

@@ -15,8 +15,9 @@ zarr = pytest.importorskip("zarr")
 
 from lsdflow_contract.errors import BadData, UsageError  # noqa: E402
 from lsdflow_contract.geometry import Box, Nm3  # noqa: E402
-from lsdflow_training.targets import label_descriptors, label_runs  # noqa: E402
-from lsdflow_training.targets.lsd_targets import context_vox, local_shape_descriptors, warm_up  # noqa: E402
+from lsdflow_training.targets import label_moments, lsd_cpu  # noqa: E402
+from lsdflow_training.targets.lsd import context_vox, local_shape_descriptors  # noqa: E402
+from lsdflow_training.targets.lsd_cpu import warm_up  # noqa: E402
 from lsdflow_training.testing import thin_labels  # noqa: E402
 
 TOLERANCE = 1e-4
@@ -262,7 +263,7 @@ def test_axes_are_z_y_x() -> None:
 
 def test_everything_is_compiled_after_warm_up() -> None:
     warm_up()
-    functions = (label_runs.runs_by_y, label_runs.runs_by_z, label_descriptors.describe)
+    functions = (label_moments.runs_by_y, label_moments.runs_by_z, lsd_cpu.describe)
     before = [len(f.signatures) for f in functions]
     labels = noise_labels()
     labels.flags.writeable = False

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from lsdflow_contract.errors import BadData, UsageError  # noqa: E402
 from lsdflow_contract.geometry import Box, Nm3  # noqa: E402
-from lsdflow_training.targets.lsd_targets import local_shape_descriptors  # noqa: E402
-from lsdflow_training.targets.lsd_targets_torch import lsd_targets_torch  # noqa: E402
+from lsdflow_training.targets.lsd import local_shape_descriptors  # noqa: E402
+from lsdflow_training.targets.lsd_torch import lsd_targets_torch  # noqa: E402
 from lsdflow_training.testing import thin_labels  # noqa: E402
 
 TOLERANCE = 1e-4
@@ -272,3 +272,10 @@ def test_refuses_numbers_that_do_not_fit(options: dict[str, object], named: str)
     arguments = {"sigma_nm": 20.0, "voxel_size_nm": SIZE_NM} | options
     with pytest.raises(UsageError, match=named):
         lsd_targets_torch(torch.ones(4, 4, 4, dtype=torch.int64), **arguments)
+
+
+def test_the_place_of_the_labels_decides_what_describes_them() -> None:
+    labels = GENERATED["thin"]()
+    by_tensor = local_shape_descriptors(torch.from_numpy(labels.astype(np.int64)), 24.0, SIZE_NM)
+    assert torch.equal(by_tensor, lsd_targets_torch(torch.from_numpy(labels.astype(np.int64)), 24.0, SIZE_NM))
+    assert np.allclose(by_tensor.numpy(), local_shape_descriptors(labels, 24.0, SIZE_NM), atol=TOLERANCE)

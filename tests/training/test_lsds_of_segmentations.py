@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 
 from lsdflow_contract.geometry import Box, Nm3
 from lsdflow_contract.testing import voronoi_labels
-from lsdflow_training.targets.lsd_targets import context_vox, local_shape_descriptors
+from lsdflow_training.targets.lsd import context_vox, local_shape_descriptors
 
 DESCRIPTORS = Path(__file__).resolve().parents[2] / "stages" / "_descriptors" / "src"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from lsdflow_training.data import deformation
-from lsdflow_training.targets import lsd_targets
+from lsdflow_training.targets import lsd_cpu
 
 
 def compile_everything() -> None:
     """Compile all loops; takes some seconds at the first call of a process."""
-    lsd_targets.warm_up()
+    lsd_cpu.warm_up()
     field = deformation.upsample_field(np.zeros((3, 2, 2, 2), np.float32), (2, 2, 2))
     deformation.gather_linear(np.zeros((2, 2, 2), np.float32), field)
     for dtype in (np.uint8, np.uint64):

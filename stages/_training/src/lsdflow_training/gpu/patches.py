@@ -18,9 +18,9 @@ from lsdflow_network.precision import memory_format
 from lsdflow_training.gpu.crops import Crops
 from lsdflow_training.gpu.deformation import apply_step
 from lsdflow_training.gpu.intensities import changed
-from lsdflow_training.gpu.targets import make_targets
 from lsdflow_training.patch import DevicePatch, Patch
 from lsdflow_training.recipe import Recipe
+from lsdflow_training.targets.torch_targets import make_targets
 
 GREATEST = {"uint8": 255, "uint16": 256 * 256 - 1, "float32": 1}
 

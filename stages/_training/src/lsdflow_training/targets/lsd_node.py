@@ -11,18 +11,15 @@ The voxel size is an argument, because gunpowder's voxel sizes are integers and 
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
-
 import gunpowder as gp
 import numpy as np
 import numpy.typing as npt
 
 from lsdflow_contract.arrays import MaskState
-from lsdflow_contract.errors import BadData, ConfigError
+from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box, Nm3
-from lsdflow_training.targets.lsd_targets import CHANNELS, context_vox, local_shape_descriptors, warm_up
-
-Engine = Literal["lsdflow", "lsds"]
+from lsdflow_training.targets.lsd import CHANNELS, Engine, check_engine, context_vox, local_shape_descriptors
+from lsdflow_training.targets.lsd_cpu import warm_up
 
 
 class AddLsdTargets(gp.BatchFilter):  # type: ignore[misc]
@@ -56,7 +53,7 @@ class AddLsdTargets(gp.BatchFilter):  # type: ignore[misc]
         self.voxel_size_nm, self.downsample = voxel_size_nm, downsample
         self.train_background, self.engine = train_background, engine
         self.context_vox = context_vox(self.sigma_nm, voxel_size_nm, downsample)
-        _check_engine(engine, voxel_size_nm)
+        check_engine(engine, voxel_size_nm)
 
     def setup(self) -> None:
         """Provide targets and weights; compile now, because the workers are forked from this process."""
@@ -109,8 +106,9 @@ class AddLsdTargets(gp.BatchFilter):  # type: ignore[misc]
         return np.where(states == MaskState.BACKGROUND, labels.dtype.type(0), labels), states
 
     def _descriptors(self, labels: npt.NDArray[np.unsignedinteger], roi: Box) -> npt.NDArray[np.float32]:
-        compute = _lsds_descriptors if self.engine == "lsds" else local_shape_descriptors
-        return compute(labels, self.sigma_nm, self.voxel_size_nm, roi, self.downsample)
+        return local_shape_descriptors(
+            labels, self.sigma_nm, self.voxel_size_nm, roi, self.downsample, engine=self.engine
+        )
 
     def _array(self, data: npt.NDArray[np.float32], key: gp.ArrayKey, request: gp.BatchRequest) -> gp.Array:
         spec = self.spec[key].copy()
@@ -125,40 +123,3 @@ def lsd_weights(
     labelled = np.logical_or(labels != 0, train_background)
     counted = (states == MaskState.BACKGROUND) | ((states == MaskState.TRAIN) & labelled)
     return np.repeat(counted[None].astype(np.float32), CHANNELS, axis=0)
-
-
-def _lsds_descriptors(
-    labels: npt.NDArray[np.unsignedinteger], sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, downsample: int
-) -> npt.NDArray[np.float32]:
-    descriptors: npt.NDArray[np.float32] = _lsds_function()(
-        labels,
-        sigma=sigma_nm,
-        voxel_size=tuple(round(size) for size in voxel_size_nm),
-        roi=gp.Roi(roi.begin_vox, roi.shape_vox),
-        downsample=downsample,
-    )
-    return descriptors
-
-
-def _lsds_function() -> Any:
-    try:
-        from lsd.train.local_shape_descriptor import get_local_shape_descriptors
-    except ImportError as error:
-        raise ConfigError(
-            'engine "lsds" needs the package lsds, which is not installed', fix='use engine "lsdflow" (same values)'
-        ) from error
-    return get_local_shape_descriptors
-
-
-def _check_engine(engine: str, voxel_size_nm: Nm3) -> None:
-    if engine not in get_args(Engine):
-        raise ConfigError("no such engine for LSD targets", wanted=" or ".join(get_args(Engine)), found=engine)
-    if engine == "lsds":
-        _lsds_function()
-        if any(size != round(size) for size in voxel_size_nm):
-            raise ConfigError(
-                'engine "lsds" cuts voxel sizes to whole numbers',
-                wanted="whole nm",
-                found=voxel_size_nm,
-                fix='use engine "lsdflow"',
-            )

@@ -1,4 +1,8 @@
-"""Compute descriptors from the runs of all labels: loop over labels, tiles and rows, and turn moments into channels.
+"""LSD targets on a CPU (numba), exactly, in one thread, and each label only where it is present:
+
+  1. list the runs of the labels that occur in the output (label_moments)
+  2. for each label, sums of the Gaussian-weighted offsets by three passes of 1-D convolutions (label_moments)
+  3. sums to channels, at the label's voxels only: loops over labels, tiles and rows
 
 Channels: 0-2 mean offset z, y, x / sigma * 0.5 + 0.5; 3-5 variance zz, yy, xx / sigma^2; 6-8 Pearson coefficients
 zy, zx, yx * 0.5 + 0.5; 9 size, the Gaussian-weighted share of voxels that belong to the label. All clipped to [0, 1].
@@ -9,7 +13,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.geometry import Box, Nm3
 from lsdflow_training.compiled import compiled
 from lsdflow_training.targets.label_moments import (
     FIRST,
@@ -18,14 +25,22 @@ from lsdflow_training.targets.label_moments import (
     TILE,
     Doubles,
     Floats,
+    GroupedRuns,
     Ints,
+    Labels,
     Rows,
+    Runs,
+    kernels,
     new_rows,
+    present_labels,
+    running_sums,
+    runs_by_y,
+    runs_by_z,
     sum_along_x,
     sum_along_y,
     sum_along_z,
 )
-from lsdflow_training.targets.label_runs import GroupedRuns, Runs
+from lsdflow_training.targets.lsd import CHANNELS, checked_roi, per_axis, positive
 
 # below this variance (nm^2) an axis counts as flat, so that Pearson coefficients stay finite (as in lsds)
 FLAT_NM2 = np.float32(1e-3)
@@ -47,6 +62,62 @@ class Grid(NamedTuple):
     sums_x: Doubles
     voxel_size_nm: Floats
     sigma_nm: Floats
+
+
+def lsd_targets_cpu(
+    labels: npt.NDArray[np.unsignedinteger],
+    sigma_nm: float | Nm3,
+    voxel_size_nm: Nm3,
+    roi: Box | None = None,
+    downsample: int = 1,
+) -> npt.NDArray[np.float32]:
+    """See `lsd.local_shape_descriptors`."""
+    volume = _checked_labels(labels)
+    sigma, voxel_size = positive(per_axis(sigma_nm), "sigma_nm"), positive(voxel_size_nm, "voxel_size_nm")
+    box = checked_roi(roi, volume.shape, downsample)
+    out = np.zeros((CHANNELS, *box.shape_vox), dtype=np.float32)
+    wanted = _plain(volume[box.slices()])
+    ids = present_labels(wanted)
+    if ids.size == 0:
+        return out
+    sources = runs_by_y(_plain(volume[::downsample, ::downsample, ::downsample]), ids)
+    targets = runs_by_z(wanted, ids, downsample)
+    describe(sources, targets, _grid(sigma, voxel_size, box, downsample), out)
+    return out
+
+
+def warm_up() -> None:
+    """Compile everything now (takes seconds), so that forked worker processes inherit the result."""
+    lsd_targets_cpu(np.ones((2, 2, 2), dtype=np.uint64), 1.0, (1.0, 1.0, 1.0))
+
+
+def _grid(sigma_nm: Nm3, voxel_size_nm: Nm3, roi: Box, downsample: int) -> Grid:
+    coarse_nm = [size * downsample for size in voxel_size_nm]
+    z, y, x = (sigma / size for sigma, size in zip(sigma_nm, coarse_nm, strict=True))
+    return Grid(
+        step=downsample,
+        begin=np.array([begin // downsample for begin in roi.begin_vox], dtype=np.int64),
+        kernel_z=kernels(z),
+        kernel_y=kernels(y),
+        sums_x=running_sums(x),
+        voxel_size_nm=np.array(coarse_nm, dtype=np.float32),
+        sigma_nm=np.array(sigma_nm, dtype=np.float32),
+    )
+
+
+def _checked_labels(labels: npt.NDArray[np.unsignedinteger]) -> Labels:
+    if labels.ndim != 3 or labels.dtype.kind != "u":
+        raise BadData(
+            "labels must be a volume of unsigned integers",
+            wanted="unsigned, (z, y, x)",
+            found=f"{labels.dtype} {labels.shape}",
+        )
+    return labels.astype(np.uint64, copy=False)
+
+
+def _plain(labels: Labels) -> Labels:
+    """A contiguous and writable array: numba would compile again for other kinds."""
+    return np.require(labels, requirements=["C", "W"])
 
 
 @compiled

@@ -15,8 +15,7 @@ from torch import Tensor
 from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_training.recipe import Targets
-from lsdflow_training.targets.lsd_targets import CHANNELS, context_vox
-from lsdflow_training.targets.lsd_targets_torch import lsd_targets_torch
+from lsdflow_training.targets.lsd import CHANNELS, context_vox, local_shape_descriptors
 
 SLAB = 3  # far neighbours differ more often than near ones: balance three channels at a time, as published
 SMALLEST_SHARE = 0.05  # lower bound for the share of a class, as in gunpowder
@@ -89,9 +88,8 @@ def _lsds(labels: Tensor, mask: Tensor, output: Box, how: Targets) -> tuple[Tens
     """LSDs and their weights at `output`, (10, z, y, x); see lsd_node."""
     context = context_vox(how.sigma_nm, how.voxel_size_nm, how.lsd_downsample)
     around = labels[output.grow(context).slices()]
-    found = lsd_targets_torch(
-        around, how.sigma_nm, how.voxel_size_nm, Box(context, output.shape_vox), how.lsd_downsample
-    )
+    roi = Box(context, output.shape_vox)
+    found = local_shape_descriptors(around, how.sigma_nm, how.voxel_size_nm, roi, how.lsd_downsample)
     states = mask[output.slices()]
     counted = states == MaskState.BACKGROUND
     trained = states == MaskState.TRAIN
