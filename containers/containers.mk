@@ -1,32 +1,33 @@
 # Images, SIFs and pins of the stages. Included by the Makefile; rules and reasons: containers/README.md.
 CONTAINER_TOOL ?= docker
-IMAGE_STAGES := prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate
 SIF_DIR ?= .cache/sif
 
-.PHONY: image images sif sifs pins publish sbom audit lock-containers test-containers test-containers-tensorflow
+.PHONY: image images bake sif sifs pins publish sbom audit lock-containers test-containers test-containers-tensorflow
 # What the scripts read; TORCH (cpu, cuda) as the Makefile finds it, or as given: the variant of the stages that use torch.
 # BACKEND=tensorflow: a variant of the trainings.
-image images sif sifs pins publish: export CONTAINER_TOOL := $(CONTAINER_TOOL)
-image images sif sifs pins publish: export PYTHON := $(PYTHON)
-image images sif sifs pins publish: export TORCH := $(TORCH)
+image images bake sif sifs pins publish: export CONTAINER_TOOL := $(CONTAINER_TOOL)
+image images bake sif sifs pins publish: export TORCH := $(TORCH)
 image sif pins publish: export BACKEND := $(BACKEND)
 sif sifs: export SIF_DIR := $(SIF_DIR)
 
 image:  ## the image of one stage: STAGE=watershed [TORCH=cpu|cuda] [BACKEND=tensorflow] [BASE_DIGEST=sha256:...]
-	containers/build.sh $(STAGE)
+	$(PYTHON) containers/images.py build $(or $(STAGE),'')
 
 images:  ## the images of all stages
-	for s in $(IMAGE_STAGES); do containers/build.sh $$s; done
+	$(PYTHON) containers/images.py build
+
+bake:  ## the same images by `docker buildx bake`, several at a time: [STAGE="predict segment"] [TORCH=cpu|cuda]
+	IMAGE_ARGUMENTS="$$($(PYTHON) containers/images.py arguments)" docker buildx bake $(STAGE)
 
 sif:  ## the SIF of an image: STAGE=watershed [SIF_DIR=folder] [TORCH=cpu|cuda] [BACKEND=tensorflow] [IMAGE=name]
-	containers/convert.sh $(STAGE)
+	$(PYTHON) containers/images.py convert $(or $(STAGE),'')
 
 sifs:  ## the SIFs of all stages
-	for s in $(IMAGE_STAGES); do containers/convert.sh $$s; done
+	$(PYTHON) containers/images.py convert
 
 PINS ?= .cache/images.env
 pins:  ## an images.env of the images that are here, with digests: [PINS=experiment/images.env] [STAGE=watershed] [TORCH=cpu|cuda] [BACKEND=tensorflow]
-	@$(PYTHON) containers/pins.py $(PINS) $(STAGE)
+	@$(PYTHON) containers/images.py pins $(PINS) $(STAGE)
 
 publish:  ## push an image whose version nobody has yet, and note it in published.tsv: STAGE=watershed REGISTRY=name
 	$(PYTHON) containers/ledger.py publish $(STAGE) $(REGISTRY)
@@ -47,7 +48,7 @@ audit: $(SUPPLY)/.installed  ## known vulnerabilities of every locked package: [
 	@AUDIT_SERVICE=$(AUDIT_SERVICE) $(PYTHON) containers/inventory.py audit $(SUPPLY)
 
 lock-containers: $(UV)  ## resolve containers/*.in anew
-	for f in build tools installer; do $(COMPILE) containers/$$f.in -o containers/$$f.lock; done
+	for f in tools installer; do $(COMPILE) containers/$$f.in -o containers/$$f.lock; done
 
 test-containers: setup  ## all images and SIFs, at work as any user: read-only, no network (needs docker and apptainer)
 	LSDFLOW_WITH_ENGINE=1 LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s -p no:cacheprovider --durations=15 tests/containers/with_engine

@@ -48,8 +48,8 @@ done
 certificates=${SSL_CERT_FILE:-$(setting cert)}
 if [[ -n $certificates ]]; then export SSL_CERT_FILE=$certificates; fi
 
-python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --target /uv -r "$here/installer.lock"
+python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --target /build -r "$here/installer.lock"
 export UV_CACHE_DIR=${PIP_CACHE_DIR:-/var/cache/pip}/uv
 set -x # the log of a build says where the packages were looked for
-/uv/bin/uv pip sync --python "$environment/bin/python" --require-hashes "${options[@]}" ${backend[@]+"${backend[@]}"} "$1"
+/build/bin/uv pip sync --python "$environment/bin/python" --require-hashes "${options[@]}" ${backend[@]+"${backend[@]}"} "$1"
 rm -f "$environment/.lock" # of uv itself

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ledger import BAD_DATA, ROOT, USAGE, Refusal, has_backends
+from facts import BAD_DATA, ROOT, STAGES, USAGE, Refusal, has_backends, known
 
 VULNERABLE, NOT_ASKED = 1, 69
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
@@ -29,9 +29,7 @@ _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 
 def locks_of(stage: str) -> list[Path]:
     """requirements.lock, or cpu.lock and cuda.lock, and those of tensorflow. Refusal (2) if there is no such stage."""
-    found = sorted((ROOT / "stages" / stage).glob("*.lock"))
-    if not stage or not found or not (ROOT / "containers" / stage / "Dockerfile").is_file():
-        raise Refusal(USAGE, f"no such stage: {stage}")
+    found = sorted((ROOT / "stages" / known(stage)).glob("*.lock"))
     return [*found, *(sorted((ROOT / "stages" / "_tensorflow").glob("*.lock")) if has_backends(stage) else [])]
 
 
@@ -45,7 +43,7 @@ def write_sboms(tools: Path, folder: Path, stages: list[str]) -> list[Path]:
     """One bill of materials per lock; the same lock gives the same file. Needs no network."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for stage in stages or sorted(p.parent.name for p in (ROOT / "containers").glob("*/Dockerfile")):
+    for stage in stages or STAGES:
         for lock in locks_of(stage):
             target = folder / f"{stage}{variant_of(lock)}.cdx.json"
             project = ROOT / "stages" / stage / "pyproject.toml"

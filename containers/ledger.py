@@ -4,38 +4,35 @@ ledger.py may-build STAGE              refuses (73) to build a published version
 ledger.py publish STAGE REGISTRY       pushes lsdflow/STAGE:VERSION and adds its line; refuses (73) if it has one
 ledger.py check                        is the ledger well formed, and are its lines those of the last commit and more?
 
-Content of a stage = what its Dockerfile copies. It may not change under a version that people pin.
-TORCH=cpu or cuda (default): the variant of a stage that uses torch, whose version is <version>-cpu or <version>-cuda.
-BACKEND=tensorflow: the variant <version>-tensorflow of a training.
+The content of an image (facts.py) may not change under a version that people pin.
+The variants of a stage (TORCH, BACKEND: facts.py) have versions of their own.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import time
-import tomllib
 from dataclasses import astuple, dataclass, fields
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from facts import (
+    BAD_DATA,
+    REFUSED,
+    ROOT,
+    STAGES,
+    TOOL,
+    USAGE,
+    Refusal,
+    ask_engine,
+    content_of,
+    engine,
+    image_name,
+    image_version,
+    inspect,
+)
+
 LEDGER = ROOT / "containers" / "published.tsv"
-TOOL = os.environ.get("CONTAINER_TOOL", "docker")
-BACKEND = os.environ.get("BACKEND") or "torch"
-TORCH = os.environ.get("TORCH") or "cuda"
-# A folder of stages/ in the Dockerfile of a stage that has variants: the stage's, or that of the backend.
-_FOLDER = re.compile(r"\$\{BACKEND:\+_\}\$\{BACKEND:-[a-z-]+\}")
-REFUSED, BAD_DATA, MISSING, USAGE = 73, 65, 66, 2
-
-
-class Refusal(Exception):
-    """Why nothing was done, and the exit code."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,7 @@ class Published:
             "date": r"\d{4}-\d{2}-\d{2}",
         }
         wrong = [n for n, form in forms.items() if not re.fullmatch(form, getattr(self, n))]
-        known = (ROOT / "containers" / self.stage / "Dockerfile").is_file()
-        return wrong if known else ["stage", *wrong]
+        return wrong if self.stage in STAGES else ["stage", *wrong]
 
 
 def read_ledger(text: str) -> list[Published]:
@@ -84,57 +80,6 @@ def read_ledger(text: str) -> list[Published]:
             raise Refusal(BAD_DATA, f"{LEDGER.name}:{number}: {entry.stage} {entry.version} is listed twice")
         entries.append(entry)
     return entries
-
-
-def version_of(folder: str) -> str:
-    """The version in stages/<folder>/pyproject.toml."""
-    project = tomllib.loads((ROOT / "stages" / folder / "pyproject.toml").read_text())
-    return str(project["project"]["version"])
-
-
-def has_backends(stage: str) -> bool:
-    """Whether the image of a stage has a variant for training with tensorflow."""
-    return "\nARG BACKEND\n" in (ROOT / "containers" / stage / "Dockerfile").read_text()
-
-
-def uses_torch(stage: str) -> bool:
-    """Whether the image of a stage has variants for CPU and for CUDA."""
-    return (ROOT / "stages" / stage / "cuda.lock").exists()
-
-
-def image_version(stage: str, backend: str = BACKEND) -> str:
-    """The version of a stage's image, such as 0.1.0 or 0.1.0-cpu. Refusal (2) if there is no such variant."""
-    if TORCH not in ("cpu", "cuda"):
-        raise Refusal(USAGE, f"no such variant of torch: {TORCH}\n   one of: cpu cuda")
-    if backend == "torch":
-        return version_of(stage) + (f"-{TORCH}" if uses_torch(stage) else "")
-    if backend != "tensorflow":
-        raise Refusal(USAGE, f"no such backend: {backend}\n   one of: torch tensorflow")
-    if not has_backends(stage):
-        raise Refusal(USAGE, f"the image of {stage} has no variant with tensorflow")
-    return f"{version_of(stage)}-{backend}"
-
-
-def order_of(stage: str, backend: str = BACKEND) -> str:
-    """The make command that builds the image."""
-    variant = f" BACKEND={backend} TORCH=cpu" if backend != "torch" else f" TORCH={TORCH}" if uses_torch(stage) else ""
-    return f"make image STAGE={stage}{variant}"
-
-
-def locked_folder(stage: str) -> str:
-    """The folder of stages/ with the locks of the image."""
-    return stage if BACKEND == "torch" else f"_{BACKEND}"
-
-
-def content_of(stage: str) -> list[str]:
-    """Paths that the image of a stage is made from: its Dockerfile and what that copies from the context."""
-    dockerfile = f"containers/{stage}/Dockerfile"
-    lines = re.findall(r"^COPY ((?:stages|containers)/.+) \S+$", (ROOT / dockerfile).read_text(), re.MULTILINE)
-    copied = [path for line in lines for path in line.split()]
-    # tensorflow is locked for CPUs only
-    torch = "cpu" if BACKEND == "tensorflow" else TORCH
-    paths = [_FOLDER.sub(locked_folder(stage), path).replace("${TORCH}", torch) for path in copied]
-    return list(dict.fromkeys([dockerfile, *paths]))
 
 
 def standing(stage: str) -> Published | None:
@@ -170,7 +115,7 @@ def publish(stage: str, registry: str) -> str:
     under that tag, or if the image is not of a clean commit; (66) if there is no image.
     """
     version = image_version(stage)
-    local = f"lsdflow/{stage}:{version}"
+    local = image_name(stage)
     name = f"{registry.rstrip('/')}/{stage}"
     labels = _image_labels(local)
     entry = standing(stage)
@@ -216,9 +161,9 @@ def _require_publishable(stage: str, version: str, labels: dict[str, str]) -> No
 
 def _require_free_tag(stage: str, tagged: str, local: str) -> None:
     """The ledger may be older than the registry: somebody else published and this checkout does not know yet."""
-    if _engine("pull", "--quiet", tagged).returncode != 0:
+    if engine("pull", "--quiet", tagged).returncode != 0:
         return
-    theirs, ours = (ask_engine("image", "inspect", "--format", "{{.Id}}", image) for image in (tagged, local))
+    theirs, ours = (inspect(image, "{{.Id}}") for image in (tagged, local))
     if theirs != ours:
         raise Refusal(
             REFUSED,
@@ -240,27 +185,15 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def _engine(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([TOOL, *arguments], capture_output=True, text=True, check=False)
-
-
-def ask_engine(*arguments: str) -> str:
-    """What a command of the engine prints. Refusal (66) with its message if it fails."""
-    done = _engine(*arguments)
-    if done.returncode != 0:
-        raise Refusal(MISSING, f"{TOOL} {' '.join(arguments)} failed\n   {done.stderr.strip()}")
-    return done.stdout
-
-
 def _image_labels(image: str) -> dict[str, str]:
     form = '{{range $key, $value := .Config.Labels}}{{printf "%s=%s\\n" $key $value}}{{end}}'
-    lines = ask_engine("image", "inspect", "--format", form, image).splitlines()
+    lines = inspect(image, form).splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def _registry_digest(image: str, name: str) -> str:
     """The digest under which the repository `name` knows the image; empty if it does not."""
-    found = ask_engine("image", "inspect", "--format", "{{range .RepoDigests}}{{println .}}{{end}}", image).split()
+    found = inspect(image, "{{range .RepoDigests}}{{println .}}{{end}}").split()
     return next((f.split("@", 1)[1] for f in found if f.startswith(f"{name}@")), "")
 
 

@@ -31,7 +31,9 @@ def _words(folder: Path, torch: str = "", **pip: str) -> list[str]:
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     script = folder / "install.sh"
-    script.write_text(SCRIPT.read_text().replace("/uv/bin/uv", str(folder / "uv")).replace("/opt/lsdflow", str(folder)))
+    script.write_text(
+        SCRIPT.read_text().replace("/build/bin/uv", str(folder / "uv")).replace("/opt/lsdflow", str(folder))
+    )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "SSL_"))}
     env = {**kept, "PATH": f"{folder}:{kept['PATH']}", "CALLS": str(folder / "calls"), "SETTINGS": str(settings)}
     words = ["bash", str(script), "/tmp/locked.txt"]

@@ -32,15 +32,15 @@ esac
 def checkout(tmp_path: Path) -> Path:
     """A small repository with the ledger, its program, and the parts of one stage."""
     root = tmp_path / "checkout"
-    for part in ("containers/ledger.py", "containers/published.tsv", "containers/watershed", "containers/build.lock"):
-        source, target = REPOSITORY / part, root / part
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    (root / "containers").mkdir(parents=True)
+    for name in ("facts.py", "ledger.py", "Dockerfile", "install.sh", "installer.lock"):
+        shutil.copy(REPOSITORY / "containers" / name, root / "containers")
     (root / "containers" / "published.tsv").write_text(HEADER)
     for folder in ("_contract", "_command", "_runtime", "watershed"):
         (root / "stages" / folder / "src").mkdir(parents=True)
         (root / "stages" / folder / "src" / "code.py").write_text("x = 1\n")
         shutil.copy(REPOSITORY / "stages" / folder / "pyproject.toml", root / "stages" / folder)
+    shutil.copy(REPOSITORY / "stages" / "watershed" / "requirements.lock", root / "stages" / "watershed")
     project = root / "stages" / "watershed" / "pyproject.toml"
     project.write_text(project.read_text().replace(_version(project), "0.1.0"))
     _git(root, "init", "-q")
@@ -102,7 +102,7 @@ def test_a_published_version_may_be_built_again_from_the_same_content(checkout: 
     assert _ledger(checkout, "may-build", "watershed").returncode == 0
 
 
-@pytest.mark.parametrize("where", ["stages/_runtime/src/code.py", "containers/watershed/Dockerfile", "new"])
+@pytest.mark.parametrize("where", ["stages/_runtime/src/code.py", "containers/Dockerfile", "new"])
 def test_a_published_version_is_not_built_from_other_content(checkout: Path, where: str) -> None:
     _append(checkout, _line(_git(checkout, "rev-parse", "HEAD")))
     path = checkout / ("stages/watershed/src/new.py" if where == "new" else where)

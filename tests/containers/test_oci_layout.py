@@ -42,7 +42,7 @@ def _manifest(*layers: str, config: str = "config.json") -> bytes:
 
 
 def _convert(archive: bytes, folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """As convert.sh calls it: by a pipe, which cannot be read twice."""
+    """By a pipe, as images.py does, which cannot be read twice."""
     return subprocess.run([sys.executable, str(PROGRAM), str(folder)], input=archive, capture_output=True, check=False)
 
 

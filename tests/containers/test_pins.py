@@ -1,4 +1,4 @@
-"""pins.py: images.env of the images that an engine has, which lsdflow reads; nothing is written if one is missing."""
+"""images.py pins: an images.env that lsdflow reads; nothing is written if an image is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.images.pins import TORCH_STAGES, key_of, read_pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAM = REPOSITORY / "containers" / "pins.py"
+PROGRAM = REPOSITORY / "containers" / "images.py"
 OURS, THEIRS = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 # An engine with all images but $MISSING; ids as docker or podman print them.
 ENGINE = r"""#!/usr/bin/env bash
@@ -28,7 +28,7 @@ def _pins(folder: Path, *words: str, **environment: str) -> subprocess.Completed
     engine.write_text(ENGINE)
     engine.chmod(0o755)
     env = {**os.environ, "CONTAINER_TOOL": str(engine), "IMAGE_ID": OURS, "TORCH": "cpu", **environment}
-    command = [sys.executable, str(PROGRAM), str(folder / "images.env"), *words]
+    command = [sys.executable, str(PROGRAM), "pins", str(folder / "images.env"), *words]
     return subprocess.run(command, env=env, check=False, capture_output=True, text=True)
 
 

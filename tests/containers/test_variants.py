@@ -23,9 +23,7 @@ ID = "sha256:" + "a" * 64
 ENGINE = r"""#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 case "$*" in
-  build*) cat >/dev/null ;;
   *inspect*lsdflow/*) if [[ -n ${MISSING:-} && $* == *$MISSING* ]]; then echo "No such image" >&2; exit 1; fi ;;&
-  *'lsdflow.stage'*) stage=${*: -1}; stage=${stage#*/}; echo "${stage%:*} ${stage#*:}" ;;
   *'image.version'*) stage=${*: -1}; echo "${stage#*:}" ;;
   *.Size*) echo 1000000 ;;
   *.Id*) echo "$IMAGE_ID " ;;
@@ -43,13 +41,14 @@ class Bench:
             (folder / name).chmod(0o755)
 
     def call(self, name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """A program of containers/; BACKEND and TORCH are those given, not the caller's."""
+        """A command of images.py, or inventory.py; BACKEND and TORCH are those given, not the caller's."""
         kept = {key: value for key, value in os.environ.items() if key not in ("BACKEND", "TORCH", "IMAGE")}
         tools = {"CONTAINER_TOOL": str(self.folder / "engine"), "CALLS": str(self.folder / "calls"), "IMAGE_ID": ID}
-        path = {"PATH": f"{self.folder}:{os.environ['PATH']}", "PYTHON": sys.executable}
-        program = [str(CONTAINERS / name)] if name.endswith(".sh") else [sys.executable, str(CONTAINERS / name)]
+        path = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
+        program = [name] if name.endswith(".py") else ["images.py", name]
+        command = [sys.executable, str(CONTAINERS / program[0]), *program[1:], *words]
         env = {**kept, **tools, **path, **environment}
-        return subprocess.run([*program, *words], env=env, check=False, capture_output=True, text=True)
+        return subprocess.run(command, env=env, check=False, capture_output=True, text=True)
 
     @property
     def builds(self) -> list[str]:
@@ -71,12 +70,12 @@ def _version(stage: str) -> str:
 
 @pytest.mark.parametrize("stage", ["train-lsd", "train-acrlsd"])
 def test_the_variant_is_built_from_the_same_dockerfile_under_a_version_of_its_own(stage: str, bench: Bench) -> None:
-    done = bench.call("build.sh", stage, BACKEND="tensorflow", TORCH="cpu")
+    done = bench.call("build", stage, BACKEND="tensorflow", TORCH="cpu")
     assert done.returncode == 0, done.stderr
     (build,) = bench.builds
     assert f"--tag lsdflow/{stage}:{_version(stage)}-tensorflow " in build
     assert f"--build-arg VERSION={_version(stage)}-tensorflow " in build
-    assert "--build-arg TORCH=cpu --build-arg BACKEND=tensorflow" in build
+    assert f"--build-arg STAGE={stage} --build-arg TORCH=cpu --build-arg BACKEND=tensorflow " in build
 
 
 @pytest.mark.parametrize("torch", ["cpu", "cuda"])
@@ -84,44 +83,46 @@ def test_the_images_of_a_stage_for_cpu_and_for_cuda_do_not_replace_each_other(to
     """Tag, label, pin and SIF name the variant; an image without torch has none."""
     version = f"{_version('predict')}-{torch}"
     for stage in ("predict", "watershed"):
-        assert bench.call("build.sh", stage, TORCH=torch).returncode == 0
+        assert bench.call("build", stage, TORCH=torch).returncode == 0
     predict, watershed = bench.builds
     assert f"--tag lsdflow/predict:{version} " in predict
     assert f"--build-arg VERSION={version} " in predict
     assert f"--tag lsdflow/watershed:{_version('watershed')} " in watershed
     path = bench.folder / "images.env"
-    assert bench.call("pins.py", str(path), "predict", "watershed", TORCH=torch).returncode == 0
+    assert bench.call("pins", str(path), "predict", "watershed", TORCH=torch).returncode == 0
     pins = read_pins(path)
     assert str(pins["PREDICT_IMAGE"]) == f"lsdflow/predict:{version}@{ID}"
     assert pins["PREDICT_IMAGE"].make_option == f" TORCH={torch}"
     assert str(pins["WATERSHED_IMAGE"]) == f"lsdflow/watershed:{_version('watershed')}@{ID}"
     sif = bench.folder / f"predict_{version}_{'a' * 12}.sif"
     sif.write_text("x")
-    assert str(sif) in bench.call("convert.sh", "predict", TORCH=torch, SIF_DIR=str(bench.folder)).stdout
+    assert str(sif) in bench.call("convert", "predict", TORCH=torch, SIF_DIR=str(bench.folder)).stdout
 
 
 def test_a_variant_of_torch_that_there_is_not_is_a_usage_error(bench: Bench) -> None:
-    for program, words in (("build.sh", ["predict"]), ("pins.py", [str(bench.folder / "images.env"), "predict"])):
+    for program, words in (("build", ["predict"]), ("pins", [str(bench.folder / "images.env"), "predict"])):
         done = bench.call(program, *words, TORCH="rocm")
         assert done.returncode == 2, program
         assert "no such variant of torch: rocm" in done.stderr
     assert bench.builds == []
 
 
-def test_a_build_with_torch_alone_names_no_backend_at_all(bench: Bench) -> None:
-    """An argument that is given, even an empty one, would be another key of the layer's cache."""
+def test_a_build_with_torch_alone_is_the_same_build_however_it_is_named(bench: Bench) -> None:
+    """An argument with another value, even an empty one, would be another key of the layer's cache."""
     for backend in ("", "torch"):
-        assert bench.call("build.sh", "train-lsd", BACKEND=backend, TORCH="cpu").returncode == 0
-    assert len(bench.builds) == 2
-    for build in bench.builds:
-        assert "BACKEND" not in build
-        assert f"--tag lsdflow/train-lsd:{_version('train-lsd')}-cpu " in build
+        assert bench.call("build", "train-lsd", BACKEND=backend, TORCH="cpu").returncode == 0
+    first, second = bench.builds
+    assert first == second
+    assert "--build-arg TORCH=cpu --build-arg BACKEND=torch " in first
+    assert f"--tag lsdflow/train-lsd:{_version('train-lsd')}-cpu " in first
+    assert bench.call("build", "watershed", TORCH="cpu").returncode == 0
+    assert "--build-arg TORCH= --build-arg BACKEND= " in bench.builds[2]
 
 
 @pytest.mark.parametrize("torch", [{"TORCH": "cuda"}, {}], ids=["cuda", "default"])
 def test_without_a_lock_for_cuda_nothing_is_built_and_one_message_says_so(torch: dict[str, str], bench: Bench) -> None:
     assert not (REPOSITORY / "stages" / "_tensorflow" / "cuda.lock").exists()
-    done = bench.call("build.sh", "train-lsd", BACKEND="tensorflow", **torch)
+    done = bench.call("build", "train-lsd", BACKEND="tensorflow", **torch)
     assert done.returncode == 78
     assert done.stderr.count("error:") == 1
     assert "for TORCH=cuda: tensorflow is locked for CPUs only" in done.stderr
@@ -132,15 +133,15 @@ def test_without_a_lock_for_cuda_nothing_is_built_and_one_message_says_so(torch:
 @pytest.mark.parametrize(
     ("program", "stage", "backend"),
     [
-        ("build.sh", "watershed", "tensorflow"),
-        ("build.sh", "train-lsd", "jax"),
-        ("convert.sh", "predict", "tensorflow"),
-        ("pins.py", "predict", "tensorflow"),
-        ("pins.py", "train-lsd", "jax"),
+        ("build", "watershed", "tensorflow"),
+        ("build", "train-lsd", "jax"),
+        ("convert", "predict", "tensorflow"),
+        ("pins", "predict", "tensorflow"),
+        ("pins", "train-lsd", "jax"),
     ],
 )
 def test_what_is_no_variant_is_a_usage_error(program: str, stage: str, backend: str, bench: Bench) -> None:
-    words = [str(bench.folder / "images.env")] if program == "pins.py" else []
+    words = [str(bench.folder / "images.env")] if program == "pins" else []
     done = bench.call(program, *words, stage, BACKEND=backend, TORCH="cpu")
     assert done.returncode == 2
     assert ("no variant with tensorflow" if backend == "tensorflow" else "no such backend: jax") in done.stderr
@@ -161,7 +162,7 @@ def test_tensorflows_lock_holds_every_package_that_the_stage_has_without_it() ->
 
 def test_the_pin_of_a_variant_is_one_that_lsdflow_reads(bench: Bench) -> None:
     path = bench.folder / "images.env"
-    done = bench.call("pins.py", str(path), "train-lsd", BACKEND="tensorflow")
+    done = bench.call("pins", str(path), "train-lsd", BACKEND="tensorflow")
     assert done.returncode == 0, done.stderr
     (pin,) = read_pins(path).values()
     assert str(pin) == f"lsdflow/train-lsd:{_version('train-lsd')}-tensorflow@{ID}"
@@ -170,7 +171,7 @@ def test_the_pin_of_a_variant_is_one_that_lsdflow_reads(bench: Bench) -> None:
 
 def test_pins_of_all_stages_take_the_variant_where_there_is_one(bench: Bench) -> None:
     path = bench.folder / "images.env"
-    assert bench.call("pins.py", str(path), BACKEND="tensorflow").returncode == 0
+    assert bench.call("pins", str(path), BACKEND="tensorflow").returncode == 0
     versions = {key: pin.version for key, pin in read_pins(path).items()}
     assert {key for key, version in versions.items() if version.endswith("-tensorflow")} == {
         "TRAIN_LSD_IMAGE",
@@ -181,7 +182,7 @@ def test_pins_of_all_stages_take_the_variant_where_there_is_one(bench: Bench) ->
 
 def test_a_variant_that_is_not_here_says_how_to_build_it(bench: Bench) -> None:
     order = "make image STAGE=train-lsd BACKEND=tensorflow TORCH=cpu"
-    for program, words in (("pins.py", [str(bench.folder / "images.env")]), ("convert.sh", [])):
+    for program, words in (("pins", [str(bench.folder / "images.env")]), ("convert", [])):
         done = bench.call(program, *words, "train-lsd", BACKEND="tensorflow", MISSING="-tensorflow")
         assert done.returncode == 66, program
         assert order in done.stderr, program
@@ -190,9 +191,9 @@ def test_a_variant_that_is_not_here_says_how_to_build_it(bench: Bench) -> None:
 def test_the_sif_of_a_variant_is_named_by_its_version(bench: Bench) -> None:
     name = f"train-lsd_{_version('train-lsd')}-tensorflow_{'a' * 12}.sif"
     (bench.folder / name).write_text("x")
-    done = bench.call("convert.sh", "train-lsd", BACKEND="tensorflow", SIF_DIR=str(bench.folder))
+    done = bench.call("convert", "train-lsd", BACKEND="tensorflow", SIF_DIR=str(bench.folder))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{bench.folder / name} is there"
+    assert done.stdout.strip() == f"{bench.folder / name} exists"
 
 
 @pytest.mark.parametrize(
@@ -228,10 +229,10 @@ def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(
 def test_the_ledger_knows_what_a_variant_is_made_of() -> None:
     """A change of tensorflow's package spoils no published image without it, and one of its lock spoils the variant."""
     contents = {}
-    for backend, variant in (("torch", "-cuda"), ("tensorflow", "-tensorflow")):
-        code = "import ledger; print(*ledger.content_of('train-acrlsd'), ledger.image_version('train-acrlsd'))"
+    for backend, torch, variant in (("torch", "cuda", "-cuda"), ("tensorflow", "cpu", "-tensorflow")):
+        code = "import facts; print(*facts.content_of('train-acrlsd'), facts.image_version('train-acrlsd'))"
         words = [sys.executable, "-c", code]
-        env = {**os.environ, "BACKEND": backend, "TORCH": "cuda", "PYTHONPATH": str(CONTAINERS)}
+        env = {**os.environ, "BACKEND": backend, "TORCH": torch, "PYTHONPATH": str(CONTAINERS)}
         done = subprocess.run(words, check=True, capture_output=True, text=True, env=env)
         *contents[backend], version = done.stdout.split()
         assert version == _version("train-acrlsd") + variant

@@ -225,8 +225,8 @@ def test_no_file_is_named_for_nothing() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_has_an_image_a_job_and_a_service(stage: str) -> None:
-    dockerfile = (REPOSITORY / "containers" / stage / "Dockerfile").read_text()
-    assert f'ENTRYPOINT ["/opt/lsdflow/bin/{stage}"]' in dockerfile
+    for name in ("containers/facts.py", "docker-bake.hcl"):
+        assert f'"{stage}"' in (REPOSITORY / name).read_text()
     assert f"main {stage} " in (REPOSITORY / "slurm_wrappers" / f"{stage}.sbatch").read_text()
     compose = (REPOSITORY / "compose" / "compose.yaml").read_text()
     pin = f"{stage.upper().replace('-', '_')}_IMAGE"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,9 @@ def other(desk: Desk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Othe
     for left in folder.glob(f"{STAGE}_{OTHER_VERSION}_*.sif"):
         left.unlink()
     with timed(f"image and SIF of another version of {STAGE}"):
-        for script in ("build.sh", "convert.sh"):
-            subprocess.run([clone / "containers" / script, STAGE], check=True, env=environment, cwd=clone)
+        for command in ("build", "convert"):
+            words = [sys.executable, clone / "containers" / "images.py", command, STAGE]
+            subprocess.run(words, check=True, env=environment, cwd=clone)
     (sif,) = folder.glob(f"{STAGE}_{OTHER_VERSION}_*.sif")
     yield Other(sif, f"lsdflow/{STAGE}:{OTHER_VERSION}@{labels_of(sif)['lsdflow.image.digest']}")
     sif.unlink()

@@ -173,13 +173,13 @@ def _build(bench: Bench, stage: str) -> tuple[str, float]:
             bench.call("docker", "image", "inspect", "--format", form, name).stdout.strip().removesuffix("-dirty")
         )
     else:
-        _script(bench, "build.sh", stage, TORCH="cpu")
+        _images(bench, "build", stage, TORCH="cpu")
     return revision, time.monotonic() - started
 
 
 def _convert(bench: Bench, stage: str, folder: Path) -> tuple[Path, float]:
     started = time.monotonic()
-    told = _script(bench, "convert.sh", stage, SIF_DIR=str(folder), TORCH="cpu")
+    told = _images(bench, "convert", stage, SIF_DIR=str(folder), TORCH="cpu")
     return Path(told.strip().splitlines()[-1].split()[0]), time.monotonic() - started
 
 
@@ -195,10 +195,11 @@ def _in_reach(sif: Path, workspace: Path) -> Path:
     return link
 
 
-def _script(bench: Bench, name: str, stage: str, **environment: str) -> str:
-    done = bench.call(REPOSITORY / "containers" / name, stage, timeout_s=900, PYTHON=sys.executable, **environment)
+def _images(bench: Bench, command: str, stage: str, **environment: str) -> str:
+    program = REPOSITORY / "containers" / "images.py"
+    done = bench.call(sys.executable, program, command, stage, timeout_s=900, **environment)
     if done.returncode != 0:
-        pytest.fail(f"containers/{name} {stage}: {done.stderr[-3000:]}", pytrace=False)
+        pytest.fail(f"images.py {command} {stage}: {done.stderr[-3000:]}", pytrace=False)
     return done.stdout
 
 

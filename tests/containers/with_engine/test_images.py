@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,18 @@ def test_an_image_holds_its_locked_packages_complete_and_no_compiler(
     assert f"/opt/lsdflow/bin/{stage}" in told.splitlines()
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_the_dockerfile_removes_is_needed_by_no_package(stage: str, made: dict[str, Made], bench: Bench) -> None:
+    """libarrow_substrait was removed once: `--version` worked, and every import of pyarrow failed."""
+    code = (
+        "import importlib.util as u; names = ('torch', 'torch.multiprocessing', 'pyarrow.parquet', 'pyarrow.dataset');"
+    )
+    code += "[__import__(name) for name in names if u.find_spec(name.split('.')[0])]"
+    words = ("docker", "run", "--rm", "--network=none", "--entrypoint=/opt/lsdflow/bin/python", made[stage].image)
+    done = bench.call(*words, "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_second_build_from_nothing_has_the_same_files(engine: None, workspace: Path, bench: Bench) -> None:
     """Of a copy with a version of its own: other tests use the image, and a checkout may change under a long run.
 
@@ -99,7 +112,8 @@ def test_a_second_build_from_nothing_has_the_same_files(engine: None, workspace:
     layers, files = [], []
     try:
         for options in ("", "--no-cache"):
-            done = bench.call(copy / "containers" / "build.sh", "prepare", BUILD_ARGS=options, timeout_s=600)
+            words = [sys.executable, copy / "containers" / "images.py", "build", "prepare"]
+            done = bench.call(*words, BUILD_ARGS=options, timeout_s=600)
             assert done.returncode == 0, done.stderr
             layers.append(_layers(bench, f"lsdflow/prepare:{TRIAL}"))
             files.append(_files(bench, f"lsdflow/prepare:{TRIAL}"))
@@ -107,6 +121,42 @@ def test_a_second_build_from_nothing_has_the_same_files(engine: None, workspace:
         bench.call("docker", "image", "rm", f"lsdflow/prepare:{TRIAL}")
     assert sorted(files[0] ^ files[1]) == []
     assert layers[0][:-1] == layers[1][:-1]
+
+
+def test_a_change_of_another_stage_leaves_every_layer_as_it_is(engine: None, workspace: Path, bench: Bench) -> None:
+    copy = workspace / "changed"
+    for part in ("containers", "stages", ".dockerignore"):
+        source = REPOSITORY / part
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, copy / part)
+    words = [sys.executable, copy / "containers" / "images.py", "build", "prepare"]
+    image = f"lsdflow/prepare:{TRIAL}"
+    project = copy / "stages" / "prepare" / "pyproject.toml"
+    project.write_text(project.read_text().replace(f'"{bench.version_of("prepare")}"', f'"{TRIAL}"', 1))
+    layers, repeated = [], []
+    try:
+        for changed in ("prepare", "segment", "_runtime"):
+            (copy / "stages" / changed / "src" / "new.py").write_text("x = 1\n")
+            done = bench.call(*words, BUILD_ARGS="--progress=plain", timeout_s=600)
+            assert done.returncode == 0, done.stderr
+            layers.append(_layers(bench, image))
+            # Steps that install packages: of the lock (locked), of lsdflow (ours).
+            steps = re.findall(r"^#(\d+) \[(locked|ours) [^\n]*RUN", done.stderr, re.MULTILINE)
+            cached = re.findall(r"^#(\d+) CACHED", done.stderr, re.MULTILINE)
+            repeated.append({name for number, name in steps if number not in cached})
+    finally:
+        bench.call("docker", "image", "rm", image)
+    assert repeated == [{"ours"}, set(), {"ours"}]
+    assert layers[0] == layers[1]
+
+
+def test_bake_makes_the_same_image(made: dict[str, Made], bench: Bench, workspace: Path) -> None:
+    """`make bake` gives the bake file what `make image` gives the engine; all layers come from the cache."""
+    before = json.loads(bench.call("docker", "image", "inspect", made["prepare"].image).stdout)[0]
+    words = ("make", "--no-print-directory", "-C", REPOSITORY, "bake", "STAGE=prepare", "TORCH=cpu")
+    done = bench.call(*words, f"PYTHON={sys.executable}", timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    after = json.loads(bench.call("docker", "image", "inspect", made["prepare"].image).stdout)[0]
+    assert (after["RootFS"], after["Config"]["Labels"]) == (before["RootFS"], before["Config"]["Labels"])
 
 
 LISTING = """

@@ -62,7 +62,8 @@ def test_a_sif_validates_an_experiment(stage: str, made: dict[str, Made], refere
 def test_the_entry_point_and_the_environment_of_the_image_survive(made: dict[str, Made], bench: Bench) -> None:
     sif = made["watershed"].sif
     script = bench.call("singularity", "inspect", "--runscript", sif).stdout
-    assert "/opt/lsdflow/bin/watershed" in script
+    assert "/opt/lsdflow/bin/entrypoint" in script
+    assert "exec /opt/lsdflow/bin/watershed" in bench.singularity(sif, "cat", "/opt/lsdflow/bin/entrypoint").stdout
     lines = dict(line.split("=", 1) for line in bench.singularity(sif, "env").stdout.splitlines() if "=" in line)
     assert lines["LSDFLOW_REVISION"] == _sif_labels(bench, sif)["org.opencontainers.image.revision"]
     assert lines["PYTHONNOUSERSITE"] == "1"
