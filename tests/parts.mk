@@ -182,5 +182,5 @@ TESTS_OF_view := \
   tests/view/test_environment.py \
   tests/view/test_downsample.py \
   tests/view/test_coarser_levels.py \
-  tests/view/test_gallery.py \
+  tests/view/test_layers.py \
   tests/view/test_export_shapes.py

@@ -15,10 +15,9 @@ from lsdflow_contract.errors import MissingInput, OutputConflict, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.lut import read_lut
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_view.export.ngff import export_ome
-from lsdflow_view.export.ngff_metadata import image_folder
-from lsdflow_view.gallery import Gallery, open_gallery
-from lsdflow_view.served_files import file_in
+from lsdflow_view.export.ngff import export_ome, image_folder
+from lsdflow_view.layers import ViewerLayers, open_viewer_layers
+from lsdflow_view.server import file_in
 from lsdflow_view.show import show_experiment
 
 SERVED = "http://127.0.0.1:1/t"
@@ -37,12 +36,12 @@ def experiment(tmp_path: Path) -> Experiment:
 def test_volumes_of_an_export_come_in_its_levels_and_say_their_place_themselves(
     experiment: Experiment, tmp_path: Path
 ) -> None:
-    gallery = open_gallery(experiment, tmp_path / "levels")
+    gallery = open_viewer_layers(experiment, tmp_path / "levels")
     layers = {layer["name"]: layer["source"] for layer in gallery.state(SERVED)["layers"]}
     shifts = {name: [row[-1] for row in source["transform"]["matrix"]] for name, source in layers.items()}
     assert {name for name, shift in shifts.items() if shift == [0.5, 0.5, 0.5]} == set(LEVELLED)
     assert all(list(layers[name]["transform"]["inputDimensions"]) == ["z", "y", "x"] for name in LEVELLED)
-    plain = {layer["name"]: layer["source"] for layer in open_gallery(experiment).state(SERVED)["layers"]}
+    plain = {layer["name"]: layer["source"] for layer in open_viewer_layers(experiment).state(SERVED)["layers"]}
     assert {name: source["url"] for name, source in layers.items()} == {n: s["url"] for n, s in plain.items()}
     for name in LEVELLED:
         assert all(file_in(gallery.folders[name], (level, "zarr.json")) for level in "01"), name
@@ -53,7 +52,7 @@ def test_volumes_of_an_export_come_in_its_levels_and_say_their_place_themselves(
 def test_thresholds_come_in_the_levels_of_the_fragments_with_the_segment_of_each_of_their_voxels(
     experiment: Experiment, tmp_path: Path
 ) -> None:
-    gallery = open_gallery(experiment, tmp_path / "levels")
+    gallery = open_viewer_layers(experiment, tmp_path / "levels")
     (layer,) = (one for one in gallery.state(SERVED)["layers"] if one["name"] == f"thresholds {MERGE_FUNCTION}")
     assert [row[-1] for row in layer["source"]["transform"]["matrix"]] == [0.5] * 4
     folder = mirrored(gallery, tmp_path / "mirrored")
@@ -75,13 +74,13 @@ def test_thresholds_come_in_the_levels_of_the_fragments_with_the_segment_of_each
 
 def test_without_exported_fragments_the_thresholds_are_one_array(experiment: Experiment, tmp_path: Path) -> None:
     export_ome(experiment, tmp_path / "raw", ("raw",), 2)
-    gallery = open_gallery(experiment, tmp_path / "raw")
+    gallery = open_viewer_layers(experiment, tmp_path / "raw")
     assert (set(gallery.images), gallery.levelled) == ({"raw"}, {})
     described = json.loads(gallery.thresholds_file(MERGE_FUNCTION, ("zarr.json",)) or b"{}")
     assert described["node_type"] == "array"
 
 
-def mirrored(gallery: Gallery, folder: Path) -> Path:
+def mirrored(gallery: ViewerLayers, folder: Path) -> Path:
     """The image of all thresholds as another reader of zarr sees it: its files written down one by one."""
     image = gallery.levelled[MERGE_FUNCTION]
     names = [("zarr.json",)]
@@ -102,7 +101,7 @@ def test_a_volume_made_anew_since_the_export_is_shown_from_the_experiment_and_to
     experiment.layout.manifest("segment").unlink()
     again.write(experiment.layout)
     with caplog.at_level(logging.WARNING):
-        gallery = open_gallery(experiment, tmp_path / "levels")
+        gallery = open_viewer_layers(experiment, tmp_path / "levels")
     assert set(gallery.images) == {"raw", "fragments", "truth"}
     assert "segmentation was exported from other data" in caplog.text
     assert gallery.folders["segmentation"] == Path(gallery.volumes["segmentation"].where)
@@ -110,13 +109,13 @@ def test_a_volume_made_anew_since_the_export_is_shown_from_the_experiment_and_to
 
 def test_what_is_no_export_of_this_experiment_is_refused(experiment: Experiment, tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="no finished OME-NGFF export"):
-        open_gallery(experiment, experiment.layout.root)
+        open_viewer_layers(experiment, experiment.layout.root)
     for stage in ("prepare", "watershed", "segment"):
         manifest = read_manifest(experiment.layout, stage).model_copy(update={"identity": "other"})
         experiment.layout.manifest(stage).unlink()
         manifest.write(experiment.layout)
     with pytest.raises(OutputConflict, match="nothing in the export can be shown") as caught:
-        open_gallery(experiment, tmp_path / "levels")
+        open_viewer_layers(experiment, tmp_path / "levels")
     assert "segmentation was exported from other data" in str(caught.value.found)
 
 
@@ -126,7 +125,7 @@ def test_a_damaged_image_is_told_as_such_and_shown_from_the_experiment(
     folder = image_folder(tmp_path / "levels", "segmentation", "labels")
     (folder / "0" / "zarr.json").write_text("{")
     with caplog.at_level(logging.WARNING):
-        gallery = open_gallery(experiment, tmp_path / "levels")
+        gallery = open_viewer_layers(experiment, tmp_path / "levels")
     assert set(gallery.images) == {"raw", "fragments", "truth"}
     assert "segmentation cannot be read in the export" in caplog.text
     assert gallery.folders["segmentation"] == Path(gallery.volumes["segmentation"].where)

@@ -7,9 +7,15 @@ import pytest
 from slow_levels import slow_level, slow_mean, slow_mode
 
 from lsdflow_contract.geometry import Box, Geometry
-from lsdflow_view.export.coarser import coarser_values
-from lsdflow_view.export.downsample import mean_of_bins, mode_of_bins, whole_bins
-from lsdflow_view.export.pyramid import centre_translation_nm, level_count, pyramid
+from lsdflow_view.export.levels import (
+    centre_translation_nm,
+    coarser_values,
+    level_count,
+    mean_of_bins,
+    mode_of_bins,
+    pyramid,
+    whole_bins,
+)
 
 
 @pytest.mark.parametrize("step", [(2, 2, 2), (1, 2, 2), (2, 1, 2)])

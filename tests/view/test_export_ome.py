@@ -18,9 +18,9 @@ from lsdflow_contract.geometry import Box
 from lsdflow_runtime.formats.detect import open_source
 from lsdflow_runtime.io.volumes import Volume, open_volume
 from lsdflow_view.cli import app
-from lsdflow_view.export.folder import export_folder
-from lsdflow_view.export.layers import open_layer
+from lsdflow_view.export.levels import open_layer
 from lsdflow_view.export.ngff import export_ome
+from lsdflow_view.export.passes import export_folder
 
 HERE = Path(__file__).parent
 READERS = HERE.parents[1] / ".cache" / "readers" / "bin" / "python"

@@ -18,14 +18,12 @@ from lsdflow_contract.geometry import Box, Geometry, Vox3
 from lsdflow_runtime.formats.detect import open_source
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.cli import app
-from lsdflow_view.export.downsample import whole_bins
-from lsdflow_view.export.layers import Layer, open_layer
+from lsdflow_view.export.levels import Layer, open_layer, pyramid, whole_bins
+from lsdflow_view.export.passes import ReadBack
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
-from lsdflow_view.export.precomputed_layer import PrecomputedLayer
-from lsdflow_view.export.pyramid import pyramid
-from lsdflow_view.export.read_back import ReadBack
+from lsdflow_view.export.precomputed_volume import PrecomputedLayer
 from lsdflow_view.export.segments import table_of_blocks
-from lsdflow_view.export.shape_works import ShapeOptions
+from lsdflow_view.export.shapes import ShapeOptions
 
 STEP = (1, 2, 2)
 RESOLUTIONS_NM = ([9.3, 9.3, 40.0], [18.6, 18.6, 40.0])

@@ -20,19 +20,24 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.cli import app
-from lsdflow_view.export import precomputed, segment_works, shape_works
-from lsdflow_view.export.fitting import fitting_workers
-from lsdflow_view.export.folder import run_works
-from lsdflow_view.export.layers import Layer, open_layer
+from lsdflow_view.export import precomputed, segments, shapes
+from lsdflow_view.export.levels import Layer, open_layer, pyramid
+from lsdflow_view.export.passes import ReadBack, run_works
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
-from lsdflow_view.export.precomputed_layer import PrecomputedLayer
-from lsdflow_view.export.pyramid import pyramid
-from lsdflow_view.export.read_back import ReadBack
-from lsdflow_view.export.segment_files import largest_of, read_table, write_table
-from lsdflow_view.export.segment_works import LargestSegments, whole_chunks
-from lsdflow_view.export.segments import SegmentTable, merged, no_segments, table_of_block, table_of_blocks
-from lsdflow_view.export.shape_works import PROCESS_BYTES, ShapeOptions
-from lsdflow_view.export.shapes import MESH_BYTES_PER_VOXEL
+from lsdflow_view.export.precomputed_volume import PrecomputedLayer
+from lsdflow_view.export.segments import (
+    LargestSegments,
+    SegmentTable,
+    largest_of,
+    merged,
+    no_segments,
+    read_table,
+    table_of_block,
+    table_of_blocks,
+    whole_chunks,
+    write_table,
+)
+from lsdflow_view.export.shapes import MESH_BYTES_PER_VOXEL, PROCESS_BYTES, ShapeOptions, fitting_workers
 
 THREE = ShapeOptions(meshes=3, skeletons=3)
 STEPS = ("segmentation-segments", "segmentation-mesh", "segmentation-skeletons")
@@ -42,7 +47,7 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny segmentation is three pieces, so that several workers look through it."""
-    monkeypatch.setattr(shape_works, "PIECE_VOX", 1)
+    monkeypatch.setattr(shapes, "PIECE_VOX", 1)
 
 
 def _export(experiment: Experiment, out: Path, workers: int = 1, options: ShapeOptions = THREE) -> dict[str, int]:
@@ -60,7 +65,7 @@ def alone(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_many_workers_of_which_one_is_killed_in_each_step_leave_the_bytes_of_a_single_process(
     tiny: Any, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (precomputed, segment_works):
+    for module in (precomputed, segments):
         monkeypatch.setattr(module, "run_works", faulty_workers.killed_once_each(tmp_path))
     written = _export(tiny.experiment, tmp_path / "many", 2)
     assert (written["meshes"], written["skeletons"]) == (3, 3)
@@ -191,10 +196,10 @@ def test_no_more_workers_make_shapes_than_memory_holds_of_the_largest_segment(
         return run_works(label, unit, under_way, works, 1)
 
     caplog.set_level("INFO")
-    for module in (precomputed, segment_works):
+    for module in (precomputed, segments):
         monkeypatch.setattr(module, "run_works", run)
     for free, wanted in ((3 * each - 1, 2), (3 * each, 3), (99 * each, 4), (1, 1)):
-        monkeypatch.setattr(shape_works, "free_memory_bytes", lambda free=free: free)
+        monkeypatch.setattr(shapes, "free_memory_bytes", lambda free=free: free)
         out = tmp_path / str(free)
         _export(tiny.experiment, out, 4, ShapeOptions(meshes=3))
         assert asked == {"segments of segmentation": 4, "export precomputed": 4, "export meshes": wanted}

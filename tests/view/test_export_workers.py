@@ -22,11 +22,11 @@ from lsdflow_contract.errors import Interrupted, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_view.cli import app
 from lsdflow_view.export import ngff, precomputed
-from lsdflow_view.export.crew import Crew
 from lsdflow_view.export.ngff import export_ome
+from lsdflow_view.export.passes import Crew
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
-from lsdflow_view.export.precomputed_layer import PrecomputedLayer
-from lsdflow_view.export.shape_works import ShapeOptions
+from lsdflow_view.export.precomputed_volume import PrecomputedLayer
+from lsdflow_view.export.shapes import ShapeOptions
 
 Export = Callable[[Experiment, Path, int], object]
 LAYERS = ("raw", "segmentation")

@@ -22,9 +22,8 @@ from shown_experiment import MERGE_FUNCTION, make_shown_experiment
 
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_view.gallery import open_gallery
-from lsdflow_view.ranges import NoSuchRange, wanted_range
-from lsdflow_view.server import Site, ViewServer, client_folder
+from lsdflow_view.layers import open_viewer_layers
+from lsdflow_view.server import NoSuchRange, Site, ViewServer, client_folder, wanted_range
 from lsdflow_view.show import browser_on, position_of
 
 SECRET = b"outside of every volume"
@@ -51,7 +50,7 @@ class Served:
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """A path behind the token."""
-        return self.ask(f"/{self.server.door.token}/{path}", **headers)
+        return self.ask(f"/{self.server.check.token}/{path}", **headers)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (raw / "link.txt").symlink_to(root / "secret.txt")
     (raw / "folder").symlink_to(root)
     (raw / "inside.txt").symlink_to(raw / ".zarray")
-    with ViewServer(Site(open_gallery(load_experiment(root)), client_folder())) as server:
+    with ViewServer(Site(open_viewer_layers(load_experiment(root)), client_folder())) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield Served(server, root)
@@ -84,7 +83,7 @@ def test_a_volume_that_is_itself_a_link_to_other_storage_is_served(tmp_path: Pat
     make_shown_experiment(root)
     shutil.move(root / "data" / "target.zarr", tmp_path / "storage.zarr")
     (root / "data" / "target.zarr").symlink_to(tmp_path / "storage.zarr")
-    site = Site(open_gallery(load_experiment(root)), client_folder())
+    site = Site(open_viewer_layers(load_experiment(root)), client_folder())
     found = site.find(("volumes", "raw", ".zarray"), "http://127.0.0.1")
     assert found == (tmp_path / "storage.zarr/volumes/raw/.zarray").resolve()
 
@@ -130,9 +129,9 @@ def test_nothing_but_files_of_the_volumes_is_found(served: Served, path: str) ->
 def test_without_the_token_nothing_is_found(served: Served, token: str) -> None:
     for path in ("", "state.json", "volumes/raw/.zarray", "v/view/index.html"):
         assert served.ask(f"/{token}/{path}")[0] == 404
-    assert served.ask(f"/{served.server.door.token[:-1]}/state.json")[0] == 404
-    assert served.ask(served.server.door.token)[0] == 404
-    assert len(served.server.door.token) >= 32
+    assert served.ask(f"/{served.server.check.token[:-1]}/state.json")[0] == 404
+    assert served.ask(served.server.check.token)[0] == 404
+    assert len(served.server.check.token) >= 32
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_no_other_origin_is_let_in(served: Served) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_it_only_reads(served: Served, method: str) -> None:
-    assert served.ask(f"/{served.server.door.token}/volumes/raw/.zarray", method)[0] == 501
+    assert served.ask(f"/{served.server.check.token}/volumes/raw/.zarray", method)[0] == 501
     assert (served.root / "data/target.zarr/volumes/raw/.zarray").is_file()
 
 
@@ -169,7 +168,7 @@ def test_it_listens_on_loopback_alone_unless_an_interface_is_named(served: Serve
 
 def test_the_start_leads_to_the_packaged_client_and_the_state(served: Served) -> None:
     status, headers, _ = served.get("", Host="localhost:9999")
-    base = f"http://localhost:9999/{served.server.door.token}"
+    base = f"http://localhost:9999/{served.server.check.token}"
     assert (status, headers["Location"]) == (302, f"{base}/v/view/#!{base}/state.json")
     page = served.get("v/view/")[2].decode()
     script = page.partition('src="main.')[2].partition('"')[0]
@@ -210,7 +209,7 @@ def test_ranges_of_shards_are_sent_and_ranges_behind_the_end_refused(served: Ser
     assert served.get("volumes/fragments/c/0/0/0", Range=f"bytes={len(content)}-")[0] == 416
     with pytest.raises(NoSuchRange):
         wanted_range("bytes=-0", 100)
-    status, headers, nothing = served.ask(f"/{served.server.door.token}/volumes/fragments/c/0/0/0", "HEAD")
+    status, headers, nothing = served.ask(f"/{served.server.check.token}/volumes/fragments/c/0/0/0", "HEAD")
     assert (status, headers["Content-Length"], nothing) == (200, str(len(content)), b"")
 
 
@@ -220,7 +219,7 @@ def test_a_damaged_chunk_is_told_and_is_no_zeros(tmp_path: Path) -> None:
     with shard.open("r+b") as file:
         file.seek(200)
         file.write(b"\xff" * 64)
-    with ViewServer(Site(open_gallery(load_experiment(tmp_path)), client_folder())) as server:
+    with ViewServer(Site(open_viewer_layers(load_experiment(tmp_path)), client_folder())) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         answers = [Served(server, tmp_path).get(f"thresholds/{MERGE_FUNCTION}/c/1/0/0/{x}") for x in (0, 1)]
         server.shutdown()
@@ -230,7 +229,7 @@ def test_a_damaged_chunk_is_told_and_is_no_zeros(tmp_path: Path) -> None:
 
 
 def test_the_position_is_in_nm_or_the_middle_of_a_voxel_of_the_target(shown_experiment: Experiment) -> None:
-    gallery = open_gallery(shown_experiment)
+    gallery = open_viewer_layers(shown_experiment)
     voxel, offset = gallery.volumes["raw"].geometry.voxel_size_nm, gallery.volumes["raw"].geometry.offset_nm
     assert position_of(gallery, "480, 800.5,1e3") == (480.0, 800.5, 1000.0)
     middle = [o + (n + 0.5) * v for o, n, v in zip(offset, (4, 5, 6), voxel, strict=True)]
@@ -257,7 +256,7 @@ def test_the_token_is_in_no_argument_of_the_browser_and_in_no_file_of_others(
     monkeypatch.setenv("DISPLAY", ":0")
     with browser_on(served.server.url):
         ((address, content, mode),) = seen
-        assert served.server.door.token not in address
+        assert served.server.check.token not in address
         assert served.server.url in content
         assert mode == 0o700
     assert not Path(address.removeprefix("file://")).exists()

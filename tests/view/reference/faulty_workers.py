@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.errors import StorageFailure
-from lsdflow_view.export.folder import Work, run_works
+from lsdflow_view.export.passes import Work, run_works
 
 Write = Callable[[int], None]
 

@@ -1,4 +1,4 @@
-"""The layers of an experiment for napari: the name of the viewer's method and its arguments.
+"""`lsdflow-view show --napari`: the layers of an experiment in a napari window, if napari is installed.
 
 napari positions the centre of an array's first voxel, in the unit of the scale (here nm). The contract positions its
 corner, so half a voxel is added. Arrays stay on disk; a layer reads only what it shows.
@@ -6,6 +6,7 @@ corner, so half a voxel is added. Arrays stay on disk; a layer reads only what i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,9 +14,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.geometry import Box, Nm3
 from lsdflow_contract.viewer_state import ViewerLayer
-from lsdflow_view.gallery import Gallery
+from lsdflow_view.layers import ViewerLayers
 
 RGB = ("red", "green", "blue")
 Corner = Sequence[int]
@@ -60,9 +62,9 @@ class NapariLayer:
     arguments: dict[str, Any]
 
 
-def napari_layers(gallery: Gallery) -> tuple[NapariLayer, ...]:
+def napari_layers(layers: ViewerLayers) -> tuple[NapariLayer, ...]:
     """All layers, the bottom one first; three channels of LSDs and affinities are three additive images."""
-    return tuple(made for layer in gallery.layers() for made in _layers(gallery, layer))
+    return tuple(made for layer in layers.layers() for made in _layers(layers, layer))
 
 
 def centre_nm(layer: ViewerLayer) -> Nm3:
@@ -71,21 +73,19 @@ def centre_nm(layer: ViewerLayer) -> Nm3:
     return z, y, x
 
 
-def _layers(gallery: Gallery, layer: ViewerLayer) -> Iterator[NapariLayer]:
+def _layers(layers: ViewerLayers, layer: ViewerLayer) -> Iterator[NapariLayer]:
     place = _place(layer)
     if layer.steps:
-        yield NapariLayer(
-            "add_labels", _every_threshold(gallery, layer), {"name": layer.name, "opacity": 0.35, **place}
-        )
+        yield NapariLayer("add_labels", _every_threshold(layers, layer), {"name": layer.name, "opacity": 0.35, **place})
     elif layer.kind == "labels":
-        yield NapariLayer("add_labels", _volume(gallery, layer, None), {"name": layer.name, "opacity": 0.35, **place})
+        yield NapariLayer("add_labels", _volume(layers, layer, None), {"name": layer.name, "opacity": 0.35, **place})
     elif layer.kind == "image":
-        yield NapariLayer("add_image", _volume(gallery, layer, None), {"name": layer.name, "colormap": "gray", **place})
+        yield NapariLayer("add_image", _volume(layers, layer, None), {"name": layer.name, "colormap": "gray", **place})
     else:
         for channel, colour in enumerate(RGB):
-            looks = {"name": f"{layer.name} {channel}", "colormap": colour, "blending": "additive"}
+            appearance = {"name": f"{layer.name} {channel}", "colormap": colour, "blending": "additive"}
             light = {"contrast_limits": (0, 255), **place}
-            yield NapariLayer("add_image", _volume(gallery, layer, channel), {**looks, **light})
+            yield NapariLayer("add_image", _volume(layers, layer, channel), {**appearance, **light})
 
 
 def _place(layer: ViewerLayer) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def _place(layer: ViewerLayer) -> dict[str, Any]:
     }
 
 
-def first_steps(gallery: Gallery) -> tuple[int, ...]:
+def first_steps(layers: ViewerLayers) -> tuple[int, ...]:
     """The initial step of the threshold axis before z, y, x; empty if no layer has one."""
-    return tuple(layer.steps.first for layer in gallery.layers() if layer.steps and layer.visible)[:1]
+    return tuple(layer.steps.first for layer in layers.layers() if layer.steps and layer.visible)[:1]
 
 
-def _volume(gallery: Gallery, layer: ViewerLayer, channel: int | None) -> OnDisk:
-    volume = gallery.volumes[layer.name]
+def _volume(layers: ViewerLayers, layer: ViewerLayer, channel: int | None) -> OnDisk:
+    volume = layers.volumes[layer.name]
 
     def read(begin: Corner, end: Corner) -> NDArray[Any]:
         values = volume.read(_box(begin, end))
@@ -115,8 +115,8 @@ def _volume(gallery: Gallery, layer: ViewerLayer, channel: int | None) -> OnDisk
     return OnDisk(layer.shape_vox, volume.dtype, read)
 
 
-def _every_threshold(gallery: Gallery, layer: ViewerLayer) -> OnDisk:
-    volume = gallery.relabelled[layer.path.rpartition("/")[2]]
+def _every_threshold(layers: ViewerLayers, layer: ViewerLayer) -> OnDisk:
+    volume = layers.relabelled[layer.path.rpartition("/")[2]]
 
     def read(begin: Corner, end: Corner) -> NDArray[Any]:
         box = _box(begin[1:], end[1:])
@@ -139,3 +139,27 @@ def _span(part: Any, length: int) -> slice:
 def _box(begin: Corner, end: Corner) -> Box:
     (z, y, x), (z1, y1, x1) = (map(int, begin), map(int, end))
     return Box.from_bounds((z, y, x), (z1, y1, x1))
+
+
+def open_napari(layers: ViewerLayers, position_nm: Nm3 | None) -> None:
+    """Show the layers until the window is closed. MissingInput if napari is not installed in this environment."""
+    try:
+        import napari
+    except ImportError as error:
+        raise MissingInput(
+            "napari is not installed",
+            where=sys.prefix,
+            found=error,
+            fix="without --napari the same is shown in neuroglancer; to have napari, in the clone: "
+            f"uv pip install --python {sys.executable} 'napari[all]'   (uv: .venv/tools/bin/uv)",
+        ) from error
+    viewer = napari.Viewer(title="lsdflow")
+    for layer in napari_layers(layers):
+        getattr(viewer, layer.method)(layer.data, **layer.arguments)
+    viewer.scale_bar.visible = True
+    for step in first_steps(layers):
+        viewer.dims.set_point(0, step)
+    if position_nm is not None:
+        viewer.dims.set_point(range(viewer.dims.ndim - 3, viewer.dims.ndim), position_nm)
+        viewer.camera.center = position_nm
+    napari.run()

@@ -3,7 +3,13 @@
     chunk (threshold, z, y, x)  ->  fragments of that chunk, from disk  ->  lookup table of that threshold  ->  zstd
 
 A reader sees one zarr 3 array (threshold, z, y, x) of uint64 with the chunks of the fragments. Memory holds a few
-lookup tables and the chunks that are requested at the moment.
+lookup tables and the chunks that are requested at the moment. With an export, it sees an OME-NGFF image:
+
+    zarr.json              axes threshold, z, y, x; z, y, x as in the export's image of the fragments
+    <level>/zarr.json, <level>/c/<threshold>/<z>/<y>/<x>
+
+A voxel of a coarser level is the most frequent fragment of its bin and shows the segment of that fragment, which is
+not always the most frequent segment. Level 0 has the voxels of the experiment.
 """
 
 from __future__ import annotations
@@ -14,15 +20,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numcodecs import Zstd
 from numpy.typing import NDArray
 
 from lsdflow_contract.errors import BadData
+from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.lut import KnownLut, Lut, read_lut
-from lsdflow_runtime.io.volumes import Volume
+from lsdflow_runtime.io.volumes import Volume, open_volume
+from lsdflow_view.export.ngff import VERSION
 
 UInt64s = NDArray[np.uint64]
 
@@ -31,7 +40,7 @@ KEPT_BYTES = 1 << 30
 FASTEST = 1
 
 
-class LutShelf:
+class LutCache:
     """A cache of the most recently used lookup tables, of at most `kept_bytes`; the newest table is always kept."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -59,7 +68,7 @@ class RelabelledVolume:
 
     fragments: Volume
     luts: tuple[KnownLut, ...]
-    shelf: LutShelf = field(default_factory=LutShelf)
+    cache: LutCache = field(default_factory=LutCache)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -99,7 +108,7 @@ class RelabelledVolume:
 
     def read(self, threshold: int, box: Box) -> UInt64s:
         """Segment ids of `box` (z, y, x) with the lookup table of this number."""
-        lut = self.shelf.table(self.luts[threshold].path)
+        lut = self.cache.table(self.luts[threshold].path)
         return relabel(self.fragments.read(box), lut, str(box))
 
     def _chunk(self, threshold: int, place: Sequence[int]) -> UInt64s | None:
@@ -148,3 +157,41 @@ def _ascending(path: Path) -> Lut:
 def _times(place: Sequence[int], edges: Vox3) -> Vox3:
     z, y, x = (p * e for p, e in zip(place, edges, strict=True))
     return z, y, x
+
+
+@dataclass(frozen=True)
+class RelabelledImage:
+    """The array of each level, finest first, and the attributes with the position of each level."""
+
+    levels: tuple[RelabelledVolume, ...]
+    attributes: dict[str, Any]
+
+    def file(self, parts: Sequence[str]) -> bytes | None:
+        """The content of a file of the image; None if it does not exist."""
+        match tuple(parts):
+            case ("zarr.json",):
+                group = {"zarr_format": 3, "node_type": "group", "attributes": self.attributes}
+                return json.dumps(group).encode()
+            case (level, *rest) if level in {str(number) for number in range(len(self.levels))}:
+                return self.levels[int(level)].file(rest)
+        return None
+
+
+def relabelled_image(folder: Path, luts: tuple[KnownLut, ...], cache: LutCache) -> RelabelledImage:
+    """The exported image of the fragments in `folder`, mapped through each of `luts`."""
+    (multiscale,) = read_json(folder / "zarr.json")["attributes"]["ome"]["multiscales"]
+    datasets = [_with_thresholds(dataset) for dataset in multiscale["datasets"]]
+    axes = [{"name": AXIS}, *multiscale["axes"]]
+    stepped = {"name": "thresholds", "axes": axes, "datasets": datasets}
+    levels = tuple(RelabelledVolume(open_volume(folder, found["path"]), luts, cache) for found in datasets)
+    return RelabelledImage(levels, {"ome": {"version": VERSION, "multiscales": [stepped]}})
+
+
+def _with_thresholds(dataset: dict[str, Any]) -> dict[str, Any]:
+    """A level's path, scale and translation, extended by the threshold axis (scale 1, by index)."""
+    leading = {"scale": 1.0, "translation": 0.0}
+    moved = [
+        {"type": one["type"], one["type"]: [leading[one["type"]], *one[one["type"]]]}
+        for one in dataset["coordinateTransformations"]
+    ]
+    return {"path": dataset["path"], "coordinateTransformations": moved}

@@ -7,14 +7,21 @@
     /TOKEN/volumes/NAME/...              files of one array, also by ranges of bytes
     /TOKEN/thresholds/MERGE_FUNCTION/... the array (with an export: the image) of all thresholds, made on request
 
-The page and the data have the same origin. There are no cross-origin headers, so other sites have no access.
+The server listens on loopback or on one named interface. Every request must name a known host and carry the token. The
+page and the data have the same origin, and there are no cross-origin headers, so other sites have no access. Dots,
+links or encoded characters in a path cannot lead out of the served folders.
 """
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 import json
 import logging
 import mimetypes
+import re
+import secrets
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -24,32 +31,127 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
 
 from lsdflow_contract.errors import StageError, UsageError
 from lsdflow_contract.geometry import Nm3
-from lsdflow_view.addresses import Doorkeeper, address_of, doorkeeper
-from lsdflow_view.gallery import Gallery
-from lsdflow_view.ranges import NoSuchRange, wanted_range
-from lsdflow_view.served_files import file_in, parts_of
+from lsdflow_view.layers import ViewerLayers
 
 LOG = logging.getLogger("lsdflow.view")
-PIECE_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 IDLE_S = 60.0
-ASK_AGAIN_S = 15.0
-EVERY_ANSWER = {
+HEARTBEAT_S = 15.0
+COMMON_HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "frame-ancestors 'none'",
 }
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1"})
+TOKEN_BYTES = 24
+FORBIDDEN_PARTS = {"", ".", ".."}
+_ONE_RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HostCheck:
+    """Accepts a request if its Host header names this server and if it carries the token.
+
+    The check of the host refuses pages of other sites, even if their domain resolves to this server.
+    """
+
+    token: str
+    hosts: frozenset[str]
+
+    def known_host(self, header: str | None) -> str | None:
+        """Host and port as the request names them (a tunnel may use another port); None if the host is unknown."""
+        try:
+            named = urlsplit(f"//{header or ''}")
+            port = f":{named.port}" if named.port else ""
+        except ValueError:
+            return None
+        return f"{named.hostname}{port}" if named.hostname in self.hosts else None
+
+    def knows_token(self, given: str) -> bool:
+        """True if `given` is the token; compared in constant time."""
+        return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
+
+
+def host_check(host: str, address: str) -> HostCheck:
+    """A host check with a new token, for a server that was started for `host` and listens on `address`."""
+    return HostCheck(secrets.token_urlsafe(TOKEN_BYTES), LOOPBACK_NAMES | {host.lower(), address.lower()})
+
+
+def address_of(host: str) -> str:
+    """The IPv4 address of a host or interface. UsageError for "all interfaces" and for a name that is not a host."""
+    try:
+        address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0] if host else ""
+        named = bool(host) and not ipaddress.ip_address(address).is_unspecified
+    except (OSError, UnicodeError, ValueError) as error:
+        raise UsageError("no such host", where="--host", found=f"{host}: {error}") from error
+    if not named:
+        raise UsageError(
+            "the server does not listen on all interfaces",
+            where="--host",
+            wanted="this machine (127.0.0.1, the default) or the name of one interface",
+            found=host or "nothing",
+        )
+    return str(address)
+
+
+def parts_of(target: str) -> tuple[str, ...] | None:
+    """The decoded parts of the path of a request, without its query; None if one of them is not a plain name.
+
+    Each part is decoded once, after the path is split, so an encoded slash stays within a part and is refused.
+    """
+    path = target.partition("?")[0].partition("#")[0]
+    if not path.startswith("/"):
+        return None
+    *folders, last = (unquote(part) for part in path[1:].split("/"))
+    parts = (*folders, *([last] if last else []))
+    plain = all(p not in FORBIDDEN_PARTS and not set(p) & {"/", "\\", "\0"} for p in parts)
+    return parts if plain else None
+
+
+def file_in(folder: Path, parts: Sequence[str]) -> Path | None:
+    """The file below `folder` with this name; None if it does not exist or if a link leads out of the folder."""
+    try:
+        root = folder.resolve(strict=True)
+        found = root.joinpath(*parts).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return found if found.is_relative_to(root) and found.is_file() else None
+
+
+class NoSuchRange(ValueError):
+    """The range begins after the end of the file."""
+
+
+def wanted_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """First and one past the last byte that `bytes=a-b`, `bytes=a-` or `bytes=-n` names in a file of `size` bytes.
+
+    None for the whole file: no header, several ranges, or an unknown form (a server may then send the whole file).
+    Raises NoSuchRange if the range holds no byte of the file.
+    """
+    match = _ONE_RANGE.match(header.strip()) if header else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    begin = int(first) if first else max(0, size - int(last))
+    end = min(size, int(last) + 1) if first and last else size
+    if first and last and int(last) < int(first):
+        return None
+    if begin >= size:
+        raise NoSuchRange(header)
+    return begin, end
 
 
 @dataclass(frozen=True)
 class Site:
-    """The served content: a gallery and the folder of the client, opened at a position."""
+    """The served content: the layers and the folder of the client, opened at a position."""
 
-    gallery: Gallery
+    layers: ViewerLayers
     client: Path
     position_nm: Nm3 | None = None
 
@@ -57,13 +159,13 @@ class Site:
         """The file or the content for a path after the token; None if there is none."""
         match tuple(parts):
             case ("state.json",):
-                return json.dumps(self.gallery.state(address, self.position_nm)).encode()
+                return json.dumps(self.layers.state(address, self.position_nm)).encode()
             case ("v", "view", *rest):
                 return file_in(self.client, rest or ["index.html"])
-            case ("volumes", name, *rest) if name in self.gallery.folders:
-                return file_in(self.gallery.folders[name], rest)
+            case ("volumes", name, *rest) if name in self.layers.folders:
+                return file_in(self.layers.folders[name], rest)
             case ("thresholds", name, *rest):
-                return self.gallery.thresholds_file(name, rest)
+                return self.layers.thresholds_file(name, rest)
         return None
 
 
@@ -77,7 +179,7 @@ class ViewServer(ThreadingHTTPServer):
         self.host = host
         self.ending = threading.Event()
         address = address_of(host)
-        self.door: Doorkeeper = doorkeeper(host, address)
+        self.check: HostCheck = host_check(host, address)
         try:
             super().__init__((address, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -88,7 +190,7 @@ class ViewServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address of the viewer, including the token."""
-        return f"http://{self.host}:{self.server_address[1]}/{self.door.token}/"
+        return f"http://{self.host}:{self.server_address[1]}/{self.check.token}/"
 
     def shutdown(self) -> None:
         """End the event streams, then stop."""
@@ -124,14 +226,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
         """Log requests with --debug only, and without the token."""
-        LOG.debug("%s", (format % args).replace(self.server.door.token, "TOKEN"))
+        LOG.debug("%s", (format % args).replace(self.server.check.token, "TOKEN"))
 
     def _answer(self) -> None:
         parts = parts_of(self.path)
         if self._host() is None:
-            self._tell(HTTPStatus.FORBIDDEN, "this server is not known by that name")
-        elif not parts or not self.server.door.knows_token(parts[0]):
-            self._tell(HTTPStatus.NOT_FOUND, "nothing here: use the whole address that lsdflow view printed")
+            self._send_text(HTTPStatus.FORBIDDEN, "this server is not known by that name")
+        elif not parts or not self.server.check.knows_token(parts[0]):
+            self._send_text(HTTPStatus.NOT_FOUND, "nothing here: use the whole address that lsdflow view printed")
         elif len(parts) == 1:
             self._to_viewer()
         elif parts[1:] == ("events", "view"):
@@ -144,10 +246,10 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server.site.find(parts, self._address())
         except StageError as error:
             LOG.warning("%s: %s", "/".join(parts), error.message())
-            self._tell(HTTPStatus.INTERNAL_SERVER_ERROR, error.message())
+            self._send_text(HTTPStatus.INTERNAL_SERVER_ERROR, error.message())
             return
         if found is None:
-            self._tell(HTTPStatus.NOT_FOUND, "no such file")
+            self._send_text(HTTPStatus.NOT_FOUND, "no such file")
         elif isinstance(found, bytes):
             self._begin(HTTPStatus.OK, _type_of(parts[-1]), len(found))
             self._write(found)
@@ -159,53 +261,53 @@ class _Handler(BaseHTTPRequestHandler):
             with path.open("rb") as file:
                 self._send_part(file, path.stat().st_size, _type_of(path.name))
         except NoSuchRange:
-            self._tell(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "no such range")
+            self._send_text(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "no such range")
         except PermissionError:
-            self._tell(HTTPStatus.FORBIDDEN, "the file may not be read")
+            self._send_text(HTTPStatus.FORBIDDEN, "the file may not be read")
 
     def _send_part(self, file: BinaryIO, size: int, kind: str) -> None:
         part = wanted_range(self.headers.get("Range"), size)
         begin, end = part or (0, size)
-        told = {"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if part else {}
-        self._begin(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK, kind, end - begin, told)
+        headers = {"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if part else {}
+        self._begin(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK, kind, end - begin, headers)
         file.seek(begin)
-        while begin < end and (piece := file.read(min(PIECE_BYTES, end - begin))):
-            self._write(piece)
-            begin += len(piece)
+        while begin < end and (content := file.read(min(READ_BYTES, end - begin))):
+            self._write(content)
+            begin += len(content)
         self.close_connection = self.close_connection or begin < end  # the file became shorter meanwhile
 
     def _to_viewer(self) -> None:
         address = self._address()
-        told = {"Location": f"{address}/v/view/#!{address}/state.json"}
-        self._begin(HTTPStatus.FOUND, "text/plain", 0, told)
+        headers = {"Location": f"{address}/v/view/#!{address}/state.json"}
+        self._begin(HTTPStatus.FOUND, "text/plain", 0, headers)
 
     def _stay_connected(self) -> None:
         """Keep the event stream open; a regular comment in it detects when the page has gone."""
         self.close_connection = True
         self.send_response(HTTPStatus.OK)
-        for name, value in {**EVERY_ANSWER, "Content-Type": "text/event-stream", "Connection": "close"}.items():
+        for name, value in {**COMMON_HEADERS, "Content-Type": "text/event-stream", "Connection": "close"}.items():
             self.send_header(name, value)
         self.end_headers()
         while self.command != "HEAD":
             self.wfile.write(b":\n\n")
-            if self.server.ending.wait(ASK_AGAIN_S):
+            if self.server.ending.wait(HEARTBEAT_S):
                 return
 
     def _address(self) -> str:
         """The server's address as the browser sees it; through a tunnel the port may differ."""
-        return f"http://{self._host()}/{self.server.door.token}"
+        return f"http://{self._host()}/{self.server.check.token}"
 
     def _host(self) -> str | None:
-        return self.server.door.known_host(self.headers.get("Host"))
+        return self.server.check.known_host(self.headers.get("Host"))
 
-    def _tell(self, status: HTTPStatus, text: str) -> None:
+    def _send_text(self, status: HTTPStatus, text: str) -> None:
         content = f"{text}\n".encode()
         self._begin(status, "text/plain; charset=utf-8", len(content))
         self._write(content)
 
-    def _begin(self, status: HTTPStatus, kind: str, size: int, told: dict[str, str] | None = None) -> None:
+    def _begin(self, status: HTTPStatus, kind: str, size: int, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        for name, value in {**EVERY_ANSWER, **(told or {})}.items():
+        for name, value in {**COMMON_HEADERS, **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Type", kind)

@@ -20,12 +20,12 @@ import typer
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Lengths, Nm3
-from lsdflow_view.gallery import Gallery, open_gallery
-from lsdflow_view.napari_window import open_napari
+from lsdflow_view.layers import ViewerLayers, open_viewer_layers
+from lsdflow_view.napari_layers import open_napari
 from lsdflow_view.server import Site, ViewServer, client_folder
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
-LOOK_AGAIN_S = 0.2
+POLL_S = 0.2
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 # A panel that shows a whole volume of this edge or more requests thousands of chunks.
 LARGE_VOX = 2048
@@ -50,12 +50,12 @@ def show_experiment(
     """
     if export is not None and listening is None:
         raise UsageError("napari shows the volumes themselves", where="--export", fix="leave --napari or --export out")
-    gallery = open_gallery(experiment, export)
-    position_nm = position_of(gallery, at)
+    layers = open_viewer_layers(experiment, export)
+    position_nm = position_of(layers, at)
     if listening is None:
-        open_napari(gallery, position_nm)
+        open_napari(layers, position_nm)
     else:
-        serve(Site(gallery, client_folder(), position_nm), listening)
+        serve(Site(layers, client_folder(), position_nm), listening)
 
 
 def serve(site: Site, listening: Listening) -> None:
@@ -64,7 +64,7 @@ def serve(site: Site, listening: Listening) -> None:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         typer.echo(server.url)
-        typer.echo(_words(site.gallery, server), err=True)
+        typer.echo(_instructions(site.layers, server), err=True)
         with browser_on(server.url if listening.browser else None):
             wait()
         server.shutdown()
@@ -72,7 +72,7 @@ def serve(site: Site, listening: Listening) -> None:
     typer.echo("the viewer has ended", err=True)
 
 
-def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
+def position_of(layers: ViewerLayers, at: str | None) -> Nm3 | None:
     """The position in nm: `z,y,x` in nm of the world or in another unit; "48, 80, 80 vox" is the centre of that voxel.
 
     UsageError for anything else.
@@ -84,7 +84,7 @@ def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
         lengths = Lengths.parse(f"{at} nm" if plain else at)
     except ValueError as error:
         raise UsageError("that is no position", where="--at", wanted="z,y,x", found=error) from error
-    grid = next(iter(gallery.volumes.values())).geometry  # raw, if it exists: the first volume that is written
+    grid = next(iter(layers.volumes.values())).geometry  # raw, if it exists: the first volume that is written
     along = lengths.to_nm(grid.voxel_size_nm)
     if lengths.unit != "vox":
         return along
@@ -92,19 +92,19 @@ def position_of(gallery: Gallery, at: str | None) -> Nm3 | None:
     return z, y, x
 
 
-def _words(gallery: Gallery, server: ViewServer) -> str:
-    names = ", ".join(layer.name for layer in gallery.layers())
+def _instructions(layers: ViewerLayers, server: ViewServer) -> str:
+    names = ", ".join(layer.name for layer in layers.layers())
     port = server.server_address[1]
     return (
         f"layers: {names}\n"
-        f"{_advice(gallery)}"
+        f"{_advice(layers)}"
         f"from another machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}, then the same address\n"
         "whoever knows the address can read these volumes; Ctrl-C ends it"
     )
 
 
-def _advice(gallery: Gallery) -> str:
-    if gallery.images or max(max(v.geometry.shape_vox) for v in gallery.volumes.values()) < LARGE_VOX:
+def _advice(layers: ViewerLayers) -> str:
+    if layers.images or max(max(v.geometry.shape_vox) for v in layers.volumes.values()) < LARGE_VOX:
         return ""
     return "far out it is slow, without coarser levels: lsdflow export ome DIR FOLDER, then --export FOLDER\n"
 
@@ -121,7 +121,7 @@ def _until_ended() -> Iterator[Callable[[], None]]:
 
     def wait() -> None:
         while ended.empty():
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     before = {number: signal.signal(number, lambda caught, _: ended.put(caught)) for number in ENDS}
     try:

@@ -6,11 +6,14 @@ OUT/labels/<name>/0, 1 ...     fragments, segmentation, truth: as many levels
 OUT/images/<name>/0, 1 ...     lsds, affinities (c, z, y, x)
 
 Each block is a whole chunk file (shard) of the target, written once. The metadata are written last, so an unfinished
-export is not an image yet.
+export is not an image yet. They are under `ome` in the attributes of the groups; lengths are in nanometers. The
+translation of a level is the position of the centre of its voxel 0, in a world in which level 0 begins at the volume's
+offset.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,23 +22,85 @@ from typing import Any
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.arrays import ArraySpec
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json, write_json
+from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer
 from lsdflow_runtime.blocks import BlockPlan
 from lsdflow_runtime.io.volumes import OutputArray, Volume
-from lsdflow_view.export.coarser import coarser_values
-from lsdflow_view.export.folder import Work, claim, close_folder, export_folder, run_works
-from lsdflow_view.export.layers import USUAL, Layer, open_layer, open_layers
-from lsdflow_view.export.ngff_metadata import (
-    PROVENANCE,
-    finished_layers,
-    image_folder,
-    image_metadata,
-    labels_metadata,
-    write_group,
+from lsdflow_view.export.levels import (
+    USUAL,
+    Layer,
+    Level,
+    centre_translation_nm,
+    coarser_values,
+    level_count,
+    level_geometry,
+    open_layer,
+    open_layers,
+    pyramid,
 )
-from lsdflow_view.export.pyramid import Level, level_count, level_geometry, pyramid
-from lsdflow_view.export.read_back import ReadBack
+from lsdflow_view.export.passes import ReadBack, Work, claim, close_folder, export_folder, run_works
+
+VERSION = "0.5"
+PROVENANCE = "lsdflow"
+_METHODS = {
+    "image": ("mean", "mean of 2 voxels per axis of the level before, rounded to the nearest, halves up"),
+    "labels": ("mode", "most frequent label of 2 voxels per axis of the level before; of equals the lowest"),
+}
+
+
+def image_metadata(name: str, kind: str, base: Geometry, levels: Sequence[Level], channels: int) -> dict[str, Any]:
+    """The `ome` block of an image or of one label image."""
+    leading = [1.0] if channels else []
+    axes = [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
+    datasets = [
+        {
+            "path": str(level.number),
+            "coordinateTransformations": [
+                {"type": "scale", "scale": [*leading, *level.voxel_size_nm]},
+                {"type": "translation", "translation": [*(0.0 for _ in leading), *centre_translation_nm(base, level)]},
+            ],
+        }
+        for level in levels
+    ]
+    method, description = _METHODS[kind]
+    multiscale = {
+        "name": name,
+        "axes": [*([{"name": "c", "type": "channel"}] if channels else []), *axes],
+        "datasets": datasets,
+        "type": method,
+        "metadata": {"description": description, "method": "lsdflow-view export ome"},
+    }
+    of_labels = {"image-label": {"source": {"image": "../../"}}} if kind == "labels" else {}
+    return {"version": VERSION, "multiscales": [multiscale], **of_labels}
+
+
+def labels_metadata(names: Sequence[str]) -> dict[str, Any]:
+    """The `ome` block of the group that holds label images."""
+    return {"version": VERSION, "labels": list(names)}
+
+
+def write_group(folder: Path, attributes: Mapping[str, Any]) -> None:
+    """Write a zarr 3 group with these attributes, or replace the attributes of an existing one."""
+    write_json(folder / "zarr.json", {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)})
+
+
+def image_folder(out: Path, name: str, kind: str) -> Path:
+    """The folder of the multiscale image of a layer: `out` itself for raw, a folder in `out` for the others."""
+    if name == "raw":
+        return out
+    return out / ("labels" if kind == "labels" else "images") / name
+
+
+def finished_layers(out: Path) -> dict[str, str] | None:
+    """Key of each layer of a finished export; None if `out` holds none."""
+    group = out / "zarr.json"
+    if not group.is_file():
+        return None
+    attributes = read_json(group).get("attributes", {})
+    layers = attributes.get(PROVENANCE, {}).get("layers")
+    return dict(layers) if isinstance(layers, dict) else None
 
 
 class _NgffArray(ArraySpec):

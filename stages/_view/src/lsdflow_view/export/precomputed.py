@@ -1,9 +1,7 @@
-"""Export to neuroglancer precomputed with cloud-volume: one folder per layer, with several levels (mips).
+"""Export to neuroglancer precomputed: one folder per layer, with several levels (mips), meshes and skeletons.
 
 OUT/<layer>/info               type, resolution (nm) and voxel_offset of each level; x, y, z order
-OUT/<layer>/<resolution>/...   chunks: raw for images, compressed_segmentation for labels; no further compression,
-                               so that any web server and any reader (tensorstore, neuroglancer, igneous) can serve
-                               them; or shards of such chunks (precomputed_shards)
+OUT/<layer>/<resolution>/...   the voxels of a level (precomputed_volume)
 OUT/<layer>/mesh, skeletons    of chosen segments (shapes)
 OUT/lsdflow_export.json        keys of the finished layers and shapes
 
@@ -22,12 +20,10 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import whole_voxels
 from lsdflow_contract.manifest import Writer
-from lsdflow_view.export.folder import UNDER_WAY, claim, close_folder, export_folder, run_works
-from lsdflow_view.export.layers import Layer, open_layers
-from lsdflow_view.export.precomputed_layer import PrecomputedLayer
-from lsdflow_view.export.pyramid import level_count, pyramid
-from lsdflow_view.export.read_back import ReadBack
-from lsdflow_view.export.shape_works import ShapeOptions, ShapeWork, shape_works
+from lsdflow_view.export.levels import Layer, level_count, open_layers, pyramid
+from lsdflow_view.export.passes import UNDER_WAY, ReadBack, claim, close_folder, export_folder, run_works
+from lsdflow_view.export.precomputed_volume import PrecomputedLayer
+from lsdflow_view.export.shapes import ShapeOptions, ShapeWork, shape_works
 
 RECORD = "lsdflow_export.json"
 

@@ -1,9 +1,20 @@
-"""Voxels and bounding box of every segment of a volume, or of a part of it, computed block by block."""
+"""The largest segments of a layer with their voxels and bounding boxes, found block by block.
+
+OUT/.export/segments-<key>/<block>.npy           the segments of one block of the volume
+OUT/.export/segments-<key>/largest-<count>.npy   the largest of all, the largest first
+
+A file is uint64 (8, segments): id, voxels, first voxel (z, y, x), the one after the last (z, y, x). Files are merged
+with memory that does not grow with the number of segments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import cc3d
@@ -11,7 +22,14 @@ import fastremap
 import numpy as np
 import numpy.typing as npt
 
+from lsdflow_command.interruption import end_if_asked
+from lsdflow_contract.errors import BadData
+from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_contract.hashing import hash_of
+from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_view.export.passes import Work, run_works
+from lsdflow_view.export.precomputed_volume import BLOCK_VOX, PrecomputedLayer
 
 BACKGROUND = 0
 # Tables of so many blocks are kept before they are merged into one.
@@ -109,3 +127,150 @@ def _copy(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
 def _vox3(values: npt.NDArray[np.int64]) -> Vox3:
     z, y, x = (int(v) for v in values)
     return z, y, x
+
+
+# Rows that are merged at a time: 64 bytes each, in several copies.
+ROWS_AT_ONCE = 1 << 22
+# Every so many-th id of a file is read to divide the ids into ranges.
+_SAMPLED = 64
+_COLUMNS = 8
+
+
+def write_table(path: Path, table: SegmentTable) -> None:
+    """Write a table and flush it to disk (fsync)."""
+    rows = np.empty((_COLUMNS, len(table)), np.uint64)
+    rows[0] = table.ids
+    signed = rows.view(np.int64)
+    signed[1], signed[2:5], signed[5:8] = table.sizes_vox, table.begin_vox.T, table.end_vox.T
+    write_atomically(path, lambda file: np.save(file, rows, allow_pickle=False))
+
+
+def read_table(path: Path) -> SegmentTable:
+    """A memory-mapped table. Release it before the file is removed (otherwise NFS keeps the folder).
+
+    Raises BadData (65) if it is damaged.
+    """
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, str(error)) from error
+    if rows.dtype != np.uint64 or rows.ndim != 2 or len(rows) != _COLUMNS:
+        raise _damaged(path, f"{rows.dtype} {rows.shape}")
+    signed = rows.view(np.int64)
+    return SegmentTable(rows[0], signed[1], signed[2:5].T, signed[5:8].T)
+
+
+def largest_of(files: Sequence[Path], count: int, rows_at_once: int = ROWS_AT_ONCE) -> SegmentTable:
+    """The `count` segments with most voxels, the largest first, from the tables (ascending ids) of a volume's parts.
+
+    Memory: twice `count` rows, and about `rows_at_once` rows with their copies, because ids are merged range by range.
+    """
+    kept = [no_segments()]
+    for first, end in _ranges(files, rows_at_once):
+        end_if_asked()
+        kept.append(_largest([no_segments(), *(_part(read_table(file), first, end) for file in files)], count))
+        if sum(map(len, kept)) > 2 * count:
+            kept = [_largest(kept, count)]
+    return _largest(kept, count)
+
+
+def _largest(tables: Sequence[SegmentTable], count: int) -> SegmentTable:
+    table = merged(tables)
+    return table.take(table.largest(count))
+
+
+def _ranges(files: Sequence[Path], rows_at_once: int) -> Iterator[tuple[np.uint64, np.uint64 | None]]:
+    """First id and id after the last (None: no end) of ranges that cover all ids of the files."""
+    sampled = np.sort(np.concatenate([read_table(file).ids[::_SAMPLED] for file in files]))
+    firsts = np.unique(sampled[:: max(1, rows_at_once // _SAMPLED)])
+    return pairwise([*firsts, None])
+
+
+def _part(table: SegmentTable, first: np.uint64, end: np.uint64 | None) -> SegmentTable:
+    """The rows of a range of ids, read into memory."""
+    begin = int(np.searchsorted(table.ids, first))
+    stop = len(table) if end is None else int(np.searchsorted(table.ids, end))
+    return table.take(slice(begin, stop))
+
+
+def _damaged(path: Path, found: str) -> BadData:
+    fix = f"remove the folder {path.parent} and run the same command again"
+    return BadData("damaged table of segments", where=path, found=found, fix=fix)
+
+
+# Voxels of a part: some seconds of computing, and 15,000 small files for 10^12 voxels.
+PIECE_VOX = 1 << 26
+
+
+@dataclass(frozen=True)
+class LargestSegments:
+    """The `count` largest segments of a layer; `under_way` is the folder for unfinished data."""
+
+    layer: PrecomputedLayer
+    under_way: Path
+    count: int
+    piece_vox: int
+
+    def make(self, workers: int) -> None:
+        """Read all blocks of the source with this many processes; resumes an earlier run."""
+        run_works(f"segments of {self.layer.layer.name}", "piece", self.under_way, [self._work()], workers)
+        pieces = [self._piece_file(number) for number in range(len(self._plan))]
+        write_table(self._file, largest_of(pieces, self.count))
+
+    def table(self) -> SegmentTable:
+        """The memory-mapped table of `make`, largest first, equals by lowest id. Release it soon (read_table)."""
+        return read_table(self._file)
+
+    @cached_property
+    def key(self) -> str:
+        """Identifies the data and its division into parts."""
+        shape, begin = self._plan.total.shape_vox, self.layer.levels[0].box.begin_vox
+        name, identity = self.layer.layer.name, self.layer.layer.identity
+        return hash_of(["segments", name, identity, begin, shape, self._plan.write_shape_vox])
+
+    def _work(self) -> Work:
+        name = f"{self.layer.layer.name}-segments"
+        return Work(name, self.key, len(self._plan), self._folder, begin=self._begin, write=self._write)
+
+    def _begin(self) -> bool:
+        new = not self._folder.is_dir()
+        with storage_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return new
+
+    def _write(self, number: int) -> None:
+        write_table(self._piece_file(number), table_of_blocks(self._blocks(self._plan.block(number).write)))
+
+    def _blocks(self, piece: Box) -> Iterator[tuple[npt.NDArray[Any], Vox3]]:
+        """The source's blocks in one part of the volume, with their first voxels on the grid of the world."""
+        volume, begin = self.layer.layer.volume, self.layer.levels[0].box.begin_vox
+        edges = whole_chunks(volume.box, volume.chunk_shape_vox, BLOCK_VOX**3)
+        for block in BlockPlan(piece, edges).blocks():
+            yield volume.read(block.write), block.write.translate(begin).begin_vox
+
+    @property
+    def _plan(self) -> BlockPlan:
+        volume = self.layer.layer.volume
+        return BlockPlan(volume.box, whole_chunks(volume.box, volume.chunk_shape_vox, self.piece_vox))
+
+    @property
+    def _folder(self) -> Path:
+        return self.under_way / f"segments-{self.key[:16]}"
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / f"largest-{self.count}.npy"
+
+    def _piece_file(self, number: int) -> Path:
+        return self._folder / f"{number}.npy"
+
+
+def whole_chunks(box: Box, chunk_vox: Vox3, most_vox: int) -> Vox3:
+    """Shape of a part of `box` with at most `most_vox` voxels: one chunk, its shortest edge doubled repeatedly."""
+    edges = list(chunk_vox)
+    while 2 * math.prod(edges) <= most_vox:
+        shorter = [axis for axis in range(3) if edges[axis] < box.shape_vox[axis]]
+        if not shorter:
+            break
+        edges[min(shorter, key=lambda axis: edges[axis])] *= 2
+    return edges[0], edges[1], edges[2]

@@ -1,11 +1,18 @@
-"""Mesh and skeleton of one segment, from its mask: zmesh and kimimaro (both GPL, of the optional environment).
+"""Meshes and skeletons of chosen segments of a precomputed volume. Workers make one at a time, in bounded memory.
 
-Both are in nanometers, x, y, z, as in precomputed: voxel i of an axis is between i and i + 1 times its size.
+The libraries are zmesh (LGPL) and kimimaro (GPL), of the optional environment. Vertices are in nanometers, x, y, z, as
+in precomputed: voxel i of an axis is between i and i + 1 times its size.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import logging
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 import kimimaro
 import numpy as np
@@ -13,8 +20,21 @@ import numpy.typing as npt
 import zmesh
 from cloudvolume import Mesh, Skeleton
 
-from lsdflow_contract.geometry import Nm3, Vox3
+from lsdflow_command.machine import free_memory_bytes
+from lsdflow_contract.errors import UsageError
+from lsdflow_contract.files import write_atomically, write_json
+from lsdflow_contract.geometry import Box, Nm3, Vox3
+from lsdflow_contract.hashing import hash_of
+from lsdflow_runtime.blocks import BlockPlan
+from lsdflow_view.export.levels import Level
+from lsdflow_view.export.passes import Work
+from lsdflow_view.export.precomputed_volume import BLOCK_VOX, PrecomputedLayer
+from lsdflow_view.export.segments import PIECE_VOX, LargestSegments, SegmentTable
 
+LOG = logging.getLogger("lsdflow.export")
+Kind = Literal["mesh", "skeletons"]
+# Memory of a worker without any segment, mostly for its libraries.
+PROCESS_BYTES = 300 * 2**20
 # Bytes for each voxel of the bounding box. Measured on real neurites: 6 to 12 for a mesh, 47 for a skeleton whose
 # segment fills its box; with a margin.
 MESH_BYTES_PER_VOXEL = 24
@@ -65,3 +85,207 @@ def skeleton_of(mask: npt.NDArray[np.bool_], begin_vox: Vox3, voxel_size_nm: Nm3
         extra_attributes=[RADIUS],
         default_attributes=False,
     )
+
+
+def fitting_workers(wanted: int, each_bytes: int, free_bytes: int, what: str) -> int:
+    """As many of the `wanted` workers as `free_bytes` hold if each needs `each_bytes`; at least 1.
+
+    what: what the workers do, for the warning if fewer are used.
+    """
+    fitting = max(1, min(wanted, free_bytes // max(1, each_bytes)))
+    if fitting < wanted:
+        one, free = each_bytes / 2**30, free_bytes / 2**30
+        LOG.info("%s: %d of %d workers: one may need %.1f GiB, %.1f GiB are free", what, fitting, wanted, one, free)
+    return fitting
+
+
+_BYTES_PER_VOXEL = {"mesh": MESH_BYTES_PER_VOXEL, "skeletons": SKELETON_BYTES_PER_VOXEL}
+
+
+@dataclass(frozen=True)
+class ShapeOptions:
+    """How many of the largest segments get shapes (0: none), from which level, and how exactly.
+
+    error_nm: how far mesh vertices may be moved to save triangles; None: the shortest edge of a voxel.
+    """
+
+    meshes: int = 0
+    skeletons: int = 0
+    of: str = "segmentation"
+    level: int = 0
+    error_nm: float | None = None
+    memory_gib: float = 4.0
+
+
+@dataclass(frozen=True)
+class ShapeWork:
+    """The meshes, or the skeletons, of the `count` largest segments."""
+
+    kind: Kind
+    count: int
+    segments: LargestSegments
+    options: ShapeOptions
+
+    @cached_property
+    def key(self) -> str:
+        """Identifies the shapes: the data, the number of segments, the level and the accuracy."""
+        return hash_of([self.layer.key, self.kind, self.count, self.level.number, self.error_nm])
+
+    @property
+    def name(self) -> str:
+        """The plural for messages."""
+        return "meshes" if self.kind == "mesh" else "skeletons"
+
+    @property
+    def layer(self) -> PrecomputedLayer:
+        """The layer of the segments."""
+        return self.segments.layer
+
+    @property
+    def level(self) -> Level:
+        """The level that the masks are read from."""
+        return self.layer.levels[self.options.level]
+
+    @property
+    def error_nm(self) -> float:
+        """How far a vertex of a mesh may be moved."""
+        given = self.options.error_nm
+        return min(self.level.voxel_size_nm) if given is None else given
+
+    def work(self) -> Work:
+        """The pass over the segments, the largest first. Requires the table of segments."""
+        return Work(
+            name=f"{self.layer.layer.name}-{self.kind}",
+            key=self.key,
+            count=len(self._table()),
+            folder=self._folder,
+            begin=self._begin,
+            write=self._write,
+        )
+
+    def workers(self, wanted: int) -> int:
+        """As many of the `wanted` processes as fit into memory if each has the segment that needs most."""
+        most = int(self._bytes(self.level.number).max(initial=0))
+        return fitting_workers(wanted, PROCESS_BYTES + most, free_memory_bytes(), self.name)
+
+    def list_segments(self) -> None:
+        """Write the list of segments that neuroglancer shows next to the volume."""
+        folder = self.layer.folder / "segment_properties"
+        write_json(folder / "info", segment_properties(self._table()))
+
+    def require_fit(self) -> None:
+        """Raise UsageError (2) if the bounding box of a segment needs more memory than is allowed."""
+        allowed, needed = self.options.memory_gib * 2**30, self._bytes(self.level.number)
+        too_large = np.flatnonzero(needed > allowed)
+        if len(too_large) == 0:
+            return
+        row = too_large[0]
+        fits = [n for n in range(len(self.layer.levels)) if self._bytes(n)[row] <= allowed]
+        coarser = f"take them from a coarser level: --shape-level {fits[0]}; or " if fits else ""
+        # Rounded up, so that the reported memory is enough.
+        gib = math.ceil(needed[row] / 2**30 * 10) / 10
+        raise UsageError(
+            f"the bounding box of a segment is too large for its {self.kind}",
+            where=f"segment {self._table().ids[row]}: {self._boxes(self.level.number).box(row)}, "
+            f"level {self.level.number}",
+            wanted=f"at most {self.options.memory_gib:g} GiB",
+            found=f"about {gib:.1f} GiB",
+            fix=f"{coarser}allow more: --shape-memory-gib {gib:.1f}",
+        )
+
+    @property
+    def _folder(self) -> Path:
+        return self.layer.folder / self.kind
+
+    def _table(self) -> SegmentTable:
+        """A copy of the table of segments, because the memory-mapped one must not be kept."""
+        return self.segments.table().take(slice(self.count))
+
+    def _begin(self) -> bool:
+        """Write the info of the shapes; the info of the volume names them only once they are complete."""
+        new = not self._folder.is_dir()
+        write_json(self._folder / "info", _INFO[self.kind])
+        return new
+
+    def _write(self, number: int) -> None:
+        row = self.segments.table().take(slice(number, number + 1))
+        segment, box = int(row.ids[0]), self._on_level(row, self.level.number).box(0)
+        mask = self._mask(segment, box)
+        if not mask.any():
+            LOG.warning("segment %d has no voxel in level %d: it gets no %s", segment, self.level.number, self.kind)
+            return
+        for name, content in self._files(segment, mask, box.begin_vox).items():
+            write_atomically(self._folder / name, partial(_put, content))
+
+    def _files(self, segment: int, mask: npt.NDArray[np.bool_], begin_vox: Vox3) -> dict[str, bytes]:
+        """Contents of the files by name; a file that names another one comes last."""
+        size = self.level.voxel_size_nm
+        if self.kind == "skeletons":
+            return {str(segment): skeleton_of(mask, begin_vox, size, segment).to_precomputed()}
+        mesh, fragment = mesh_of(mask, begin_vox, size, self.error_nm, segment), f"{segment}:0:1"
+        manifest = json.dumps({"fragments": [fragment]}, separators=(",", ":")).encode()
+        return {fragment: mesh.to_precomputed(), f"{segment}:0": manifest}
+
+    def _mask(self, segment: int, box: Box) -> npt.NDArray[np.bool_]:
+        mask = np.zeros(box.shape_vox, np.bool_)
+        for block in BlockPlan(box, (BLOCK_VOX,) * 3).blocks():
+            mask[block.write.slices(box.begin_vox)] = self.layer.read(self.options.level, block.write) == segment
+        return mask
+
+    def _boxes(self, number: int) -> SegmentTable:
+        return self._on_level(self._table(), number)
+
+    def _on_level(self, table: SegmentTable, number: int) -> SegmentTable:
+        """The same segments, with their bounding boxes in voxels of a level."""
+        begin, end = table.begin_vox, table.end_vox
+        for level in self.layer.levels[1 : number + 1]:
+            begin, end = begin // level.step, -(-end // level.step)
+        return replace(table, begin_vox=begin, end_vox=end)
+
+    def _bytes(self, number: int) -> npt.NDArray[np.int64]:
+        """Memory that each segment needs, with one voxel of background on every side."""
+        boxes = self._boxes(number)
+        edges = boxes.end_vox - boxes.begin_vox + 2
+        needed: npt.NDArray[np.int64] = edges.prod(axis=1) * _BYTES_PER_VOXEL[self.kind]
+        return needed
+
+
+def shape_works(layer: PrecomputedLayer | None, under_way: Path, options: ShapeOptions) -> list[ShapeWork]:
+    """The wanted meshes and skeletons of a layer (None: none); `under_way` is the folder for unfinished data.
+
+    Raises UsageError (2) if the layer has no such level.
+    """
+    if layer is None:
+        return []
+    if options.level >= len(layer.levels):
+        raise UsageError("no such level", where="--shape-level", wanted=f"0 to {len(layer.levels) - 1}")
+    wanted: tuple[tuple[Kind, int], ...] = (("mesh", options.meshes), ("skeletons", options.skeletons))
+    # Meshes and skeletons share one table.
+    segments = LargestSegments(layer, under_way, max(count for _, count in wanted), PIECE_VOX)
+    return [ShapeWork(kind, count, segments, options) for kind, count in wanted if count]
+
+
+def segment_properties(table: SegmentTable) -> dict[str, Any]:
+    """The list of chosen segments with their voxels, which neuroglancer shows next to the volume."""
+    voxels = {"id": "voxels", "type": "number", "data_type": "float32"}
+    return {
+        "@type": "neuroglancer_segment_properties",
+        "inline": {
+            "ids": [str(segment) for segment in table.ids.tolist()],
+            "properties": [{**voxels, "values": [float(size) for size in table.sizes_vox.tolist()]}],
+        },
+    }
+
+
+def _put(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
+
+
+_INFO: dict[str, dict[str, Any]] = {
+    "mesh": {"@type": "neuroglancer_legacy_mesh"},
+    "skeletons": {
+        "@type": "neuroglancer_skeletons",
+        "transform": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0],
+        "vertex_attributes": [RADIUS],
+    },
+}

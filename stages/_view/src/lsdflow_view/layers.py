@@ -1,7 +1,13 @@
-"""The layers that a viewer shows: the volumes of an experiment on disk, and the segmentation at every threshold."""
+"""The layers that a viewer shows: the volumes of an experiment on disk, and the segmentation at every threshold.
+
+A bare array has one level, so a viewer that shows a large volume from afar reads all of its chunks. An export
+(`lsdflow export ome`) has every volume in several levels, the finest with the voxels of the experiment; its images
+replace the volumes of the same data.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lsdflow_contract.arrays import LABELS
-from lsdflow_contract.errors import MissingInput
+from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import FailedBlock, failed_blocks_of_results
 from lsdflow_contract.geometry import Nm3
@@ -18,13 +24,54 @@ from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.shown_volumes import Placed, ShownVolume, shown_volumes, viewer_layers
 from lsdflow_contract.viewer_state import Steps, ViewerLayer, neuroglancer_state
 from lsdflow_runtime.io.volumes import Volume, open_volume
-from lsdflow_view.coarser_levels import exported_images
-from lsdflow_view.relabelled import AXIS, LutShelf, RelabelledVolume
-from lsdflow_view.relabelled_levels import RelabelledImage, relabelled_image
+from lsdflow_view.export.levels import USUAL, open_layer
+from lsdflow_view.export.ngff import finished_layers, image_folder
+from lsdflow_view.relabelled import AXIS, LutCache, RelabelledImage, RelabelledVolume, relabelled_image
+
+LOG = logging.getLogger("lsdflow.view")
+
+
+def exported_images(experiment: Experiment, export: Path) -> dict[str, Path]:
+    """The folder of the multiscale image of each volume in `export`; images of other data are skipped with a warning.
+
+    Raises MissingInput (66) if the export is not finished, OutputConflict (73) if no image is of the current results.
+    """
+    finished = finished_layers(export)
+    if finished is None:
+        raise MissingInput(
+            "no finished OME-NGFF export", where=export, fix="lsdflow export ome DIR FOLDER, then name that FOLDER"
+        )
+    there = {name: image_folder(export, name, "labels") for name in USUAL if name in finished}
+    wrong = {name: what for name, folder in there.items() if (what := _what_is_wrong(experiment, name, folder))}
+    if wrong.keys() == there.keys():
+        found = "; ".join(f"{name} {what}" for name, what in wrong.items())
+        raise OutputConflict(
+            "nothing in the export can be shown for this experiment",
+            where=export,
+            wanted=f"an export of {experiment.layout.root} as it is now",
+            found=found or "no volume that a viewer shows in levels",
+            fix="export again, to a new folder: lsdflow export ome DIR FOLDER",
+        )
+    for name, what in wrong.items():
+        LOG.warning("%s: %s %s; what the experiment has of it is shown in one level", export, name, what)
+    return {name: folder for name, folder in there.items() if name not in wrong}
+
+
+def _what_is_wrong(experiment: Experiment, name: str, folder: Path) -> str:
+    """The reason why the image does not show the current volume of the experiment; empty if it does."""
+    try:
+        exported = open_volume(folder, "0").provenance.get("inputs", {})
+    except (MissingInput, BadData) as error:
+        return f"cannot be read in the export ({error.what})"
+    try:
+        same = exported.get(name) == open_layer(experiment, name).identity
+    except (MissingInput, BadData):
+        return "is not in the experiment"
+    return "" if same else "was exported from other data"
 
 
 @dataclass(frozen=True)
-class Gallery:
+class ViewerLayers:
     """Open volumes by name, and the segmentations at all thresholds by merge function.
 
     images: multiscale images that neuroglancer shows instead of the volumes of the same name; levelled: the same for
@@ -77,7 +124,7 @@ class Gallery:
         return replace(layer, steps=steps, visible=is_chosen, places_itself=merge_function in self.levelled)
 
 
-def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
+def open_viewer_layers(experiment: Experiment, export: Path | None = None) -> ViewerLayers:
     """Open all volumes that exist, finished or not, and their coarser levels if an export is named.
 
     Raises MissingInput (66) if there is no volume yet, and the errors of `exported_images`.
@@ -91,7 +138,7 @@ def open_gallery(experiment: Experiment, export: Path | None = None) -> Gallery:
     images = {} if export is None else exported_images(experiment, export)
     relabelled, chosen = _relabelled(experiment, volumes), _chosen(_manifest(experiment, "segment"))
     levelled, failed = _levelled(relabelled, images.get("fragments")), failed_blocks_of_results(experiment.layout)
-    return Gallery(volumes, relabelled, chosen, images, levelled, failed)
+    return ViewerLayers(volumes, relabelled, chosen, images, levelled, failed)
 
 
 def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[str, RelabelledVolume]:
@@ -106,15 +153,15 @@ def _relabelled(experiment: Experiment, volumes: Mapping[str, Volume]) -> dict[s
     graph = segment.inputs.get("agglomerate", "") if segment else ""
     for lut in find_luts(luts_of(experiment.layout, segment), watershed.identity, graph):
         tables.setdefault(lut.merge_function, []).append(lut)
-    shelf = LutShelf()
-    return {name: RelabelledVolume(volumes["fragments"], tuple(luts), shelf) for name, luts in tables.items()}
+    cache = LutCache()
+    return {name: RelabelledVolume(volumes["fragments"], tuple(luts), cache) for name, luts in tables.items()}
 
 
 def _levelled(relabelled: Mapping[str, RelabelledVolume], image: Path | None) -> dict[str, RelabelledImage]:
     """Multiscale segmentations by merge function, if the fragments were exported."""
     if image is None:
         return {}
-    return {name: relabelled_image(image, volume.luts, volume.shelf) for name, volume in relabelled.items()}
+    return {name: relabelled_image(image, volume.luts, volume.cache) for name, volume in relabelled.items()}
 
 
 def _opened(volume: ShownVolume) -> Volume:

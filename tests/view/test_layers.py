@@ -26,27 +26,26 @@ from lsdflow_contract.failed_blocks import FailedBlock
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.lut import Lut, lut_name, read_lut, write_lut
 from lsdflow_contract.sealing import read_sealed, write_sealed
-from lsdflow_view.gallery import Gallery, open_gallery
-from lsdflow_view.napari_layers import first_steps, napari_layers
-from lsdflow_view.napari_window import open_napari
-from lsdflow_view.relabelled import LutShelf, relabel
+from lsdflow_view.layers import ViewerLayers, open_viewer_layers
+from lsdflow_view.napari_layers import first_steps, napari_layers, open_napari
+from lsdflow_view.relabelled import LutCache, relabel
 
 
 @pytest.fixture(scope="module")
-def gallery(shown_experiment: Experiment) -> Gallery:
+def gallery(shown_experiment: Experiment) -> ViewerLayers:
     """Open, read only."""
-    return open_gallery(shown_experiment)
+    return open_viewer_layers(shown_experiment)
 
 
 @pytest.fixture(scope="module")
-def fragments(gallery: Gallery) -> np.ndarray:
+def fragments(gallery: ViewerLayers) -> np.ndarray:
     """All voxels of the fragments."""
     volume = gallery.volumes["fragments"]
     return np.asarray(volume.read(volume.box))
 
 
 @pytest.fixture(scope="module")
-def mirrored(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def mirrored(gallery: ViewerLayers, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The array of all thresholds as another reader of zarr sees it: its files written down one by one."""
     volume, folder = gallery.relabelled[MERGE_FUNCTION], tmp_path_factory.mktemp("mirrored")
     (folder / "zarr.json").write_bytes(volume.metadata())
@@ -59,7 +58,7 @@ def mirrored(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_every_threshold_has_the_voxels_of_fragments_looked_up_one_by_one(
-    gallery: Gallery, mirrored: Any, fragments: np.ndarray
+    gallery: ViewerLayers, mirrored: Any, fragments: np.ndarray
 ) -> None:
     luts = gallery.relabelled[MERGE_FUNCTION].luts
     assert tuple(lut.threshold for lut in luts) == THRESHOLDS
@@ -70,7 +69,7 @@ def test_every_threshold_has_the_voxels_of_fragments_looked_up_one_by_one(
     assert len({np.unique(mirrored[number]).size for number in range(len(luts))}) == len(luts)
 
 
-def test_the_chosen_threshold_is_the_segmentation_that_was_written(gallery: Gallery, mirrored: Any) -> None:
+def test_the_chosen_threshold_is_the_segmentation_that_was_written(gallery: ViewerLayers, mirrored: Any) -> None:
     segmentation = gallery.volumes["segmentation"]
     assert np.array_equal(mirrored[THRESHOLDS.index(CHOSEN)], segmentation.read(segmentation.box))
 
@@ -78,7 +77,7 @@ def test_the_chosen_threshold_is_the_segmentation_that_was_written(gallery: Gall
 def test_fragments_that_are_still_to_be_made_are_no_chunk_and_no_error(tmp_path: Path) -> None:
     make_shown_experiment(tmp_path)
     (tmp_path / "fragments.zarr/volumes/fragments/c/0/0/0").unlink()
-    volume = open_gallery(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
+    volume = open_viewer_layers(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
     assert volume.file(["c", "0", "0", "0", "0"]) is None
 
 
@@ -93,34 +92,34 @@ def test_a_fragment_that_the_table_does_not_know_is_an_error_and_background_stay
             relabel(np.array([0, 10], np.uint64), table, "here")
 
 
-def test_few_tables_stay_in_memory_and_the_newest_always(gallery: Gallery) -> None:
+def test_few_tables_stay_in_memory_and_the_newest_always(gallery: ViewerLayers) -> None:
     paths = [lut.path for lut in gallery.relabelled[MERGE_FUNCTION].luts]
     size = sum(a.nbytes for a in (read_lut(paths[0]).fragments, read_lut(paths[0]).segments))
-    shelf = LutShelf(kept_bytes=2 * size)
-    first = shelf.table(paths[0])
-    assert shelf.table(paths[0]) is first
-    shelf.table(paths[1])
-    shelf.table(paths[2])
-    assert shelf.table(paths[0]) is not first
-    assert len(LutShelf(kept_bytes=1).table(paths[0])) == len(first)
+    cache = LutCache(kept_bytes=2 * size)
+    first = cache.table(paths[0])
+    assert cache.table(paths[0]) is first
+    cache.table(paths[1])
+    cache.table(paths[2])
+    assert cache.table(paths[0]) is not first
+    assert len(LutCache(kept_bytes=1).table(paths[0])) == len(first)
 
 
 def test_a_table_that_does_not_ascend_is_refused(tmp_path: Path) -> None:
     twisted = Lut(np.array([9, 3], np.uint64), np.array([3, 3], np.uint64))
     write_lut(tmp_path / lut_name(MERGE_FUNCTION, CHOSEN), twisted, {})
     with pytest.raises(BadData, match="not ascending"):
-        LutShelf().table(tmp_path / lut_name(MERGE_FUNCTION, CHOSEN))
+        LutCache().table(tmp_path / lut_name(MERGE_FUNCTION, CHOSEN))
 
 
 def test_tables_of_other_fragments_are_not_shown(tmp_path: Path) -> None:
     make_shown_experiment(tmp_path)
     beside = next((tmp_path / "luts").glob("*0.1000.json"))
     write_sealed(beside, {**read_sealed(beside, fix=""), "fragments_fingerprint": "older"})
-    volume = open_gallery(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
+    volume = open_viewer_layers(load_experiment(tmp_path)).relabelled[MERGE_FUNCTION]
     assert [lut.threshold for lut in volume.luts] == [0.285, 0.9]
 
 
-def test_the_state_steps_through_thresholds_by_their_numbers_and_opens_at_the_chosen_one(gallery: Gallery) -> None:
+def test_the_state_steps_through_thresholds_by_their_numbers_and_opens_at_the_chosen_one(gallery: ViewerLayers) -> None:
     state = gallery.state("http://127.0.0.1:1/t")
     assert state["dimensions"]["threshold"] == {"coordinates": [0, 1, 2], "labels": ["0.1", "0.285", "0.9"]}
     assert state["position"][3] == THRESHOLDS.index(CHOSEN) + 0.5
@@ -130,14 +129,14 @@ def test_the_state_steps_through_thresholds_by_their_numbers_and_opens_at_the_ch
     assert [one["name"] for one in state["layers"] if one["visible"]] == ["raw", f"thresholds {MERGE_FUNCTION}"]
 
 
-def test_the_state_shows_failed_blocks_of_finished_stages(gallery: Gallery) -> None:
+def test_the_state_shows_failed_blocks_of_finished_stages(gallery: ViewerLayers) -> None:
     place = {"begin_vox": (0, 0, 0), "shape_vox": (8, 8, 8), "begin_nm": (0.0, 0.0, 0.0)}
     failed = FailedBlock(stage="watershed", block=0, **place, why="it failed")
     before, after = gallery.state("http://a/t"), replace(gallery, failed=(failed,)).state("http://a/t")
     assert [layer["name"] for layer in after["layers"][len(before["layers"]) :]] == ["failed blocks"]
 
 
-def test_axes_of_an_array_are_named_as_the_array_names_them(gallery: Gallery) -> None:
+def test_axes_of_an_array_are_named_as_the_array_names_them(gallery: ViewerLayers) -> None:
     layers = {layer["name"]: layer for layer in gallery.state("http://127.0.0.1:1/t")["layers"]}
     axes = {name: list(layer["source"]["transform"]["inputDimensions"]) for name, layer in layers.items()}
     assert axes["raw"] == ["d0", "d1", "d2"]
@@ -146,7 +145,7 @@ def test_axes_of_an_array_are_named_as_the_array_names_them(gallery: Gallery) ->
 
 
 @pytest.mark.parametrize("name", ["raw", "lsds", "affinities", "fragments", "segmentation", "truth"])
-def test_every_layer_has_the_scale_and_offset_of_its_volume(gallery: Gallery, name: str) -> None:
+def test_every_layer_has_the_scale_and_offset_of_its_volume(gallery: ViewerLayers, name: str) -> None:
     (layer,) = (one for one in gallery.state("http://127.0.0.1:1/t")["layers"] if one["name"] == name)
     transform = layer["source"]["transform"]
     begin = (0, 0, 0) if name in ("raw", "truth") else SEGMENTED.begin_vox
@@ -160,18 +159,18 @@ def test_every_layer_has_the_scale_and_offset_of_its_volume(gallery: Gallery, na
 def test_an_unfinished_experiment_shows_what_it_has_and_an_empty_one_says_so(tmp_path: Path) -> None:
     make_shown_experiment(tmp_path)
     (tmp_path / "manifests" / "segment.json").unlink()
-    assert [layer.name for layer in open_gallery(load_experiment(tmp_path)).layers() if layer.visible]
+    assert [layer.name for layer in open_viewer_layers(load_experiment(tmp_path)).layers() if layer.visible]
     (tmp_path / "manifests" / "watershed.json").unlink()
-    assert open_gallery(load_experiment(tmp_path)).relabelled == {}
+    assert open_viewer_layers(load_experiment(tmp_path)).relabelled == {}
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "experiment.toml").write_text("")
     with pytest.raises(MissingInput, match="no volume to show"):
-        open_gallery(load_experiment(empty))
+        open_viewer_layers(load_experiment(empty))
 
 
 def test_napari_gets_every_layer_with_its_voxels_and_the_centres_of_first_voxels(
-    gallery: Gallery, fragments: np.ndarray
+    gallery: ViewerLayers, fragments: np.ndarray
 ) -> None:
     made = {layer.arguments["name"]: layer for layer in napari_layers(gallery)}
     colours = [f"{name} {channel}" for name in ("lsds", "affinities") for channel in range(3)]
@@ -199,7 +198,7 @@ def test_napari_gets_every_layer_with_its_voxels_and_the_centres_of_first_voxels
     assert np.array_equal(steps.data[1:3, 4, 5:7, 6:20][1], whole[4, 5:7, 6:20])
 
 
-def test_without_napari_it_is_told_how_to_get_it(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_napari_it_is_told_how_to_get_it(gallery: ViewerLayers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "napari", None)
     with pytest.raises(MissingInput, match=r"napari\[all\]"):
         open_napari(gallery, None)
