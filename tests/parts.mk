@@ -33,7 +33,7 @@ CORE_BLOCKS := \
   tests/runtime/test_interruption.py \
   tests/runtime/test_run_folder_errors.py \
   tests/runtime/test_volumes.py \
-  tests/stages/prepare/test_bricks.py \
+  tests/stages/prepare/test_block_shape.py \
   tests/stages/prepare/test_cli.py \
   tests/stages/prepare/test_components.py \
   tests/stages/prepare/test_findings.py \
