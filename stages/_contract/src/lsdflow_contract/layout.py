@@ -82,10 +82,6 @@ class ExperimentLayout:
         """The folder of the pass with this key: its arrays, and its manifest once it has finished."""
         return self.results / stage / key[:8]
 
-    def results_lock(self, stage: str) -> Path:
-        """The file that a stage without blocks locks while it writes results."""
-        return self.results / stage / f".{stage}.lock"
-
     @property
     def lsd_error(self) -> Path:
         """Where contracts before 2.1 kept volumes/lsd_error."""

@@ -24,7 +24,6 @@ import typer
 
 from lsdflow_command.app import exit_codes
 from lsdflow_command.lock_file import LockFile
-from lsdflow_command.processes import one_at_a_time
 from lsdflow_contract.errors import MissingInput, OutputConflict, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_contract.files import storage_errors
@@ -229,16 +228,13 @@ def _drop_rows(experiment: Experiment, stage: str, keys: Sequence[str]) -> None:
 
 
 def require_idle(layout: ExperimentLayout, stage: str) -> None:
-    """Raise OutputConflict (73) if a stage runs: block stages hold a lock file, others lock their results."""
+    """Raise OutputConflict (73) if a stage holds its lock file."""
     runs = layout.stage_runs(stage)
     holder = LockFile(runs / "lock").live_holder() or LockFile(runs / NAME_OF_OLD_LOCKS).live_holder()
     if holder is not None:
         raise OutputConflict(
             f"{stage} is at work", where=layout.results / stage, found=holder.host, fix="wait for its end"
         )
-    if layout.results_lock(stage).exists():
-        with one_at_a_time(layout.results_lock(stage), stage):
-            return
 
 
 def _require_no_training(layout: ExperimentLayout, result: Result) -> None:
