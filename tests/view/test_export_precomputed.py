@@ -176,13 +176,14 @@ def test_shards_are_read_by_cloud_volume_and_tensorstore_where_they_lie(
     tmp_path: Path, shape: Vox3, shards: int, spec: ArraySpec
 ) -> None:
     layer = _sharded_layer(tmp_path, shape, spec)
-    works = layer.works()
-    for work in works:
-        assert work.begin()
-        for number in reversed(range(work.count)):
-            work.write(number)
+    passes = layer.passes()
+    for pass_ in passes:
+        assert pass_.begin()
+        with pass_.open() as write:
+            for block in reversed(list(pass_.plan.blocks())):
+                write(block)
     (tmp_path / "out" / "info").write_text(json.dumps(layer.info()))
-    assert works[0].count == len(list(works[0].folder.iterdir())) == shards
+    assert len(passes[0].plan) == len(list(passes[0].folder.iterdir())) == shards
     assert json.loads((tmp_path / "out" / "info").read_text())["scales"][0]["sharding"]["hash"] == "identity"
     expected, reduction = layer.layer.volume.read(layer.layer.volume.box), layer.layer.reduction
     for mip, level in enumerate(layer.levels):

@@ -20,9 +20,9 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box, Geometry
 from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.cli import app
-from lsdflow_view.export import precomputed, segments, shapes
+from lsdflow_view.export import shapes
 from lsdflow_view.export.levels import Layer, open_layer, pyramid
-from lsdflow_view.export.passes import ReadBack, run_works
+from lsdflow_view.export.passes import ExportPass, PassRunner, ReadBack
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
 from lsdflow_view.export.precomputed_volume import PrecomputedLayer
 from lsdflow_view.export.segments import (
@@ -47,7 +47,7 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny segmentation is three pieces, so that several workers look through it."""
-    monkeypatch.setattr(shapes, "PIECE_VOX", 1)
+    monkeypatch.setattr(shapes, "SEARCH_BLOCK_VOX", 1)
 
 
 def _export(experiment: Experiment, out: Path, workers: int = 1, options: ShapeOptions = THREE) -> dict[str, int]:
@@ -65,12 +65,11 @@ def alone(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_many_workers_of_which_one_is_killed_in_each_step_leave_the_bytes_of_a_single_process(
     tiny: Any, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (precomputed, segments):
-        monkeypatch.setattr(module, "run_works", faulty_workers.killed_once_each(tmp_path))
+    faulty_workers.kill_one_worker_of_each_pass(monkeypatch, tmp_path)
     written = _export(tiny.experiment, tmp_path / "many", 2)
     assert (written["meshes"], written["skeletons"]) == (3, 3)
     assert all((tmp_path / step).exists() for step in STEPS)
-    assert caplog.text.count("a worker process was lost") == len(STEPS)
+    assert caplog.text.count("a worker process ended early (SIGKILL)") == len(STEPS)
     assert _tree(tmp_path / "many") == _tree(alone)
 
 
@@ -79,28 +78,29 @@ def test_a_coordinator_that_is_killed_in_each_step_is_gone_on_with_to_the_same_b
     tiny: Any, alone: Path, tmp_path: Path, workers: int
 ) -> None:
     out, blocks = tmp_path / "out", _blocks(alone)
-    assert killed_after(1, lambda: _export(tiny.experiment, out, workers)), "in the table of segments"
+    assert killed_after(1, lambda: _export(tiny.experiment, out)), "in the table of segments"
     assert not (out / "segmentation").exists()
-    assert killed_after(2 + blocks + 1, lambda: _export(tiny.experiment, out, workers)), "in a mesh"
+    assert killed_after(2 + blocks + 1, lambda: _export(tiny.experiment, out)), "in a mesh"
     for file in _not_done(out, "mesh"):
         file.write_bytes(b"")
-    assert killed_after(2 + 1, lambda: _export(tiny.experiment, out, 3 - workers)), "in a skeleton"
+    assert killed_after(2 + 1, lambda: _export(tiny.experiment, out)), "in a skeleton"
     assert _export(tiny.experiment, out, workers) == {"blocks": 0, "meshes": 0, "skeletons": 2}
     assert _tree(out) == _tree(alone)
 
 
-def test_the_largest_segments_of_a_volume_in_pieces_are_those_of_the_whole(tmp_path: Path) -> None:
+def test_the_largest_segments_of_a_volume_in_blocks_are_those_of_the_whole(tiny: Any, tmp_path: Path) -> None:
     layer, labels = _layer_of_noise(tmp_path)
     begin = layer.levels[0].box.begin_vox
     whole = table_of_blocks([(labels, begin)])
     for count, workers in ((3, 1), (50, 2), (10**9, 1)):
-        segments = LargestSegments(layer, tmp_path / f"under_way_{count}", count, piece_vox=40_000)
-        segments.make(workers)
+        folder = tmp_path / f"unfinished_{count}"
+        segments = LargestSegments(layer, folder, count, block_vox=40_000)
+        segments.make(PassRunner(tiny.experiment, folder, workers))
         assert len(list(segments._folder.glob("*.npy"))) == 24 + 1
         _require_equal(segments.table(), whole.take(whole.largest(count)))
 
 
-def test_pieces_are_whole_chunks_and_have_at_most_so_many_voxels() -> None:
+def test_blocks_are_whole_chunks_and_have_at_most_so_many_voxels() -> None:
     box = Box((0, 0, 0), (40, 100, 5000))
     assert whole_chunks(box, (16, 32, 32), 1) == (16, 32, 32)
     assert whole_chunks(box, (16, 32, 32), 40_000) == (32, 32, 32)
@@ -166,7 +166,7 @@ def test_a_segment_that_is_too_large_is_told_before_any_volume_is_written_and_it
     assert [path.name for path in (tmp_path / "o").iterdir()] == [".export"]
     caplog.set_level("INFO")
     assert CliRunner().invoke(app, [*command, "--levels", "1", "--workers", "1"]).exit_code == 0
-    assert "segments of segmentation: 3 of 3 pieces already done" in caplog.text
+    assert "segmentation-segments" not in caplog.text, "they are not searched again"
 
 
 def test_segments_are_looked_for_only_where_shapes_are_to_be_made(
@@ -174,12 +174,12 @@ def test_segments_are_looked_for_only_where_shapes_are_to_be_made(
 ) -> None:
     caplog.set_level("INFO")
     _export(tiny.experiment, tmp_path / "o", options=ShapeOptions())
-    assert "segments of" not in caplog.text
+    assert "-segments" not in caplog.text
     assert _export(tiny.experiment, tmp_path / "o")["meshes"] == 3
-    assert "segments of segmentation: 3/3 pieces" in caplog.text
+    assert "segmentation-segments: 3/3 blocks" in caplog.text
     caplog.clear()
     assert _export(tiny.experiment, tmp_path / "o") == {"blocks": 0}
-    assert "segments of" not in caplog.text
+    assert "-segments" not in caplog.text
 
 
 def test_no_more_workers_make_shapes_than_memory_holds_of_the_largest_segment(
@@ -190,19 +190,19 @@ def test_no_more_workers_make_shapes_than_memory_holds_of_the_largest_segment(
     boxes = (table.end_vox - table.begin_vox + 2).prod(axis=1)[table.largest(3)]
     each = PROCESS_BYTES + int(boxes.max()) * MESH_BYTES_PER_VOXEL
     asked: dict[str, int] = {}
+    plain = PassRunner._run
 
-    def run(label: str, unit: str, under_way: Path, works: list[Any], workers: int = 1) -> int:
-        asked[label] = workers
-        return run_works(label, unit, under_way, works, 1)
+    def run(runner: PassRunner, pass_: ExportPass) -> int:
+        asked[pass_.name] = runner.workers
+        return plain(PassRunner(runner.experiment, runner.folder), pass_)
 
     caplog.set_level("INFO")
-    for module in (precomputed, segments):
-        monkeypatch.setattr(module, "run_works", run)
+    monkeypatch.setattr(PassRunner, "_run", run)
     for free, wanted in ((3 * each - 1, 2), (3 * each, 3), (99 * each, 4), (1, 1)):
         monkeypatch.setattr(shapes, "free_memory_bytes", lambda free=free: free)
         out = tmp_path / str(free)
         _export(tiny.experiment, out, 4, ShapeOptions(meshes=3))
-        assert asked == {"segments of segmentation": 4, "export precomputed": 4, "export meshes": wanted}
+        assert (asked["segmentation-segments"], asked["segmentation-0"], asked["segmentation-mesh"]) == (4, 4, wanted)
     assert "meshes: 2 of 4 workers: one may need 0.3 GiB" in caplog.text
     assert "4 of 4" not in caplog.text
 
@@ -247,7 +247,7 @@ def _require_equal(found: SegmentTable, expected: SegmentTable) -> None:
 def _not_done(out: Path, kind: str) -> list[Path]:
     """Files of shapes that have no done mark."""
     (largest,) = (out / ".export").glob("segments-*/largest-3.npy")
-    done = {int(mark.stem) for mark in (out / ".export").glob(f"blocks/segmentation-{kind}/*/done/*.json")}
+    done = {int(mark.stem) for mark in (out / ".export").glob(f"store/blocks/segmentation-{kind}/*/done/*.json")}
     assert len(done) == 1
     left = {str(segment) for number, segment in enumerate(read_table(largest).ids) if number not in done}
     files = [file for file in (out / "segmentation" / kind).iterdir() if file.name.split(":")[0] in left]

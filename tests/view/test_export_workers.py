@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,11 @@ import pytest
 from killed_export import killed_after
 from typer.testing import CliRunner
 
-from lsdflow_contract.errors import Interrupted, StageError, StorageFailure
+from lsdflow_contract.errors import StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_view.cli import app
-from lsdflow_view.export import ngff, precomputed
+from lsdflow_view.export import precomputed_volume
 from lsdflow_view.export.ngff import export_ome
-from lsdflow_view.export.passes import Crew
 from lsdflow_view.export.precomputed import VolumeOptions, export_precomputed
 from lsdflow_view.export.precomputed_volume import PrecomputedLayer
 from lsdflow_view.export.shapes import ShapeOptions
@@ -40,29 +39,17 @@ def _precomputed(experiment: Experiment, out: Path, workers: int = 1) -> int:
     return export_precomputed(experiment, out, LAYERS, VolumeOptions(), ShapeOptions(), workers)["blocks"]
 
 
-def _sharded(experiment: Experiment, out: Path, workers: int = 1) -> int:
-    return export_precomputed(experiment, out, LAYERS, VolumeOptions(sharded=True), ShapeOptions(), workers)["blocks"]
-
-
-EXPORTS: tuple[Export, ...] = (_ome, _precomputed, _sharded)
-
-
-@pytest.fixture(params=EXPORTS, ids=["ome", "precomputed", "sharded"])
-def export(request: pytest.FixtureRequest) -> Export:
-    """Each way to export."""
-    return request.param  # type: ignore[no-any-return]
-
-
+@pytest.mark.parametrize("export", [_ome, _precomputed], ids=["ome", "precomputed"])
 def test_one_worker_that_is_killed_and_many_leave_the_bytes_of_a_single_process(
     tiny: Any, tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alone, many, flag = tmp_path / "alone", tmp_path / "many", tmp_path / "killed"
+    alone, many, flags = tmp_path / "alone", tmp_path / "many", tmp_path / "flags"
+    flags.mkdir()
+    monkeypatch.setattr(precomputed_volume, "BLOCK_VOX", 64)
     blocks = export(tiny.experiment, alone, 1)
-    for module in (ngff, precomputed):
-        monkeypatch.setattr(module, "run_works", faulty_workers.killed_once(flag))
+    faulty_workers.kill_one_worker_of_each_pass(monkeypatch, flags)
     assert export(tiny.experiment, many, 3) == blocks
-    assert flag.exists()
-    assert "a worker process was lost" in caplog.text
+    assert len(list(flags.iterdir())) == caplog.text.count("a worker process ended early (SIGKILL)") > 0
     assert _tree(many) == _tree(alone)
 
 
@@ -70,39 +57,27 @@ def test_one_worker_that_is_killed_and_many_leave_the_bytes_of_a_single_process(
 def test_a_killed_coordinator_is_gone_on_with_by_other_workers(tiny: Any, tmp_path: Path, workers: int) -> None:
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     blocks = _ome(tiny.experiment, alone)
-    assert killed_after(5, lambda: _ome(tiny.experiment, killed, 3 - workers))
+    assert killed_after(5, lambda: _ome(tiny.experiment, killed))
     left = killed / "0" / "c" / "0" / "0" / f".0.{'a' * 32}.partial"
     left.write_bytes(b"half of a chunk")
     assert _ome(tiny.experiment, killed, workers) == blocks - 5
     assert _tree(killed) == _tree(alone)
 
 
-def test_workers_end_with_their_coordinator(tmp_path: Path) -> None:
-    coordinator = multiprocessing.get_context("fork").Process(target=_write_pieces, args=(tmp_path,))
-    coordinator.start()
-    _until(lambda: len(list(tmp_path.iterdir())) == 2 and all(file.read_text() for file in tmp_path.iterdir()))
-    workers = {int(file.read_text()) for file in tmp_path.iterdir()}
-    assert len(workers) == 2
-    assert coordinator.pid not in workers
-    os.kill(coordinator.pid or 0, signal.SIGKILL)
-    coordinator.join()
+def test_a_coordinator_that_is_killed_ends_its_workers_and_one_process_goes_on(tiny: Any, tmp_path: Path) -> None:
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    blocks = _ome(tiny.experiment, alone)
+    command = [Path(sys.executable).parent / "lsdflow-view", "export", "ome", tiny.root, killed, "--workers", "2"]
+    coordinator = subprocess.Popen([*command, *(word for layer in LAYERS for word in ("--layer", layer))])
+    _until(lambda: bool(list(killed.glob(".export/store/blocks/*/*/done/*.json"))))
+    coordinator.kill()
+    coordinator.wait()
+    # <time>-<process>-<host>.tsv
+    workers = {int(path.name.split("-")[1]) for path in killed.glob(".export/runs/*/attempts/*.tsv")}
+    assert workers - {coordinator.pid}
     _until(lambda: not any(_is_alive(worker) for worker in workers))
-
-
-def test_workers_that_begin_when_their_coordinator_is_gone_end_at_once(tmp_path: Path) -> None:
-    coordinator = multiprocessing.get_context("fork").Process(target=_write_late, args=(tmp_path,))
-    coordinator.start()
-    _until(lambda: len(list(tmp_path.iterdir())) == 2)
-    workers = {int(file.name) for file in tmp_path.iterdir()}
-    os.kill(coordinator.pid or 0, signal.SIGKILL)
-    coordinator.join()
-    _until(lambda: not any(_is_alive(worker) for worker in workers), seconds=60)
-
-
-def test_keys_at_the_terminal_are_for_the_coordinator(tmp_path: Path) -> None:
-    with _crew(faulty_workers.note_in_spite_of_a_key, tmp_path) as crew:
-        assert sorted(crew.written(0, range(3))) == [0, 1, 2]
-    assert len(list(tmp_path.iterdir())) == 3
+    assert 0 < _ome(tiny.experiment, killed) < blocks
+    assert _tree(killed) == _tree(alone)
 
 
 @pytest.mark.parametrize(("lost", "export"), [("0", _ome), ("raw/9.3_9.3_40", _precomputed)])
@@ -117,37 +92,17 @@ def test_what_was_done_in_an_array_that_is_lost_is_done_again(
     assert _tree(out) == _tree(alone)
 
 
-def test_an_interrupted_coordinator_waits_for_no_piece(tmp_path: Path) -> None:
-    began, before = time.monotonic(), signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, 5.0)
-    try:
-        with pytest.raises(Interrupted), _crew(faulty_workers.note_and_stay, tmp_path) as crew:
-            next(crew.written(0, range(6)))
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < 60
-    assert not multiprocessing.active_children()
-
-
-def test_a_piece_that_kills_every_worker_ends_the_export(tmp_path: Path) -> None:
-    written: list[int] = []
-    with pytest.raises(Interrupted, match="fewer --workers"), _crew(faulty_workers.die_at, tmp_path, 4) as crew:
-        written.extend(crew.written(0, range(8)))
-    assert set(written) >= {0, 1, 2, 3}
-    assert not (tmp_path / "4").exists()
-
-
 @pytest.mark.parametrize(
-    ("write", "code", "told"),
-    [(faulty_workers.full, 74, "No space left on device"), (faulty_workers.odd, 70, "internal: OddError: odd 3")],
+    ("fault", "code", "text"),
+    [(faulty_workers.full, 74, "No space left on device"), (faulty_workers.odd, 79, "OddError: odd 3")],
 )
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_an_error_in_a_worker_is_one_message_and_its_exit_code(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any, code: int, told: str, workers: str
+def test_an_error_in_a_worker_is_a_message_and_its_exit_code(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, code: int, text: str, workers: str
 ) -> None:
-    monkeypatch.setattr(ngff, "run_works", faulty_workers.with_writes(lambda _: write))
+    faulty_workers.change_passes(monkeypatch, lambda pass_: replace(pass_, open=partial(fault, pass_.open)))
     found = CliRunner().invoke(app, ["export", "ome", str(tiny.root), str(tmp_path / "o"), "--workers", workers])
-    assert (found.exit_code, found.output.count(told)) == (code, 1)
+    assert (found.exit_code, text in found.output) == (code, True)
     assert "Traceback" not in found.output
 
 
@@ -191,36 +146,18 @@ def test_blocks_of_precomputed_are_read_back_too(
 ) -> None:
     plain = PrecomputedLayer._put
 
-    def put(layer: PrecomputedLayer, level: Any, box: Any, values: np.ndarray) -> None:
+    def put(layer: PrecomputedLayer, target: Any, level: Any, box: Any, values: np.ndarray) -> None:
         changed = values.copy()
         changed[-1, -1, -1] += 1
-        plain(layer, level, box, changed if level.number else values)
+        plain(layer, target, level, box, changed if level.number else values)
 
     monkeypatch.setattr(PrecomputedLayer, "_put", put)
     with pytest.raises(StageError, match="what was read back is not what was written") as told:
         export_precomputed(tiny.experiment, tmp_path / "o", ("raw",), VolumeOptions(2, sharded), ShapeOptions())
     assert told.value.exit_code == 74
-    done = [mark.parent.parent.parent.name for mark in (tmp_path / "o" / ".export").rglob("done/*.json")]
-    assert set(done) == {"raw-0"}
-
-
-def _write_pieces(folder: Path) -> None:
-    with _crew(faulty_workers.note_and_stay, folder) as crew:
-        list(crew.written(0, range(2)))
-
-
-def _write_late(folder: Path) -> None:
-    with Crew(2, [faulty_workers.LateNote(folder)]) as crew:
-        list(crew.written(0, range(2)))
-
-
-def _crew(write: Callable[..., None], folder: Path, *more: int) -> Crew:
-    """Two workers, no lock."""
-    return Crew(2, [partial(write, folder, *more)])
-
-
-def _stop(*_: object) -> None:
-    raise Interrupted("stopped")
+    folders = (tmp_path / "o" / ".export" / "store" / "blocks").iterdir()
+    assert {folder.name for folder in folders if list(folder.glob("*/packed/*"))} == {"raw-0"}
+    assert not list((tmp_path / "o" / ".export").rglob("done/*.json"))
 
 
 def _is_alive(pid: int) -> bool:

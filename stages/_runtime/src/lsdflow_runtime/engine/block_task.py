@@ -61,6 +61,7 @@ class BlockTask:
     `label` names the pass if a stage has several.
     `may_have_holes`: the pass may finish without its failed blocks if the settings accept that. Passes that read its
     result must leave these blocks out, and list `accepted.result_key` in their inputs.
+    `worker`: body of a worker process on this machine, if no installed stage has the pass; it is pickled.
     """
 
     stage: str
@@ -74,6 +75,7 @@ class BlockTask:
     unit: str = "block"
     label: str = ""
     may_have_holes: bool = False
+    worker: Callable[[], None] | None = None
 
     @property
     def marks(self) -> BlockStore:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,12 +94,12 @@ def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
 
     Raises the StageError of a worker that concerns every block.
     """
-    stage, path, overrides = task.stage, task.experiment.path, task.experiment.overrides
+    process = task.worker or partial(_process_stage, task.stage, task.experiment.path, task.experiment.overrides)
 
     def work() -> None:
         leave_terminal_to_coordinator()
         try:
-            load_stage(stage).worker(load_experiment(path, overrides))
+            process()
         except RuntimeError as error:
             # daisy lost its connection: the coordinator has ended or was stopped, and reports that.
             if "os error" not in str(error):
@@ -111,6 +112,10 @@ def run_with_daisy(task: BlockTask, done: Collection[int]) -> None:
             serve(task, done, Session.begin(Path(folder), task.key), work, workers=workers)
         finally:
             del os.environ[SESSION_VARIABLE]
+
+
+def _process_stage(stage: str, path: Path, overrides: Sequence[str]) -> None:
+    load_stage(stage).worker(load_experiment(path, overrides))
 
 
 def serve(

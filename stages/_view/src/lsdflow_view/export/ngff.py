@@ -13,7 +13,8 @@ offset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,12 +27,13 @@ from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.manifest import Writer
-from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.io.volumes import OutputArray, Volume
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.io.volumes import OutputArray
 from lsdflow_view.export.levels import (
     USUAL,
     Layer,
     Level,
+    Read,
     centre_translation_nm,
     coarser_values,
     level_count,
@@ -40,7 +42,7 @@ from lsdflow_view.export.levels import (
     open_layers,
     pyramid,
 )
-from lsdflow_view.export.passes import ReadBack, Work, claim, close_folder, export_folder, run_works
+from lsdflow_view.export.passes import ExportPass, PassRunner, ReadBack, Write, close_folder, export_folder, record_keys
 
 VERSION = "0.5"
 PROVENANCE = "lsdflow"
@@ -143,17 +145,9 @@ class _Image:
         grid = level_geometry(source.geometry, level)
         return OutputArray(self.folder, spec, grid, grid.box, source.chunk_shape_vox)
 
-    def work(self, level: Level) -> Work:
-        """The pass that writes the blocks of a level."""
-        array = self.array(level)
-        return Work(
-            name=f"{self.layer.name}-{level.number}",
-            key=self.key,
-            count=len(self._plan(level)),
-            folder=array.folder,
-            begin=lambda: array.create(self.provenance()),
-            write=partial(self._write, level),
-        )
+    def passes(self) -> list[ExportPass]:
+        """One pass per level, which writes its blocks."""
+        return [self._pass(level) for level in self.levels]
 
     def provenance(self) -> dict[str, Any]:
         """The lsdflow block of each array."""
@@ -164,30 +158,38 @@ class _Image:
             "inputs": {self.layer.name: self.layer.identity},
         }
 
-    def _plan(self, level: Level) -> BlockPlan:
-        """Blocks of whole files of the target, so that no two processes write the same file."""
-        return BlockPlan(level.box, self.layer.volume.chunk_shape_vox)
+    def _pass(self, level: Level) -> ExportPass:
+        array = self.array(level)
+        return ExportPass(
+            name=f"{self.layer.name}-{level.number}",
+            key=self.key,
+            # Blocks of whole files of the target, so that no two processes write the same file.
+            plan=BlockPlan(level.box, self.layer.volume.chunk_shape_vox),
+            folder=array.folder,
+            begin=lambda: array.create(self.provenance()),
+            open=partial(self._open_pass, level),
+        )
 
-    def _write(self, level: Level, number: int) -> None:
-        target, block = self._opened(level.number), self._plan(level).block(number)
+    @contextmanager
+    def _open_pass(self, level: Level) -> Iterator[Write]:
+        target, values_of = self.array(level).open(), self._source(level)
+
+        def write(block: Block) -> None:
+            values = values_of(block.write)
+            target.write(block.write, values)
+            read = partial(target.read, block.write)
+            self.read_back.require(block.number, values, read, f"{target.where} {block}")
+            target.make_durable(block.write)
+
+        yield write
+
+    def _source(self, level: Level) -> Read:
+        """Computes the values of a box of a level, from the source or from the finer level."""
         if level.number == 0:
-            values = self.layer.volume.read(block.write)
-        else:
-            finer = self.levels[level.number - 1]
-            read = self._opened(finer.number).read
-            values = coarser_values(read, block.write, level, finer, self.layer.reduction)
-        target.write(block.write, values)
-        self.read_back.require(number, values, lambda: target.read(block.write), f"{target.where} {block}")
-        target.make_durable(block.write)
-
-    def _opened(self, number: int) -> Volume:
-        if number not in self._volumes:
-            self._volumes[number] = self.array(self.levels[number]).open()
-        return self._volumes[number]
-
-    @cached_property
-    def _volumes(self) -> dict[int, Volume]:
-        return {}
+            return self.layer.volume.read
+        finer = self.levels[level.number - 1]
+        read = self.array(finer).open().read
+        return lambda box: coarser_values(read, box, level, finer, self.layer.reduction)
 
 
 def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count: int | None, workers: int = 1) -> int:
@@ -206,11 +208,11 @@ def export_ome(experiment: Experiment, out: Path, named: tuple[str, ...], count:
         _Image(layer, image_folder(out, layer.name, layer.kind), _levels(layer, count), checked) for layer in layers
     ]
     finished, keys = finished_layers(out), {image.layer.name: image.key for image in images}
-    with export_folder(out, finished, keys) as under_way:
-        claim(under_way, finished or {}, keys)
+    with export_folder(out, finished, keys) as folder:
+        record_keys(folder, finished or {}, keys)
         left = [image for image in images if image.layer.name not in (finished or {})]
-        works = [image.work(level) for image in left for level in image.levels]
-        written = run_works("export ome", "block", under_way, works, workers)
+        passes = [pass_ for image in left for pass_ in image.passes()]
+        written = PassRunner(experiment, folder, workers).run(passes)
         _write_metadata(out, images, {**(finished or {}), **keys})
     close_folder(out)
     return written

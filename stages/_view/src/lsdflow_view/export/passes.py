@@ -1,159 +1,132 @@
-"""The passes of an export: the folder with its lock, and the worker processes that write blocks or segments.
+"""The passes of an export on the block engine, and the folder of an export.
 
-OUT/.export/        during an export: the lock of the process that writes, keys of the layers, done marks, and the
-                    segments that get meshes and skeletons (segments)
+OUT/.export/        during an export: the lock of the process that writes, keys of the layers, done marks, attempts, and
+                    the segments that get meshes and skeletons (segments)
 Each format records finished layers in its own metadata, which are written last. Then .export is removed.
 
-A block (or segment) is written as whole files, depends on no other one of its pass and shares no file with one, so the
-number and order of workers do not change the bytes. It is read back (compute.verify_fraction of them) before its mark
-is set. If a worker is lost (killed, out of memory), its blocks are repeated. Workers end when their coordinator ends.
+A block (or segment) is written as whole files by a rename, depends on no other one of its pass and shares no file with
+one. So the number and order of workers and attempts do not change the bytes.
 """
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import shutil
-import signal
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lsdflow_command.console import start_logging
-from lsdflow_command.interruption import end_if_asked, interrupt_on_signals
+from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_command.lock_file import stage_lock
-from lsdflow_command.processes import end_with_parent
-from lsdflow_command.progress import Progress
-from lsdflow_contract.errors import InternalError, Interrupted, OutputConflict, StageError, StorageFailure
+from lsdflow_contract.errors import OutputConflict, StorageFailure
+from lsdflow_contract.experiment import Experiment, StoreTable
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors, write_json
-from lsdflow_runtime.store.done_marks import DoneMarks
-from lsdflow_runtime.store.packed_marks import PACK_BLOCKS
+from lsdflow_contract.geometry import Box
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
+from lsdflow_runtime.engine.blockwise import run_blocks, worker_task
 
-LOG = logging.getLogger("lsdflow.export")
-# Stop after so many lost workers in a row if no piece was finished between the losses.
-LOSSES = 3
+UNFINISHED = ".export"
+KEYS = "keys.json"
+# A mesh or a skeleton of a large segment takes longer than any block, and all workers are on this machine.
+NO_TIMEOUT_S = 1e7
 
-# Writes the piece with a number and flushes it to disk (fsync); it is pickled for the workers.
-Write = Callable[[int], None]
+# Writes a block and flushes it to disk (fsync).
+Write = Callable[[Block], None]
 
 
-class Crew:
-    """`count` worker processes for the pieces of the passes `works`; with 1, this process writes them itself."""
+@dataclass(frozen=True)
+class ExportPass:
+    """A sweep over blocks (or segments, as blocks of a row), each written as a whole and independently.
 
-    def __init__(self, count: int, works: Sequence[Write]) -> None:
-        self.count, self.works = count, list(works)
-        self._pool: ProcessPoolExecutor | None = None
-        self._others = set(multiprocessing.active_children())
+    name, key: identify the done marks. folder: where the blocks are written. begin: creates the folder; True if it did
+    not exist, so that all its marks are invalid. open: opens inputs and outputs once per worker, and yields what writes
+    a block; it is pickled for the workers. in_process: if no more blocks than this are left, this process writes them,
+    because workers take seconds to start.
+    """
 
-    def __enter__(self) -> Self:
-        return self
+    name: str
+    key: str
+    plan: BlockPlan
+    folder: Path
+    begin: Callable[[], bool]
+    open: Callable[[], AbstractContextManager[Write]]
+    unit: str = "block"
+    in_process: int = 4
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            # Do not wait for unfinished pieces: a shard takes longer than a scheduler waits after SIGTERM.
-            for child in set(multiprocessing.active_children()) - self._others:
-                child.kill()
-        self._dismiss()
 
-    def written(self, work: int, numbers: Iterable[int]) -> Iterator[int]:
-        """Write these pieces of one pass; yields the number of each as it is finished, in any order.
+@dataclass(frozen=True)
+class PassRunner:
+    """Runs passes for the export of an experiment with several workers; `folder` holds the unfinished data."""
 
-        Raises the error of a worker, or Interrupted (75) if workers are lost repeatedly without any progress.
+    experiment: Experiment
+    folder: Path
+    workers: int = 1
+
+    def run(self, passes: Sequence[ExportPass]) -> int:
+        """Write all blocks without a done mark, pass by pass; returns how many were written.
+
+        Raises BlocksFailed (79) if blocks failed in all attempts, or the error that concerns every block.
         """
-        waiting, losses = deque(numbers), 0
-        if self.count == 1:
-            for number in waiting:
-                end_if_asked()
-                self.works[work](number)
-                yield number
-            return
-        while waiting:
-            for number in self._until_lost(work, waiting):
-                losses = 0
-                yield number
-            if waiting:
-                losses += 1
-                self._regret(losses)
+        return sum(map(self._run, passes))
 
-    def _until_lost(self, work: int, waiting: deque[int]) -> Iterator[int]:
-        """Assign the pieces in `waiting` to workers; if a worker is lost, its unfinished pieces return to `waiting`."""
-        under_way: dict[Future[None], int] = {}
-        try:
-            while waiting or under_way:
-                end_if_asked()
-                while waiting and len(under_way) < 2 * self.count:
-                    # Submit first, then remove from `waiting`: if the pool breaks here, the piece is not lost.
-                    future = self._opened().submit(_write, work, waiting[0])
-                    under_way[future] = waiting.popleft()
-                for ended in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    ended.result()
-                    yield under_way.pop(ended)
-        except BrokenProcessPool:
-            waiting.extendleft(sorted(under_way.values(), reverse=True))
-            self._dismiss()
+    def _run(self, pass_: ExportPass) -> int:
+        task = BlockTask(
+            stage=pass_.name,
+            experiment=self._in_folder(1),
+            key=pass_.key,
+            config={},
+            inputs={},
+            plan=pass_.plan,
+            outputs={},
+            open=partial(_opened, pass_.open),
+            unit=pass_.unit,
+        )
+        if pass_.begin():
+            task.marks.remove_all()
+        left = len(task.plan) - task.marks.count_done()
+        workers = 1 if left <= pass_.in_process else min(self.workers, left)
+        task = replace(task, experiment=self._in_folder(workers))
+        written = run_blocks(replace(task, worker=partial(worker_task, task)))
+        _remove_temporary_files(pass_.folder)
+        return written
 
-    def _regret(self, losses: int) -> None:
-        if losses >= LOSSES:
-            raise Interrupted(
-                f"worker processes were lost {losses} times, and nothing was written meanwhile",
-                found="killed, or out of memory",
-                fix="run the same command again to resume; with fewer --workers, if memory is short",
-            )
-        LOG.warning("a worker process was lost (killed, or out of memory): what it had under way is done again")
-
-    def _opened(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")  # libraries start threads, which do not survive a fork
-            self._pool = ProcessPoolExecutor(self.count, context, initializer=_start, initargs=(self.works,))
-        return self._pool
-
-    def _dismiss(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+    def _in_folder(self, workers: int) -> Experiment:
+        """The experiment with marks and attempts in the folder of the export; one worker is this process."""
+        runner = "daisy" if workers > 1 else "serial"
+        how = {"runner": runner, "workers": workers, "block_timeout_s": NO_TIMEOUT_S}
+        return replace(
+            self.experiment,
+            path=self.folder / "experiment.toml",
+            store=StoreTable(engine="files"),
+            compute=self.experiment.compute.model_copy(update=how),
+        )
 
 
-class _Orders:
-    """The passes that a worker process can run."""
-
-    works: Sequence[Write] = ()
-
-
-def _start(works: Sequence[Write]) -> None:
-    """Set up a worker: it ends with its coordinator, and leaves Ctrl-C and the scheduler's signals to it."""
-    end_with_parent()
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    start_logging()
-    _Orders.works = works
+def row_of_blocks(count: int) -> BlockPlan:
+    """`count` (at least 1) blocks that are not boxes of voxels, but rows of a table."""
+    return BlockPlan(Box((0, 0, 0), (1, 1, count)), (1, 1, 1))
 
 
-def _write(work: int, number: int) -> None:
-    """Write one piece."""
-    try:
-        _Orders.works[work](number)
-    except StageError:
-        raise
-    except Exception as error:
-        # Exceptions of libraries may not be picklable.
-        what, fix = f"internal: {type(error).__name__}: {error}", "run with --debug and report it"
-        raise InternalError(what, fix=fix) from error
+@contextmanager
+def _opened(open_: Callable[[], AbstractContextManager[Write]]) -> Iterator[BlockFunction]:
+    with open_() as write:
+
+        def process(block: Block) -> BlockOutput:
+            write(block)
+            return BlockOutput()
+
+        yield process
 
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Reads back every n-th block of a level; 1: all."""
+    """Reads every n-th block of a pass back from disk and compares it; 1: all."""
 
     every: int = 1
 
@@ -180,27 +153,6 @@ def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.view(f"u{values.dtype.itemsize}")
 
 
-UNDER_WAY = ".export"
-NOTED = "keys.json"
-
-
-@dataclass(frozen=True)
-class Work:
-    """A pass: pieces (blocks, segments) numbered 0 to `count` - 1, each written as a whole and independently.
-
-    name, key: identify the done marks. folder: where the pieces are written. begin: creates the folder; True if it
-    did not exist, so that all its marks are invalid. write: writes one piece and flushes it to disk (fsync); it is
-    pickled for worker processes.
-    """
-
-    name: str
-    key: str
-    count: int
-    folder: Path
-    begin: Callable[[], bool]
-    write: Callable[[int], None]
-
-
 @contextmanager
 def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[str, str]) -> Iterator[Path]:
     """Lock `out` for this process; yields the folder for unfinished data.
@@ -208,79 +160,50 @@ def export_folder(out: Path, finished: Mapping[str, str] | None, keys: Mapping[s
     finished: key of each layer that `out` already holds; None if no export was ever finished there.
     Raises OutputConflict (73) if `out` holds other files or an export of other data, or if another process exports.
     """
-    under_way = out / UNDER_WAY
-    _require_same(under_way, finished or {}, keys)
+    folder = out / UNFINISHED
+    _require_same(folder, finished or {}, keys)
     with storage_errors(out):
-        if finished is None and not under_way.is_dir() and out.exists() and (out.is_file() or any(out.iterdir())):
+        if finished is None and not folder.is_dir() and out.exists() and (out.is_file() or any(out.iterdir())):
             raise OutputConflict(
                 "the folder to export to exists and is no export of lsdflow",
                 where=out,
                 wanted="a new or empty folder, or one of an earlier export",
                 fix="name another folder",
             )
-        under_way.mkdir(parents=True, exist_ok=True)
-    with interrupt_on_signals(), stage_lock(under_way, "another process exports to this folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with interrupt_on_signals(), stage_lock(folder, "another process exports to this folder"):
         # Another process may have recorded its keys meanwhile.
-        _require_same(under_way, finished or {}, keys)
-        yield under_way
+        _require_same(folder, finished or {}, keys)
+        yield folder
 
 
-def claim(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:
+def record_keys(folder: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> None:
     """Record the key of each layer before it is written. Raises OutputConflict (73) like `export_folder`."""
-    write_json(under_way / NOTED, {**_require_same(under_way, finished, keys), **keys})
+    write_json(folder / KEYS, {**_require_same(folder, finished, keys), **keys})
 
 
 def close_folder(out: Path) -> None:
     """Remove the folder for unfinished data."""
     with storage_errors(out):
-        shutil.rmtree(out / UNDER_WAY)
+        shutil.rmtree(out / UNFINISHED)
 
 
-def run_works(label: str, unit: str, under_way: Path, works: list[Work], workers: int = 1) -> int:
-    """Write all pieces without a done mark, pass by pass; returns how many were written."""
-    open_marks = [(work, DoneMarks.of(under_way, work.name, work.key)) for work in works]
-    for work, marks in open_marks:
-        if work.begin():
-            marks.remove_all()
-    if not works:
-        return 0
-    total, already = sum(work.count for work in works), sum(marks.count_done() for _, marks in open_marks)
-    with (
-        Progress(label, total=total, unit=unit, already=already) as progress,
-        Crew(min(workers, max(1, total - already)), [work.write for work in works]) as crew,
-    ):
-        for index, (_, marks) in enumerate(open_marks):
-            _run(index, works[index], marks, crew, progress)
-    return total - already
-
-
-def _run(index: int, work: Work, marks: DoneMarks, crew: Crew, progress: Progress) -> None:
-    done = marks.done()
-    left = [number for number in range(work.count) if number not in done]
-    for count, number in enumerate(crew.written(index, left), 1):
-        marks.mark_done(number, {"piece": number})
-        progress.advance()
-        if count % PACK_BLOCKS == 0:
-            marks.pack(work.count)
-    _sweep(work.folder)
-
-
-def _sweep(folder: Path) -> None:
+def _remove_temporary_files(folder: Path) -> None:
     """Remove the temporary files of writers that were killed."""
     with storage_errors(folder):
-        for partial in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
-            partial.unlink(missing_ok=True)
+        for unfinished in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+            unfinished.unlink(missing_ok=True)
 
 
-def _require_same(under_way: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
+def _require_same(folder: Path, finished: Mapping[str, str], keys: Mapping[str, str]) -> dict[str, str]:
     """All keys recorded in the folder. OutputConflict (73) if a layer of `keys` has a different key there."""
-    noted = under_way / NOTED
-    found = {**(read_json(noted) if noted.exists() else {}), **finished}
+    recorded = folder / KEYS
+    found = {**(read_json(recorded) if recorded.exists() else {}), **finished}
     other = [name for name, key in keys.items() if found.get(name, key) != key]
     if other:
         raise OutputConflict(
             f"{', '.join(other)}: another volume, or other levels of it, were exported to this folder",
-            where=under_way.parent,
+            where=folder.parent,
             wanted=f"key {keys[other[0]][:12]}",
             found=f"key {str(found[other[0]])[:12]}",
             fix="name another folder, or remove this one",

@@ -21,9 +21,9 @@ from lsdflow_contract.files import read_json, write_json
 from lsdflow_contract.geometry import whole_voxels
 from lsdflow_contract.manifest import Writer
 from lsdflow_view.export.levels import Layer, level_count, open_layers, pyramid
-from lsdflow_view.export.passes import UNDER_WAY, ReadBack, claim, close_folder, export_folder, run_works
+from lsdflow_view.export.passes import UNFINISHED, PassRunner, ReadBack, close_folder, export_folder, record_keys
 from lsdflow_view.export.precomputed_volume import PrecomputedLayer
-from lsdflow_view.export.shapes import ShapeOptions, ShapeWork, shape_works
+from lsdflow_view.export.shapes import ShapeOptions, Shapes, wanted_shapes
 
 RECORD = "lsdflow_export.json"
 
@@ -49,45 +49,38 @@ def export_precomputed(
     workers: processes that write blocks and shapes.
     """
     checked = ReadBack.of_fraction(experiment.compute.verify_fraction)
-    layers = [_on_the_way(layer, out, options, checked) for layer in open_layers(experiment, named)]
-    wanted = shape_works(_shaped(layers, shapes), out / UNDER_WAY, shapes)
+    layers = [_precomputed_layer(layer, out, options, checked) for layer in open_layers(experiment, named)]
+    wanted = wanted_shapes(_layer_of_shapes(layers, shapes), out / UNFINISHED, shapes)
     record, keys = _record(out), {layer.layer.name: layer.key for layer in layers}
     finished = None if record is None else record["layers"]
     made = (record or {}).get("shapes", {})
-    with export_folder(out, finished, keys) as under_way:
-        shaped = [work for work in wanted if made.get(_place(work)) != work.key]
-        _require_shapes(shaped, workers)
-        claim(under_way, finished or {}, keys)
-        left = [layer for layer in layers if layer.layer.name not in (finished or {})]
-        works = [work for layer in left for work in layer.works()]
-        written = {"blocks": run_works("export precomputed", "block", under_way, works, workers)}
+    with export_folder(out, finished, keys) as folder:
+        runner = PassRunner(experiment, folder, workers)
+        left = [one for one in wanted if made.get(_place(one)) != one.key]
+        _require_shapes(left, runner)
+        record_keys(folder, finished or {}, keys)
+        new = [layer for layer in layers if layer.layer.name not in (finished or {})]
+        written = {"blocks": runner.run([pass_ for layer in new for pass_ in layer.passes()])}
         record = {"layers": {**(finished or {}), **keys}, "shapes": made}
         _finish(out, layers, record)
-        for work in shaped:
-            written[work.name] = _make(work, under_way, workers)
-            made[_place(work)] = work.key
+        for one in left:
+            written[one.name] = one.make(runner)
+            made[_place(one)] = one.key
         _finish(out, layers, record)
     close_folder(out)
     return written
 
 
-def _require_shapes(shaped: list[ShapeWork], workers: int) -> None:
+def _require_shapes(shapes: list[Shapes], runner: PassRunner) -> None:
     """Find the segments that get shapes, and raise before any volume is written if one of them cannot be made."""
-    for work in shaped[:1]:
-        work.segments.make(workers)
-    for work in shaped:
-        work.require_fit()
+    for one in shapes[:1]:
+        one.segments.make(runner)
+    for one in shapes:
+        one.require_fit()
 
 
-def _make(work: ShapeWork, under_way: Path, workers: int) -> int:
-    """Write the shapes; returns how many were written."""
-    made = run_works(f"export {work.name}", "segment", under_way, [work.work()], work.workers(workers))
-    work.list_segments()
-    return made
-
-
-def _place(work: ShapeWork) -> str:
-    return f"{work.layer.layer.name}/{work.kind}"
+def _place(shapes: Shapes) -> str:
+    return f"{shapes.layer.layer.name}/{shapes.kind}"
 
 
 def _finish(out: Path, layers: list[PrecomputedLayer], record: dict[str, Any]) -> None:
@@ -97,7 +90,7 @@ def _finish(out: Path, layers: list[PrecomputedLayer], record: dict[str, Any]) -
     write_json(out / RECORD, {"written_by": Writer.of("view").model_dump(), **record})
 
 
-def _shaped(layers: list[PrecomputedLayer], shapes: ShapeOptions) -> PrecomputedLayer | None:
+def _layer_of_shapes(layers: list[PrecomputedLayer], shapes: ShapeOptions) -> PrecomputedLayer | None:
     """The layer whose segments get meshes and skeletons; None if none are wanted."""
     if not (shapes.meshes or shapes.skeletons):
         return None
@@ -113,7 +106,7 @@ def _shaped(layers: list[PrecomputedLayer], shapes: ShapeOptions) -> Precomputed
     )
 
 
-def _on_the_way(layer: Layer, out: Path, options: VolumeOptions, checked: ReadBack) -> PrecomputedLayer:
+def _precomputed_layer(layer: Layer, out: Path, options: VolumeOptions, checked: ReadBack) -> PrecomputedLayer:
     geometry = layer.volume.geometry
     where = f"offset of {layer.volume.where}"
     box = geometry.box.translate(whole_voxels(geometry.offset_nm, geometry.voxel_size_nm, where))

@@ -12,10 +12,12 @@ thin. cloud-volume computes the curve and writes the file format.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +27,17 @@ from cloudvolume.datasource.precomputed.sharding import ShardingSpecification
 from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
-from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_runtime.io.chunk_files import make_durable
-from lsdflow_view.export.levels import Layer, Level, coarser_values
-from lsdflow_view.export.passes import ReadBack, Work
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_view.export.levels import Layer, Level, Read, coarser_values
+from lsdflow_view.export.passes import ExportPass, ReadBack, Write
 
 CHUNK_VOX = 64
+BLOCK_VOX = 128
 SHARD_BITS = 6
+_ENCODINGS = {"image": "raw", "labels": "compressed_segmentation"}
+_TYPES = {"image": "image", "labels": "segmentation"}
+# Folders that the info file names in addition to the levels.
+_OF_SEGMENTS = ("mesh", "skeletons", "segment_properties")
 
 
 def sharding(box: Box) -> dict[str, Any]:
@@ -67,25 +73,25 @@ def shard_of(volume: CloudVolume, mip: int, place: tuple[slice, ...], values: np
     corner = np.min(points, axis=0)
     for point, code in zip(points, codes, strict=True):
         x, y, z = (slice(b, b + CHUNK_VOX) for b in (np.asarray(point) - corner) * CHUNK_VOX)
-        encoded[code] = chunks.encode(
-            values[x, y, z],
-            image.meta.encoding(mip),
-            block_size=image.meta.compressed_segmentation_block_size(mip),
-            compression_params=image.meta.compression_params(mip),
-        )
+        encoded[code] = encoded_chunk(volume, mip, values[x, y, z])
     name, content = image.make_shard(encoded, box, mip=mip)
     return str(name), bytes(content)
 
 
+def encoded_chunk(volume: CloudVolume, mip: int, values: npt.NDArray[Any]) -> bytes:
+    """The content of one chunk (x, y, z, channel)."""
+    meta = volume.image.meta
+    content: bytes = chunks.encode(
+        values,
+        meta.encoding(mip),
+        block_size=meta.compressed_segmentation_block_size(mip),
+        compression_params=meta.compression_params(mip),
+    )
+    return content
+
+
 def _chunk_counts(box: Box) -> tuple[int, ...]:
     return tuple(-(-edge // CHUNK_VOX) for edge in box.shape_vox)
-
-
-BLOCK_VOX = 128
-_ENCODINGS = {"image": "raw", "labels": "compressed_segmentation"}
-# Folders that the info file names in addition to the levels.
-_OF_SEGMENTS = ("mesh", "skeletons", "segment_properties")
-_TYPES = {"image": "image", "labels": "segmentation"}
 
 
 @dataclass(frozen=True)
@@ -123,9 +129,9 @@ class PrecomputedLayer:
             **(shapes if kind == "labels" else {}),
         }
 
-    def works(self) -> list[Work]:
+    def passes(self) -> list[ExportPass]:
         """One pass per level, which writes its blocks."""
-        return [self._work(level) for level in self.levels]
+        return [self._pass(level) for level in self.levels]
 
     def open(self, number: int) -> CloudVolume:
         """One level as a CloudVolume."""
@@ -133,59 +139,65 @@ class PrecomputedLayer:
             f"precomputed://file://{self.folder}", mip=number, info=self.info(), compress=False, progress=False
         )
 
-    def read(self, number: int, box: Box) -> npt.NDArray[Any]:
-        """Values of a level that is already written, ([c,] z, y, x)."""
-        values = np.asarray(self._opened(number)[_xyz_slices(box)])
+    def reader(self, number: int) -> Read:
+        """Open a level; the function returns the values of a box that is already written, ([c,] z, y, x)."""
+        return partial(self._read, self.open(number))
+
+    def _read(self, opened: CloudVolume, box: Box) -> npt.NDArray[Any]:
+        values = np.asarray(opened[_xyz_slices(box)])
         return values.T if self.layer.volume.channels else values[..., 0].T
 
-    def _work(self, level: Level) -> Work:
-        folder = self.folder / self._scale(level)["key"]
-        return Work(
+    def _pass(self, level: Level) -> ExportPass:
+        folder = self._level_folder(level)
+        return ExportPass(
             name=f"{self.layer.name}-{level.number}",
             key=self.key,
-            count=len(self._plan(level)),
+            # Blocks of whole files (shards or chunks), so that no two processes write the same file.
+            plan=BlockPlan(level.box, shard_shape_vox(level.box) if self.sharded else (BLOCK_VOX,) * 3),
             folder=folder,
             begin=lambda: not folder.is_dir(),
-            write=partial(self._write, level),
+            open=partial(self._open_pass, level),
         )
 
-    def _plan(self, level: Level) -> BlockPlan:
-        """Blocks of whole files (shards or chunks), so that no two processes write the same file."""
-        return BlockPlan(level.box, shard_shape_vox(level.box) if self.sharded else (BLOCK_VOX,) * 3)
+    @contextmanager
+    def _open_pass(self, level: Level) -> Iterator[Write]:
+        target, values_of = self.open(level.number), self._source(level)
 
-    def _write(self, level: Level, number: int) -> None:
-        block = self._plan(level).block(number)
-        values = self._values(level, block.write)
-        with storage_errors(self.folder):
-            self._put(level, block.write, values)
-            self.read_back.require(
-                number, values, lambda: self.read(level.number, block.write), f"{self.folder} {block}"
-            )
-            if not self.sharded:
-                make_durable(self.folder, self._chunk_files(level, block.write))
+        def write(block: Block) -> None:
+            values = values_of(block.write)
+            with storage_errors(self.folder):
+                self._put(target, level, block.write, values)
+                read = partial(self._read, target, block.write)
+                self.read_back.require(block.number, values, read, f"{self.folder} {block}")
 
-    def _values(self, level: Level, box: Box) -> npt.NDArray[Any]:
+        yield write
+
+    def _source(self, level: Level) -> Read:
+        """Computes the values of a box of a level, from the source or from the finer level."""
         if level.number == 0:
-            begin = self.levels[0].box.begin_vox
-            return self.layer.volume.read(box.translate((-begin[0], -begin[1], -begin[2])))
+            to_source = _opposite(self.levels[0].box.begin_vox)
+            return lambda box: self.layer.volume.read(box.translate(to_source))
         finer = self.levels[level.number - 1]
-        return coarser_values(lambda part: self.read(finer.number, part), box, level, finer, self.layer.reduction)
+        read = self.reader(finer.number)
+        return lambda box: coarser_values(read, box, level, finer, self.layer.reduction)
 
-    def _put(self, level: Level, box: Box, values: npt.NDArray[Any]) -> None:
-        target = values.T if self.layer.volume.channels else values.T[..., np.newaxis]
-        opened = self._opened(level.number)
+    def _put(self, target: CloudVolume, level: Level, box: Box, values: npt.NDArray[Any]) -> None:
+        """Write the files of a block: one shard, or its chunks."""
+        xyzc = values.T if self.layer.volume.channels else values.T[..., np.newaxis]
         if self.sharded:
-            name, content = shard_of(opened, level.number, _xyz_slices(box), target)
-            path = self.folder / self._scale(level)["key"] / name
-            write_atomically(path, lambda file: file.write(content))
+            files = [shard_of(target, level.number, _xyz_slices(box), xyzc)]
         else:
-            opened[_xyz_slices(box)] = target
+            chunks_ = [chunk.write for chunk in BlockPlan(box, (CHUNK_VOX,) * 3).blocks()]
+            local = [_xyz_slices(chunk.translate(_opposite(box.begin_vox))) for chunk in chunks_]
+            files = [
+                (_chunk_name(chunk), encoded_chunk(target, level.number, xyzc[place]))
+                for chunk, place in zip(chunks_, local, strict=True)
+            ]
+        for name, content in files:
+            write_atomically(self._level_folder(level) / name, partial(_put_content, content))
 
-    def _chunk_files(self, level: Level, box: Box) -> list[Path]:
-        folder = self.folder / self._scale(level)["key"]
-        chunks = [chunk.write for chunk in BlockPlan(box, (CHUNK_VOX,) * 3).blocks()]
-        spans = [zip(chunk.begin_vox[::-1], chunk.end_vox[::-1], strict=True) for chunk in chunks]
-        return [folder / "_".join(f"{begin}-{end}" for begin, end in span) for span in spans]
+    def _level_folder(self, level: Level) -> Path:
+        return self.folder / str(self._scale(level)["key"])
 
     def _scale(self, level: Level) -> dict[str, Any]:
         resolution = [int(size) if size.is_integer() else size for size in reversed(level.voxel_size_nm)]
@@ -201,16 +213,21 @@ class PrecomputedLayer:
             **({"sharding": sharding(level.box)} if self.sharded else {}),
         }
 
-    def _opened(self, number: int) -> CloudVolume:
-        if number not in self._volumes:
-            self._volumes[number] = self.open(number)
-        return self._volumes[number]
-
-    @cached_property
-    def _volumes(self) -> dict[int, CloudVolume]:
-        return {}
-
 
 def _xyz_slices(box: Box) -> tuple[slice, slice, slice]:
     z, y, x = box.slices()
     return x, y, z
+
+
+def _chunk_name(box: Box) -> str:
+    spans = zip(box.begin_vox[::-1], box.end_vox[::-1], strict=True)
+    return "_".join(f"{begin}-{end}" for begin, end in spans)
+
+
+def _opposite(vox: Vox3) -> Vox3:
+    z, y, x = vox
+    return -z, -y, -x
+
+
+def _put_content(content: bytes, file: BinaryIO) -> None:
+    file.write(content)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -28,10 +29,12 @@ from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_view.export.passes import Work, run_works
+from lsdflow_view.export.passes import ExportPass, PassRunner, Write
 from lsdflow_view.export.precomputed_volume import BLOCK_VOX, PrecomputedLayer
 
 BACKGROUND = 0
+# Voxels of a block: some seconds of computing, and 15,000 small files for 10^12 voxels.
+SEARCH_BLOCK_VOX = 1 << 26
 # Tables of so many blocks are kept before they are merged into one.
 _MERGED_AT_ONCE = 64
 _Integer = TypeVar("_Integer", np.int64, np.uint64)
@@ -198,24 +201,19 @@ def _damaged(path: Path, found: str) -> BadData:
     return BadData("damaged table of segments", where=path, found=found, fix=fix)
 
 
-# Voxels of a part: some seconds of computing, and 15,000 small files for 10^12 voxels.
-PIECE_VOX = 1 << 26
-
-
 @dataclass(frozen=True)
 class LargestSegments:
-    """The `count` largest segments of a layer; `under_way` is the folder for unfinished data."""
+    """The `count` largest segments of a layer; `unfinished` is the folder for unfinished data."""
 
     layer: PrecomputedLayer
-    under_way: Path
+    unfinished: Path
     count: int
-    piece_vox: int
+    block_vox: int
 
-    def make(self, workers: int) -> None:
-        """Read all blocks of the source with this many processes; resumes an earlier run."""
-        run_works(f"segments of {self.layer.layer.name}", "piece", self.under_way, [self._work()], workers)
-        pieces = [self._piece_file(number) for number in range(len(self._plan))]
-        write_table(self._file, largest_of(pieces, self.count))
+    def make(self, runner: PassRunner) -> None:
+        """Read all blocks of the source; resumes an earlier run."""
+        runner.run([self._pass()])
+        write_table(self._file, largest_of([self._block_file(n) for n in range(len(self._plan))], self.count))
 
     def table(self) -> SegmentTable:
         """The memory-mapped table of `make`, largest first, equals by lowest id. Release it soon (read_table)."""
@@ -223,14 +221,18 @@ class LargestSegments:
 
     @cached_property
     def key(self) -> str:
-        """Identifies the data and its division into parts."""
+        """Identifies the data and its division into blocks."""
         shape, begin = self._plan.total.shape_vox, self.layer.levels[0].box.begin_vox
         name, identity = self.layer.layer.name, self.layer.layer.identity
         return hash_of(["segments", name, identity, begin, shape, self._plan.write_shape_vox])
 
-    def _work(self) -> Work:
+    def _pass(self) -> ExportPass:
         name = f"{self.layer.layer.name}-segments"
-        return Work(name, self.key, len(self._plan), self._folder, begin=self._begin, write=self._write)
+        return ExportPass(name, self.key, self._plan, self._folder, begin=self._begin, open=self._open_pass)
+
+    @contextmanager
+    def _open_pass(self) -> Iterator[Write]:
+        yield lambda block: write_table(self._block_file(block.number), table_of_blocks(self._parts(block.write)))
 
     def _begin(self) -> bool:
         new = not self._folder.is_dir()
@@ -238,35 +240,32 @@ class LargestSegments:
             self._folder.mkdir(parents=True, exist_ok=True)
         return new
 
-    def _write(self, number: int) -> None:
-        write_table(self._piece_file(number), table_of_blocks(self._blocks(self._plan.block(number).write)))
-
-    def _blocks(self, piece: Box) -> Iterator[tuple[npt.NDArray[Any], Vox3]]:
-        """The source's blocks in one part of the volume, with their first voxels on the grid of the world."""
+    def _parts(self, box: Box) -> Iterator[tuple[npt.NDArray[Any], Vox3]]:
+        """The source's voxels in `box` part by part, with their first voxels on the grid of the world."""
         volume, begin = self.layer.layer.volume, self.layer.levels[0].box.begin_vox
         edges = whole_chunks(volume.box, volume.chunk_shape_vox, BLOCK_VOX**3)
-        for block in BlockPlan(piece, edges).blocks():
-            yield volume.read(block.write), block.write.translate(begin).begin_vox
+        for part in BlockPlan(box, edges).blocks():
+            yield volume.read(part.write), part.write.translate(begin).begin_vox
 
     @property
     def _plan(self) -> BlockPlan:
         volume = self.layer.layer.volume
-        return BlockPlan(volume.box, whole_chunks(volume.box, volume.chunk_shape_vox, self.piece_vox))
+        return BlockPlan(volume.box, whole_chunks(volume.box, volume.chunk_shape_vox, self.block_vox))
 
     @property
     def _folder(self) -> Path:
-        return self.under_way / f"segments-{self.key[:16]}"
+        return self.unfinished / f"segments-{self.key[:16]}"
 
     @property
     def _file(self) -> Path:
         return self._folder / f"largest-{self.count}.npy"
 
-    def _piece_file(self, number: int) -> Path:
+    def _block_file(self, number: int) -> Path:
         return self._folder / f"{number}.npy"
 
 
 def whole_chunks(box: Box, chunk_vox: Vox3, most_vox: int) -> Vox3:
-    """Shape of a part of `box` with at most `most_vox` voxels: one chunk, its shortest edge doubled repeatedly."""
+    """Shape of a block of `box` with at most `most_vox` voxels: one chunk, its shortest edge doubled repeatedly."""
     edges = list(chunk_vox)
     while 2 * math.prod(edges) <= most_vox:
         shorter = [axis for axis in range(3) if edges[axis] < box.shape_vox[axis]]

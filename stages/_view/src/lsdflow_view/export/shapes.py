@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,11 +27,11 @@ from lsdflow_contract.errors import UsageError
 from lsdflow_contract.files import write_atomically, write_json
 from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_contract.hashing import hash_of
-from lsdflow_runtime.blocks import BlockPlan
-from lsdflow_view.export.levels import Level
-from lsdflow_view.export.passes import Work
+from lsdflow_runtime.blocks import Block, BlockPlan
+from lsdflow_view.export.levels import Level, Read
+from lsdflow_view.export.passes import ExportPass, PassRunner, Write, row_of_blocks
 from lsdflow_view.export.precomputed_volume import BLOCK_VOX, PrecomputedLayer
-from lsdflow_view.export.segments import PIECE_VOX, LargestSegments, SegmentTable
+from lsdflow_view.export.segments import SEARCH_BLOCK_VOX, LargestSegments, SegmentTable
 
 LOG = logging.getLogger("lsdflow.export")
 Kind = Literal["mesh", "skeletons"]
@@ -118,7 +120,7 @@ class ShapeOptions:
 
 
 @dataclass(frozen=True)
-class ShapeWork:
+class Shapes:
     """The meshes, or the skeletons, of the `count` largest segments."""
 
     kind: Kind
@@ -152,26 +154,35 @@ class ShapeWork:
         given = self.options.error_nm
         return min(self.level.voxel_size_nm) if given is None else given
 
-    def work(self) -> Work:
-        """The pass over the segments, the largest first. Requires the table of segments."""
-        return Work(
+    def make(self, runner: PassRunner) -> int:
+        """Write the shapes and the list of segments; returns how many were written. Requires the table of segments."""
+        table, made = self._table(), 0
+        if len(table):
+            made = replace(runner, workers=self.workers(runner.workers)).run([self._pass(len(table))])
+        write_json(self.layer.folder / "segment_properties" / "info", segment_properties(table))
+        if self.level.number and (missing := [n for n in table.ids.tolist() if not self._file(n).exists()]):
+            LOG.warning(
+                "%d segments have no voxel in level %d and get no %s: %s",
+                *(len(missing), self.level.number, self.kind, ", ".join(map(str, missing[:10]))),
+            )
+        return made
+
+    def _pass(self, count: int) -> ExportPass:
+        return ExportPass(
             name=f"{self.layer.layer.name}-{self.kind}",
             key=self.key,
-            count=len(self._table()),
+            plan=row_of_blocks(count),
             folder=self._folder,
             begin=self._begin,
-            write=self._write,
+            open=self._open_pass,
+            unit="segment",
+            in_process=1,
         )
 
     def workers(self, wanted: int) -> int:
         """As many of the `wanted` processes as fit into memory if each has the segment that needs most."""
         most = int(self._bytes(self.level.number).max(initial=0))
         return fitting_workers(wanted, PROCESS_BYTES + most, free_memory_bytes(), self.name)
-
-    def list_segments(self) -> None:
-        """Write the list of segments that neuroglancer shows next to the volume."""
-        folder = self.layer.folder / "segment_properties"
-        write_json(folder / "info", segment_properties(self._table()))
 
     def require_fit(self) -> None:
         """Raise UsageError (2) if the bounding box of a segment needs more memory than is allowed."""
@@ -207,15 +218,22 @@ class ShapeWork:
         write_json(self._folder / "info", _INFO[self.kind])
         return new
 
-    def _write(self, number: int) -> None:
-        row = self.segments.table().take(slice(number, number + 1))
-        segment, box = int(row.ids[0]), self._on_level(row, self.level.number).box(0)
-        mask = self._mask(segment, box)
-        if not mask.any():
-            LOG.warning("segment %d has no voxel in level %d: it gets no %s", segment, self.level.number, self.kind)
-            return
-        for name, content in self._files(segment, mask, box.begin_vox).items():
-            write_atomically(self._folder / name, partial(_put, content))
+    @contextmanager
+    def _open_pass(self) -> Iterator[Write]:
+        read = self.layer.reader(self.level.number)
+
+        def write(block: Block) -> None:
+            row = self.segments.table().take(slice(block.number, block.number + 1))
+            segment, box = int(row.ids[0]), self._on_level(row, self.level.number).box(0)
+            mask = _mask(read, segment, box)
+            for name, content in self._files(segment, mask, box.begin_vox).items() if mask.any() else ():
+                write_atomically(self._folder / name, partial(_put, content))
+
+        yield write
+
+    def _file(self, segment: int) -> Path:
+        """The last file of a segment."""
+        return self._folder / (f"{segment}:0" if self.kind == "mesh" else f"{segment}")
 
     def _files(self, segment: int, mask: npt.NDArray[np.bool_], begin_vox: Vox3) -> dict[str, bytes]:
         """Contents of the files by name; a file that names another one comes last."""
@@ -225,12 +243,6 @@ class ShapeWork:
         mesh, fragment = mesh_of(mask, begin_vox, size, self.error_nm, segment), f"{segment}:0:1"
         manifest = json.dumps({"fragments": [fragment]}, separators=(",", ":")).encode()
         return {fragment: mesh.to_precomputed(), f"{segment}:0": manifest}
-
-    def _mask(self, segment: int, box: Box) -> npt.NDArray[np.bool_]:
-        mask = np.zeros(box.shape_vox, np.bool_)
-        for block in BlockPlan(box, (BLOCK_VOX,) * 3).blocks():
-            mask[block.write.slices(box.begin_vox)] = self.layer.read(self.options.level, block.write) == segment
-        return mask
 
     def _boxes(self, number: int) -> SegmentTable:
         return self._on_level(self._table(), number)
@@ -250,8 +262,15 @@ class ShapeWork:
         return needed
 
 
-def shape_works(layer: PrecomputedLayer | None, under_way: Path, options: ShapeOptions) -> list[ShapeWork]:
-    """The wanted meshes and skeletons of a layer (None: none); `under_way` is the folder for unfinished data.
+def _mask(read: Read, segment: int, box: Box) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(box.shape_vox, np.bool_)
+    for part in BlockPlan(box, (BLOCK_VOX,) * 3).blocks():
+        mask[part.write.slices(box.begin_vox)] = read(part.write) == segment
+    return mask
+
+
+def wanted_shapes(layer: PrecomputedLayer | None, unfinished: Path, options: ShapeOptions) -> list[Shapes]:
+    """The wanted meshes and skeletons of a layer (None: none); `unfinished` is the folder for unfinished data.
 
     Raises UsageError (2) if the layer has no such level.
     """
@@ -261,8 +280,8 @@ def shape_works(layer: PrecomputedLayer | None, under_way: Path, options: ShapeO
         raise UsageError("no such level", where="--shape-level", wanted=f"0 to {len(layer.levels) - 1}")
     wanted: tuple[tuple[Kind, int], ...] = (("mesh", options.meshes), ("skeletons", options.skeletons))
     # Meshes and skeletons share one table.
-    segments = LargestSegments(layer, under_way, max(count for _, count in wanted), PIECE_VOX)
-    return [ShapeWork(kind, count, segments, options) for kind, count in wanted if count]
+    segments = LargestSegments(layer, unfinished, max(count for _, count in wanted), SEARCH_BLOCK_VOX)
+    return [Shapes(kind, count, segments, options) for kind, count in wanted if count]
 
 
 def segment_properties(table: SegmentTable) -> dict[str, Any]:
