@@ -49,8 +49,9 @@ def test_a_chain_by_compose_with_mongo_gives_the_bits_of_a_local_run(chain: Comp
     assert chain.exit_codes() == dict.fromkeys((*STAGES, "mongo-user", "end"), 0)
     _assert_same_bits(chain.folder, reference)
     assert (chain.folder / "report" / "index.html").stat().st_size > 0
-    left = {path.name for path in (chain.folder / "store").iterdir()}
-    assert left == {"owner.json", "evaluate"}, "marks and rows are in the database"
+    store = chain.folder / "store"
+    assert {path.name for path in store.iterdir()} == {"owner.json", "evaluate", "blocks"}
+    assert [path.name for path in (store / "blocks").iterdir()] == ["prepare"], "the others are in the database"
 
 
 def test_nobody_gets_into_the_database_without_its_password(chain: Composed) -> None:
