@@ -22,7 +22,7 @@ def test_export_passes_words_options_and_exit_code(tmp_path: Path, monkeypatch: 
 
 
 def test_without_that_environment_it_says_how_to_make_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands.Path, "is_file", lambda self: False)
+    monkeypatch.setattr(commands.os, "access", lambda path, mode: False)
     monkeypatch.setattr(commands.shutil, "which", lambda name: None)
     done = CliRunner().invoke(app, ["export", "ome", "exp", "out"])
     assert done.exit_code == 66
