@@ -6,17 +6,21 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
-from lsdflow_contract.errors import BadData, BlocksFailed, MissingInput, OutputConflict
+from lsdflow_contract.errors import BadData, BlocksFailed, Interrupted, MissingInput, OutputConflict
 from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import sealed
 from lsdflow_prepare import volume_passes
 from lsdflow_prepare.stage import Prepare
+from lsdflow_runtime.engine.block_task import BlockOutput
 
 Make = Callable[..., Experiment]
 Put = Callable[..., Path]
@@ -74,8 +78,10 @@ def test_only_damaged_blocks_are_recomputed_with_the_same_bits(
     assert Prepare().verify(finished)["identity"] == identity
 
 
-def test_a_volume_with_the_journals_of_contract_2_1_is_verified_and_repaired(finished: Experiment) -> None:
-    volume, before = finished.layout.training_volume("a"), content(finished)
+def test_a_volume_with_the_journals_of_contract_2_1_is_recognised_verified_and_repaired(
+    finished: Experiment, tmp_path: Path
+) -> None:
+    volume = finished.layout.training_volume("a")
     facts = read_manifest(finished.layout, "prepare").facts["volumes"]
     for task in Prepare().passes(finished):
         name = task.label.split()[-1]
@@ -86,13 +92,33 @@ def test_a_volume_with_the_journals_of_contract_2_1_is_verified_and_repaired(fin
         text = "".join(json.dumps(sealed(line)) + "\n" for line in lines)
         (volume / f".lsdflow/{name}.jsonl").write_text(text + '{"cut off')
     shutil.rmtree(finished.layout.store)
+    for path in (tmp_path / "a.zarr").rglob("0.0.0"):
+        path.touch()
+    Prepare().run(finished)
+    assert finished.layout.training_volume("a") == volume, "the voxels of the source are compared with the journal"
+    shutil.rmtree(finished.layout.store)
     (volume / ".lsdflow/report.json").unlink()
-    identity = read_manifest(finished.layout, "prepare").identity
+    identity, before = read_manifest(finished.layout, "prepare").identity, content(finished)
     flip(volume / RAW.dataset / "0.1.0")
     assert Prepare().repair(finished) == {"blocks": 16, "broken": 1}
     assert Prepare().verify(finished)["identity"] == identity
-    assert {name: data for name, data in content(finished).items() if not name.endswith(".jsonl")} == before
+    before = {name: data for name, data in before.items() if not name.endswith("report.json")}
+    assert {name: data for name, data in content(finished).items() if not name.endswith("report.json")} == before
     assert read_manifest(finished.layout, "prepare").facts["volumes"] == facts
+
+
+def test_the_identity_depends_on_every_block_and_verify_compares_it_with_the_report(finished: Experiment) -> None:
+    task = next(iter(Prepare().passes(finished)))
+    for number in range(8):
+        other = task.marks.records()
+        other[number] = {**other[number], "checksums": {RAW.dataset: "0" * 64}}
+        assert task.identity(other) != task.identity(task.marks.records())
+    (output,) = task.outputs.values()
+    values = 255 - output.open().read(task.plan.block(7).write)
+    output.open().write(task.plan.block(7).write, values)
+    task.marks.mark_done(7, {**task.marks.record(7), "checksums": {RAW.dataset: hash_of_array(values)}})
+    with pytest.raises(BadData, match="do not belong together"):
+        Prepare().verify(finished)
 
 
 def test_blocks_without_done_marks_are_recomputed(finished: Experiment) -> None:
@@ -144,6 +170,75 @@ def test_a_changed_source_is_also_refused_if_the_done_marks_are_lost(
     put("volumes/raw", 255 - raw)
     with pytest.raises(BadData, match="do not give what they gave"):
         Prepare().repair(finished)
+
+
+def test_a_second_repair_also_refuses_the_changed_source(finished: Experiment, put: Put, raw: np.ndarray) -> None:
+    volume = finished.layout.training_volume("a")
+    lost, kept = volume / RAW.dataset / "1.0.0", (volume / RAW.dataset / "1.0.0").read_bytes()
+    lost.unlink()
+    put("volumes/raw", 255 - raw)
+    for _ in range(2):
+        with pytest.raises(BadData, match="do not give what they gave"):
+            Prepare().repair(finished)
+        assert not lost.exists()
+    put("volumes/raw", raw)
+    assert Prepare().repair(finished) == {"blocks": 16, "broken": 1}
+    assert lost.read_bytes() == kept
+
+
+def test_blocks_of_a_changed_source_without_done_marks_do_not_count_as_finished(
+    finished: Experiment, put: Put, raw: np.ndarray
+) -> None:
+    shutil.rmtree(marks(finished, "raw"))
+    put("volumes/raw", 255 - raw)
+    with pytest.raises(BadData, match="do not give what they gave"):
+        Prepare().repair(finished)
+    assert not finished.layout.manifest("prepare").exists()
+    put("volumes/raw", raw)
+    Prepare().run(finished)
+    np.testing.assert_array_equal(zarr.open_array(finished.layout.training_volume("a") / RAW.dataset)[:], raw)
+
+
+def test_an_interrupted_repair_is_finished_by_the_next_command(
+    finished: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(finished)
+    for name in ("0.0.0", "1.1.1"):
+        flip(finished.layout.training_volume("a") / RAW.dataset / name)
+    make_block, begun = volume_passes.make_block, []
+
+    def stop_at_second(*given: Any) -> BlockOutput:
+        begun.append(1)
+        if len(begun) == 2:
+            raise Interrupted("stopped")
+        return make_block(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(volume_passes, "make_block", stop_at_second)
+        with pytest.raises(Interrupted):
+            Prepare().repair(finished)
+    Prepare().run(finished)
+    assert content(finished) == before
+    assert Prepare().verify(finished)["verified"]
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_damaged_done_marks_are_repaired(finished: Experiment, single: bool) -> None:
+    folder = marks(finished, "raw")
+    if single:
+        task = next(iter(Prepare().passes(finished)))
+        for number, record in task.marks.records().items():
+            task.marks.mark_done(number, record)
+        shutil.rmtree(folder / "packed")
+    damaged = folder / ("done/3.json" if single else "packed/0.parquet")
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    before = content(finished)
+    for command in (Prepare().verify, *(() if single else (Prepare().run,))):
+        with pytest.raises(BadData, match=r"damaged|JSON"):
+            command(finished)
+    assert Prepare().repair(finished)["broken"] == (1 if single else 8)
+    assert content(finished) == before
+    assert Prepare().verify(finished)["verified"]
 
 
 def test_another_form_of_the_source_is_refused(finished: Experiment, put: Put, raw: np.ndarray) -> None:

@@ -330,6 +330,8 @@ def test_an_interrupted_run_resumes_to_the_same_bits(
     with pytest.raises(Interrupted):
         Prepare().run(loaded)
     assert not loaded.layout.manifest("prepare").exists()
+    assert Prepare().status(loaded) == {"finished": False, "training a": "begun"}
+    assert Prepare().plan(loaded)["training/a"]["done"] is False
     again: list[object] = []
     monkeypatch.setattr(volume_passes, "make_block", lambda *given: (again.append(given), make_block(*given))[1])
     Prepare().run(loaded)
@@ -363,6 +365,22 @@ def test_arrays_of_somebody_else_are_never_replaced(container: Path, experiment:
         Prepare().run(loaded)
 
 
+def test_arrays_of_somebody_else_are_refused_before_any_volume_is_written(
+    container: Path, experiment: Make, raw: np.ndarray
+) -> None:
+    volume = {"raw": "../a.zarr"}
+    loaded = experiment({"training": [{"name": "a", **volume}], "target": volume})
+    Prepare().run(loaded)
+    first, second = loaded.layout.training_volume("a"), loaded.layout.target_volume
+    shutil.rmtree(first.parent)
+    shutil.rmtree(second)
+    zarr.create_array(second / RAW.dataset, data=raw, zarr_format=2)
+    loaded.layout.manifest("prepare").unlink()
+    with pytest.raises(OutputConflict, match="another array"):
+        Prepare().run(loaded)
+    assert not first.exists()
+
+
 def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment: Make) -> None:
     loaded = experiment()
     with sole_coordinator("prepare", loaded), pytest.raises(OutputConflict, match="prepare"):
@@ -370,15 +388,26 @@ def test_second_prepare_at_the_same_time_is_refused(container: Path, experiment:
 
 
 def test_volumes_divided_into_blocks_are_the_same(
-    container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, raw: np.ndarray, ids: np.ndarray
+    container: Path, experiment: Make, monkeypatch: pytest.MonkeyPatch, raw: np.ndarray, ids: np.ndarray, tmp_path: Path
 ) -> None:
+    """Also their statistics; only components are not counted, because blocks do not cover whole planes."""
+    ignored = {"offset": "12, 0, 0 vox", "shape": "3, 66, 68 vox"}
+    options = {"raw_range": [10, 100], "ignore_regions": [ignored]}
+    Prepare().run(experiment(**options))
+    whole = read_manifest(experiment(**options).layout, "prepare").facts["volumes"]["training/a"]
+    (tmp_path / "exp").rename(tmp_path / "whole")
     monkeypatch.setattr(volume_passes, "block_shape", lambda *_: (64, 64, 64))
     monkeypatch.setattr(volume_passes, "BLOCKS_FOR_WORKERS", 100)
-    loaded = experiment()
+    loaded = experiment(**options)
     Prepare().run(loaded)
-    np.testing.assert_array_equal(made(loaded, RAW.dataset), raw)
-    np.testing.assert_array_equal(made(loaded, LABELS.dataset), ids)
-    assert "components" not in read_manifest(loaded.layout, "prepare").facts["volumes"]["training/a"]
+    np.testing.assert_array_equal(made(loaded, RAW.dataset), np.rint((np.clip(raw, 10, 100) - 10.0) / 90 * 255))
+    np.testing.assert_array_equal(made(loaded, LABELS.dataset)[20:], ids[20:])
+    divided = read_manifest(loaded.layout, "prepare").facts["volumes"]["training/a"]
+    assert whole["raw_clipped_voxels"] == np.count_nonzero((raw < 10) | (raw > 100)) > 0
+    assert whole["labelled_voxels"] == 67 * 66 * 68
+    assert divided == {name: fact for name, fact in whole.items() if name not in ("components", "identity")} | {
+        "identity": divided["identity"]
+    }
 
 
 def test_workers_write_the_same_volume_as_one_process(put: Put, experiment: Make, tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def add_result_verbs(app: typer.Typer) -> None:
         """List the results of each stage: which one is current, its size, its age, and how its settings differ."""
         with exit_codes(debug, as_json):
             found, now = results_of(load_experiment(folder, []).layout), time.time()
-            tell(_told(found), "\n".join(result.line(now) for result in found) or "no results yet", as_json)
+            tell(_facts_of(found), "\n".join(result.line(now) for result in found) or "no results yet", as_json)
 
     @app.command(name="use")
     def use_(
@@ -303,12 +303,12 @@ def add_result_verbs(app: typer.Typer) -> None:
                 drop(experiment, dropped)
             else:
                 dropped = []
-            tell({**_told(dropped), "bytes": total if dropped else 0}, f"{_count(dropped)} dropped", as_json)
+            tell({**_facts_of(dropped), "bytes": total if dropped else 0}, f"{_count(dropped)} dropped", as_json)
 
 
 def _count(found: Sequence[Result]) -> str:
     return "1 result" if len(found) == 1 else f"{len(found)} results"
 
 
-def _told(found: Sequence[Result]) -> dict[str, Any]:
+def _facts_of(found: Sequence[Result]) -> dict[str, Any]:
     return {"results": [asdict(result) for result in found]}

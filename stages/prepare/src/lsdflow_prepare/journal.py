@@ -16,13 +16,25 @@ from lsdflow_contract.sealing import unsealed
 from lsdflow_prepare.volume_passes import VolumePass
 
 
+def is_whole(task: VolumePass) -> bool:
+    """True if every block of a pass is done, by its marks or by its journal, and its arrays exist."""
+    if not _has_arrays(task):
+        return False
+    done = task.marks.done() or {line["brick"] for line in _lines(task)}
+    return len(done) == len(task.plan)
+
+
 def adopt_journal(task: VolumePass) -> None:
     """Write the done marks of a pass from its journal, if it has no marks and its arrays are complete."""
-    if task.marks.done() or not all(output.folder.is_dir() for output in task.outputs.values()):
+    if task.marks.done() or not _has_arrays(task):
         return
     for line in _lines(task):
         record = {"block": line["brick"], "checksums": line["checksums"], "facts": line["facts"]}
         task.marks.mark_done(line["brick"], {**record, "seconds": 0.0, "peak_rss_mib": 0.0})
+
+
+def _has_arrays(task: VolumePass) -> bool:
+    return all(output.folder.is_dir() for output in task.outputs.values())
 
 
 def _lines(task: VolumePass) -> Iterator[dict[str, Any]]:

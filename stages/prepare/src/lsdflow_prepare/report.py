@@ -1,7 +1,7 @@
 """The records of finished volumes: a small report next to the arrays of each, and the manifest of all volumes.
 
 The report contains the merged statistics of all blocks (neurons, coverage, warnings). It is written when all blocks are
-done, so a volume with a report is complete.
+done. A volume is finished if it has a report and all its blocks are still done: repair removes marks of damaged ones.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import findings as rules
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.inputs import VolumeInputs
+from lsdflow_prepare.journal import is_whole
 from lsdflow_prepare.statistics import LabelStatistics, RawStatistics, SlabComponents
 from lsdflow_prepare.volume_passes import STAGE, VolumePass
 from lsdflow_runtime.io.volumes import open_volume
@@ -127,16 +128,19 @@ def make_report(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> VolumeRep
         facts={**_facts(inputs, summary), "identity": identity},
         warnings=summary.warnings(inputs),
     )
-    write_sealed(_path(passes), report.model_dump())
+    write_sealed(report_path(passes[0].container), report.model_dump())
     return report
 
 
 def finished_report(passes: Sequence[VolumePass]) -> VolumeReport | None:
     """The report of a volume that is finished with the same key; None if it is not finished."""
-    if not all(output.folder.is_dir() for task in passes for output in task.outputs.values()):
-        return None
+    return read_report(passes) if all(is_whole(task) for task in passes) else None
+
+
+def read_report(passes: Sequence[VolumePass]) -> VolumeReport | None:
+    """The report of a volume with the same key, whether its blocks still are done or not; None if there is none."""
     try:
-        report = VolumeReport.model_validate(read_sealed(_path(passes), "prepare run"))
+        report = VolumeReport.model_validate(read_sealed(report_path(passes[0].container), "prepare run"))
     except (MissingInput, BadData, ValidationError):
         return None
     return report if report.key == passes[0].volume_key else None
@@ -178,8 +182,9 @@ def key_of_all(table: PrepareConfig, keys: Mapping[str, str]) -> str:
     return work_key(STAGE, table.model_dump(mode="json"), dict(keys))
 
 
-def _path(passes: Sequence[VolumePass]) -> Path:
-    return passes[0].container / ".lsdflow" / "report.json"
+def report_path(container: Path) -> Path:
+    """The report of the volume in a container."""
+    return container / ".lsdflow" / "report.json"
 
 
 def _facts(inputs: VolumeInputs, summary: VolumeSummary) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_prepare import volume_passes
 from lsdflow_prepare.inputs import VolumeInputs
-from lsdflow_prepare.journal import adopt_journal
+from lsdflow_prepare.journal import adopt_journal, is_whole
 from lsdflow_prepare.volume_passes import STAGE, VolumePass, parameters_of, passes_of, provenance_of
 
 LOG = logging.getLogger("lsdflow.prepare")
@@ -57,7 +57,7 @@ def recognised(
     if unread:
         return unread[0]
     changed = []
-    for known in (known for known in earlier if _is_whole(known)):
+    for known in (known for known in earlier if all(map(is_whole, known))):
         difference = _difference(inputs, known)
         if not difference:
             return known
@@ -81,18 +81,12 @@ def _of_same_settings(experiment: Experiment, inputs: VolumeInputs, container: P
     return passes_of(experiment, inputs, container, str(found.get("key", "")), sources)
 
 
-def _is_whole(passes: Sequence[VolumePass]) -> bool:
-    """True if every block has a done mark, so that all voxels can be compared."""
-    for task in passes:
-        adopt_journal(task)
-    return all(len(task.marks.done()) == len(task.plan) for task in passes)
-
-
 def _difference(inputs: VolumeInputs, passes: Sequence[VolumePass]) -> str:
     """The first block that differs in the sources now; empty if there is none."""
     LOG.info("the files of %s changed since they were prepared; their voxels are compared", inputs.name)
     with Progress(STAGE, total=sum(task.plan.total.size for task in passes), unit="voxel") as progress:
         for task in passes:
+            adopt_journal(task)
             for number, record in task.marks.records().items():
                 block = task.plan.block(number)
                 arrays = volume_passes.make_block(inputs, task.content, block).arrays

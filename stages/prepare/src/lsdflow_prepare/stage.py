@@ -5,30 +5,37 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.arrays import RAW
 from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict, StageError, StorageFailure
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of_array
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest, current_key, read_kept_manifest, read_manifest
+from lsdflow_contract.manifest import Manifest, current_key, read_kept_manifest, read_manifest, remove_manifest
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
 from lsdflow_prepare.journal import adopt_journal
 from lsdflow_prepare.look import describe_volumes, look_at
-from lsdflow_prepare.report import VolumeReport, finished_report, key_of_all, make_manifest, make_report
+from lsdflow_prepare.report import (
+    VolumeReport,
+    finished_report,
+    key_of_all,
+    make_manifest,
+    make_report,
+    read_report,
+    report_path,
+)
 from lsdflow_prepare.same_source import containers, recognised, remember
 from lsdflow_prepare.survey import survey
-from lsdflow_prepare.volume_passes import STAGE, VolumePass, bytes_needed, make_block, new_volume, pass_with_key
+from lsdflow_prepare.volume_passes import STAGE, VolumePass, bytes_needed, new_volume, pass_with_key
 from lsdflow_runtime.blocks import Block
 from lsdflow_runtime.engine.block_stage import BlockStage
-from lsdflow_runtime.engine.block_task import BlockOutput, BlockTask
+from lsdflow_runtime.engine.block_task import BlockFunction, BlockOutput, BlockTask
 from lsdflow_runtime.engine.blockwise import run_blocks
 from lsdflow_runtime.engine.cluster import sole_coordinator
 from lsdflow_runtime.engine.verify import invalidate_damaged, verify_blocks
@@ -191,6 +198,7 @@ def _finish(
         if report is None:
             for task in tasks:
                 adopt_journal(task)
+                LOG.info("%s: %s voxels", task.label, "x".join(map(str, task.plan.total.shape_vox)))
                 run_blocks(task, [key])
             report = make_report(inputs, tasks)
         reports[inputs.label] = report
@@ -270,7 +278,7 @@ def _refuse_full_disk(experiment: Experiment, unfinished: list[VolumeInputs]) ->
 
 def _verified(label: str, passes: list[VolumePass]) -> int:
     """Read back every block of a volume; returns the number of blocks."""
-    report = finished_report(passes)
+    report = read_report(passes)
     if report is None:
         raise OutputConflict(
             f"the volume {label} is not made, or with other parameters or inputs",
@@ -312,29 +320,55 @@ def _require_same_settings(table: PrepareConfig, manifest: Manifest, label: str,
 def _repair(inputs: VolumeInputs, task: VolumePass, manifest: Manifest) -> int:
     """Recompute the damaged blocks of a pass in this process; returns their number.
 
-    Raises BadData (65) if a source has other values now; a block with a done mark is then not written.
+    Raises BadData (65) if a source has other values now. A block with a known checksum is then not written. Blocks
+    whose checksum is lost are known to differ only afterwards; they, and the manifest, no longer count as finished.
     """
+    task.marks.remove_damaged(len(task.plan))
     adopt_journal(task)
-    wanted = task.marks.records()
+    wanted = _readable_records(task)
     invalidate_damaged(task)
+    lost = sorted(set(range(len(task.plan))) - task.marks.done())
+    compute = task.experiment.compute.model_copy(update={"runner": "serial"})
+    checked = replace(task, experiment=replace(task.experiment, compute=compute), open=lambda: _checked(task, wanted))
+    try:
+        run_blocks(checked)
+    except BadData:
+        # The next repair must still know what the block was.
+        for number in set(lost) & set(wanted) - task.marks.done():
+            task.marks.mark_done(number, wanted[number])
+        raise
+    made = manifest.facts["volumes"][inputs.label]["identity"]
+    if task.identity(task.marks.records()) != made.get(task.content):
+        task.marks.remove(*lost)
+        remove_manifest(task.experiment.layout, STAGE, [manifest.key])
+        raise _source_changed(task.label)
+    return len(lost)
 
-    @contextmanager
-    def checked() -> Iterator[Any]:
+
+def _readable_records(task: VolumePass) -> dict[int, dict[str, Any]]:
+    """The records of all blocks whose done mark can be read."""
+    with suppress(BadData):
+        return task.marks.records()
+    records = {}
+    for number in task.marks.done():
+        with suppress(BadData):
+            records[number] = task.marks.record(number)
+    return records
+
+
+@contextmanager
+def _checked(task: VolumePass, wanted: Mapping[int, Mapping[str, Any]]) -> Iterator[BlockFunction]:
+    """The block function of a pass, which refuses a block that differs from its record."""
+    with task.open() as function:
+
         def process(block: Block) -> BlockOutput:
-            output = make_block(inputs, task.content, block)
+            output = function(block)
             made = {name: hash_of_array(values) for name, values in output.arrays.items()}
             if block.number in wanted and made != wanted[block.number]["checksums"]:
                 raise _source_changed(f"{task.label} {block.write}")
             return output
 
         yield process
-
-    compute = task.experiment.compute.model_copy(update={"runner": "serial"})
-    count = run_blocks(replace(task, open=checked, experiment=replace(task.experiment, compute=compute)))
-    made = manifest.facts["volumes"][inputs.label]["identity"]
-    if task.identity(task.marks.records()) != made.get(task.content):
-        raise _source_changed(task.label)
-    return count
 
 
 def _source_changed(where: str) -> BadData:
@@ -348,6 +382,6 @@ def _source_changed(where: str) -> BadData:
 
 
 def _state(found: list[Path]) -> str:
-    if any((container / RAW.dataset).exists() for container in found):
+    if any(report_path(container).exists() for container in found):
         return "made"
     return "begun" if found else "not begun"

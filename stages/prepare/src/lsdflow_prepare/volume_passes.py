@@ -2,7 +2,7 @@
 
 1. A block reads its box from the sources, checks it, and converts it: raw to 8 bits, labels to ids and mask states.
 2. The engine writes the block, reads it back, and records its checksums with the statistics of the block.
-3. When all blocks are done, the statistics of the blocks are merged (`volume_report`).
+3. When all blocks are done, the statistics of the blocks are merged (`report.summary_of`).
 
         source   |....chunk....|....chunk....|        block: at least one chunk of the source, rounded up to whole
         output   |64|64|64|64|64|64|64|64|64|64|      chunks of the output, then extended along x and y as memory
@@ -144,7 +144,8 @@ def pass_with_key(experiment: Experiment, key: str) -> VolumePass | None:
         if not found:
             continue
         with open_volume_inputs(name, table, experiment.resolve) as inputs:
-            tasks = passes_of(experiment, inputs, folder / f"{name}.zarr", str(found["key"]), found["inputs"])
+            sources = found.get("inputs", {})
+            tasks = passes_of(experiment, inputs, folder / f"{name}.zarr", str(found.get("key", "")), sources)
         for task in tasks:
             if task.key == key:
                 return task

@@ -128,21 +128,22 @@ def last_error(layout: ExperimentLayout, stage: str) -> dict[str, Any]:
 
 
 def marks_shown(source: Source, stage: str, manifest: Manifest | None) -> tuple[str, BlockStore] | None:
-    """Key and done marks of the pass whose blocks are shown; None if the stage has no blocks."""
+    """Key and done marks of the pass whose blocks are shown; None if the stage has none that stands for all."""
     keys = source.store.keys(stage)
-    if not keys:
-        return None
-    key = shown_pass(source, stage, manifest, keys)
-    return key, source.store.blocks(stage, key)
+    key = shown_pass(source, stage, manifest, keys) if keys else ""
+    return (key, source.store.blocks(stage, key)) if key else None
 
 
 def shown_pass(source: Source, stage: str, manifest: Manifest | None, keys: Sequence[str]) -> str:
     """The key of the pass that is shown: the one that the manifest names, or that has the manifest's number of blocks
-    (evaluate has several passes, and names none); else the newest."""
+    (evaluate has several passes, and names none); else the newest. Empty for a manifest without a number of blocks:
+    prepare has passes for each volume."""
     if manifest is None or manifest.key in keys:
         return manifest.key if manifest is not None else keys[-1]
     grids = {key: source.grid_of(stage, key) for key in keys}
     wanted = manifest.facts.get("blocks")
+    if wanted is None:
+        return ""
     fitting = [key for key, grid in grids.items() if grid is not None and math.prod(grid.grid_shape) == wanted]
     return fitting[-1] if fitting else keys[-1]
 
