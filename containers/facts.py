@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,22 @@ def digest_of(image: str) -> str:
     return "sha256:" + inspect(image, "{{.Id}}").removeprefix("sha256:")  # podman omits the prefix
 
 
-if __name__ == "__main__":
+def exit_code_of(command: Callable[[list[str]], int], words: list[str]) -> int:
+    """The exit code of a command with these words; a Refusal is printed as one message."""
     try:
-        collect(sys.argv[1], Path(sys.argv[2]))
+        return command(words)
     except Refusal as refusal:
-        sys.exit(f"error: {refusal}")
+        sys.stderr.write(f"error: {refusal}\n")
+        return refusal.code
+
+
+def main(words: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    if len(words) != 2:
+        raise Refusal(USAGE, (__doc__ or "").strip())
+    collect(words[0], Path(words[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main, sys.argv[1:]))

@@ -40,6 +40,7 @@ from facts import (
     Refusal,
     digest_of,
     engine,
+    exit_code_of,
     has_backends,
     has_image,
     image_name,
@@ -208,23 +209,19 @@ def _say(line: str) -> None:
 
 def main(words: list[str]) -> int:
     """Entry point; returns the exit code."""
-    try:
-        match words:
-            case ["build", *stages]:
-                build([known(stage) for stage in stages] or STAGES)
-            case ["convert", *stages]:
-                convert([known(stage) for stage in stages] or STAGES)
-            case ["pins", path, *stages]:
-                sys.stdout.write(write_pins(Path(path), stages))
-            case ["arguments"]:
-                sys.stdout.write(json.dumps({stage: {**arguments(stage), **base_arguments()} for stage in STAGES}))
-            case _:
-                raise Refusal(USAGE, (__doc__ or "").strip())
-    except Refusal as refusal:
-        sys.stderr.write(f"error: {refusal}\n")
-        return refusal.code
+    match words:
+        case ["build", *stages]:
+            build([known(stage) for stage in stages] or STAGES)
+        case ["convert", *stages]:
+            convert([known(stage) for stage in stages] or STAGES)
+        case ["pins", path, *stages]:
+            sys.stdout.write(write_pins(Path(path), stages))
+        case ["arguments"]:
+            sys.stdout.write(json.dumps({stage: {**arguments(stage), **base_arguments()} for stage in STAGES}))
+        case _:
+            raise Refusal(USAGE, (__doc__ or "").strip())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code_of(main, sys.argv[1:]))

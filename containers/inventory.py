@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from facts import BAD_DATA, ROOT, STAGES, USAGE, Refusal, has_backends, known
+from facts import BAD_DATA, ROOT, STAGES, USAGE, Refusal, exit_code_of, has_backends, known
 
 VULNERABLE, NOT_ASKED = 1, 69
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
@@ -138,20 +138,16 @@ def _last_line(text: str) -> str:
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code."""
     code = 0
-    try:
-        match arguments:
-            case ["sbom", tools, folder, *stages]:
-                lines = [str(path) for path in write_sboms(Path(tools), Path(folder), stages)]
-            case ["audit", tools]:
-                code, lines = audit(Path(tools))
-            case _:
-                raise Refusal(USAGE, (__doc__ or "").strip())
-    except Refusal as refusal:
-        sys.stderr.write(f"error: {refusal}\n")
-        return refusal.code
+    match arguments:
+        case ["sbom", tools, folder, *stages]:
+            lines = [str(path) for path in write_sboms(Path(tools), Path(folder), stages)]
+        case ["audit", tools]:
+            code, lines = audit(Path(tools))
+        case _:
+            raise Refusal(USAGE, (__doc__ or "").strip())
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code_of(main, sys.argv[1:]))

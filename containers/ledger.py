@@ -27,6 +27,7 @@ from facts import (
     ask_engine,
     content_of,
     engine,
+    exit_code_of,
     image_name,
     image_version,
     inspect,
@@ -199,21 +200,17 @@ def _registry_digest(image: str, name: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code."""
-    try:
-        match arguments:
-            case ["may-build", stage]:
-                may_build(stage)
-            case ["publish", stage, registry]:
-                sys.stdout.write(publish(stage, registry) + "\n")
-            case ["check"]:
-                check()
-            case _:
-                raise Refusal(USAGE, (__doc__ or "").strip())
-    except Refusal as refusal:
-        sys.stderr.write(f"error: {refusal}\n")
-        return refusal.code
+    match arguments:
+        case ["may-build", stage]:
+            may_build(stage)
+        case ["publish", stage, registry]:
+            sys.stdout.write(publish(stage, registry) + "\n")
+        case ["check"]:
+            check()
+        case _:
+            raise Refusal(USAGE, (__doc__ or "").strip())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code_of(main, sys.argv[1:]))

@@ -71,8 +71,8 @@ def test_what_others_write_to_stdout_goes_aside_and_comes_back(capfd: pytest.Cap
 
 
 def test_an_answer_is_one_text_for_programs_and_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    answer.tell({"runs": 3}, "3 runs\n", as_json=True)
+    answer.print_answer({"runs": 3}, "3 runs\n", as_json=True)
     assert json.loads(capsys.readouterr().out) == {"runs": 3}
-    answer.tell({"runs": 3}, "3 runs\n", as_json=False)
-    answer.tell({"runs": 3}, "", as_json=False)
+    answer.print_answer({"runs": 3}, "3 runs\n", as_json=False)
+    answer.print_answer({"runs": 3}, "", as_json=False)
     assert capsys.readouterr().out == "3 runs\n"

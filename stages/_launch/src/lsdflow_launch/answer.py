@@ -33,7 +33,7 @@ def stdout_for_json(as_json: bool) -> Iterator[None]:
         os.close(kept)
 
 
-def tell(facts: Mapping[str, Any], text: str, as_json: bool) -> None:
+def print_answer(facts: Mapping[str, Any], text: str, as_json: bool) -> None:
     """Print `facts` as JSON, or `text`; an empty text prints nothing."""
     if as_json:
         typer.echo(json.dumps(facts))

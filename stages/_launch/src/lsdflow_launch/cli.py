@@ -15,7 +15,7 @@ from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.console import start_logging
 from lsdflow_contract.errors import fix_of
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.answer import following, result_facts, show_result, stdout_for_json, tell
+from lsdflow_launch.answer import following, print_answer, result_facts, show_result, stdout_for_json
 from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.commands import ask_stage
@@ -116,7 +116,7 @@ def run(
             typer.echo(json.dumps({**result_facts(experiment, code, scored=scored), **why}))
             raise typer.Exit(code)
         show_result(experiment.layout, scored=scored)
-        tell({}, following("\n      ".join(steps)), as_json=False)
+        print_answer({}, following("\n      ".join(steps)), as_json=False)
     raise typer.Exit(code)
 
 
@@ -135,7 +135,7 @@ def repair(folder: Folder, override: Set = None, as_json: Json = False, debug: D
         stages = finished_mendable_stages(experiment)
         with stdout_for_json(as_json):
             code = Chain(experiment, stages, verb="repair").run()
-        tell({"exit_code": code, "stages": stages}, "", as_json)
+        print_answer({"exit_code": code, "stages": stages}, "", as_json)
     raise typer.Exit(code)
 
 
@@ -169,7 +169,7 @@ def demo(
     with exit_codes(debug, as_json):
         layout, step = make_demo(folder, seed=seed, mode=mode), f"lsdflow run {folder}"
         facts = {"wrote": [str(layout.experiment_toml)], "next": step}
-        tell(facts, f"wrote {layout.experiment_toml}\n{following(step)}", as_json)
+        print_answer(facts, f"wrote {layout.experiment_toml}\n{following(step)}", as_json)
 
 
 @app.command(name="compose-env")
@@ -178,7 +178,7 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
     with exit_codes(debug, as_json):
         written = write_compose_env(load_experiment(folder, override or []))
         facts = {"wrote": [str(written.path)], "next": written.command()}
-        tell(facts, f"wrote {written.path}\n{following(written.command())}", as_json)
+        print_answer(facts, f"wrote {written.path}\n{following(written.command())}", as_json)
 
 
 def _show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, wanted: Wanted | None = None) -> None:

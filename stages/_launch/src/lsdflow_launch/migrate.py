@@ -26,7 +26,7 @@ from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
-from lsdflow_launch.answer import tell
+from lsdflow_launch.answer import print_answer
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.results import require_idle
 
@@ -100,4 +100,4 @@ def add_migrate_verb(app: typer.Typer) -> None:
         with exit_codes(debug, as_json):
             moved = migrate(load_experiment(folder, []).layout)
             lines = [f"{old} -> {new}" for old, new in moved.items()] or ["nothing to move"]
-            tell({"moved": moved}, "\n".join(lines), as_json)
+            print_answer({"moved": moved}, "\n".join(lines), as_json)

@@ -39,7 +39,7 @@ from lsdflow_contract.manifest import (
     read_manifest,
 )
 from lsdflow_contract.trainings import TRAININGS, current_training, make_current
-from lsdflow_launch.answer import tell
+from lsdflow_launch.answer import print_answer
 from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.commands import ask_stage, error_of
 from lsdflow_launch.options import Debug, Folder, Json
@@ -259,7 +259,7 @@ def add_result_verbs(app: typer.Typer) -> None:
         """List the results of each stage: which one is current, its size, its age, and how its settings differ."""
         with exit_codes(debug, as_json):
             found, now = results_of(load_experiment(folder, []).layout), time.time()
-            tell(_facts_of(found), "\n".join(result.line(now) for result in found) or "no results yet", as_json)
+            print_answer(_facts_of(found), "\n".join(result.line(now) for result in found) or "no results yet", as_json)
 
     @app.command(name="use")
     def use_(
@@ -283,7 +283,7 @@ def add_result_verbs(app: typer.Typer) -> None:
                 f"experiment.toml is not changed: a run of {stage} makes the result of its settings current again",
                 f"next: {following}",
             )
-            tell(facts, "\n".join(lines), as_json)
+            print_answer(facts, "\n".join(lines), as_json)
 
     @app.command()
     def clean(
@@ -303,7 +303,9 @@ def add_result_verbs(app: typer.Typer) -> None:
                 drop(experiment, dropped)
             else:
                 dropped = []
-            tell({**_facts_of(dropped), "bytes": total if dropped else 0}, f"{_count(dropped)} dropped", as_json)
+            print_answer(
+                {**_facts_of(dropped), "bytes": total if dropped else 0}, f"{_count(dropped)} dropped", as_json
+            )
 
 
 def _count(found: Sequence[Result]) -> str:

@@ -9,7 +9,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.checkpoint import read_best
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_launch.answer import stdout_for_json, tell
+from lsdflow_launch.answer import print_answer, stdout_for_json
 from lsdflow_launch.checkpoint_check.check import Checks, Wanted
 from lsdflow_launch.checkpoint_check.region import STAGE, find_region
 from lsdflow_launch.commands import ask_stage
@@ -46,5 +46,5 @@ def add_check_verb(app: typer.Typer) -> None:
                 facts |= {"checkpoints": len(rows), "best": best.model_dump()}
                 text = f"{checks.path}: {len(rows)} checkpoints on {region.words}\n"
                 text += f"best: iteration {best.iteration}, VOI {best.voi:.3f} bits"
-            tell(facts, text, as_json)
+            print_answer(facts, text, as_json)
         raise typer.Exit(code)

@@ -16,7 +16,7 @@ from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.errors import MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.answer import following, stdout_for_json, tell
+from lsdflow_launch.answer import following, print_answer, stdout_for_json
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage, stage_command
 from lsdflow_launch.images.container import Containers
@@ -95,7 +95,7 @@ def add_verbs(app: typer.Typer, show_problems: Callable[[Experiment, Ask, Wanted
         """Cancel all jobs of the last submission; finished blocks are kept."""
         with exit_codes(debug, as_json):
             lines = cancel_submission(load_experiment(folder))
-            tell({"cancelled": lines}, "\n".join(lines), as_json)
+            print_answer({"cancelled": lines}, "\n".join(lines), as_json)
 
 
 def _tell_submission(experiment: Experiment, code: int, dry_run: bool, as_json: bool) -> None:
@@ -104,7 +104,7 @@ def _tell_submission(experiment: Experiment, code: int, dry_run: bool, as_json: 
     step = f"lsdflow status {experiment.path.parent}"
     jobs = [] if submission is None else [dataclasses.asdict(job) for job in submitted_jobs(submission)]
     facts = {"exit_code": code, "submission": str(submission) if submission else None, "jobs": jobs, "next": step}
-    tell(facts, following(step) if submission else "", as_json)
+    print_answer(facts, following(step) if submission else "", as_json)
 
 
 def follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:

@@ -16,7 +16,7 @@ from lsdflow_command.cli import Verbs
 from lsdflow_command.completion import one_of
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.errors import BlocksFailed, UsageError
-from lsdflow_launch.answer import following, stdout_for_json, tell
+from lsdflow_launch.answer import following, print_answer, stdout_for_json
 from lsdflow_launch.commands import ask_stage, run_stage
 from lsdflow_launch.options import Debug, Engine, Images, Json, Network
 from lsdflow_launch.place import Containing
@@ -72,7 +72,7 @@ def prepare(file: File, folder: Into = None, as_json: Json = False, debug: Debug
             code = prepare_volumes(made, run_stage)
         step = f"lsdflow sweep run {made.root}"
         facts = {"exit_code": code, "runs": len(made.plan.runs), "folder": str(made.root), "next": step}
-        tell(facts, f"wrote {len(made.plan.runs)} runs to {made.root}\n{following(step)}", as_json)
+        print_answer(facts, f"wrote {len(made.plan.runs)} runs to {made.root}\n{following(step)}", as_json)
     raise typer.Exit(code)
 
 
@@ -99,7 +99,7 @@ def run(
             came = SweepRunner(sweep, caller).run_all(chosen)
         counts = {word: list(came.values()).count(word) for word in dict.fromkeys(came.values())}
         told = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none"
-        tell({"runs": len(chosen), "came": came}, f"{len(chosen)} runs: {told}", as_json)
+        print_answer({"runs": len(chosen), "came": came}, f"{len(chosen)} runs: {told}", as_json)
     raise typer.Exit(exit_code_of(came))
 
 
@@ -141,7 +141,7 @@ def merge(
         written = write_merged(found, out or folders[0] / "merged")
         paths = [str(path) for path in written]
         facts = {"runs": len(found.rows), **found.counts, "wrote": paths}
-        tell(facts, f"{summary(found)}\nwrote {', '.join(paths)}", as_json)
+        print_answer(facts, f"{summary(found)}\nwrote {', '.join(paths)}", as_json)
         complete = found.counts["done"] == len(found.rows)
     raise typer.Exit(0 if complete else BlocksFailed.exit_code)
 

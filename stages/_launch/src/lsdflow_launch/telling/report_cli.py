@@ -10,7 +10,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_launch.answer import result_facts, show_result, stdout_for_json, tell
+from lsdflow_launch.answer import print_answer, result_facts, show_result, stdout_for_json
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.telling.ending import scores_stand
 from lsdflow_launch.telling.reporting import EVERY_S, report_now, watch
@@ -41,7 +41,7 @@ def add_report_verbs(app: typer.Typer) -> None:
                     code = report_now(experiment)
             scored = scores_stand(experiment.layout)
             if as_json:
-                tell(result_facts(experiment, code, scored=scored), "", as_json)
+                print_answer(result_facts(experiment, code, scored=scored), "", as_json)
             else:
                 show_result(experiment.layout, scored=scored)
         raise typer.Exit(code)
