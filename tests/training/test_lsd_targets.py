@@ -15,7 +15,7 @@ zarr = pytest.importorskip("zarr")
 
 from lsdflow_contract.errors import BadData, UsageError  # noqa: E402
 from lsdflow_contract.geometry import Box, Nm3  # noqa: E402
-from lsdflow_training.targets import label_moments, lsd_cpu  # noqa: E402
+from lsdflow_training.targets import label_moments, lsd, lsd_cpu  # noqa: E402
 from lsdflow_training.targets.lsd import context_vox, local_shape_descriptors  # noqa: E402
 from lsdflow_training.targets.lsd_cpu import warm_up  # noqa: E402
 from lsdflow_training.testing import thin_labels  # noqa: E402
@@ -304,3 +304,20 @@ def test_refuses_sizes_that_are_not_positive(bad: float) -> None:
         local_shape_descriptors(labels, bad, (8.0, 8.0, 8.0))
     with pytest.raises(UsageError, match="voxel_size_nm"):
         local_shape_descriptors(labels, 20.0, (8.0, bad, 8.0))
+
+
+def test_the_engine_lsds_calls_that_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def described(*given: object, **more: object) -> np.ndarray:
+        calls.append((given, more))
+        return np.ones((10, 2, 4, 4), np.float32)
+
+    monkeypatch.setattr(lsd, "_lsds_function", lambda: described)
+    labels, roi = np.ones((8, 8, 8), np.uint64), Box((2, 0, 4), (2, 4, 4))
+    found = local_shape_descriptors(labels, 30.0, (10.0, 10.0, 10.0), roi, 2, engine="lsds")
+    assert (found == 1).all()
+    ((given, more),) = calls
+    assert given[0] is labels
+    assert (more["sigma"], more["voxel_size"], more["downsample"]) == ((30.0,) * 3, (10, 10, 10), 2)
+    assert (tuple(more["roi"].offset), tuple(more["roi"].shape)) == ((2, 0, 4), (2, 4, 4))

@@ -276,6 +276,7 @@ def test_refuses_numbers_that_do_not_fit(options: dict[str, object], named: str)
 
 def test_the_place_of_the_labels_decides_what_describes_them() -> None:
     labels = GENERATED["thin"]()
-    by_tensor = local_shape_descriptors(torch.from_numpy(labels.astype(np.int64)), 24.0, SIZE_NM)
-    assert torch.equal(by_tensor, lsd_targets_torch(torch.from_numpy(labels.astype(np.int64)), 24.0, SIZE_NM))
-    assert np.allclose(by_tensor.numpy(), local_shape_descriptors(labels, 24.0, SIZE_NM), atol=TOLERANCE)
+    tensor, how = torch.from_numpy(labels.astype(np.int64)), (24.0, SIZE_NM, Box((4, 4, 4), (8, 8, 8)), 2)
+    by_tensor = local_shape_descriptors(tensor, *how)
+    assert torch.equal(by_tensor, lsd_targets_torch(tensor, *how))
+    assert np.allclose(by_tensor.numpy(), local_shape_descriptors(labels, *how), atol=TOLERANCE)
