@@ -102,6 +102,9 @@ def test_the_command_is_the_stage_and_runs_as_nobody() -> None:
     assert 'ENTRYPOINT ["/opt/lsdflow/bin/entrypoint"]' in lines
     assert 'CMD ["--help"]' in lines
     assert "USER 65532:65532" in lines
+    (environment,) = [line for line in lines if line.startswith("ENV PATH=")]
+    for name in ("PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
+        assert f" {name}=1 " in environment, "only packages of the image are imported, on a read-only root"
     for stage in STAGES:
         assert set(_project(stage)["project"]["scripts"]) == {stage}
 

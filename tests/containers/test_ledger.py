@@ -33,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
     """A small repository with the ledger, its program, and the parts of one stage."""
     root = tmp_path / "checkout"
     (root / "containers").mkdir(parents=True)
-    for name in ("facts.py", "ledger.py", "Dockerfile", "install.sh", "installer.lock"):
+    for name in ("facts.py", "images.py", "ledger.py", "oci_layout.py", "Dockerfile", "install.sh", "installer.lock"):
         shutil.copy(REPOSITORY / "containers" / name, root / "containers")
     (root / "containers" / "published.tsv").write_text(HEADER)
     for folder in ("_contract", "_command", "_runtime", "watershed"):
@@ -100,6 +100,20 @@ def test_a_published_version_may_be_built_again_from_the_same_content(checkout: 
     (checkout / "unrelated.txt").write_text("x")
     _commit(checkout)
     assert _ledger(checkout, "may-build", "watershed").returncode == 0
+
+
+def test_make_image_asks_the_ledger_before_it_builds(checkout: Path) -> None:
+    engine, calls = checkout.parent / "engine", checkout.parent / "calls"
+    engine.write_text(ENGINE)
+    engine.chmod(0o755)
+    _append(checkout, _line(_git(checkout, "rev-parse", "HEAD")))
+    (checkout / "stages/watershed/src/code.py").write_text("x = 2\n")
+    program = [sys.executable, str(checkout / "containers" / "images.py"), "build", "watershed"]
+    environment = {**os.environ, "CONTAINER_TOOL": str(engine), "CALLS": str(calls)}
+    done = subprocess.run(program, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 73
+    assert "stages/watershed/src/code.py" in done.stderr
+    assert not any(call.startswith("build") for call in calls.read_text().splitlines())
 
 
 @pytest.mark.parametrize("where", ["stages/_runtime/src/code.py", "containers/Dockerfile", "new"])
