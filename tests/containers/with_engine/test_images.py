@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,8 @@ def test_a_change_of_another_stage_leaves_every_layer_as_it_is(engine: None, wor
     layers, repeated = [], []
     try:
         for changed in ("prepare", "segment", "_runtime"):
-            (copy / "stages" / changed / "src" / "new.py").write_text("x = 1\n")
+            # New at each run: an engine keeps its cache from run to run.
+            (copy / "stages" / changed / "src" / "new.py").write_text(f"x = '{uuid.uuid4()}'\n")
             done = bench.call(*words, BUILD_ARGS="--progress=plain", timeout_s=600)
             assert done.returncode == 0, done.stderr
             layers.append(_layers(bench, image))
