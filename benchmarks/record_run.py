@@ -13,13 +13,12 @@ from pathlib import Path
 
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.planning.evidence import made_in
+from lsdflow_launch.planning.evidence import record_of, text_of
 from lsdflow_launch.planning.plan import plans_of
-from lsdflow_launch.planning.recorded import text_of
 
 if __name__ == "__main__":
     experiment = load_experiment(Path(sys.argv[1]))
-    made = {s: made_in(experiment, s, facts) for s, facts in plans_of(experiment, ask_stage).items()}
+    made = {s: record_of(experiment, s, facts) for s, facts in plans_of(experiment, ask_stage).items()}
     # What later plans do not ask for: settings and paths of that experiment.
     kept = ("blocks", "seconds_in_blocks", "peak_rss_mib", "it_per_s", "iteration")
     lean = {s: replace(m, manifest={k: v for k, v in m.manifest.items() if k in kept}) for s, m in made.items()}

@@ -20,7 +20,7 @@ import pytest
 
 from lsdflow_contract.testing import micro_network
 from lsdflow_launch.init.demo import write_volume
-from lsdflow_launch.init.experiment import images_text
+from lsdflow_launch.init.draft import images_text
 from lsdflow_launch.init.template import toml_value
 from lsdflow_launch.synthetic.volume import synthetic_em
 

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.experiment import ComputeTable, StoreTable
 from lsdflow_contract.model import StrictModel
-from lsdflow_launch.planning.prices import Prices
+from lsdflow_launch.planning.plan import Prices
 from lsdflow_launch.slurm.table import ClusterTable
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_launch.cli import app
-from lsdflow_launch.slurm.problems import Partition, cluster_problems, partitions_there
+from lsdflow_launch.preflight import cluster_problems
+from lsdflow_launch.slurm.jobs import Partition, existing_partitions
 
 ROWS = ("cpu*|up|2|1-00:00:00|(null)", "gpu|up|1|4:00:00|(null)", "gpu|up|3|4:00:00|gpu:a100:4", "old|up|1|infinite|")
 Sinfo = Callable[..., None]
@@ -53,8 +54,8 @@ def found(folder: Path, *settings: str, stages: tuple[str, ...] = STAGES) -> lis
 
 @pytest.mark.usefixtures("sinfo")
 def test_lines_of_a_partition_are_joined() -> None:
-    assert partitions_there()["gpu"] == Partition("gpu", "up", 4, "4:00:00", has_gpu=True)
-    assert not partitions_there()["cpu"].has_gpu
+    assert existing_partitions()["gpu"] == Partition("gpu", "up", 4, "4:00:00", has_gpu=True)
+    assert not existing_partitions()["cpu"].has_gpu
 
 
 @pytest.mark.usefixtures("sinfo")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_launch import preflight
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.descriptions import PREFIX, descriptions_of, finished_stages
 from lsdflow_launch.init.demo import make_demo
-from lsdflow_launch.telling import state
 
 BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 
@@ -119,19 +119,23 @@ def test_the_disk_space_that_predict_will_need_follows_its_settings(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], bytes_: int
 ) -> None:
     needed: list[dict[str, float]] = []
-    monkeypatch.setattr(state, "whole_problems", lambda _experiment, to_come, _images: needed.append(to_come) or [])
-    state.problems_of(load_experiment(fresh, settings))
+    monkeypatch.setattr(
+        preflight, "experiment_problems", lambda _experiment, to_come, _images: needed.append(to_come) or []
+    )
+    preflight.problems_of(load_experiment(fresh, settings))
     (found,) = needed
     assert (found["predict"], found["evaluate"]) == (bytes_, 0)
 
 
 def test_what_was_begun_does_not_need_its_disk_space_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed: list[dict[str, float]] = []
-    monkeypatch.setattr(state, "whole_problems", lambda _experiment, to_come, _images: needed.append(to_come) or [])
+    monkeypatch.setattr(
+        preflight, "experiment_problems", lambda _experiment, to_come, _images: needed.append(to_come) or []
+    )
     experiment = load_experiment(fresh)
     (experiment.layout.results / "watershed").mkdir(parents=True)
     try:
-        state.problems_of(experiment)
+        preflight.problems_of(experiment)
     finally:
         shutil.rmtree(experiment.layout.results)
     assert "watershed" not in needed[0]

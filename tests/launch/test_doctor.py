@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.cli import app
-from lsdflow_launch.doctor import checks, containers, folder, gpu, machine, mount, outside, scheduler, store
-from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
-from lsdflow_launch.slurm import problems as slurm_problems
+from lsdflow_launch.doctor import checks, folder, machine, mount, probe
+from lsdflow_launch.doctor.probe import Finding, fail, ok, warn
+from lsdflow_launch.slurm import jobs
 from lsdflow_runtime.store.stores import store_facts
 
 Program = Callable[[str, str], None]
@@ -252,26 +252,26 @@ def test_stages_that_are_missing_or_of_another_contract_are_to_be_mended(
     ],
 )
 def test_torch_must_see_the_gpus_that_the_driver_has(facts: dict[str, Any], gpus: int, state: str, to_do: str) -> None:
-    found = gpu.torch_finding("predict", facts, gpus)
+    found = machine.torch_finding("predict", facts, gpus)
     assert (found.state, to_do in found.fix) == (state, True)
 
 
 def test_a_driver_that_lists_no_gpu_is_to_be_mended(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "ask_stage_in_time", lambda *_: {**FINE, "devices": 0})
+    monkeypatch.setattr(machine, "ask_stage_in_time", lambda *_: {**FINE, "devices": 0})
     program("nvidia-smi", "sys.stderr.write('NVIDIA-SMI has failed'); sys.exit(9)")
-    found = states(gpu.gpu_findings())
+    found = states(machine.gpu_findings())
     assert (found["GPU"].state, "has failed" in found["GPU"].found) == ("FAIL", True)
     program("nvidia-smi", "print('NVIDIA H200, 143771, 143000, 570.1')")
-    found = states(gpu.gpu_findings())
+    found = states(machine.gpu_findings())
     assert (found["GPU"].state, "driver 570.1" in found["GPU"].found) == ("ok", True)
     assert found["torch of predict"].state == "FAIL"
 
 
 def test_an_engine_that_does_not_answer_this_user_is_told_and_none_is_fine(program: Program) -> None:
-    assert states(containers.container_findings())["containers"].state == "ok"
+    assert states(machine.container_findings())["containers"].state == "ok"
     program("docker", "sys.stderr.write('permission denied while trying to connect'); sys.exit(1)")
     program("apptainer", "print('apptainer version 1.4.5')")
-    found = states(containers.container_findings())
+    found = states(machine.container_findings())
     assert (found["docker"].state, "permission denied" in found["docker"].found) == ("warn", True)
     assert found["apptainer"].state == "ok"
 
@@ -279,7 +279,7 @@ def test_an_engine_that_does_not_answer_this_user_is_told_and_none_is_fine(progr
 def test_a_program_that_hangs_is_given_up(program: Program) -> None:
     program("docker", "time.sleep(60)")
     started = time.monotonic()
-    assert outside.ask_program(["docker", "version"], 0.5).problem.startswith("no answer within")
+    assert probe.ask_program(["docker", "version"], 0.5).problem.startswith("no answer within")
     assert time.monotonic() - started < 20
 
 
@@ -301,7 +301,7 @@ def test_partitions_of_the_experiment_must_be_there(
     program: Program, tmp_path: Path, text: str, state: str, found: str
 ) -> None:
     program("sinfo", SINFO)
-    told = states(scheduler.scheduler_findings(make(tmp_path / "a", text)))
+    told = states(checks.scheduler_findings(make(tmp_path / "a", text)))
     assert told["scheduler"].state == "ok"
     line = told["partitions of [cluster]"]
     assert (line.state, line.found) == (state, found)
@@ -311,12 +311,12 @@ def test_a_scheduler_that_is_missing_or_silent_matters_to_those_who_name_it(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named, plain = make(tmp_path / "a", CLUSTER.format("gpu")), make(tmp_path / "b")
-    assert states(scheduler.scheduler_findings(plain))["scheduler"].state == "ok"
-    assert states(scheduler.scheduler_findings(named))["scheduler"].state == "FAIL"
-    monkeypatch.setattr(slurm_problems, "LIMIT_S", 0.5)
+    assert states(checks.scheduler_findings(plain))["scheduler"].state == "ok"
+    assert states(checks.scheduler_findings(named))["scheduler"].state == "FAIL"
+    monkeypatch.setattr(jobs, "SINFO_LIMIT_S", 0.5)
     program("sinfo", "time.sleep(60)")
     started = time.monotonic()
-    assert states(scheduler.scheduler_findings(plain))["scheduler"].state == "FAIL"
+    assert states(checks.scheduler_findings(plain))["scheduler"].state == "FAIL"
     assert time.monotonic() - started < 20
 
 
@@ -332,7 +332,7 @@ def mongo(root: Path, uri: str) -> Experiment:
 
 def test_a_dead_store_is_to_be_mended_and_no_password_is_shown(tmp_path: Path) -> None:
     facts = store_facts(mongo(tmp_path / "a", "mongodb://alice:secret@127.0.0.1:1/db"))
-    (found,) = store.findings_of(facts)
+    (found,) = checks.store_findings_of(facts)
     assert found.state == "FAIL"
     assert "127.0.0.1:1" in found.found
     assert "secret" not in json.dumps(facts)
@@ -341,7 +341,7 @@ def test_a_dead_store_is_to_be_mended_and_no_password_is_shown(tmp_path: Path) -
 def test_a_file_with_the_uri_that_others_may_read_is_to_be_mended(tmp_path: Path) -> None:
     experiment = mongo(tmp_path / "a", "mongodb://alice:secret@127.0.0.1:1/db")
     (tmp_path / "a" / "uri").chmod(0o644)
-    (found,) = store.findings_of(store_facts(experiment))
+    (found,) = checks.store_findings_of(store_facts(experiment))
     assert (found.state, "open to others" in found.found, "chmod 600" in found.fix) == ("FAIL", True, True)
 
 
@@ -349,7 +349,7 @@ def test_a_living_store_tells_version_safety_login_and_clock(tmp_path: Path, mon
     uri_file = mongod.uri_file("doctor", tmp_path)
     text = f'[store]\nengine = "mongo"\nuri_file = "{uri_file}"\ndatabase = "doctor"\n'
     experiment = make(tmp_path / "a", text)
-    found = states(store.findings_of(store_facts(experiment)))
+    found = states(checks.store_findings_of(store_facts(experiment)))
     assert found["store"].state == "ok", found
     assert found["login of the store"].state == "ok"
     assert "w=majority, journal on" in found["writes of the store"].found
@@ -370,8 +370,8 @@ KNOWN |= {"w": "majority", "journal": True, "replica_set": "rs0", "clock_ahead_s
     ],
 )
 def test_what_is_unsafe_about_a_store_is_told(change: dict[str, Any], subject: str) -> None:
-    assert {line.state for line in store.findings_of(KNOWN)} == {"ok"}
-    found = states(store.findings_of({**KNOWN, **change}))
+    assert {line.state for line in checks.store_findings_of(KNOWN)} == {"ok"}
+    found = states(checks.store_findings_of({**KNOWN, **change}))
     assert [name for name, line in found.items() if line.state == "warn"] == [subject]
 
 

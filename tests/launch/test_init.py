@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from lsdflow_contract.errors import BadData, InternalError, MissingInput, NoVoxelSize
 from lsdflow_launch.cli import app
 from lsdflow_launch.init import cli as start_cli
-from lsdflow_launch.init import experiment as start
-from lsdflow_launch.init import looking
+from lsdflow_launch.init import draft, inspect
 from lsdflow_launch.init.template import experiment_text
 
 TABLES = {
@@ -41,9 +40,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         answer["asked"] = tables["prepare"]
         return answer
 
-    monkeypatch.setattr(looking, "_ask", ask)
-    monkeypatch.setattr(start, "table_schemas", lambda: TABLES)
-    monkeypatch.setattr(start, "images_text", lambda _sifs: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
+    monkeypatch.setattr(inspect, "_ask", ask)
+    monkeypatch.setattr(draft, "table_schemas", lambda: TABLES)
+    monkeypatch.setattr(draft, "images_text", lambda _sifs: "WATERSHED_IMAGE=lsdflow/watershed:0.1.0\n")
     monkeypatch.setattr(start_cli, "problems_of", lambda _experiment: {})
     return answer
 
@@ -182,9 +181,9 @@ def test_a_failed_or_interrupted_init_leaves_nothing_behind(
     if moment == "check":
         monkeypatch.setattr(start_cli, "load_experiment", fails)
     else:
-        write = start._write
+        write = draft._write
         monkeypatch.setattr(
-            start, "_write", lambda path, text: fails() if path.suffix == ".toml" else write(path, text)
+            draft, "_write", lambda path, text: fails() if path.suffix == ".toml" else write(path, text)
         )
     (tmp_path / "raw.zarr").mkdir()
     wanted = sorted(tmp_path.rglob("*"))
@@ -240,7 +239,7 @@ def test_without_a_look_there_is_still_an_experiment(
     def fails(_tables: Mapping[str, Any]) -> dict[str, Any]:
         raise InternalError("prepare look gave no answer")
 
-    monkeypatch.setattr(looking, "_ask", fails)
+    monkeypatch.setattr(inspect, "_ask", fails)
     assert drafted(tmp_path)["experiment"]["profile"] == "standard"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from lsdflow_launch import answer
+from lsdflow_launch import output
 from lsdflow_launch.cli import app
 
 STAGES = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
@@ -61,18 +61,18 @@ def test_a_verb_is_as_loud_as_it_is_told(name: str) -> None:
 
 
 def test_what_others_write_to_stdout_goes_aside_and_comes_back(capfd: pytest.CaptureFixture[str]) -> None:
-    with answer.stdout_for_json(True):
+    with output.stdout_for_json(True):
         os.write(1, b"a stage\n")
     os.write(1, b"an answer\n")
     assert tuple(capfd.readouterr()) == ("an answer\n", "a stage\n")
-    with answer.stdout_for_json(False):
+    with output.stdout_for_json(False):
         os.write(1, b"a stage\n")
     assert capfd.readouterr().out == "a stage\n"
 
 
 def test_an_answer_is_one_text_for_programs_and_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    answer.print_answer({"runs": 3}, "3 runs\n", as_json=True)
+    output.print_answer({"runs": 3}, "3 runs\n", as_json=True)
     assert json.loads(capsys.readouterr().out) == {"runs": 3}
-    answer.print_answer({"runs": 3}, "3 runs\n", as_json=False)
-    answer.print_answer({"runs": 3}, "", as_json=False)
+    output.print_answer({"runs": 3}, "3 runs\n", as_json=False)
+    output.print_answer({"runs": 3}, "", as_json=False)
     assert capsys.readouterr().out == "3 runs\n"

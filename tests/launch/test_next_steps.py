@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import load_experiment
+from lsdflow_launch.after_run import FIRST_STEPS, RunOptions, next_steps
 from lsdflow_launch.cli import app
-from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
-from lsdflow_launch.place import Containing
+from lsdflow_launch.images.container import ContainerOptions
 
 
 def is_typed_right(step: str) -> bool:
@@ -46,7 +46,7 @@ def experiment(tmp_path: Path) -> Path:
     ],
 )
 def test_after_a_run_the_next_commands_are_right(experiment: Path, code: int, first: str) -> None:
-    steps = after_run(load_experiment(experiment, ["compute.workers=3"]), code)
+    steps = next_steps(load_experiment(experiment, ["compute.workers=3"]), code)
     assert steps[0].startswith(first)
     assert all(is_typed_right(step) for step in steps)
     assert all(str(experiment) in shlex.split(step, comments=True) for step in steps)
@@ -54,14 +54,14 @@ def test_after_a_run_the_next_commands_are_right(experiment: Path, code: int, fi
 
 
 def test_a_full_disk_is_looked_at_first(experiment: Path) -> None:
-    looked, again = after_run(load_experiment(experiment), 74)
+    looked, again = next_steps(load_experiment(experiment), 74)
     assert looked.startswith("df -h ")
     assert is_typed_right(again)
 
 
-def last_run_of(experiment: Path, code: int, asked: Asked) -> list[str]:
+def last_run_of(experiment: Path, code: int, asked: RunOptions) -> list[str]:
     """The words of the run that is offered, after the folder."""
-    steps = after_run(load_experiment(experiment, ["compute.workers=3"]), code, asked)
+    steps = next_steps(load_experiment(experiment, ["compute.workers=3"]), code, asked)
     assert is_typed_right(steps[-1])
     program, verb, folder, *rest = shlex.split(steps[-1], comments=True)
     assert (program, verb, folder) == ("lsdflow", "run", str(experiment))
@@ -70,17 +70,19 @@ def last_run_of(experiment: Path, code: int, asked: Asked) -> list[str]:
 
 @pytest.mark.parametrize("code", [75, 79, 65, 74, 78])
 def test_the_options_of_the_run_are_repeated(experiment: Path, code: int) -> None:
-    asked = Asked("container", "predict", "segment", containing=Containing("podman", Path("my sifs"), "none"))
+    asked = RunOptions(
+        "container", "predict", "segment", containing=ContainerOptions("podman", Path("my sifs"), "none")
+    )
     wanted = "--on container --from predict --to segment --engine podman --images 'my sifs' --network none"
     assert last_run_of(experiment, code, asked) == shlex.split(f"{wanted} --set compute.workers=3")
 
 
 def test_with_the_usual_options_none_is_repeated(experiment: Path) -> None:
-    assert last_run_of(experiment, 75, Asked()) == ["--set", "compute.workers=3"]
+    assert last_run_of(experiment, 75, RunOptions()) == ["--set", "compute.workers=3"]
 
 
 def test_settings_are_validated_as_they_were_run(experiment: Path) -> None:
-    look, _ = after_run(load_experiment(experiment, ["compute.workers=3"]), 78)
+    look, _ = next_steps(load_experiment(experiment, ["compute.workers=3"]), 78)
     assert "--set compute.workers=3" in look
     assert is_typed_right(look)
 

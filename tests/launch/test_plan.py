@@ -19,18 +19,16 @@ from typer.testing import CliRunner
 from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_launch.cli import app
+from lsdflow_launch.output import duration, money, plain_console, size
 from lsdflow_launch.planning import cli as plan_cli
+from lsdflow_launch.planning import evidence as evidence_module
 from lsdflow_launch.planning import plan as plan_module
-from lsdflow_launch.planning import recorded
-from lsdflow_launch.planning.allotment import memory_bytes, time_limit_s
-from lsdflow_launch.planning.disk_use import Room, disk_use, room_in
-from lsdflow_launch.planning.evidence import made_in
-from lsdflow_launch.planning.plan import Asked, make_plan
-from lsdflow_launch.planning.prices import Offer, Prices, cost_of
-from lsdflow_launch.planning.quantity import Quantity, total
+from lsdflow_launch.planning.estimate import Quantity, total
+from lsdflow_launch.planning.evidence import record_of
+from lsdflow_launch.planning.plan import Offer, PlanOptions, Prices, cost_of, make_plan
+from lsdflow_launch.planning.resources import FreeSpace, disk_use, free_space, memory_bytes, time_limit_s
 from lsdflow_launch.planning.stored import compare, store_plan
-from lsdflow_launch.planning.table import plain_console, show_plan, shown
-from lsdflow_launch.planning.wording import duration, money, size
+from lsdflow_launch.planning.table import show_plan, shown
 
 Ask = Callable[[str, Sequence[str]], Any]
 MIB = 2**20
@@ -94,7 +92,7 @@ def answers(watershed: dict[str, Any] | None = None, measured: dict[str, Any] | 
 
 def test_a_measured_block_is_scaled_to_all_voxels_and_says_where_it_was_measured(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a", "[compute]\nworkers = 5\nthreads_per_worker = 2\n")
-    found = make_plan(experiment, Asked(measure=True), answers(measured=MEASURED)).estimates["watershed"]
+    found = make_plan(experiment, PlanOptions(measure=True), answers(measured=MEASURED)).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(30.0)
     assert found["seconds"].source == "one block measured on n1"
     # five workers at a time, and the start of the command, which is next to nothing here
@@ -108,7 +106,7 @@ def test_a_measured_block_is_scaled_to_all_voxels_and_says_where_it_was_measured
 
 
 def test_nothing_is_guessed_where_nothing_was_measured(tmp_path: Path) -> None:
-    found = make_plan(make(tmp_path / "a"), Asked(), answers())
+    found = make_plan(make(tmp_path / "a"), PlanOptions(), answers())
     watershed = found.estimates["watershed"]
     for name in ("seconds", "walltime_s", "cpu_hours", "bytes_read", "bytes_written", "files", "rss_per_worker_bytes"):
         assert watershed[name].value is None, name
@@ -121,7 +119,7 @@ def test_nothing_is_guessed_where_nothing_was_measured(tmp_path: Path) -> None:
 def test_finished_blocks_go_before_a_measured_one_and_that_before_another_experiment(tmp_path: Path) -> None:
     here, other = make(tmp_path / "a"), make(tmp_path / "b")
     finish(other, "watershed", blocks=10, seconds_in_blocks=110.0, peak_rss_mib=900.0)
-    both = Asked(measure=True, like=other.layout.root)
+    both = PlanOptions(measure=True, like=other.layout.root)
     begun = {**WATERSHED, "blocks_done": 4, "taken": TAKEN}
     told = make_plan(here, both, answers(begun, MEASURED)).estimates["watershed"]
     assert told["seconds"].value == pytest.approx(70.0)
@@ -129,7 +127,7 @@ def test_finished_blocks_go_before_a_measured_one_and_that_before_another_experi
     assert make_plan(here, both, answers(measured=MEASURED)).estimates["watershed"]["seconds"].value == pytest.approx(
         30
     )
-    like = make_plan(here, Asked(like=other.layout.root), answers()).estimates["watershed"]
+    like = make_plan(here, PlanOptions(like=other.layout.root), answers()).estimates["watershed"]
     assert like["seconds"].value == pytest.approx(110.0)
     assert str(other.layout.root) in like["seconds"].source
 
@@ -146,7 +144,7 @@ def test_another_experiment_is_scaled_by_voxels_and_its_memory_by_those_of_a_blo
         theirs = {**WATERSHED, "voxels_read_with_context": 12_000}
         return answers(mine if str(here.path) in arguments else theirs)(stage, arguments)
 
-    found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
+    found = make_plan(here, PlanOptions(like=other.layout.root), ask).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(440.0)
     assert "of another shape" in found["seconds"].source
     assert found["bytes_written"].value == pytest.approx(2400)
@@ -159,10 +157,10 @@ def test_the_time_beside_the_blocks_is_that_of_the_other_experiment_and_unknown_
     here, other = make(tmp_path / "a"), make(tmp_path / "b", "[compute]\nworkers = 4\n")
     # 200 s of runs, of which 4 workers spent 25 in blocks
     finish(other, "watershed", seconds=200.0, blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
-    like = make_plan(here, Asked(like=other.layout.root), answers()).estimates["watershed"]["walltime_s"]
+    like = make_plan(here, PlanOptions(like=other.layout.root), answers()).estimates["watershed"]["walltime_s"]
     assert like.value == pytest.approx(100 / 2 + 175)
     begun = {**WATERSHED, "blocks_done": 4, "taken": TAKEN}
-    alone = make_plan(here, Asked(), answers(begun)).estimates["watershed"]["walltime_s"]
+    alone = make_plan(here, PlanOptions(), answers(begun)).estimates["watershed"]["walltime_s"]
     assert (alone.value, alone.at_least) == (pytest.approx(35.0), True)
 
 
@@ -176,7 +174,7 @@ def test_a_stage_whose_inputs_are_not_there_yet_is_planned_from_descriptions_of_
             return {**WATERSHED, "blocks": 100, "voxels": 100_000} if described else NOT_YET
         return answers()(stage, arguments)
 
-    found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
+    found = make_plan(here, PlanOptions(like=other.layout.root), ask).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(1000.0)
     assert (found["blocks"].value, found.share_left) == (100, 1)
 
@@ -184,13 +182,13 @@ def test_a_stage_whose_inputs_are_not_there_yet_is_planned_from_descriptions_of_
 def test_a_recorded_run_stands_in_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = make(tmp_path / "b")
     finish(other, "watershed", blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
-    made = {"watershed": made_in(other, "watershed", WATERSHED, recorded.NAME)}
+    made = {"watershed": record_of(other, "watershed", WATERSHED, evidence_module.RECORDED_RUN)}
     file = tmp_path / "recorded_run.json"
-    file.write_text(recorded.text_of(made, "a machine of ours"))
-    monkeypatch.setattr(recorded, "files", lambda _package: tmp_path)
-    monkeypatch.setattr(plan_module, "recorded_run", recorded.recorded_run)
-    assert recorded.recorded_run() == made
-    plan = make_plan(make(tmp_path / "a"), Asked(), answers({**WATERSHED, "voxels": 20_000}))
+    file.write_text(evidence_module.text_of(made, "a machine of ours"))
+    monkeypatch.setattr(evidence_module, "files", lambda _package: tmp_path)
+    monkeypatch.setattr(plan_module, "recorded_run", evidence_module.recorded_run)
+    assert evidence_module.recorded_run() == made
+    plan = make_plan(make(tmp_path / "a"), PlanOptions(), answers({**WATERSHED, "voxels": 20_000}))
     assert plan.estimates["watershed"]["seconds"].value == pytest.approx(200.0)
     show_plan(plan, plain_console(file=(text := io.StringIO())))
     assert "the recorded run: a machine of ours" in text.getvalue()
@@ -204,7 +202,7 @@ def test_a_larger_network_takes_longer_by_its_multiplications(tmp_path: Path) ->
         work = 6e9 if str(here.path) in arguments else 2e9
         return answers({**WATERSHED, "multiply_adds": work})(stage, arguments)
 
-    found = make_plan(here, Asked(like=other.layout.root), ask).estimates["watershed"]
+    found = make_plan(here, PlanOptions(like=other.layout.root), ask).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(300.0)
 
 
@@ -216,25 +214,25 @@ def test_what_finished_blocks_read_and_held_of_a_gpu_comes_from_their_attempts(t
     lines = (f"{n}\t1.0\tkeyofthework\t\t{o}\t1\t1\t1\t1\t{r}\t1\tH\t{g}\t\n" for n, (o, r, g) in enumerate(rows))
     (attempts / "20260101T000000-1-n1.tsv").write_text("".join(lines))
     begun = {**WATERSHED, "blocks_done": 2, "taken": TAKEN, "key": "keyoftheworkandmore"}
-    found = make_plan(experiment, Asked(), answers(begun)).estimates["watershed"]
+    found = make_plan(experiment, PlanOptions(), answers(begun)).estimates["watershed"]
     assert found["bytes_read"].value == pytest.approx(5000 * 10)
     assert found["vram_per_worker_bytes"].value == 9
     on_gpus = ["cluster.watershed.worker_gres=gpu:1"]
-    assert make_plan(load_experiment(experiment.path, on_gpus), Asked(), answers(begun)).estimates["watershed"][
+    assert make_plan(load_experiment(experiment.path, on_gpus), PlanOptions(), answers(begun)).estimates["watershed"][
         "seconds"
     ].value == pytest.approx(70.0)
     path = attempts / "20260101T000000-1-n1.tsv"
     path.write_text(path.read_text().replace("\t7\t\n", "\t0\t\n").replace("\t9\t\n", "\t0\t\n"))
-    without = make_plan(load_experiment(experiment.path, on_gpus), Asked(), answers(begun)).estimates["watershed"]
+    without = make_plan(load_experiment(experiment.path, on_gpus), PlanOptions(), answers(begun)).estimates["watershed"]
     assert (without["seconds"].value, "done on the CPU" in without["seconds"].source) == (None, True)
-    other = make_plan(experiment, Asked(), answers({**begun, "key": "another"})).estimates["watershed"]
+    other = make_plan(experiment, PlanOptions(), answers({**begun, "key": "another"})).estimates["watershed"]
     assert other["bytes_read"].value is None
 
 
 def test_an_experiment_that_has_finished_nothing_teaches_nothing(tmp_path: Path) -> None:
     here, other = make(tmp_path / "a"), make(tmp_path / "b")
     with pytest.raises(MissingInput, match="no stage of that experiment has finished"):
-        make_plan(here, Asked(like=other.layout.root), answers())
+        make_plan(here, PlanOptions(like=other.layout.root), answers())
 
 
 def test_a_block_measured_on_the_cpu_says_nothing_of_workers_with_gpus(tmp_path: Path) -> None:
@@ -246,7 +244,7 @@ def test_a_block_measured_on_the_cpu_says_nothing_of_workers_with_gpus(tmp_path:
         plan = {**WATERSHED, "device": "cpu", "device_memory_per_worker_bytes": 12345}
         return plan if arguments[0] == "plan" else {**MEASURED, "device": "cpu"}
 
-    found = make_plan(experiment, Asked(measure=True), ask).estimates["predict"]
+    found = make_plan(experiment, PlanOptions(measure=True), ask).estimates["predict"]
     assert found["seconds"].value is None
     assert "measured on the CPU" in found["seconds"].source
     assert found["bytes_written"].value == 4000
@@ -257,7 +255,7 @@ def test_a_block_measured_on_the_cpu_says_nothing_of_workers_with_gpus(tmp_path:
 def test_hours_of_a_cluster_are_told_by_partition_with_the_workers_at_a_time(tmp_path: Path) -> None:
     table = "workers = 8\nworkers_at_once = 4\nworker_cpus = 3\ncpus = 2\nworker_partition = 'spot'\n"
     experiment = make(tmp_path / "a", f"[cluster.watershed]\n{table}")
-    plan = make_plan(experiment, Asked(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
+    plan = make_plan(experiment, PlanOptions(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
     found = plan.estimates["watershed"]
     assert plan.on_slurm
     # 10 blocks of an hour by 4 workers
@@ -270,14 +268,14 @@ def test_hours_of_a_cluster_are_told_by_partition_with_the_workers_at_a_time(tmp
 def test_limits_of_jobs_and_blocks_that_will_not_do_are_told(tmp_path: Path) -> None:
     table = 'workers = 1\nworker_mem = "200M"\nworker_time = "30"\ntime = "2:00:00"\n'
     experiment = make(tmp_path / "a", f"[cluster]\nmax_restarts = 1\n[cluster.watershed]\n{table}")
-    plan = make_plan(experiment, Asked(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
+    plan = make_plan(experiment, PlanOptions(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
     told = " | ".join(warn.what for warn in plan.warnings)
     assert "compute.block_timeout_s is 15 min" in told
     assert "a worker needs 262 MB, it asks for 210 MB" in told
     assert "no block is ever done" in told
     assert "which is not enough" in told
     assert not any(warn.certain for warn in plan.warnings)
-    quiet = make_plan(make(tmp_path / "b"), Asked(measure=True), answers(measured=MEASURED))
+    quiet = make_plan(make(tmp_path / "b"), PlanOptions(measure=True), answers(measured=MEASURED))
     assert quiet.warnings == []
 
 
@@ -286,10 +284,10 @@ def test_too_small_a_disk_ends_with_74_only_if_what_is_known_is_too_much(
 ) -> None:
     experiment = make(tmp_path / "a")
     finish(experiment, "prepare", seconds=1.0)
-    monkeypatch.setattr(plan_cli, "asker", lambda _: answers(measured=MEASURED))
+    monkeypatch.setattr(plan_cli, "choose_ask", lambda _: answers(measured=MEASURED))
 
     def code_with(free: int, files: int | None = None) -> tuple[int, str]:
-        monkeypatch.setattr(plan_module, "room_in", lambda _: Room(free, files))
+        monkeypatch.setattr(plan_module, "free_space", lambda _: FreeSpace(free, files))
         done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--measure"])
         return done.exit_code, done.output
 
@@ -309,13 +307,13 @@ def test_prices_come_from_the_users_file_and_a_missing_price_is_told(tmp_path: P
         'currency = "EUR"\nmonths_kept = 2\n[offers.full]\ncpu_hour = 0.1\ngpu_hour = 9\ngb_month = 100\n'
         "[offers.part]\ncpu_hour = 0.1\n"
     )
-    plan = make_plan(experiment, Asked(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
+    plan = make_plan(experiment, PlanOptions(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
     written = 4000 * 2 / 1e9 * 100
     assert plan.costs["full"].value == pytest.approx(10 * 0.1 + written, rel=1e-6)
     assert plan.costs["part"].value == pytest.approx(1.0)
     assert plan.costs["part"].at_least
     assert plan.as_dict()["currency"] == "EUR"
-    assert make_plan(make(tmp_path / "b"), Asked(), answers()).costs == {}
+    assert make_plan(make(tmp_path / "b"), PlanOptions(), answers()).costs == {}
 
 
 def test_nothing_is_left_and_costs_nothing_when_all_is_done(tmp_path: Path) -> None:
@@ -323,7 +321,7 @@ def test_nothing_is_left_and_costs_nothing_when_all_is_done(tmp_path: Path) -> N
     (experiment.layout.root / "prices.toml").write_text("[offers.full]\ncpu_hour = 1\ngpu_hour = 1\ngb_month = 0\n")
     for stage in ("prepare", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate"):
         finish(experiment, stage)
-    plan = make_plan(experiment, Asked(), answers())
+    plan = make_plan(experiment, PlanOptions(), answers())
     assert [plan.left(name).value for name in ("cpu_hours", "gpu_hours", "bytes_written")] == [0, 0, 0]
     assert (plan.costs["full"].value, plan.warnings) == (0, [])
 
@@ -331,10 +329,10 @@ def test_nothing_is_left_and_costs_nothing_when_all_is_done(tmp_path: Path) -> N
 def test_a_wrong_or_missing_file_of_prices_is_refused(tmp_path: Path) -> None:
     experiment, file = make(tmp_path / "a"), tmp_path / "p.toml"
     with pytest.raises(MissingInput):
-        make_plan(experiment, Asked(prices=file), answers())
+        make_plan(experiment, PlanOptions(prices=file), answers())
     file.write_text("[offers.spot]\ncpu_hours = 1\n")
     with pytest.raises(ConfigError, match="cpu_hour") as caught:
-        make_plan(experiment, Asked(prices=file), answers())
+        make_plan(experiment, PlanOptions(prices=file), answers())
     assert str(file) in caught.value.where
 
 
@@ -342,12 +340,12 @@ def test_a_plan_is_kept_when_the_stage_has_finished_and_compared_with_what_happe
     experiment = make(tmp_path / "a")
     with pytest.raises(MissingInput, match="no plan"):
         compare(experiment, {})
-    store_plan(experiment, make_plan(experiment, Asked(measure=True), answers(measured=MEASURED)))
+    store_plan(experiment, make_plan(experiment, PlanOptions(measure=True), answers(measured=MEASURED)))
     finish(experiment, "watershed", seconds=45.0, blocks=10, seconds_in_blocks=60.0, peak_rss_mib=500.0)
     over = {**WATERSHED, "blocks_done": 10, "taken": {**TAKEN, "seconds_per_block": 6.0, "peak_rss_mib": 500.0}}
     # made again after the end: the prediction of before stays
-    store_plan(experiment, make_plan(experiment, Asked(), answers(over)))
-    found = {line.name: line for line in compare(experiment, {"watershed": made_in(experiment, "watershed", over)})}
+    store_plan(experiment, make_plan(experiment, PlanOptions(), answers(over)))
+    found = {line.name: line for line in compare(experiment, {"watershed": record_of(experiment, "watershed", over)})}
     assert (found["seconds"].predicted, found["seconds"].actual) == (pytest.approx(30.0), pytest.approx(60.0))
     assert found["seconds"].ratio == pytest.approx(2.0)
     assert found["rss_per_worker_bytes"].ratio == pytest.approx(2.0)
@@ -358,7 +356,7 @@ def test_before_any_stage_has_finished_there_is_nothing_to_compare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = make(tmp_path / "a")
-    monkeypatch.setattr(plan_cli, "asker", lambda _: answers())
+    monkeypatch.setattr(plan_cli, "choose_ask", lambda _: answers())
     assert CliRunner().invoke(app, ["plan", str(experiment.layout.root)]).exit_code == 0
     done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--compare"])
     assert (done.exit_code, "no stage has finished yet" in done.output) == (0, True)
@@ -368,7 +366,7 @@ def test_before_any_stage_has_finished_there_is_nothing_to_compare(
 
 def test_json_keeps_what_stages_plan_and_adds_the_estimates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = make(tmp_path / "a")
-    monkeypatch.setattr(plan_cli, "asker", lambda _: answers(measured=MEASURED))
+    monkeypatch.setattr(plan_cli, "choose_ask", lambda _: answers(measured=MEASURED))
     done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--measure", "--json"])
     told = json.loads(done.stdout)
     assert (told["watershed"]["blocks"], told["segment"]["not known yet"]) == (10, NOT_YET["what"])
@@ -381,8 +379,8 @@ def test_json_keeps_what_stages_plan_and_adds_the_estimates(tmp_path: Path, monk
 def test_a_plan_made_after_the_end_predicts_nothing(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     finish(experiment, "watershed", blocks=10, seconds_in_blocks=60.0, peak_rss_mib=500.0)
-    store_plan(experiment, make_plan(experiment, Asked(), answers()))
-    found = compare(experiment, {"watershed": made_in(experiment, "watershed", WATERSHED)})
+    store_plan(experiment, make_plan(experiment, PlanOptions(), answers()))
+    found = compare(experiment, {"watershed": record_of(experiment, "watershed", WATERSHED)})
     assert found
     assert all(line.predicted is None for line in found)
 
@@ -390,7 +388,7 @@ def test_a_plan_made_after_the_end_predicts_nothing(tmp_path: Path) -> None:
 def test_a_measurement_that_fails_leaves_no_folder_and_says_why(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     broken = {"exit_code": 65, "what": "the affinities are not finite"}
-    found = make_plan(experiment, Asked(measure=True), answers(measured=broken)).estimates["watershed"]
+    found = make_plan(experiment, PlanOptions(measure=True), answers(measured=broken)).estimates["watershed"]
     assert "the affinities are not finite" in found["seconds"].source
     assert [path.name for path in experiment.layout.root.iterdir()] == ["experiment.toml"]
 
@@ -423,13 +421,13 @@ def test_numbers_are_worded_for_people() -> None:
 
 def test_no_more_workers_work_than_there_are_blocks(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a", "[compute]\nworkers = 50\n")
-    found = make_plan(experiment, Asked(), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))
+    found = make_plan(experiment, PlanOptions(), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))
     assert found.estimates["watershed"]["walltime_s"].value == pytest.approx(7.0)
 
 
 def test_a_measured_block_counts_by_its_voxels_and_not_as_one_of_the_blocks(tmp_path: Path) -> None:
     half = answers(measured={**MEASURED, "voxels": 500})
-    found = make_plan(make(tmp_path / "a"), Asked(measure=True), half).estimates["watershed"]
+    found = make_plan(make(tmp_path / "a"), PlanOptions(measure=True), half).estimates["watershed"]
     assert (found["seconds"].value, found["bytes_written"].value) == (pytest.approx(60.0), 8000)
 
 
@@ -440,7 +438,7 @@ def test_of_a_stage_that_has_begun_the_disk_is_scaled_and_only_the_rest_is_left(
     (experiment.layout.results / "watershed" / "1").write_bytes(b"")
     for stage in ("prepare", "train-acrlsd", "predict", "agglomerate", "segment", "evaluate"):
         finish(experiment, stage)
-    plan = make_plan(experiment, Asked(), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))
+    plan = make_plan(experiment, PlanOptions(), answers({**WATERSHED, "blocks_done": 4, "taken": TAKEN}))
     found = plan.estimates["watershed"]
     assert (found["bytes_written"].value, found["files"].value) == (1500, 5)
     assert plan.left("seconds").value == pytest.approx(0.6 * 70)
@@ -451,11 +449,11 @@ def test_of_several_passes_the_most_memory_counts_and_so_it_is_compared(tmp_path
     experiment = make(tmp_path / "a")
     taken = [{**TAKEN, "peak_rss_mib": mib} for mib in (300.0, 100.0)]
     passes = {str(n): {**WATERSHED, "blocks_done": 4, "taken": told} for n, told in enumerate(taken)}
-    plan = make_plan(experiment, Asked(), answers({**WATERSHED, "passes": passes}))
+    plan = make_plan(experiment, PlanOptions(), answers({**WATERSHED, "passes": passes}))
     assert plan.estimates["watershed"]["rss_per_worker_bytes"].value == 300 * MIB
     store_plan(experiment, plan)
     finish(experiment, "watershed", blocks=10)
-    made = {"watershed": made_in(experiment, "watershed", {**WATERSHED, "passes": passes})}
+    made = {"watershed": record_of(experiment, "watershed", {**WATERSHED, "passes": passes})}
     actual = {line.name: line.actual for line in compare(experiment, made)}
     assert actual["rss_per_worker_bytes"] == 300 * MIB
 
@@ -463,12 +461,12 @@ def test_of_several_passes_the_most_memory_counts_and_so_it_is_compared(tmp_path
 def test_gpu_hours_are_those_in_which_workers_hold_a_gpu_or_a_part_of_one(tmp_path: Path) -> None:
     hour = answers(measured={**MEASURED, "seconds": 3600.0})
     on_gpus = "[cluster.watershed]\nworkers = 5\nworker_gres = 'gpu:2'\n"
-    found = make_plan(make(tmp_path / "a", on_gpus), Asked(measure=True), hour).estimates["watershed"]
+    found = make_plan(make(tmp_path / "a", on_gpus), PlanOptions(measure=True), hour).estimates["watershed"]
     assert found["gpu_hours"].value == pytest.approx(2 * 10, rel=1e-3)
     shared = make(tmp_path / "b", "[compute]\nworkers = 4\n")
     facts = {**WATERSHED, "device": "cuda", "gpus": 1, "blocks_done": 4, "taken": TAKEN}
     # 70 s in blocks of four workers that share one GPU: it is held for 17.5 s
-    plan = make_plan(shared, Asked(), answers(facts))
+    plan = make_plan(shared, PlanOptions(), answers(facts))
     assert plan.estimates["watershed"]["gpu_hours"].value == pytest.approx(17.5 / 3600)
 
 
@@ -482,7 +480,7 @@ def test_a_job_needs_time_for_its_warning_and_counts_its_first_start_too(
     text = f"[cluster]\nwarn_s = 600\nmax_restarts = {restarts}\n[cluster.watershed]\nworkers = 10\ntime = '{limit}'\n"
     # an hour of work: ten blocks of an hour by ten workers
     begun = {**WATERSHED, "taken": {**TAKEN, "seconds_per_block": 3600.0}}
-    plan = make_plan(make(tmp_path / "a", text), Asked(), answers(begun))
+    plan = make_plan(make(tmp_path / "a", text), PlanOptions(), answers(begun))
     ours = " | ".join(warn.what for warn in plan.warnings if "cluster.watershed.time" in warn.what)
     assert told in ours
     assert bool(told) == bool(ours)
@@ -509,9 +507,9 @@ def test_room_is_what_this_user_may_write_and_not_what_root_may(
 ) -> None:
     told = SimpleNamespace(f_bavail=3, f_bfree=9, f_frsize=10, f_bsize=1000, f_files=7, f_favail=5, f_ffree=6)
     monkeypatch.setattr(os, "statvfs", lambda _: told)
-    assert room_in(tmp_path) == Room(30, 5)
+    assert free_space(tmp_path) == FreeSpace(30, 5)
     told.f_files = 0
-    assert room_in(tmp_path) == Room(30, None)
+    assert free_space(tmp_path) == FreeSpace(30, None)
 
 
 TRAINING = {"kind": "mtlsd", "max_iteration": 1000, "max_minutes": None, "done_iterations": 0, "device": "cpu"}
@@ -533,17 +531,17 @@ def of_training(plan: dict[str, Any], steps: dict[str, Any], asked: list[str] | 
 
 def test_measured_steps_of_a_training_are_scaled_to_all_its_iterations(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
-    found = make_plan(experiment, Asked(measure=True), of_training(TRAINING, STEPS)).estimates["train-acrlsd"]
+    found = make_plan(experiment, PlanOptions(measure=True), of_training(TRAINING, STEPS)).estimates["train-acrlsd"]
     assert (found["seconds"].value, found["rss_per_worker_bytes"].value) == (250.0, 100 * 2**20)
     assert found["seconds"].source == "50 iterations measured on n1, cpu"
     assert found["vram_per_worker_bytes"].value is None
-    limited = make_plan(experiment, Asked(measure=True), of_training({**TRAINING, "max_minutes": 1}, STEPS))
+    limited = make_plan(experiment, PlanOptions(measure=True), of_training({**TRAINING, "max_minutes": 1}, STEPS))
     assert limited.estimates["train-acrlsd"]["seconds"].value == 60.0
 
 
 def test_of_several_processes_it_is_said_that_one_alone_was_measured(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
-    plan = make_plan(experiment, Asked(measure=True), of_training({**TRAINING, "processes": 4}, STEPS))
+    plan = make_plan(experiment, PlanOptions(measure=True), of_training({**TRAINING, "processes": 4}, STEPS))
     told = plan.estimates["train-acrlsd"]
     alone = "50 iterations measured on n1, cpu, one process alone of the 4 that will train together"
     assert told["seconds"].source == f"{alone}: their steps take longer, each waits for the slowest"
@@ -555,23 +553,23 @@ def test_of_several_processes_it_is_said_that_one_alone_was_measured(tmp_path: P
 
 def test_a_training_that_is_never_measured_says_why_and_what_tells_its_speed(tmp_path: Path) -> None:
     refused = {"exit_code": 2, "what": "a training with tensorflow is not measured", "fix": "its log tells its speed"}
-    plan = make_plan(make(tmp_path / "a"), Asked(measure=True), of_training(TRAINING, refused))
+    plan = make_plan(make(tmp_path / "a"), PlanOptions(measure=True), of_training(TRAINING, refused))
     printed = io.StringIO()
     show_plan(plan, plain_console(file=printed))
     why = "not measured: a training with tensorflow is not measured (its log tells its speed)"
     assert f"train-acrlsd: {why}\n" in printed.getvalue()
     assert plan.estimates["train-acrlsd"]["seconds"].value is None
-    not_yet = make_plan(make(tmp_path / "b"), Asked(measure=True), answers())
+    not_yet = make_plan(make(tmp_path / "b"), PlanOptions(measure=True), answers())
     assert not_yet.estimates["watershed"]["seconds"].source == f"nothing can be measured yet: {NOT_YET['what']}"
 
 
 def test_steps_measured_on_the_cpu_say_nothing_of_a_training_with_a_gpu(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a", "[cluster.train-acrlsd]\ngres = 'gpu:1'\n")
-    found = make_plan(experiment, Asked(measure=True, on_slurm=True), of_training(TRAINING, STEPS))
+    found = make_plan(experiment, PlanOptions(measure=True, on_slurm=True), of_training(TRAINING, STEPS))
     assert found.estimates["train-acrlsd"]["seconds"].value is None
     assert "measured on the CPU" in found.estimates["train-acrlsd"]["seconds"].source
     on_a_gpu = {**STEPS, "device": "cuda", "device_name": "H200", "device_peak_mib": 2.0}
-    found = make_plan(experiment, Asked(measure=True, on_slurm=True), of_training(TRAINING, on_a_gpu))
+    found = make_plan(experiment, PlanOptions(measure=True, on_slurm=True), of_training(TRAINING, on_a_gpu))
     assert found.estimates["train-acrlsd"]["seconds"].value == 250.0
     assert found.estimates["train-acrlsd"]["vram_per_worker_bytes"].value == 2 * 2**20
 
@@ -582,5 +580,7 @@ def test_a_training_that_tells_its_own_speed_is_not_measured(tmp_path: Path) -> 
     losses = experiment.layout.train_dir("train-acrlsd") / "loss.csv"
     losses.parent.mkdir(parents=True)
     losses.write_text("iteration,loss,it_per_s\n10,0.5,2\n")
-    found = make_plan(experiment, Asked(measure=True), of_training(TRAINING, STEPS, asked)).estimates["train-acrlsd"]
+    found = make_plan(experiment, PlanOptions(measure=True), of_training(TRAINING, STEPS, asked)).estimates[
+        "train-acrlsd"
+    ]
     assert (found["seconds"].value, set(asked)) == (500.0, {"plan"})

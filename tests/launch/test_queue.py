@@ -21,7 +21,7 @@ import pytest
 from lsdflow_contract.errors import StoreUnreachable
 from lsdflow_launch.slurm.follow import Following, chain_code
 from lsdflow_launch.slurm.jobs import Submitted, Task
-from lsdflow_launch.telling.block_state import progress_text
+from lsdflow_launch.status import progress_text
 
 STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglomerate", "segment", "evaluate")
 STAND_IN = """#!{python}

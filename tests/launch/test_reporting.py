@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch.telling.reporting import kept_up_to_date, watch
+from lsdflow_launch.report import refreshed_report, watch
 
 FAKE = """#!{python}
 import json, sys
@@ -57,7 +57,7 @@ def test_a_long_run_is_reported_while_it_goes_on_and_once_more_at_its_end(
     experiment: Experiment, evaluate: Callable[..., list[list[str]]]
 ) -> None:
     evaluate(0)
-    with kept_up_to_date(experiment, every_s=1):
+    with refreshed_report(experiment, every_s=1):
         _wait_for(evaluate, 2)
     *during, last = evaluate()
     told = ["report", "--experiment", str(experiment.path), "--set", "compute.workers=1"]
@@ -68,7 +68,7 @@ def test_a_long_run_is_reported_while_it_goes_on_and_once_more_at_its_end(
 
 def test_a_short_run_pays_for_no_report(experiment: Experiment, evaluate: Callable[..., list[list[str]]]) -> None:
     evaluate(0)
-    with kept_up_to_date(experiment, every_s=60):
+    with refreshed_report(experiment, every_s=60):
         pass
     assert evaluate() == []
 
@@ -77,7 +77,7 @@ def test_a_failing_run_keeps_its_error_and_a_failing_report_does_not_matter(
     experiment: Experiment, evaluate: Callable[..., list[list[str]]]
 ) -> None:
     def run() -> None:
-        with kept_up_to_date(experiment, every_s=0.1):
+        with refreshed_report(experiment, every_s=0.1):
             _wait_for(evaluate, 1)
             raise RuntimeError("of the run")
 
@@ -87,8 +87,8 @@ def test_a_failing_run_keeps_its_error_and_a_failing_report_does_not_matter(
 
 
 def test_without_the_command_evaluate_a_run_goes_on(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsdflow_launch.telling.reporting.WRITER", "no-such-command")
-    with kept_up_to_date(experiment, every_s=0.01):
+    monkeypatch.setattr("lsdflow_launch.report.WRITER", "no-such-command")
+    with refreshed_report(experiment, every_s=0.01):
         time.sleep(0.1)
 
 

@@ -17,9 +17,9 @@ import pytest
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
+from lsdflow_launch.after_run import Ending, ending_of, runs_of, scores_are_current
 from lsdflow_launch.init.demo import make_demo
-from lsdflow_launch.telling.ending import Ending, ending_of, runs_of, scores_stand
-from lsdflow_launch.telling.state import status_of
+from lsdflow_launch.status import status_of
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
 REFUSED = "train-lsd.backend"
@@ -116,14 +116,14 @@ def test_a_refusal_from_before_the_manifest_is_not_told(experiment: Experiment) 
 
 
 def test_scores_do_not_stand_when_anything_before_them_was_made_anew(experiment: Experiment) -> None:
-    assert scores_stand(experiment.layout)
+    assert scores_are_current(experiment.layout)
     path = experiment.layout.manifest("watershed")
     before = json.loads(path.read_text())
     path.write_text(json.dumps({**before, "identity": "another"}))
-    assert not scores_stand(experiment.layout)
+    assert not scores_are_current(experiment.layout)
     path.write_text(json.dumps(before))
     experiment.layout.manifest("evaluate").unlink()
-    assert not scores_stand(experiment.layout)
+    assert not scores_are_current(experiment.layout)
 
 
 def test_the_stage_that_ended_a_chain_is_the_first_of_this_chain_that_did_not_end_well(experiment: Experiment) -> None:

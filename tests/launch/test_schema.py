@@ -13,10 +13,10 @@ import pytest
 from lsdflow_contract.errors import StageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.geometry import Lengths
-from lsdflow_launch.init import experiment as start
+from lsdflow_launch.init import draft
 from lsdflow_launch.init.demo import make_demo
-from lsdflow_launch.init.looking import Seen, Start
-from lsdflow_launch.init.schema import DIALECT, experiment_schema, table_schemas
+from lsdflow_launch.init.inspect import Inspection, Start
+from lsdflow_launch.init.template import DIALECT, experiment_schema, table_schemas
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -36,15 +36,15 @@ def validator(tables: dict[str, Any]) -> jsonschema.Draft7Validator:
 
 @pytest.fixture
 def drafts(tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "table_schemas", lambda: tables)
-    monkeypatch.setattr(start, "images_text", lambda _sifs: "")
+    monkeypatch.setattr(draft, "table_schemas", lambda: tables)
+    monkeypatch.setattr(draft, "images_text", lambda _sifs: "")
 
 
 def written(root: Path, **told: Any) -> str:
     volume = root / "raw.zarr"
     volume.mkdir(exist_ok=True)
     asked = Start(root / "exp", (volume, volume), volume, truth=volume, voxel_size="40, 8, 8 nm", **told)
-    return start.draft_experiment(asked, lambda _tables, told_: Seen(told_)).text
+    return draft.draft_experiment(asked, lambda _tables, told_: Inspection(told_)).text
 
 
 def uncommented(line: re.Match[str]) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lsdflow_launch import shared_start
-from lsdflow_launch.doctor.outside import ask_program
-from lsdflow_launch.shared_start import answer_of, of_this_python
+from lsdflow_launch import commands
+from lsdflow_launch.commands import answer_of, of_this_python
+from lsdflow_launch.doctor.probe import ask_program
 
 TELL = """import os, sys
 print(sys.argv, os.getcwd(), os.environ.get("ASKED"), os.environ.get("LSDFLOW_BIN"), __name__)
@@ -87,7 +87,7 @@ def test_without_a_shared_process_the_command_is_started_by_itself(
     def no_socket(*_: object) -> None:
         raise OSError("AF_UNIX path too long")
 
-    monkeypatch.setattr(shared_start, "_answer_in_fork", no_socket)
+    monkeypatch.setattr(commands, "_answer_in_fork", no_socket)
     assert answer_of([_command(tmp_path, "print('here')")]).stdout == "here\n"
 
 
@@ -96,7 +96,7 @@ def test_without_room_for_the_answer_the_command_is_started_by_itself(
 ) -> None:
     command = _command(tmp_path, TELL.format(code=66))
     monkeypatch.setattr(
-        shared_start.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(tmp_path / "not there"))
+        commands.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(tmp_path / "not there"))
     )
     told = answer_of([command])
     assert told.returncode == 66

@@ -17,9 +17,7 @@ from lsdflow_command.attempts import AttemptLog
 from lsdflow_command.lock_file import Holder
 from lsdflow_command.processes import pid_namespace
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch.telling.activity import with_activity
-from lsdflow_launch.telling.state import status_of
-from lsdflow_launch.telling.status_table import cells, show_status
+from lsdflow_launch.status import cells, show_status, status_of, with_activity
 
 BEGUN = {"state": "running or killed", "blocks": 40, "blocks_done": 3, "failed": 1}
 OF_EARLIER_RUN = "20\t1000.0\tkey\t\tdone\t1.0\t1.0\t1\t1\t1\t1\t\t0\t\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lsdflow_contract.experiment import Experiment, load_experiment
-from lsdflow_launch import whole
+from lsdflow_launch import preflight
 
 TO_COME = {"prepare": 1_000_000.0, "predict": 3_000_000.0, "watershed": 400_000.0, "evaluate": 0.0}
 NEEDED = 4_400_000
@@ -24,8 +24,8 @@ def problems(
     experiment: Experiment, free: float, patch: pytest.MonkeyPatch, to_come: dict[str, float] = TO_COME
 ) -> list[dict[str, Any]]:
     """What is reported where `free` bytes are free."""
-    patch.setattr(whole, "free_bytes", lambda _folder: int(free))
-    return whole.whole_problems(experiment, to_come)
+    patch.setattr(preflight, "free_bytes", lambda _folder: int(free))
+    return preflight.experiment_problems(experiment, to_come)
 
 
 def test_the_whole_chain_and_a_tenth_must_fit_on_the_disk(
@@ -50,8 +50,8 @@ def test_backend_tensorflow_needs_the_variant_of_the_image_where_images_run(
 ) -> None:
     loaded = load_experiment(experiment.path, ["train-acrlsd.backend=tensorflow"])
     experiment.layout.images_env.write_text(f"TRAIN_ACRLSD_IMAGE=lsdflow/train-acrlsd:{version}\n")
-    assert [problem["exit_code"] for problem in whole.whole_problems(loaded, {}, in_images=True)] == codes
-    assert whole.whole_problems(loaded, {}) == []
+    assert [problem["exit_code"] for problem in preflight.experiment_problems(loaded, {}, in_images=True)] == codes
+    assert preflight.experiment_problems(loaded, {}) == []
 
 
 def test_a_mistake_in_the_table_of_the_cluster_is_told_beside_the_others(

@@ -17,7 +17,7 @@ from lsdflow_command.metrics import BlockCounts
 from lsdflow_command.runfolder import run_folder
 from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.telling.trace import COLUMNS
+from lsdflow_launch.trace import COLUMNS
 
 from .conftest import make_experiment
 

@@ -25,9 +25,7 @@ from lsdflow_contract.graph import RagEdges, RagFaces
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import affinities_of, made, voronoi_labels
 from lsdflow_evaluate.stage import Evaluate
-from lsdflow_launch.telling.activity import with_activity
-from lsdflow_launch.telling.state import status_of
-from lsdflow_launch.telling.status_table import more_lines
+from lsdflow_launch.status import more_lines, status_of, with_activity
 from lsdflow_runtime.engine.block_stage import BlockStage
 from lsdflow_runtime.io.volumes import OutputArray, open_volume
 from lsdflow_runtime.store.stores import open_store

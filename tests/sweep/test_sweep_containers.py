@@ -14,7 +14,7 @@ import pytest
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import UsageError
 from lsdflow_launch.commands import run_stage
-from lsdflow_launch.place import Containing
+from lsdflow_launch.images.container import ContainerOptions
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, write_folders
 from lsdflow_launch.sweep.run import caller_at
@@ -55,7 +55,7 @@ def test_a_stage_of_a_run_is_executed_in_the_pinned_image_and_sees_the_base_and_
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     run = sweep.run_folder(sweep.plan.runs[0])
-    call = caller_at("container", sweep, Containing("singularity"))
+    call = caller_at("container", sweep, ContainerOptions("singularity"))
     assert call("segment", ["run", "--experiment", str(run / "experiment.toml")]) == 3
     words = program.with_name("apptainer.called").read_text().splitlines()
     sif = str(base.parent / "sifs" / "segment_0.1.0.sif")
@@ -66,6 +66,6 @@ def test_a_stage_of_a_run_is_executed_in_the_pinned_image_and_sees_the_base_and_
 
 
 def test_local_is_the_installed_command_and_an_unknown_place_is_refused(sweep: SweepFolder) -> None:
-    assert caller_at("local", sweep, Containing()) is run_stage
+    assert caller_at("local", sweep, ContainerOptions()) is run_stage
     with pytest.raises(UsageError, match="containr"):
-        caller_at("containr", sweep, Containing())
+        caller_at("containr", sweep, ContainerOptions())

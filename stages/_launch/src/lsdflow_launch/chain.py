@@ -10,7 +10,6 @@ from lsdflow_contract.errors import Interrupted, MissingInput, StageError, Usage
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
 from lsdflow_launch.commands import PASSED_ON, run_stage
 from lsdflow_launch.slurm.table import BLOCK_STAGES
-from lsdflow_launch.telling.reporting import report_arguments
 
 LOG = logging.getLogger("lsdflow.run")
 FIRST, LAST = "prepare", "evaluate"
@@ -79,15 +78,15 @@ def of_mode(stages: Sequence[str], mode: str) -> tuple[str, ...]:
     return tuple(stage for stage in stages if stage != "train-lsd" or mode == "acrlsd")
 
 
-def finished_mendable_stages(experiment: Experiment) -> tuple[str, ...]:
+def finished_repairable_stages(experiment: Experiment) -> tuple[str, ...]:
     """Return the finished stages that have a repair, in order. MissingInput (66) if there is none."""
-    mendable = (FIRST, *BLOCK_STAGES)
-    found = tuple(s for s in stages_of(experiment) if s in mendable and experiment.layout.manifest(s).exists())
+    repairable = (FIRST, *BLOCK_STAGES)
+    found = tuple(s for s in stages_of(experiment) if s in repairable and experiment.layout.manifest(s).exists())
     if not found:
         raise MissingInput(
             "no finished stage can be repaired",
             where=experiment.layout.root,
-            wanted=", ".join(mendable),
+            wanted=", ".join(repairable),
             fix="lsdflow run resumes the stages that are not finished",
         )
     return found
@@ -97,3 +96,10 @@ def stage_arguments(verb: str, experiment: Experiment) -> Sequence[str]:
     """Return the arguments of a stage command that reports on this experiment as JSON."""
     overrides = [part for override in experiment.overrides for part in ("--set", override)]
     return [verb, "--experiment", str(experiment.path), "--json", *overrides]
+
+
+def report_arguments(experiment: Experiment, refresh_s: float | None = None) -> list[str]:
+    """Return the arguments of evaluate that write the report of an experiment."""
+    overrides = [word for override in experiment.overrides for word in ("--set", override)]
+    refresh = ["--refresh", str(max(1, round(refresh_s)))] if refresh_s else []
+    return ["report", "--experiment", str(experiment.path), *overrides, *refresh]

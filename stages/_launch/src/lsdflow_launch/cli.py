@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,31 +13,28 @@ from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.cli import Verbs, version_line
 from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.console import start_logging
-from lsdflow_contract.errors import fix_of
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.answer import following, print_answer, result_facts, show_result, stdout_for_json
-from lsdflow_launch.chain import LAST, Chain, finished_mendable_stages, stages_of
+from lsdflow_launch.after_run import FIRST_STEPS, Ending, RunOptions, ending_of, next_steps, runs_of
+from lsdflow_launch.backends import BACKENDS, run_on
+from lsdflow_launch.chain import LAST, Chain, finished_repairable_stages, stages_of
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
 from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.descriptions import Ask
-from lsdflow_launch.export_cli import add_export_verb
 from lsdflow_launch.images.compose_env import write_compose_env
+from lsdflow_launch.images.container import ContainerOptions, choose_ask
 from lsdflow_launch.init.cli import add_start_verbs
-from lsdflow_launch.init.schema import require_known_keys
+from lsdflow_launch.init.template import require_known_keys
 from lsdflow_launch.migrate import add_migrate_verb
-from lsdflow_launch.next_steps import FIRST_STEPS, Asked, after_run
-from lsdflow_launch.not_checked import NOT_CHECKED, not_checked
 from lsdflow_launch.options import Debug, Engine, First, Folder, Images, Json, Last, Network, Set
-from lsdflow_launch.place import PLACES, Containing, run_on
+from lsdflow_launch.output import next_line, plain_console, print_answer, print_scores, result_facts, stdout_for_json
 from lsdflow_launch.planning.cli import add_plan_verb
+from lsdflow_launch.preflight import WHOLE, Scope, print_problems, problems_of, show_problems
+from lsdflow_launch.report import add_report_verbs
 from lsdflow_launch.results import add_result_verbs
-from lsdflow_launch.slurm.cli import add_verbs, asker, whole_status
+from lsdflow_launch.slurm.submit import add_cluster_verbs
+from lsdflow_launch.status import show_status, whole_status
 from lsdflow_launch.sweep.cli import app as sweep_app
-from lsdflow_launch.telling.ending import Ending, ending_of, runs_of
-from lsdflow_launch.telling.report_cli import add_report_verbs
-from lsdflow_launch.telling.state import WHOLE, Wanted, problems_of
-from lsdflow_launch.telling.trace_cli import add_trace_verb
-from lsdflow_launch.view_cli import add_view_verb
+from lsdflow_launch.trace import add_trace_verb
+from lsdflow_launch.view import add_view_verbs
 
 DOCTOR_FOLDER = "an experiment, or the folder where you want to create one"
 # The order in `--help`: what a new user needs comes first.
@@ -74,14 +71,14 @@ def _front(
 def validate(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """Report all configuration and input problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
-        _show_problems(load_experiment(folder, override or []), as_json, wanted=Wanted(on_cluster=True))
+        show_problems(load_experiment(folder, override or []), as_json, scope=Scope(on_cluster=True))
 
 
 @app.command()
 def run(
     folder: Folder,
     on: Annotated[
-        str, typer.Option(help="where to run: local, container or slurm", autocompletion=one_of(PLACES))
+        str, typer.Option(help="where to run: local, container or slurm", autocompletion=one_of(BACKENDS))
     ] = "local",
     first: First = STAGES[0],
     last: Last = STAGES[-1],
@@ -100,23 +97,23 @@ def run(
         if on == "local":
             require_known_keys(experiment)
         stages = stages_of(experiment, first, last)
-        containing = Containing(engine, images, network)
+        containers = ContainerOptions(engine, images, network)
         with stdout_for_json(as_json):
             ended = _first_problem(experiment, stages, on)
             if ended.error is not None:
                 code = int(ended.error["exit_code"])
             else:
                 before = None if on == "slurm" else runs_of(experiment, stages)
-                code = run_on(on, experiment, first, last, containing)
+                code = run_on(on, experiment, first, last, containers)
                 ended = ending_of(experiment, stages, code, before)
         scored = code == 0 and LAST in stages
-        steps = after_run(experiment, code, Asked(on, first, last, containing))
+        steps = next_steps(experiment, code, RunOptions(on, first, last, containers))
         if as_json:
             why = {"stage": ended.stage or None, "error": ended.error, "next": steps}
             typer.echo(json.dumps({**result_facts(experiment, code, scored=scored), **why}))
             raise typer.Exit(code)
-        show_result(experiment.layout, scored=scored)
-        print_answer({}, following("\n      ".join(steps)), as_json=False)
+        print_scores(experiment.layout, scored=scored)
+        print_answer({}, next_line("\n      ".join(steps)), as_json=False)
     raise typer.Exit(code)
 
 
@@ -124,7 +121,11 @@ def run(
 def status(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """Show what is done, what failed and why."""
     with exit_codes(debug, as_json):
-        _show_status(whole_status(load_experiment(folder, override or [])), as_json)
+        states = whole_status(load_experiment(folder, override or []))
+        if as_json:
+            typer.echo(json.dumps(states))
+        else:
+            show_status(states, plain_console())
 
 
 @app.command()
@@ -132,7 +133,7 @@ def repair(folder: Folder, override: Set = None, as_json: Json = False, debug: D
     """Re-read all volumes and blocks, and recompute only those that are missing or damaged."""
     with exit_codes(debug, as_json):
         experiment = load_experiment(folder, override or [])
-        stages = finished_mendable_stages(experiment)
+        stages = finished_repairable_stages(experiment)
         with stdout_for_json(as_json):
             code = Chain(experiment, stages, verb="repair").run()
         print_answer({"exit_code": code, "stages": stages}, "", as_json)
@@ -169,7 +170,7 @@ def demo(
     with exit_codes(debug, as_json):
         layout, step = make_demo(folder, seed=seed, mode=mode), f"lsdflow run {folder}"
         facts = {"wrote": [str(layout.experiment_toml)], "next": step}
-        print_answer(facts, f"wrote {layout.experiment_toml}\n{following(step)}", as_json)
+        print_answer(facts, f"wrote {layout.experiment_toml}\n{next_line(step)}", as_json)
 
 
 @app.command(name="compose-env")
@@ -178,65 +179,28 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
     with exit_codes(debug, as_json):
         written = write_compose_env(load_experiment(folder, override or []))
         facts = {"wrote": [str(written.path)], "next": written.command()}
-        print_answer(facts, f"wrote {written.path}\n{following(written.command())}", as_json)
-
-
-def _show_problems(experiment: Experiment, as_json: bool, ask: Ask = ask_stage, wanted: Wanted | None = None) -> None:
-    found = problems_of(experiment, ask, wanted)
-    left = not_checked(experiment, found)
-    if as_json:
-        typer.echo(json.dumps({**found, NOT_CHECKED: left}))
-    for stage, checks in () if as_json else left.items():
-        typer.echo(f"not checked before {stage}: {'; '.join(checks)}")
-    if not as_json:
-        _print_problems(found)
-    codes = [problem["exit_code"] for problems in found.values() for problem in problems]
-    if codes:
-        raise typer.Exit(codes[0])
-    if not as_json:
-        typer.echo("no problems found")
+        print_answer(facts, f"wrote {written.path}\n{next_line(written.command())}", as_json)
 
 
 def _first_problem(experiment: Experiment, stages: Sequence[str], on: str) -> Ending:
     """Check all `stages` before the first one runs, and print every problem; return the first with its stage."""
-    ask = asker(experiment) if on == "slurm" else ask_stage
-    wanted = Wanted(tuple(stages), in_images=on == "slurm" and ask is ask_stage, on_cluster=on == "slurm")
-    all_found = problems_of(experiment, ask, wanted) if on in ("local", "slurm") else {}
+    ask = choose_ask(experiment) if on == "slurm" else ask_stage
+    scope = Scope(tuple(stages), in_images=on == "slurm" and ask is ask_stage, on_cluster=on == "slurm")
+    all_found = problems_of(experiment, ask, scope) if on in ("local", "slurm") else {}
     found = {stage: problems for stage, problems in all_found.items() if stage in (*stages, WHOLE)}
-    _print_problems(found)
+    print_problems(found)
     return next((Ending(stage, problems[0]) for stage, problems in found.items() if problems), Ending())
 
 
-def _print_problems(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    for stage, problems in found.items():
-        for problem in problems:
-            typer.echo(f"{stage}: {problem['what']}", err=True)
-            parts = {name: problem.get(name) for name in ("where", "wanted", "found")} | {"fix": fix_of(problem)}
-            for name, text in parts.items():
-                if text:
-                    typer.echo(f"  {name:>8}: {text}", err=True)
-
-
-def _show_status(states: dict[str, dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(states))
-        return
-    from lsdflow_launch.planning.table import plain_console
-    from lsdflow_launch.telling.status_table import show_status
-
-    show_status(states, plain_console())
-
-
 app.add_typer(sweep_app)
-add_verbs(app, lambda experiment, ask, wanted: _show_problems(experiment, False, ask, wanted))
+add_cluster_verbs(app)
 add_check_verb(app)
 add_result_verbs(app)
 add_migrate_verb(app)
 add_report_verbs(app)
-add_view_verb(app)
-add_export_verb(app)
+add_view_verbs(app)
 add_trace_verb(app)
 add_plan_verb(app)
-add_start_verbs(app, lambda folder: _show_problems(load_experiment(folder, []), as_json=False))
+add_start_verbs(app)
 _PLACES = {verb: place for place, verb in enumerate(VERBS)}
 app.registered_commands.sort(key=lambda c: _PLACES.get(str(c.name or getattr(c.callback, "__name__", "")), len(VERBS)))

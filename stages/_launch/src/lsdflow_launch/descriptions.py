@@ -31,7 +31,7 @@ from lsdflow_contract.sealing import seal_array
 from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.planning.disk_use import made_by
+from lsdflow_launch.planning.resources import result_folders
 
 Ask = Callable[[str, Sequence[str]], Any]
 PREFIX = ".descriptions-"
@@ -78,7 +78,7 @@ def stages_to_ask(experiment: Experiment, finished: Sequence[str]) -> list[str]:
 
 def is_begun(experiment: Experiment, stage: str) -> bool:
     """Return True if a stage has written something, so part of the disk space that it needs is already used."""
-    return any(folder.exists() for folder in made_by(experiment.layout, stage))
+    return any(folder.exists() for folder in result_folders(experiment.layout, stage))
 
 
 def ask_described(experiment: Experiment, verb: str, stage: str, layout: ExperimentLayout, ask: Ask) -> Any:

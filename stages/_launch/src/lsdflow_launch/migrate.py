@@ -26,8 +26,8 @@ from lsdflow_contract.files import storage_errors
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
-from lsdflow_launch.answer import print_answer
 from lsdflow_launch.options import Debug, Folder, Json
+from lsdflow_launch.output import print_answer
 from lsdflow_launch.results import require_idle
 
 

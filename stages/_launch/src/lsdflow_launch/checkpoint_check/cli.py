@@ -9,11 +9,11 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_contract.checkpoint import read_best
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_launch.answer import print_answer, stdout_for_json
 from lsdflow_launch.checkpoint_check.check import Checks, Wanted
 from lsdflow_launch.checkpoint_check.region import STAGE, find_region
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.output import print_answer, stdout_for_json
 
 
 def add_check_verb(app: typer.Typer) -> None:

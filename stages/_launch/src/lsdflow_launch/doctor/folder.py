@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
 from lsdflow_launch.doctor.mount import FULL
-from lsdflow_launch.doctor.outside import ask_program
+from lsdflow_launch.doctor.probe import Finding, ask_program, fail, ok, warn
 
 GIB = 2**30
 FREE_BYTES, FREE_FILES = 5 * GIB, 100_000

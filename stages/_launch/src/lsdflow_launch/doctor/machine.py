@@ -1,4 +1,4 @@
-"""This machine: the commands and their contract, cores, memory, open files, umask, temporary folder, shared memory."""
+"""This machine: commands and their contract, cores, memory, limits, temporary folder, GPUs with torch, engines."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from lsdflow_command.machine import available_cores, free_memory_bytes, memory_limit_bytes
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import STAGES
 from lsdflow_launch.commands import stage_command
-from lsdflow_launch.doctor.finding import Finding, fail, ok, warn
-from lsdflow_launch.doctor.outside import STAGE_S, ask_program
+from lsdflow_launch.doctor.probe import STAGE_S, Answer, Finding, ask_program, ask_stage_in_time, fail, ok, warn
 
 GIB = 2**30
 CORES, MEMORY_BYTES = 2, 6 * GIB
@@ -88,3 +88,77 @@ def _room(subject: str, folder: Path, wanted: int, fix: str) -> Finding:
         return fail(subject, f"{folder}: this user may not write there", fix)
     found = f"{folder}: {free / GIB:.1f} GiB free"
     return ok(subject, found) if free >= wanted else warn(subject, found, fix)
+
+
+QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
+# One stage of each environment: prediction, and the trainings.
+TORCH_STAGES = ("predict", "train-acrlsd")
+
+
+def gpu_findings() -> Iterator[Finding]:
+    """Yield findings about the driver and its GPUs, then about torch in each environment."""
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda stage: ask_stage_in_time(stage, ["doctor", "--json"]), TORCH_STAGES)
+        answer = ask_program(QUERY)
+        gpus = [line for line in answer.out.splitlines() if line.strip()] if answer.fine else []
+        if not answer.here:
+            yield ok("GPU", "no driver: networks run on the CPU (profile tiny, compute.device auto)")
+        elif not gpus:
+            yield fail(
+                "GPU", f"nvidia-smi: {answer.problem or 'no GPU'}", "load the driver (nvidia-smi must list GPUs)"
+            )
+        for line in gpus:
+            name, total, free, driver = (part.strip() for part in line.split(","))
+            yield ok("GPU", f"{name}, {free} of {total} MiB free, driver {driver}")
+        for stage, facts in zip(TORCH_STAGES, answers, strict=True):
+            yield torch_finding(stage, facts, len(gpus))
+
+
+def torch_finding(stage: str, facts: Mapping[str, Any], gpus: int) -> Finding:
+    """Return whether torch of a stage sees the GPUs that the driver reports."""
+    subject = f"torch of {stage}"
+    if "problem" in facts or "torch" not in facts:
+        return fail(subject, str(facts.get("problem", "no answer")), f"{stage} doctor --debug tells more; make setup")
+    built = f"CUDA {facts['cuda']}" if facts.get("cuda") else "the CPU alone"
+    found = f"{facts['torch']} built for {built}, sees {facts['devices']} GPUs"
+    if not gpus or facts["devices"] >= gpus:
+        return ok(subject, found)
+    if not facts.get("cuda"):
+        return fail(subject, f"{found}, there are {gpus}", "make setup TORCH=cuda, or the images of TORCH=cuda")
+    if facts["devices"]:
+        return warn(subject, f"{found}, there are {gpus}", "CUDA_VISIBLE_DEVICES hides the others?")
+    why = facts.get("cuda_problem") or "CUDA cannot be used"
+    return fail(subject, f"{found}: {why}", f"a driver for CUDA {facts['cuda']}, or the torch of an older CUDA")
+
+
+# Commands that succeed only if this user may use the engine.
+ENGINE_COMMANDS = {
+    "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
+    "podman": ("podman", "info", "--format", "{{.Version.Version}}"),
+    "apptainer": ("apptainer", "--version"),
+    "singularity": ("singularity", "--version"),
+}
+ENGINE_FIXES = {
+    "docker": "start the daemon, or let an administrator put you into the group docker",
+    "podman": "podman info tells; rootless podman wants entries in /etc/subuid and /etc/subgid",
+}
+
+
+def container_findings() -> Iterator[Finding]:
+    """Yield a finding for each installed engine."""
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(ENGINE_COMMANDS, pool.map(ask_program, ENGINE_COMMANDS.values()), strict=True))
+    here = {name: answer for name, answer in answers.items() if answer.here}
+    yield from (_engine_finding(name, answer) for name, answer in here.items())
+    if not here:
+        yield ok("containers", "no docker, podman or apptainer: needed for --on container, compose and clusters alone")
+
+
+def _engine_finding(name: str, answer: Answer) -> Finding:
+    if answer.fine and answer.out.strip():
+        return ok(name, answer.out.strip().splitlines()[-1])
+    return warn(
+        name,
+        f"does not answer this user: {answer.problem or 'no version'}",
+        ENGINE_FIXES.get(name, f"{name} --version"),
+    )

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lsdflow_command.console import LOUDNESS_VARIABLE, NORMAL, loudness
 from lsdflow_contract import CONTRACT_VERSION, READ_MAJORS
-from lsdflow_contract.errors import ContractMismatch
+from lsdflow_contract.errors import ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import DIGEST_VARIABLE
-from lsdflow_launch.commands import run_command
+from lsdflow_launch.chain import stages_of
+from lsdflow_launch.commands import ask_stage, run_command, stage_command
+from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.images.engines import Call, Engine, Image, engine_named, key_fix
 from lsdflow_launch.images.mounts import URI_FILE_VARIABLE, mounts_of, uri_file_of
 from lsdflow_launch.images.pins import Pin, pin_of_stage, read_pins
+from lsdflow_launch.slurm.table import cluster_of
 
 LOG = logging.getLogger("lsdflow.run")
 USES_GPU = ("train-lsd", "train-acrlsd", "predict")
 # The exit code of docker and podman for their own failures.
 ENGINE_FAILED = 125
+
+
+@dataclass(frozen=True)
+class ContainerOptions:
+    """Options of `--on container`: engine, folder of SIFs, network of the database; None = chosen automatically."""
+
+    engine: str | None = None
+    sifs: Path | None = None
+    network: str | None = None
 
 
 class Containers:
@@ -127,3 +143,24 @@ def sif_folder(experiment: Experiment) -> Path | None:
     """Return the folder of SIFs that [cluster] names; None if it names none."""
     named = experiment.tables.get("cluster", {}).get("images")
     return experiment.resolve(named) if isinstance(named, str) and named else None
+
+
+def choose_ask(experiment: Experiment) -> Ask:
+    """Return a function that runs stage commands, in their SIFs where they are not installed (a login node)."""
+    try:
+        for stage in stages_of(experiment):
+            stage_command(stage)
+    except MissingInput:
+        if shutil.which(cluster_of(experiment).singularity) is None:
+            raise
+        containers = Containers(experiment, "singularity")
+        return lambda stage, arguments: _ask_container(containers, stage, arguments)
+    return ask_stage
+
+
+def _ask_container(containers: Containers, stage: str, arguments: Sequence[str]) -> Any:
+    done = subprocess.run(containers.command(stage, arguments), capture_output=True, text=True, check=False)
+    try:
+        return json.loads(done.stdout)
+    except json.JSONDecodeError as error:
+        raise StageError(f"{stage} gave no answer in its image", found=done.stderr.strip()[-2000:]) from error

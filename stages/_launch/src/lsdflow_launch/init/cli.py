@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -14,14 +14,12 @@ from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.experiment import Profile, load_experiment
-from lsdflow_launch.init.experiment import draft_experiment
-from lsdflow_launch.init.looking import Start
-from lsdflow_launch.init.place import removed_on_failure
+from lsdflow_launch.init.draft import draft_experiment, removed_on_failure
+from lsdflow_launch.init.inspect import Start
 from lsdflow_launch.init.propose import Choice
-from lsdflow_launch.init.schema import experiment_schema, table_schemas
-from lsdflow_launch.init.template import toml_value
+from lsdflow_launch.init.template import experiment_schema, table_schemas, toml_value
 from lsdflow_launch.options import Debug, Folder, Json, Set
-from lsdflow_launch.telling.state import problems_of
+from lsdflow_launch.preflight import problems_of, show_problems
 
 Train = Annotated[
     list[Path] | None,
@@ -43,7 +41,7 @@ VoxelSize = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show experiment.toml; write nothing")]
 
 
-def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> None:
+def add_start_verbs(app: typer.Typer) -> None:
     """Register `init` and `schema`."""
 
     @app.command()
@@ -66,8 +64,8 @@ def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> 
         """Read the volumes, propose settings and write DIR/experiment.toml with every setting explained."""
         with exit_codes(debug, as_json):
             more = tuple(override or ())
-            told = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more)
-            draft = draft_experiment(told)
+            start = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more)
+            draft = draft_experiment(start)
             if dry_run:
                 typer.echo(json.dumps(_as_json(draft.choices, text=draft.text)) if as_json else draft.text, nl=as_json)
                 return
@@ -83,7 +81,7 @@ def add_start_verbs(app: typer.Typer, show_problems: Callable[[Path], None]) -> 
                 for choice in draft.choices:
                     typer.echo(f"  {choice.key} = {toml_value(choice.value)}    # {choice.why}")
                 try:
-                    show_problems(folder)
+                    show_problems(load_experiment(folder), as_json=False)
                 except typer.Exit:
                     typer.echo(f"correct {layout.experiment_toml}, then: lsdflow validate {folder}", err=True)
                     raise

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.init.experiment import init_experiment
-from lsdflow_launch.init.looking import Start
+from lsdflow_launch.init.draft import init_experiment
+from lsdflow_launch.init.inspect import Start
 from lsdflow_launch.synthetic.volume import synthetic_em
 
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)

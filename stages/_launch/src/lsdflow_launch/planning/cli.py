@@ -13,11 +13,11 @@ from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import StageError, StorageFailure, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment, nearest
 from lsdflow_contract.geometry import Vox3
+from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.options import Debug, Folder, Json, Set
-from lsdflow_launch.planning.evidence import made_in
-from lsdflow_launch.planning.plan import Asked, Plan, make_plan, plans_of
+from lsdflow_launch.planning.evidence import record_of
+from lsdflow_launch.planning.plan import Plan, PlanOptions, make_plan, plans_of
 from lsdflow_launch.planning.stored import compare, store_plan
-from lsdflow_launch.slurm.cli import asker
 from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 LOG = logging.getLogger("lsdflow.plan")
@@ -64,8 +64,8 @@ def add_plan_verb(app: typer.Typer) -> None:
             if compared:
                 _compare(experiment, as_json)
                 return
-            asked = Asked(measure, like, prices, PLACES[on], _shape(volume_shape))
-            made = make_plan(experiment, asked, asker(experiment))
+            asked = PlanOptions(measure, like, prices, PLACES[on], _shape(volume_shape))
+            made = make_plan(experiment, asked, choose_ask(experiment))
             _show(experiment, made, as_json, store=asked.volume_shape is None)
             certain = [warn for warn in made.warnings if warn.certain]
         if certain:
@@ -103,7 +103,8 @@ def _show(experiment: Experiment, plan: Plan, as_json: bool, store: bool) -> Non
         stages = told.pop("stages")
         typer.echo(json.dumps({**{s: {**f, "estimate": stages[s]} for s, f in plan.facts.items()}, WHOLE: told}))
     else:
-        from lsdflow_launch.planning.table import plain_console, show_plan
+        from lsdflow_launch.output import plain_console
+        from lsdflow_launch.planning.table import show_plan
 
         show_plan(plan, plain_console())
     if not store:
@@ -118,14 +119,15 @@ def _show(experiment: Experiment, plan: Plan, as_json: bool, store: bool) -> Non
 
 
 def _compare(experiment: Experiment, as_json: bool) -> None:
-    facts = plans_of(experiment, asker(experiment))
-    found = compare(experiment, {stage: made_in(experiment, stage, told) for stage, told in facts.items()})
+    facts = plans_of(experiment, choose_ask(experiment))
+    found = compare(experiment, {stage: record_of(experiment, stage, told) for stage, told in facts.items()})
     if as_json:
         told: dict[str, Any] = {}
         for line in found:
             told.setdefault(line.stage, {})[line.name] = line.as_dict()
         typer.echo(json.dumps(told))
         return
-    from lsdflow_launch.planning.table import plain_console, show_comparison
+    from lsdflow_launch.output import plain_console
+    from lsdflow_launch.planning.table import show_comparison
 
     show_comparison(found, plain_console())

@@ -6,23 +6,72 @@ walltime  work / workers at a time + start of the command + serial time of one p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from lsdflow_launch.planning.allotment import Allotment
-from lsdflow_launch.planning.attempts_taken import of_key
 from lsdflow_launch.planning.evidence import (
     Evidence,
     Facts,
-    Made,
+    StageRecord,
+    mean_use_of_blocks,
+    of_key,
     passes_of,
-    seconds_beside_blocks,
-    taken_as_a_whole,
+    seconds_outside_blocks,
 )
-from lsdflow_launch.planning.quantity import Quantity, first_known, total, unknown
-from lsdflow_launch.planning.single_process import preparation, training
+from lsdflow_launch.planning.resources import StageWorkers
 from lsdflow_launch.slurm.table import BLOCK_STAGES
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number. value: None if not known. source: origin, or why not known. at_least: the value is a lower bound."""
+
+    value: float | None
+    source: str
+    at_least: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the number as stored in plan.json."""
+        return {"value": self.value, "from": self.source, **({"at_least": True} if self.at_least else {})}
+
+    @classmethod
+    def of_dict(cls, told: dict[str, Any]) -> Self:
+        """Read the number from its form in plan.json."""
+        return cls(told.get("value"), str(told.get("from", "")), bool(told.get("at_least", False)))
+
+    def times(self, factor: float, why: str = "") -> Quantity:
+        """Return the value times a factor; `why` is added to the source."""
+        if self.value is None:
+            return self
+        return replace(self, value=self.value * factor, source=f"{self.source}{why}")
+
+
+def unknown(why: str) -> Quantity:
+    """Return a number that is not known."""
+    return Quantity(None, why)
+
+
+def first_known(found: Iterable[Quantity], why_not: str) -> Quantity:
+    """Return the first number that is known; if there is none, an unknown one with all reasons."""
+    listed = list(found)
+    for quantity in listed:
+        if quantity.value is not None:
+            return quantity
+    reasons = dict.fromkeys(q.source for q in listed if q.source)
+    return unknown("; ".join(reasons) or why_not)
+
+
+def total(parts: Iterable[Quantity]) -> Quantity:
+    """Return the sum; `at_least` if a part is not known, unknown if no part is known."""
+    listed = list(parts)
+    values = [q.value for q in listed if q.value is not None]
+    sources = "; ".join(dict.fromkeys(q.source for q in listed))
+    if not values:
+        return unknown(sources)
+    return Quantity(sum(values), sources, len(values) < len(listed) or any(q.at_least for q in listed))
+
 
 NOT_MEASURED = "no block is done, measured (--measure) or known from another experiment (--like)"
 SERIAL = ("segment", "evaluate")
@@ -52,11 +101,11 @@ class StageEstimate:
         return self.numbers.get(name, unknown("not told for this stage"))
 
 
-def estimate(stage: str, evidence: Evidence, allotment: Allotment) -> StageEstimate:
+def estimate(stage: str, evidence: Evidence, workers: StageWorkers) -> StageEstimate:
     """Return all numbers of a stage."""
     facts, finished = evidence.here.facts, evidence.here.finished
     if stage in BLOCK_STAGES and "blocks" in facts:
-        return _of_blocks(stage, evidence, allotment)
+        return _of_blocks(stage, evidence, workers)
     # For a target without ground truth, evaluate has nothing to compute.
     nothing_to_do = facts.get("nothing_to_do") or ("no truth to compare with" if facts.get("truth") is False else None)
     why = facts.get("not known yet") or nothing_to_do
@@ -65,17 +114,17 @@ def estimate(stage: str, evidence: Evidence, allotment: Allotment) -> StageEstim
         done = finished or nothing_to_do is not None
         return StageEstimate({"seconds": nothing, "walltime_s": nothing}, 0.0 if done else 1.0)
     alone = preparation(evidence) if stage == "prepare" else training(evidence)
-    spent = _hours(alone.numbers["seconds"], alone.numbers["walltime_s"], allotment)
+    spent = _hours(alone.numbers["seconds"], alone.numbers["walltime_s"], workers)
     return StageEstimate({**alone.numbers, **spent}, alone.share_left)
 
 
-def _of_blocks(stage: str, evidence: Evidence, allotment: Allotment) -> StageEstimate:
+def _of_blocks(stage: str, evidence: Evidence, workers: StageWorkers) -> StageEstimate:
     passes = passes_of(evidence.here.facts)
     blocks, done = (sum(int(p[key]) for p in passes.values()) for key in ("blocks", "blocks_done"))
     done = blocks if evidence.here.finished else done
     seconds = total(_seconds(name, evidence) for name in passes)
     per_block = max(int(p["blocks"]) for p in passes.values())
-    walltime = _walltime(stage, evidence, seconds, min(allotment.workers.count, per_block))
+    walltime = _walltime(stage, evidence, seconds, min(workers.workers.count, per_block))
     numbers = {
         "blocks": Quantity(blocks, f"{stage} plan"),
         "voxels": Quantity(next(iter(passes.values()))["voxels"], f"{stage} plan"),
@@ -87,7 +136,7 @@ def _of_blocks(stage: str, evidence: Evidence, allotment: Allotment) -> StageEst
         "files": _on_disk(evidence, "files", "files", blocks, done),
         "rss_per_worker_bytes": _rss(passes, evidence),
         "vram_per_worker_bytes": _vram(evidence),
-        **_hours(seconds, walltime, allotment),
+        **_hours(seconds, walltime, workers),
     }
     return StageEstimate(numbers, 0.0 if evidence.here.finished else 1 - done / blocks)
 
@@ -104,10 +153,10 @@ def _seconds(name: str, evidence: Evidence) -> Quantity:
     )
 
 
-def _of_finished(name: str, evidence: Evidence, made: Made, what: str) -> Quantity:
+def _of_finished(name: str, evidence: Evidence, made: StageRecord, what: str) -> Quantity:
     """Return the seconds of a pass, scaled from its finished blocks here or in another experiment."""
     found, plan, has_gpu = passes_of(made.facts).get(name, {}), passes_of(evidence.here.facts)[name], evidence.has_gpu
-    taken, noted = found.get("taken") or taken_as_a_whole(made), of_key(made.attempts, str(found.get("key", "")))
+    taken, noted = found.get("taken") or mean_use_of_blocks(made), of_key(made.attempts, str(found.get("key", "")))
     if not taken or "voxels" not in found:
         return unknown("")
     if has_gpu and noted is not None and noted.gpu_bytes == 0:
@@ -138,18 +187,18 @@ def _measured_part(name: str, evidence: Evidence, fact: str) -> Quantity:
 def _walltime(stage: str, evidence: Evidence, seconds: Quantity, workers: int) -> Quantity:
     if seconds.value is None:
         return seconds
-    parts = [seconds.times(1 / workers, f", {workers} at a time"), _beside(stage, evidence)]
+    parts = [seconds.times(1 / workers, f", {workers} at a time"), _outside_blocks(stage, evidence)]
     found = total(parts)
     return Quantity(found.value, "; ".join(filter(None, (p.source for p in parts))), found.at_least)
 
 
-def _beside(stage: str, evidence: Evidence) -> Quantity:
+def _outside_blocks(stage: str, evidence: Evidence) -> Quantity:
     """Return the seconds outside blocks: the start of the command, and the serial time, which grows with the voxels."""
     starting, alone = evidence.measured.get("seconds_to_start"), stage in SERIAL
     if starting is not None and not alone:
         return Quantity(starting, "with the start of the command")
     for made in (evidence.here, *evidence.like):
-        seconds = seconds_beside_blocks(made)
+        seconds = seconds_outside_blocks(made)
         if seconds is not None:
             fixed = min(FIXED_SECONDS.get(stage, 0.0), seconds)
             scale = evidence.here.facts["voxels"] / made.facts["voxels"] if alone else 1
@@ -165,7 +214,7 @@ def _read(name: str, evidence: Evidence) -> Quantity:
     return first_known((here, _measured_part(name, evidence, "bytes_read"), *elsewhere), NOT_MEASURED)
 
 
-def _read_by_attempts(name: str, made: Made, plan: Mapping[str, Any]) -> Quantity:
+def _read_by_attempts(name: str, made: StageRecord, plan: Mapping[str, Any]) -> Quantity:
     found = passes_of(made.facts).get(name, {})
     taken = of_key(made.attempts, str(found.get("key", "")))
     if taken is None:
@@ -197,14 +246,14 @@ def _grown_on_disk(counted: float, fact: str, found: Facts, plan: Facts) -> floa
 
 
 def _rss(passes: Mapping[str, Facts], evidence: Evidence) -> Quantity:
-    whole = taken_as_a_whole(evidence.here)
+    whole = mean_use_of_blocks(evidence.here)
     here = [p["taken"]["peak_rss_mib"] for p in (*passes.values(), {"taken": whole}) if p.get("taken")]
     found = [Quantity(max(here) * MIB, "most of the finished blocks of this experiment")] if here else []
     if evidence.measured.get("peak_rss_mib"):
         found.append(Quantity(evidence.measured["peak_rss_mib"] * MIB, "the process that measured one block"))
     for made in evidence.like:
         same = made.facts.get("block_shape_vox") == evidence.here.facts["block_shape_vox"]
-        taken = made.facts.get("taken") or taken_as_a_whole(made)
+        taken = made.facts.get("taken") or mean_use_of_blocks(made)
         if taken and same:
             found.append(Quantity(taken["peak_rss_mib"] * MIB, f"most of the finished blocks of {made.where}"))
     computed = evidence.here.facts.get("main_memory_per_worker_bytes")
@@ -214,9 +263,9 @@ def _rss(passes: Mapping[str, Facts], evidence: Evidence) -> Quantity:
     return first_known(found, NOT_MEASURED)
 
 
-def _scaled_rss(made: Made, here: Made) -> Quantity:
+def _scaled_rss(made: StageRecord, here: StageRecord) -> Quantity:
     """Scale the memory of blocks of another shape, beyond that of the process, by the voxels that a block reads."""
-    taken = made.facts.get("taken") or taken_as_a_whole(made)
+    taken = made.facts.get("taken") or mean_use_of_blocks(made)
     read = [m.facts.get("voxels_read_with_context", 0) / max(1, m.facts.get("blocks", 0)) for m in (made, here)]
     if not taken or not all(read):
         return unknown(NOT_MEASURED)
@@ -241,11 +290,140 @@ def _vram(evidence: Evidence) -> Quantity:
     return unknown(NOT_MEASURED) if computed is None else Quantity(computed, why)
 
 
-def _hours(seconds: Quantity, walltime: Quantity, allotment: Allotment) -> dict[str, Quantity]:
+def _hours(seconds: Quantity, walltime: Quantity, workers: StageWorkers) -> dict[str, Quantity]:
     """Return the hours of cores and GPUs: of the workers during blocks, of a coordinator for the whole walltime."""
-    workers, coordinator = allotment.workers, allotment.coordinator
-    held = total((seconds.times(workers.cores), *([walltime.times(coordinator.cores)] if coordinator else [])))
+    job, coordinator = workers.workers, workers.coordinator
+    held = total((seconds.times(job.cores), *([walltime.times(coordinator.cores)] if coordinator else [])))
     return {
         "cpu_hours": Quantity(held.value, held.source, held.at_least).times(1 / 3600),
-        "gpu_hours": seconds.times(workers.gpus / 3600) if workers.gpus else Quantity(0, "no GPU is used"),
+        "gpu_hours": seconds.times(job.gpus / 3600) if job.gpus else Quantity(0, "no GPU is used"),
     }
+
+
+NEVER_RUN = "not known before it has run, here or in another experiment (--like)"
+MIB = 2**20
+CHUNK_VOX = 64
+SAME_TRAINING = ("kind", "raw_shape_vox", "output_shape_vox", "patches_per_step", "device")
+
+
+def preparation(evidence: Evidence) -> StageEstimate:
+    """Estimate the copy of the volumes: bytes as prepare expects them, seconds scaled from finished copies."""
+    here = evidence.here
+    volumes = _volumes(here.facts)
+    expected = sum(volume["bytes_expected"] for volume in volumes.values())
+    left = sum(v["bytes_expected"] for v in volumes.values() if not v.get("done"))
+    found = [_of_bytes(made, expected) for made in (here, *evidence.like)]
+    seconds = first_known(found, NEVER_RUN)
+    numbers = {
+        "seconds": seconds,
+        "walltime_s": seconds,
+        "voxels": Quantity(_voxels(volumes.values()), "prepare plan"),
+        "bytes_written": first_known((_counted(here, "size_bytes"), Quantity(expected, "computed by prepare")), ""),
+        "files": first_known((_counted(here, "files"), _files_of_chunks(volumes.values())), NEVER_RUN),
+    }
+    return StageEstimate(numbers, 0.0 if here.finished else left / expected if expected else 1.0)
+
+
+def training(evidence: Evidence) -> StageEstimate:
+    """Estimate a training from its own speed so far, a measurement, or the same training elsewhere."""
+    here = evidence.here
+    wanted, minutes = here.facts.get("max_iteration"), here.facts.get("max_minutes")
+    found = [_of_iterations(here, wanted), _of_measured(evidence, wanted)]
+    found += [_of_other(made, here, wanted) for made in evidence.like]
+    seconds = first_known(found, NEVER_RUN)
+    if evidence.has_gpu and here.facts.get("device") == "cpu":
+        # The partition of a GPU run is not recorded. If this machine reports "cpu", it may be a login node.
+        seconds = seconds.times(1.0, "; right if that was on a GPU as that of its partition")
+    if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
+        seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
+    done = int(here.facts.get("done_iterations") or 0)
+    made = (here, *evidence.like)
+    numbers = {
+        "iterations": Quantity(wanted, "train plan") if wanted else unknown("no max_iteration"),
+        "seconds": seconds,
+        "walltime_s": seconds,
+        "bytes_written": first_known((_counted(one, "size_bytes") for one in made), NEVER_RUN),
+        "files": first_known((_counted(one, "files") for one in made), NEVER_RUN),
+        **_memory(evidence),
+    }
+    return StageEstimate(numbers, 0.0 if here.finished else max(0.0, 1 - done / wanted) if wanted else 1.0)
+
+
+def _of_iterations(made: StageRecord, wanted: Any) -> Quantity:
+    speed = made.manifest.get("it_per_s")
+    if not speed or not wanted:
+        return unknown("")
+    return Quantity(wanted / speed, f"{made.where}: {made.manifest.get('iteration')} iterations, {speed} a second")
+
+
+def _of_other(made: StageRecord, here: StageRecord, wanted: Any) -> Quantity:
+    """Estimate from a training of another experiment on the same kind of device, scaled by the size of the network."""
+    if made.facts.get("device") != here.facts.get("device"):
+        return unknown(f"the training of {made.where} ran on another kind of device ({made.facts.get('device')})")
+    speed, theirs, ours = _of_iterations(made, wanted), made.facts.get("multiply_adds"), here.facts.get("multiply_adds")
+    if all(made.facts.get(key) == here.facts.get(key) for key in SAME_TRAINING):
+        return speed
+    if not theirs or not ours:
+        return unknown(f"the training of {made.where} is another one (patches or network)")
+    return speed.times(ours / theirs, ", for a network and patch of another size")
+
+
+def _of_measured(evidence: Evidence, wanted: Any) -> Quantity:
+    """Estimate all iterations from the measured ones, which ran in one process."""
+    measured = evidence.measured
+    if "it_per_s" not in measured or not wanted:
+        return unknown(measured.get("not known", ""))
+    if evidence.has_gpu and measured["device"] == "cpu":
+        return unknown("its steps were measured on the CPU, but it will have a GPU: measure there")
+    several = "" if _processes(evidence) == 1 else ": their steps take longer, each waits for the slowest"
+    return Quantity(wanted / measured["it_per_s"], f"{_source(evidence)}{several}")
+
+
+def _memory(evidence: Evidence) -> dict[str, Quantity]:
+    """Return the memory of a training process with its data loaders, and of its GPU; empty if not measured."""
+    names = {"rss_per_worker_bytes": "peak_rss_mib", "vram_per_worker_bytes": "device_peak_mib"}
+    peaks = {name: evidence.measured[fact] for name, fact in names.items() if fact in evidence.measured}
+    return {name: Quantity(mib * MIB, _source(evidence)) for name, mib in peaks.items()}
+
+
+def _source(evidence: Evidence) -> str:
+    measured, processes = evidence.measured, _processes(evidence)
+    device = measured.get("device_name", measured["device"])
+    alone = "" if processes == 1 else f", one process alone of the {processes} that will train together"
+    return f"{measured['iteration']} iterations measured on {measured['host']}, {device}{alone}"
+
+
+def _processes(evidence: Evidence) -> int:
+    """Return the number of processes that train together; a measurement always uses one."""
+    return int(evidence.here.facts.get("processes", 1))
+
+
+def _of_bytes(made: StageRecord, expected: float) -> Quantity:
+    theirs = sum(volume["bytes_expected"] for volume in _volumes(made.facts).values())
+    if not made.finished or made.seconds is None or not theirs:
+        return unknown("")
+    return Quantity(made.seconds * expected / theirs, f"{made.where}: {theirs / 1e6:.0f} MB in {made.seconds:.0f} s")
+
+
+def _counted(made: StageRecord, what: str) -> Quantity:
+    if made.finished and made.disk.complete:
+        return Quantity(getattr(made.disk, what), f"on the disk ({made.where})")
+    return unknown("")
+
+
+def _files_of_chunks(volumes: Iterable[Any]) -> Quantity:
+    """Return the number of files: one for each chunk of raw, labels and mask."""
+    chunks = [math.prod(-(-n // CHUNK_VOX) for n in v["shape_vox"]) * (3 if v.get("labelled") else 1) for v in volumes]
+    return Quantity(sum(chunks), "computed from chunks of 64 x 64 x 64 voxels")
+
+
+def _volumes(facts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: v for name, v in facts.items() if isinstance(v, dict) and "bytes_expected" in v}
+
+
+def _voxels(volumes: Any) -> int:
+    found = 0
+    for volume in volumes:
+        z, y, x = volume["shape_vox"]
+        found += z * y * x
+    return found

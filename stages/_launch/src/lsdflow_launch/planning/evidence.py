@@ -2,38 +2,75 @@
 
 1. here      finished blocks (`<stage> plan`: taken) and bytes on the disk
 2. measured  a block, or some training steps, computed into a temporary folder (`<stage> measure`)
-3. like      a finished experiment that the user names, or the recorded one (recorded.py), scaled to this experiment
+3. like      a finished experiment that the user names, or the recorded one, scaled to this experiment
+
+The recorded run is a measured run of a whole chain, with its origin, for experiments that have not run.
+`python benchmarks/record_run.py EXPERIMENT "WHERE"` writes recorded_run.json from a finished experiment.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import shutil
 import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lsdflow_command.attempts import DONE, FOLDER, KEY_LETTERS, AttemptReader
 from lsdflow_contract.errors import MissingInput, StageError, fix_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import stage_arguments
 from lsdflow_launch.descriptions import Ask
-from lsdflow_launch.planning.attempts_taken import Taken, taken_by_attempts
-from lsdflow_launch.planning.disk_use import DiskUse, disk_use, made_by
+from lsdflow_launch.planning.resources import DiskUse, disk_use, result_folders
 from lsdflow_launch.slurm.table import BLOCK_STAGES
+
+# The attempts at 10^6 blocks fill some 100 MB, which would take too long to read.
+MAX_ATTEMPT_BYTES = 50_000_000
+
+
+@dataclass(frozen=True)
+class AttemptUse:
+    """Of the successful attempts: their number, the mean bytes read by each, and the largest GPU memory of one."""
+
+    blocks: int
+    read_bytes: float
+    gpu_bytes: int
+
+
+def use_of_attempts(runs: Path) -> dict[str, AttemptUse]:
+    """Return the use of each pass by the first letters of its key; empty without attempts, or if they are too many."""
+    paths = list((runs / FOLDER).glob("*.tsv"))
+    if sum(path.stat().st_size for path in paths) > MAX_ATTEMPT_BYTES:
+        return {}
+    done = [attempt for attempt in AttemptReader(runs).ended() if attempt.outcome == DONE]
+    found = {}
+    for key in dict.fromkeys(attempt.key for attempt in done):
+        of_pass = [attempt for attempt in done if attempt.key == key]
+        mean = sum(attempt.read_bytes for attempt in of_pass) / len(of_pass)
+        found[key] = AttemptUse(len(of_pass), mean, max(attempt.gpu_bytes for attempt in of_pass))
+    return found
+
+
+def of_key(found: dict[str, AttemptUse], key: str) -> AttemptUse | None:
+    """Return the use of the pass with this key; None if it is not known."""
+    return found.get(key[:KEY_LETTERS])
+
 
 LOG = logging.getLogger("lsdflow.plan")
 Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Made:
+class StageRecord:
     """One stage of an experiment: its plan with the use of finished blocks, and the files on the disk."""
 
     facts: Facts
@@ -43,7 +80,7 @@ class Made:
     where: str = "here"
     finished: bool = False
     workers: int = 1
-    attempts: dict[str, Taken] = field(default_factory=dict)
+    attempts: dict[str, AttemptUse] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,23 +90,23 @@ class Evidence:
     like: the stage in other experiments, the best comparison first. has_gpu: the workers will have GPUs.
     """
 
-    here: Made
+    here: StageRecord
     measured: Facts = field(default_factory=dict)
-    like: tuple[Made, ...] = ()
+    like: tuple[StageRecord, ...] = ()
     has_gpu: bool = False
 
 
-def made_in(experiment: Experiment, stage: str, facts: Facts, where: str = "here") -> Made:
+def record_of(experiment: Experiment, stage: str, facts: Facts, where: str = "here") -> StageRecord:
     """Return what an experiment already has of a stage."""
     finished = True
     try:
         manifest = read_manifest(experiment.layout, stage).facts
     except StageError:
         manifest, finished = _speed_so_far(experiment.layout.train_dir(stage) / "loss.csv"), False
-    disk, seconds = disk_use(made_by(experiment.layout, stage)), seconds_of_runs(experiment, stage)
+    disk, seconds = disk_use(result_folders(experiment.layout, stage)), seconds_of_runs(experiment, stage)
     workers = 1 if experiment.compute.runner == "serial" else experiment.compute.workers
-    attempts = taken_by_attempts(experiment.layout.stage_runs(stage))
-    return Made(facts, disk, manifest, seconds, where, finished, workers, attempts)
+    attempts = use_of_attempts(experiment.layout.stage_runs(stage))
+    return StageRecord(facts, disk, manifest, seconds, where, finished, workers, attempts)
 
 
 def seconds_of_runs(experiment: Experiment, stage: str) -> float | None:
@@ -89,7 +126,7 @@ def _speed_so_far(losses: Path) -> Facts:
         return {}
 
 
-def taken_as_a_whole(made: Made) -> Facts:
+def mean_use_of_blocks(made: StageRecord) -> Facts:
     """Return the mean use of the blocks of a finished stage with one pass, from its manifest; otherwise empty."""
     told = made.manifest
     if not made.finished or "seconds_in_blocks" not in told or "passes" in made.facts:
@@ -99,13 +136,13 @@ def taken_as_a_whole(made: Made) -> Facts:
     return {"records": blocks, "seconds_per_block": per_block, "peak_rss_mib": told["peak_rss_mib"]}
 
 
-def seconds_beside_blocks(made: Made) -> float | None:
+def seconds_outside_blocks(made: StageRecord) -> float | None:
     """Return the seconds of a finished stage outside its blocks: start, tables, scores, a report.
 
     The number of workers is read from the experiment file. None if the stage has not finished.
     """
     passes = [(p["taken"], int(p["blocks"])) for p in passes_of(made.facts).values() if p.get("taken")]
-    whole = taken_as_a_whole(made)
+    whole = mean_use_of_blocks(made)
     if not passes and whole:
         passes = [(whole, int(whole["records"]))]
     if not made.finished or made.seconds is None or not passes:
@@ -156,9 +193,43 @@ def _why_not(told: Mapping[str, Any]) -> str:
     return f"not measured: {told['what']}" + (f" ({fix})" if (fix := fix_of(told)) else "")
 
 
-def require_finished_something(like: Experiment, made: Mapping[str, Made]) -> None:
+def require_finished_something(like: Experiment, made: Mapping[str, StageRecord]) -> None:
     """Raise MissingInput (66) for an experiment of which no stage has finished."""
     if not any(m.finished for m in made.values()):
         raise MissingInput(
             "no stage of that experiment has finished", where=like.layout.root, fix="name one that was run with --like"
         )
+
+
+FILE = "recorded_run.json"
+RECORDED_RUN = "the recorded run"
+
+
+def origin_of_recorded_run() -> str:
+    """Return what was run, where and when."""
+    return str(_recorded_content()["origin"])
+
+
+def recorded_run() -> dict[str, StageRecord]:
+    """Return the use of each stage in the recorded run."""
+    return {
+        stage: StageRecord(
+            **{
+                **made,
+                "disk": DiskUse(**made["disk"]),
+                "attempts": {key: AttemptUse(**taken) for key, taken in made["attempts"].items()},
+            }
+        )
+        for stage, made in _recorded_content()["stages"].items()
+    }
+
+
+def text_of(run: Mapping[str, StageRecord], origin: str) -> str:
+    """Return the text of recorded_run.json; `origin`: what was run, where and when."""
+    stages = {stage: asdict(replace(made, where=RECORDED_RUN)) for stage, made in run.items()}
+    return json.dumps({"origin": origin, "stages": stages}, indent=1, sort_keys=True) + "\n"
+
+
+def _recorded_content() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(files("lsdflow_launch.planning").joinpath(FILE).read_text(encoding="utf-8"))
+    return content

@@ -1,22 +1,34 @@
 """A plan of the whole chain: estimates of all stages, hours by partition, space on the disk, warnings, cost.
 
 The warnings name the limits that a run would reach: the space on the disk, time limits and memory of jobs, the timeout
-of a block.
+of a block. The user names the prices in prices.toml; lsdflow contains none:
+
+currency = "EUR"           # a label
+months_kept = 3            # how long the results stay on the disk
+
+[offers.on-demand]         # any number of offers, each is a column of the plan
+cpu_hour = 0.05            # one core, one hour
+gpu_hour = 3.0             # one GPU, one hour (in addition to the cores of its machine)
+gb_month = 0.02            # 10^9 bytes, one month
 """
 
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from lsdflow_command.machine import available_cores
-from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.errors import ConfigError, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
+from lsdflow_contract.model import StrictModel
 from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.descriptions import (
@@ -27,15 +39,75 @@ from lsdflow_launch.descriptions import (
     resize_target,
     stages_to_ask,
 )
-from lsdflow_launch.planning.allotment import Allotment, Job, allotment_of
-from lsdflow_launch.planning.disk_use import DiskUse, Room, room_in
-from lsdflow_launch.planning.estimate import StageEstimate, estimate
-from lsdflow_launch.planning.evidence import Evidence, Facts, Made, made_in, measure, require_finished_something
-from lsdflow_launch.planning.prices import cost_of, read_prices
-from lsdflow_launch.planning.quantity import Quantity, total
-from lsdflow_launch.planning.recorded import recorded_run
-from lsdflow_launch.planning.wording import duration, size
+from lsdflow_launch.output import duration, size
+from lsdflow_launch.planning.estimate import Quantity, StageEstimate, estimate, total
+from lsdflow_launch.planning.evidence import (
+    Evidence,
+    Facts,
+    StageRecord,
+    measure,
+    record_of,
+    recorded_run,
+    require_finished_something,
+)
+from lsdflow_launch.planning.resources import DiskUse, FreeSpace, Job, StageWorkers, free_space, workers_of
 from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of
+
+PRICES_FILE = "prices.toml"
+
+
+class Offer(StrictModel):
+    """The prices of one hour or month; None: not known."""
+
+    cpu_hour: float | None = Field(default=None, ge=0, description="price of one core for one hour")
+    gpu_hour: float | None = Field(default=None, ge=0, description="price of one GPU for one hour")
+    gb_month: float | None = Field(default=None, ge=0, description="price of 10^9 bytes for one month")
+
+
+class Prices(StrictModel):
+    """prices.toml."""
+
+    currency: str = Field(default="", description="name of the currency")
+    months_kept: float = Field(default=1.0, ge=0, description="how many months the results are kept")
+    offers: dict[str, Offer] = Field(description="one table for each offer")
+
+
+def read_prices(experiment: Experiment, named: Path | None) -> Prices | None:
+    """Return the user's prices: the named file, or prices.toml in the experiment's folder; None if there is none.
+
+    Raises MissingInput (66) for a named file that does not exist, ConfigError (78) for a wrong one.
+    """
+    path = named or experiment.path.parent / PRICES_FILE
+    if not path.is_file():
+        if named is not None:
+            raise MissingInput("no such file of prices", where=named)
+        return None
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("not a TOML file", where=path, found=error) from error
+    return replace(experiment, path=path, tables={"prices": tables}).table("prices", Prices)
+
+
+def cost_of(prices: Prices, hours: Mapping[str, Quantity], size_bytes: Quantity) -> dict[str, Quantity]:
+    """Return, by offer, the cost of the remaining hours (cpu_hours, gpu_hours) and of the bytes of the results."""
+    found = {}
+    for name, offer in prices.offers.items():
+        gb_months = size_bytes.times(prices.months_kept / 1e9)
+        parts = (
+            (hours["cpu_hours"], offer.cpu_hour),
+            (hours["gpu_hours"], offer.gpu_hour),
+            (gb_months, offer.gb_month),
+        )
+        found[name] = total(_priced(amount, price) for amount, price in parts)
+    return found
+
+
+def _priced(amount: Quantity, price: float | None) -> Quantity:
+    if amount.value == 0 and not amount.at_least:
+        return Quantity(0.0, "")
+    return Quantity(None, "no price for a part of it") if price is None else amount.times(price)
+
 
 SPARE = 1.1
 DISK = "disk"
@@ -44,7 +116,7 @@ MISSING = {"exit_code": MissingInput.exit_code}
 
 
 @dataclass(frozen=True)
-class Warn:
+class PlanWarning:
     """A warning of a plan. certain: the known numbers alone exceed the limit."""
 
     stage: str
@@ -58,7 +130,7 @@ class Warn:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanOptions:
     """The options of `lsdflow plan`."""
 
     measure: bool = False
@@ -74,10 +146,10 @@ class Plan:
 
     facts: dict[str, Facts]
     estimates: dict[str, StageEstimate]
-    allotments: dict[str, Allotment]
-    room: Room
+    allotments: dict[str, StageWorkers]
+    room: FreeSpace
     on_slurm: bool
-    warnings: list[Warn]
+    warnings: list[PlanWarning]
     costs: dict[str, Quantity] = field(default_factory=dict)
     currency: str = ""
     written: float = field(default_factory=time.time)
@@ -119,19 +191,19 @@ def _sum_of_left(name: str, estimates: list[StageEstimate]) -> Quantity:
     return total(left) if left else Quantity(0, "all is done")
 
 
-def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
+def make_plan(experiment: Experiment, options: PlanOptions, ask: Ask) -> Plan:
     """Run `plan` of all stages, measure if requested, and estimate every stage.
 
     Raises the errors of the experiment and prices files, and MissingInput (66) for a --like without a finished stage.
     """
-    prices = read_prices(experiment, asked.prices)
-    on_slurm = experiment.uses_cluster if asked.on_slurm is None else asked.on_slurm
-    evidence = _gather(experiment, asked, ask)
-    allotments = {s: allotment_of(experiment, s, e.here.facts, on_slurm=on_slurm) for s, e in evidence.items()}
+    prices = read_prices(experiment, options.prices)
+    on_slurm = experiment.uses_cluster if options.on_slurm is None else options.on_slurm
+    evidence = _gather(experiment, options, ask)
+    allotments = {s: workers_of(experiment, s, e.here.facts, on_slurm=on_slurm) for s, e in evidence.items()}
     evidence = {s: replace(e, has_gpu=allotments[s].workers.gpus > 0) for s, e in evidence.items()}
     estimates = {s: estimate(s, evidence[s], allotments[s]) for s in evidence}
     facts = {stage: e.here.facts for stage, e in evidence.items()}
-    plan = Plan(facts, estimates, allotments, room_in(experiment.layout.root), on_slurm, [])
+    plan = Plan(facts, estimates, allotments, free_space(experiment.layout.root), on_slurm, [])
     plan.warnings.extend(warnings_of(experiment, plan))
     if prices is not None:
         hours = {name: plan.left(name) for name in HOURS}
@@ -141,36 +213,36 @@ def make_plan(experiment: Experiment, asked: Asked, ask: Ask) -> Plan:
     return Plan(facts, estimates, allotments, plan.room, on_slurm, plan.warnings, plan.costs, currency)
 
 
-def warnings_of(experiment: Experiment, plan: Plan) -> list[Warn]:
+def warnings_of(experiment: Experiment, plan: Plan) -> list[PlanWarning]:
     """Return warnings about the limits that a run of this plan would reach."""
-    found = [*_of_disk(plan)]
+    found = [*_disk_warnings(plan)]
     for stage, estimated in plan.estimates.items():
         if estimated.share_left > 0 and stage in BLOCK_STAGES:
-            found += _of_block_time(experiment, stage, estimated)
+            found += _block_time_warnings(experiment, stage, estimated)
         if estimated.share_left > 0 and plan.on_slurm:
-            found += _of_jobs(experiment, plan, stage)
+            found += _job_warnings(experiment, plan, stage)
     return found
 
 
-def _of_disk(plan: Plan) -> Iterator[Warn]:
+def _disk_warnings(plan: Plan) -> Iterator[PlanWarning]:
     needed, files, room = plan.left("bytes_written"), plan.left("files"), plan.room
     fix = "free some space, put the experiment on a larger disk, or choose a part of the volume with roi"
     if needed.value is not None and needed.value * SPARE > room.free_bytes:
         what = f"{_about(needed, size)} are still to be written, {size(room.free_bytes)} are free"
-        yield Warn(DISK, what, fix, certain=needed.value > room.free_bytes)
+        yield PlanWarning(DISK, what, fix, certain=needed.value > room.free_bytes)
     if files.value is not None and room.free_files is not None and files.value > room.free_files:
         what = f"{files.value:.0f} files are still to be made, {room.free_files} may be"
-        yield Warn(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)
+        yield PlanWarning(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)
 
 
-def _of_block_time(experiment: Experiment, stage: str, estimated: StageEstimate) -> Iterator[Warn]:
+def _block_time_warnings(experiment: Experiment, stage: str, estimated: StageEstimate) -> Iterator[PlanWarning]:
     per_block, limit = estimated["seconds_per_block"], experiment.compute.block_timeout_s
     if per_block.value is not None and per_block.value > limit:
         what = f"a block takes {duration(per_block.value)}, compute.block_timeout_s is {duration(limit)}"
-        yield Warn(stage, what, f"compute.block_timeout_s = {10 * per_block.value:.0f}")
+        yield PlanWarning(stage, what, f"compute.block_timeout_s = {10 * per_block.value:.0f}")
 
 
-def _of_jobs(experiment: Experiment, plan: Plan, stage: str) -> Iterator[Warn]:
+def _job_warnings(experiment: Experiment, plan: Plan, stage: str) -> Iterator[PlanWarning]:
     table, allotment, estimated = cluster_of(experiment), plan.allotments[stage], plan.estimates[stage]
     walltime, starts = estimated["walltime_s"].times(estimated.share_left), table.max_restarts + 1
     whole = allotment.coordinator or allotment.workers
@@ -179,19 +251,21 @@ def _of_jobs(experiment: Experiment, plan: Plan, stage: str) -> Iterator[Warn]:
         what = f"{_about(walltime, duration)} of work, {key} is {duration(whole.time_limit_s)}: the job comes back "
         enough = walltime.value <= starts * (whole.time_limit_s - table.warn_s)
         what += "into the queue and resumes" if enough else f"{table.max_restarts} times, which is not enough"
-        yield Warn(stage, what, f"{key} or more workers" if enough else f"more of {key}, or cluster.max_restarts")
-    yield from _of_workers(stage, estimated, allotment.workers, table.warn_s)
+        yield PlanWarning(
+            stage, what, f"{key} or more workers" if enough else f"more of {key}, or cluster.max_restarts"
+        )
+    yield from _worker_warnings(stage, estimated, allotment.workers, table.warn_s)
 
 
-def _of_workers(stage: str, estimated: StageEstimate, workers: Job, warn_s: int) -> Iterator[Warn]:
+def _worker_warnings(stage: str, estimated: StageEstimate, workers: Job, warn_s: int) -> Iterator[PlanWarning]:
     prefix = "worker_" if stage in BLOCK_STAGES else ""
     block, rss = estimated["seconds_per_block"].value, estimated["rss_per_worker_bytes"].value
     if block is not None and workers.time_limit_s and block > workers.time_limit_s - warn_s:
         what = f"a block takes {duration(block)}, a worker has {duration(workers.time_limit_s)}: no block is ever done"
-        yield Warn(stage, what, f"more of cluster.{stage}.{prefix}time, or smaller blocks")
+        yield PlanWarning(stage, what, f"more of cluster.{stage}.{prefix}time, or smaller blocks")
     if rss is not None and workers.memory_bytes and rss > workers.memory_bytes:
         what = f"a worker needs {size(rss)}, it asks for {size(workers.memory_bytes)}"
-        yield Warn(stage, what, f"more of cluster.{stage}.{prefix}mem, or smaller blocks")
+        yield PlanWarning(stage, what, f"more of cluster.{stage}.{prefix}mem, or smaller blocks")
 
 
 def _about(quantity: Quantity, text: Any) -> str:
@@ -208,7 +282,7 @@ def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None)
         finished = [stage for stage in finished if stage in TRAININGS]
     with_inputs = stages_to_ask(experiment, finished) if target_shape is None else finished
     with ThreadPoolExecutor(available_cores()) as pool:
-        answers = pool.map(lambda stage: _answer(experiment, stage, ask), with_inputs)
+        answers = pool.map(lambda stage: _stage_plan(experiment, stage, ask), with_inputs)
         found = dict(zip(with_inputs, answers, strict=True))
     unknown = [stage for stage in stages if found.get(stage, MISSING).get("exit_code") == MissingInput.exit_code]
     if unknown:
@@ -223,7 +297,7 @@ def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None)
     return {s: {"not known yet": found[s]["what"]} if "exit_code" in found[s] else found[s] for s in stages}
 
 
-def _answer(experiment: Experiment, stage: str, ask: Ask) -> Facts:
+def _stage_plan(experiment: Experiment, stage: str, ask: Ask) -> Facts:
     try:
         told: Facts = ask(stage, stage_arguments("plan", experiment))
     except StageError as error:
@@ -231,28 +305,28 @@ def _answer(experiment: Experiment, stage: str, ask: Ask) -> Facts:
     return told
 
 
-def _gather(experiment: Experiment, asked: Asked, ask: Ask) -> dict[str, Evidence]:
-    facts = plans_of(experiment, ask, asked.volume_shape)
-    like = [_like(asked.like, ask)]
-    if asked.volume_shape is None:
-        here = {stage: made_in(experiment, stage, told) for stage, told in facts.items()}
+def _gather(experiment: Experiment, options: PlanOptions, ask: Ask) -> dict[str, Evidence]:
+    facts = plans_of(experiment, ask, options.volume_shape)
+    like = [_like(options.like, ask)]
+    if options.volume_shape is None:
+        here = {stage: record_of(experiment, stage, told) for stage, told in facts.items()}
     else:
-        here = {stage: Made(told, DiskUse()) for stage, told in facts.items()}
+        here = {stage: StageRecord(told, DiskUse()) for stage, told in facts.items()}
         like.append(_made_in(experiment, ask))
-    measured = measure(experiment, _stages_to_measure(here), ask) if asked.measure else {}
+    measured = measure(experiment, _stages_to_measure(here), ask) if options.measure else {}
     like.append(recorded_run())
     known = {stage: [made[stage] for made in like if stage in made and made[stage].finished] for stage in here}
     return {stage: Evidence(made, measured.get(stage, {}), tuple(known[stage])) for stage, made in here.items()}
 
 
-def _stages_to_measure(here: Mapping[str, Made]) -> list[str]:
+def _stages_to_measure(here: Mapping[str, StageRecord]) -> list[str]:
     """Return the stages that can compute a block or a step now, without trainings whose speed is already recorded."""
     blocks = [s for s, made in here.items() if s in BLOCK_STAGES and "blocks" in made.facts and not made.finished]
     steps = [s for s, made in here.items() if "max_iteration" in made.facts and not made.manifest.get("it_per_s")]
     return [*steps, *blocks]
 
 
-def _like(folder: Path | None, ask: Ask) -> dict[str, Made]:
+def _like(folder: Path | None, ask: Ask) -> dict[str, StageRecord]:
     if folder is None:
         return {}
     other = load_experiment(folder)
@@ -261,5 +335,5 @@ def _like(folder: Path | None, ask: Ask) -> dict[str, Made]:
     return made
 
 
-def _made_in(experiment: Experiment, ask: Ask, where: str = "this experiment") -> dict[str, Made]:
-    return {stage: made_in(experiment, stage, facts, where) for stage, facts in plans_of(experiment, ask).items()}
+def _made_in(experiment: Experiment, ask: Ask, where: str = "this experiment") -> dict[str, StageRecord]:
+    return {stage: record_of(experiment, stage, facts, where) for stage, facts in plans_of(experiment, ask).items()}

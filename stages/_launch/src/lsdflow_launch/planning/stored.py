@@ -13,9 +13,9 @@ from typing import Any
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
-from lsdflow_launch.planning.evidence import Made, passes_of, taken_as_a_whole
+from lsdflow_launch.planning.estimate import Quantity
+from lsdflow_launch.planning.evidence import StageRecord, mean_use_of_blocks, passes_of
 from lsdflow_launch.planning.plan import Plan
-from lsdflow_launch.planning.quantity import Quantity
 
 COMPARED = ("walltime_s", "seconds", "rss_per_worker_bytes", "bytes_written", "files")
 MIB = 2**20
@@ -70,7 +70,7 @@ class Comparison:
         return {"predicted": self.predicted, "actual": self.actual, "ratio": self.ratio}
 
 
-def compare(experiment: Experiment, made: Mapping[str, Made]) -> list[Comparison]:
+def compare(experiment: Experiment, made: Mapping[str, StageRecord]) -> list[Comparison]:
     """Return predicted and actual numbers of every stage that has finished.
 
     Raises MissingInput (66) without a plan.
@@ -94,10 +94,10 @@ def planned_seconds(experiment: Experiment, stage: str) -> float | None:
     return predicted(predicted_stages(experiment).get(stage, {}), "walltime_s")
 
 
-def _actual(made: Made) -> dict[str, float | None]:
+def _actual(made: StageRecord) -> dict[str, float | None]:
     passes = [*passes_of(made.facts).values()]
     if not any(p.get("taken") for p in passes):
-        passes = [{"taken": taken_as_a_whole(made), "blocks": made.manifest.get("blocks", 0)}]
+        passes = [{"taken": mean_use_of_blocks(made), "blocks": made.manifest.get("blocks", 0)}]
     taken = [p["taken"]["seconds_per_block"] * p["blocks"] for p in passes if p.get("taken")]
     peaks = [p["taken"]["peak_rss_mib"] for p in passes if p.get("taken")]
     return {

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from lsdflow_launch.output import count, duration, hours, money, size
+from lsdflow_launch.planning.estimate import Quantity
+from lsdflow_launch.planning.evidence import RECORDED_RUN, origin_of_recorded_run
 from lsdflow_launch.planning.plan import HOURS, Plan
-from lsdflow_launch.planning.quantity import Quantity
-from lsdflow_launch.planning.recorded import NAME, origin_of_recorded_run
 from lsdflow_launch.planning.stored import Comparison
-from lsdflow_launch.planning.wording import count, duration, hours, money, size
 
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("blocks", "blocks", count),
@@ -99,8 +98,10 @@ def _sources(plan: Plan) -> Iterator[str]:
             yield f"    RAM: {other.source}"
         if estimate["bytes_written"].value is not None:
             yield f"    written: {estimate['bytes_written'].source}"
-    if any(NAME in number.source for estimate in plan.estimates.values() for number in estimate.numbers.values()):
-        yield f"  {NAME}: {origin_of_recorded_run()}"
+    if any(
+        RECORDED_RUN in number.source for estimate in plan.estimates.values() for number in estimate.numbers.values()
+    ):
+        yield f"  {RECORDED_RUN}: {origin_of_recorded_run()}"
 
 
 def _totals(plan: Plan) -> Iterator[str]:
@@ -117,9 +118,3 @@ def _totals(plan: Plan) -> Iterator[str]:
 def _warnings(plan: Plan) -> Iterator[str]:
     for warn in plan.warnings:
         yield f"warning: {warn.stage}: {warn.what}; {warn.fix}"
-
-
-def plain_console(**settings: Any) -> Console:
-    """Return a console that does not cut lines at 80 characters in a file or a pipe."""
-    console = Console(**settings)
-    return console if console.is_terminal else Console(width=240, **settings)

@@ -1,4 +1,4 @@
-"""`lsdflow run --on slurm`: submit the jobs, then report their states until the chain has ended."""
+"""`lsdflow run --on slurm`: submits the jobs, then report their states until the chain has ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, OutputConflict, StoreUnreachable
+from lsdflow_contract.errors import InternalError, Interrupted, MissingInput, StoreUnreachable
 from lsdflow_contract.experiment import STAGES, Experiment
-from lsdflow_launch.slurm.jobs import Submitted, Task, newest_submission, submitted_jobs, tasks_of
-from lsdflow_launch.slurm.submit import submit
+from lsdflow_launch.slurm.jobs import Submitted, Task, newest_submission, submitted_jobs, tasks_of, waiting_jobs
+from lsdflow_launch.slurm.submit import submit_chain
 
 LOG = logging.getLogger("lsdflow.follow")
 # SLURM keeps an ended job for five minutes by default, and frequent queries would load it.
@@ -36,10 +36,10 @@ def run_on_slurm(
 ) -> int:
     """Submit, then follow the jobs until the last has ended; if jobs are already in the queue, follow those instead.
 
-    Returns the exit code of the chain. Raises the errors of submit, and StoreUnreachable (69) if SLURM does not answer.
+    Returns the exit code of the chain. Raises its errors, and StoreUnreachable (69) if SLURM does not answer.
     """
     if not waiting_jobs(experiment):
-        code = submit(experiment, first, last)
+        code = submit_chain(experiment, first, last)
         if code != 0:
             return code
     else:
@@ -49,26 +49,6 @@ def run_on_slurm(
         raise MissingInput("the submission cannot be found", where=experiment.path.parent / "runs" / "submit")
     LOG.info("following %s; if this is interrupted the jobs go on (lsdflow status, lsdflow cancel)", submission.name)
     return Following(submitted_jobs(submission), progress).to_the_end()
-
-
-def waiting_jobs(experiment: Experiment) -> list[Submitted]:
-    """Return the jobs of the newest submission that wait or run."""
-    submission = newest_submission(experiment)
-    if submission is None:
-        return []
-    tasks = tasks_of(jobs := submitted_jobs(submission))
-    ours = experiment.path.parent
-    return [j for j in jobs if any(t.waits and t.state != "COMPLETING" and t.is_of(ours) for t in tasks[j.job])]
-
-
-def refuse_if_queued(experiment: Experiment) -> None:
-    """Raise OutputConflict (73) while jobs of an earlier submission wait or run; a second chain would conflict."""
-    if found := waiting_jobs(experiment):
-        raise OutputConflict(
-            "this experiment's jobs are in the queue",
-            found=", ".join(f"{job.stage} {job.role} {job.job}" for job in found[:4]),
-            fix="lsdflow status; to begin anew: lsdflow cancel; more workers: lsdflow submit --only-workers",
-        )
 
 
 @dataclass

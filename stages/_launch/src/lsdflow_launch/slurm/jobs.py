@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import MissingInput, StageError, StoreUnreachable
+from lsdflow_contract.errors import MissingInput, OutputConflict, StageError, StoreUnreachable
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.telling.block_state import slurm_logs
 
 FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "RestartCnt", "exit_code", "WorkDir")
 WAITING = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
 LISTED = 10
+# Partition (a star marks the default one), state, nodes, time limit, generic resources of a node.
+PARTITION_FORMAT = "%P|%a|%D|%l|%G"
+SINFO_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,31 @@ class Task:
     def is_of(self, experiment: Path) -> bool:
         """Return False if the job number now belongs to something else."""
         return Path(self.folder) == experiment
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition of SLURM. sinfo reports nodes with different GPUs separately; they are joined here."""
+
+    name: str
+    state: str
+    nodes: int
+    time_limit: str
+    has_gpu: bool
+
+
+def existing_partitions() -> dict[str, Partition]:
+    """Return all partitions by name. Raises MissingInput (66) without SLURM, StoreUnreachable (69) without answer."""
+    found: dict[str, Partition] = {}
+    for line in ask_slurm(["sinfo", "--noheader", f"--format={PARTITION_FORMAT}"], SINFO_LIMIT_S).splitlines():
+        if line.count("|") != 4:
+            continue
+        name, state, nodes, limit, resources = line.strip().split("|")
+        name = name.rstrip("*")
+        before = found.get(name, Partition(name, state, 0, limit, has_gpu=False))
+        has_gpu = before.has_gpu or "gpu" in resources
+        found[name] = Partition(name, state, before.nodes + int(nodes), limit, has_gpu)
+    return found
 
 
 def newest_submission(experiment: Experiment) -> Path | None:
@@ -105,6 +132,26 @@ def tasks_of(jobs: Sequence[Submitted]) -> dict[str, list[Task]]:
     for task in _from_accounting(forgotten):
         found.setdefault(task.job, []).append(task)
     return found
+
+
+def waiting_jobs(experiment: Experiment) -> list[Submitted]:
+    """Return the jobs of the newest submission that wait or run."""
+    submission = newest_submission(experiment)
+    if submission is None:
+        return []
+    tasks = tasks_of(jobs := submitted_jobs(submission))
+    folder = experiment.path.parent
+    return [j for j in jobs if any(t.waits and t.state != "COMPLETING" and t.is_of(folder) for t in tasks[j.job])]
+
+
+def refuse_if_queued(experiment: Experiment) -> None:
+    """Raise OutputConflict (73) while jobs of an earlier submission wait or run; a second chain would conflict."""
+    if found := waiting_jobs(experiment):
+        raise OutputConflict(
+            "this experiment's jobs are in the queue",
+            found=", ".join(f"{job.stage} {job.role} {job.job}" for job in found[:4]),
+            fix="lsdflow status; to begin anew: lsdflow cancel; more workers: lsdflow submit --only-workers",
+        )
 
 
 def _task_of_line(line: str) -> Task | None:
@@ -175,6 +222,12 @@ def _told(job: str, tasks: Sequence[Task]) -> str:
             + (f" restarts {restarts}" if restarts else "")
         )
     return f"{job}{':' if len(tasks) > 1 else ''} {', '.join(words)}"
+
+
+def slurm_logs(experiment: Experiment, stage: str) -> list[Path]:
+    """Return the logs of a stage's jobs, the newest first."""
+    logs = (experiment.layout.stage_runs(stage) / "slurm").glob("*.log")
+    return sorted(logs, key=lambda p: p.stat().st_mtime, reverse=True)
 
 
 def _logs_of(experiment: Experiment, stage: str, tasks: Sequence[Task]) -> list[str]:

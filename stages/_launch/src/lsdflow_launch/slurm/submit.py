@@ -6,18 +6,30 @@ can do the same with a file.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from lsdflow_contract.errors import ConfigError, MissingInput
-from lsdflow_contract.experiment import Experiment
+import typer
+
+from lsdflow_command.app import OldReplaceOption, exit_codes
+from lsdflow_command.completion import one_of
+from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.chain import stages_of
+from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.images.mounts import mounts_of, uri_file_of
-from lsdflow_launch.slurm.table import cluster_of, job_settings
+from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set
+from lsdflow_launch.output import next_line, print_answer, stdout_for_json
+from lsdflow_launch.preflight import Scope, show_problems
+from lsdflow_launch.slurm.jobs import cancel_submission, newest_submission, refuse_if_queued, submitted_jobs
+from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of, job_settings, require_block_stage
 
 WRAPPERS_VARIABLE = "LSDFLOW_WRAPPERS"
 # Nothing is expanded in a line KEY='value'; only these characters could end it or break sbatch's file patterns.
@@ -79,7 +91,7 @@ def settings_text(experiment: Experiment) -> str:
     return "".join(f"{key}='{value}'\n" for key, value in settings if value)
 
 
-def submit(experiment: Experiment, first: str, last: str, *, dry_run: bool = False) -> int:
+def submit_chain(experiment: Experiment, first: str, last: str, *, dry_run: bool = False) -> int:
     """Submit the stages `first` to `last` as a chain of jobs. Returns the exit code of pipeline.sh.
 
     Raises UsageError (2) for an unknown stage, MissingInput (66) without wrappers or sbatch, ConfigError (78).
@@ -100,3 +112,80 @@ def _pipeline(experiment: Experiment, options: Sequence[str], settings: str, dry
     command = [str(wrappers_folder() / "pipeline.sh"), "--experiment", str(experiment.path.parent), *options]
     command += ["--dry-run"] if dry_run else []
     return subprocess.run(command, input=settings, text=True, check=False).returncode
+
+
+WORKERS, OF_STAGES = (
+    "STAGE=N: number of worker jobs of a stage (repeat for more)",
+    one_of([f"{stage}=" for stage in BLOCK_STAGES]),
+)
+Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=OF_STAGES)]
+
+
+def add_cluster_verbs(app: typer.Typer) -> None:
+    """Register `submit` and `cancel`."""
+
+    @app.command()
+    def submit(
+        folder: Folder,
+        first: First = STAGES[0],
+        last: Last = STAGES[-1],
+        override: Set = None,
+        workers: Workers = None,
+        only_workers: Annotated[
+            bool,
+            typer.Option(
+                "--only-workers", help="submit no stages: add the workers of --workers to stages that are running"
+            ),
+        ] = False,
+        replace: OldReplaceOption = False,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="show the sbatch commands; submit and write nothing")
+        ] = False,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Submit all stages to SLURM as jobs that wait for each other; shows every command."""
+        del replace
+        with exit_codes(debug, as_json), stdout_for_json(as_json):
+            wanted = dict(_workers_of(text) for text in workers or ())
+            more = [f"cluster.{stage}.workers={count}" for stage, count in wanted.items()]
+            experiment = load_experiment(folder, [*(override or []), *more])
+            if only_workers:
+                if not wanted:
+                    raise UsageError("--only-workers needs --workers STAGE=N")
+                code = max(add_workers(experiment, s, n, dry_run=dry_run) for s, n in wanted.items())
+            else:
+                cluster_of(experiment)
+                if not dry_run:
+                    refuse_if_queued(experiment)
+                ask = choose_ask(experiment)
+                stages = stages_of(experiment, first, last)
+                scope = Scope(stages, in_images=ask is ask_stage, on_cluster=not dry_run)
+                show_problems(experiment, as_json=False, ask=ask, scope=scope)
+                code = submit_chain(experiment, first, last, dry_run=dry_run)
+        _print_submission(experiment, code, dry_run, as_json)
+        raise typer.Exit(code)
+
+    @app.command()
+    def cancel(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
+        """Cancel all jobs of the last submission; finished blocks are kept."""
+        with exit_codes(debug, as_json):
+            lines = cancel_submission(load_experiment(folder))
+            print_answer({"cancelled": lines}, "\n".join(lines), as_json)
+
+
+def _print_submission(experiment: Experiment, code: int, dry_run: bool, as_json: bool) -> None:
+    """Print the jobs that are in the queue now, and the command that follows them."""
+    submission = None if dry_run or code else newest_submission(experiment)
+    step = f"lsdflow status {experiment.path.parent}"
+    jobs = [] if submission is None else [dataclasses.asdict(job) for job in submitted_jobs(submission)]
+    facts = {"exit_code": code, "submission": str(submission) if submission else None, "jobs": jobs, "next": step}
+    print_answer(facts, next_line(step) if submission else "", as_json)
+
+
+def _workers_of(text: str) -> tuple[str, int]:
+    stage, _, count = text.partition("=")
+    require_block_stage(stage)
+    if not count.isdigit() or int(count) < 1:
+        raise UsageError("workers are STAGE=N", found=text)
+    return stage, int(count)

@@ -16,10 +16,10 @@ from lsdflow_command.cli import Verbs
 from lsdflow_command.completion import one_of
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.errors import BlocksFailed, UsageError
-from lsdflow_launch.answer import following, print_answer, stdout_for_json
 from lsdflow_launch.commands import ask_stage, run_stage
+from lsdflow_launch.images.container import ContainerOptions
 from lsdflow_launch.options import Debug, Engine, Images, Json, Network
-from lsdflow_launch.place import Containing
+from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
 from lsdflow_launch.sweep.completion import axis_values, sweep_files, sweep_folders
 from lsdflow_launch.sweep.estimate import estimate, grid_runs, runs_of_part
@@ -72,7 +72,7 @@ def prepare(file: File, folder: Into = None, as_json: Json = False, debug: Debug
             code = prepare_volumes(made, run_stage)
         step = f"lsdflow sweep run {made.root}"
         facts = {"exit_code": code, "runs": len(made.plan.runs), "folder": str(made.root), "next": step}
-        print_answer(facts, f"wrote {len(made.plan.runs)} runs to {made.root}\n{following(step)}", as_json)
+        print_answer(facts, f"wrote {len(made.plan.runs)} runs to {made.root}\n{next_line(step)}", as_json)
     raise typer.Exit(code)
 
 
@@ -94,7 +94,7 @@ def run(
         sweep = open_sweep(folder)
         sweep.require_base()
         chosen = chosen_runs(sweep, part, where or [], array=array)
-        caller = caller_at(on, sweep, Containing(engine, images, network))
+        caller = caller_at(on, sweep, ContainerOptions(engine, images, network))
         with stdout_for_json(as_json):
             came = SweepRunner(sweep, caller).run_all(chosen)
         counts = {word: list(came.values()).count(word) for word in dict.fromkeys(came.values())}

@@ -19,8 +19,7 @@ from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_e
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import STOPPED, Chain
 from lsdflow_launch.commands import run_stage
-from lsdflow_launch.images.container import Containers, sif_folder
-from lsdflow_launch.place import Containing
+from lsdflow_launch.images.container import ContainerOptions, Containers, sif_folder
 from lsdflow_launch.sweep.claim import AtWorkElsewhere, claimed
 from lsdflow_launch.sweep.folder import SweepFolder
 from lsdflow_launch.sweep.links import link_stages
@@ -34,7 +33,7 @@ POLL_SECONDS = 5.0
 PLACES = ("local", "container")
 
 
-def caller_at(place: str, sweep: SweepFolder, containing: Containing) -> Caller:
+def caller_at(place: str, sweep: SweepFolder, containing: ContainerOptions) -> Caller:
     """Return the function that runs a stage, as a command or in its image. UsageError (2) for an unknown place."""
     if place not in PLACES:
         raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), fix=did_you_mean(place, PLACES))

@@ -37,7 +37,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Inspection:
     """The result of an inspection: the options completed with what was found, choices, facts of the volumes."""
 
     start: Start
@@ -51,7 +51,7 @@ def this_machine() -> Machine:
     return Machine(available_cores(), free_memory_bytes(), gpu)
 
 
-def look(tables: Mapping[str, Any], start: Start) -> Seen:
+def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
     """Let prepare inspect the volumes of an experiment that is not written yet.
 
     Raises NoVoxelSize (65) with the option that sets it, UsageError (2) if there are no labels to train on and no
@@ -61,9 +61,9 @@ def look(tables: Mapping[str, Any], start: Start) -> Seen:
         answer = _ask(tables)
     except InternalError as error:
         LOG.warning("the volumes could not be read, so no settings are proposed: %s", error.what)
-        return Seen(start)
+        return Inspection(start)
     if "volumes" not in answer:
-        return Seen(start)
+        return Inspection(start)
     for problem in answer["problems"]:
         if problem["error"] == NoVoxelSize.__name__:
             raise _without_voxel_size(problem)
@@ -75,10 +75,10 @@ def look(tables: Mapping[str, Any], start: Start) -> Seen:
         raise _unusable(answer["problems"][0])
     found = _with_what_lies_beside(start, volumes)
     if "target" not in volumes:
-        return Seen(found, _truth_choice(start, found), volumes)
+        return Inspection(found, _truth_choice(start, found), volumes)
     training, target = [Volume.of(facts) for facts in trained], Volume.of(volumes["target"])
     choices = proposals(training, target, this_machine(), start.profile)
-    return Seen(found, (*_truth_choice(start, found), *choices), volumes)
+    return Inspection(found, (*_truth_choice(start, found), *choices), volumes)
 
 
 def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command `view` of `lsdflow`: it runs the command of the viewers' environment."""
+"""The commands `view` and `export` of `lsdflow`: they run the command of the viewers' environment."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from lsdflow_launch.commands import run_command, stage_command
 from lsdflow_launch.options import Debug, Folder
 
 VIEWER = "lsdflow-view"
+# The options, including --help, belong to that command and are defined only there.
+_PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
+Words = Annotated[
+    list[str] | None, typer.Argument(help="ome DIR OUT or precomputed DIR OUT, with options; --help lists them")
+]
 
 
-def add_view_verb(app: typer.Typer) -> None:
-    """Register `view`."""
+def add_view_verbs(app: typer.Typer) -> None:
+    """Register `view` and `export`."""
 
     @app.command()
     def view(
@@ -40,10 +45,18 @@ def add_view_verb(app: typer.Typer) -> None:
         with exit_codes(debug):
             load_experiment(folder)  # report a wrong folder even if the viewers are not installed
             named = {"--at": at, "--host": host, "--export": export}
-            told = [f"--port={port}", *(f"{option}={value}" for option, value in named.items() if value)]
+            values = [f"--port={port}", *(f"{option}={value}" for option, value in named.items() if value)]
             flags = {"--no-browser": not browser, "--napari": napari, "--debug": debug}
-            options = [*told, *(flag for flag, wanted in flags.items() if wanted)]
+            options = [*values, *(flag for flag, wanted in flags.items() if wanted)]
             code = run_command([str(viewer_command()), "show", str(folder), *options])
+        raise typer.Exit(code)
+
+    @app.command(context_settings=_PASSED_ON)
+    def export(words: Words = None) -> None:
+        """Export volumes, meshes and skeletons: `export ome DIR OUT`, `export precomputed DIR OUT`."""
+        arguments = words or ["--help"]
+        with exit_codes(debug="--debug" in arguments):
+            code = run_command([str(viewer_command()), "export", *arguments])
         raise typer.Exit(code)
 
 

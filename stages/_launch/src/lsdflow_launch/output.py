@@ -1,4 +1,4 @@
-"""The output of a command: text, or with --json only one JSON text on stdout."""
+"""The output of a command: text, or with --json only one JSON text on stdout; numbers as text: 1.2 GB, 3 h 05, 40 s."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,6 +15,11 @@ from lsdflow_command.console import is_quiet
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.sealing import read_sealed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 @contextmanager
@@ -56,7 +61,7 @@ def result_facts(experiment: Experiment, code: int, *, scored: bool) -> dict[str
     }
 
 
-def show_result(layout: ExperimentLayout, *, scored: bool) -> None:
+def print_scores(layout: ExperimentLayout, *, scored: bool) -> None:
     """Print the score, if it belongs to the current segmentation, and the path of the report."""
     scores, page = layout.report / "scores.json", layout.report / "index.html"
     best = read_sealed(scores, "run: evaluate run") if scored and scores.exists() else None
@@ -70,6 +75,54 @@ def show_result(layout: ExperimentLayout, *, scored: bool) -> None:
         typer.echo(f"report: {page}")
 
 
-def following(text: str) -> str:
+def next_line(text: str) -> str:
     """Return the line with the next command; empty with --quiet."""
     return "" if is_quiet() else f"next: {text}"
+
+
+def size(count: float) -> str:
+    """Return bytes as text, in powers of 1000."""
+    for unit in UNITS[:-1]:
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} {UNITS[-1]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def hours(value: float) -> str:
+    """Return hours of cores or GPUs; less than one hour in minutes or seconds."""
+    if 0 < value < 1:
+        return duration(3600 * value)
+    return f"{value:.3g} h" if value < 999.5 else f"{value:.0f} h"
+
+
+def money(value: float) -> str:
+    """Return an amount with two decimals; "< 0.01" for a smaller one."""
+    return "< 0.01" if 0 < value < 0.005 else f"{value:.2f}"
+
+
+def count(value: float) -> str:
+    """Return a count as text."""
+    return f"{value:.0f}" if value < 1e6 else f"{value:.3g}"
+
+
+def plain_console(**settings: Any) -> Console:
+    """Return a console that does not cut lines at 80 characters in a file or a pipe."""
+    # Only few commands need rich's tables, and loading them takes time.
+    from rich.console import Console
+
+    console = Console(**settings)
+    return console if console.is_terminal else Console(width=240, **settings)

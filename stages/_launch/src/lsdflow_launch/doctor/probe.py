@@ -1,4 +1,4 @@
-"""Calls of other programs with a time limit, even if the kernel cannot end the program.
+"""One finding of the doctor, and calls of other programs with a time limit, even if the kernel cannot end the program.
 
 A process that waits for a dead file server cannot be killed; it is abandoned.
 """
@@ -9,12 +9,47 @@ import json
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from lsdflow_contract.errors import MissingInput
-from lsdflow_launch.commands import stage_command
-from lsdflow_launch.shared_start import answer_of
+from lsdflow_launch.commands import answer_of, stage_command
+
+State = Literal["ok", "warn", "FAIL"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """subject: what was checked. FAIL: a run would fail, or its results could not be trusted."""
+
+    state: State
+    subject: str
+    found: str
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the finding for --json."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """Return the finding as a line of text."""
+        return f"{self.state:>4}  {self.subject}: {self.found}" + (f"\n      fix: {self.fix}" if self.fix else "")
+
+
+def ok(subject: str, found: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding("ok", subject, found)
+
+
+def warn(subject: str, found: str, fix: str = "") -> Finding:
+    """Return a finding with a limitation; a run is possible."""
+    return Finding("warn", subject, found, fix)
+
+
+def fail(subject: str, found: str, fix: str) -> Finding:
+    """Return a finding that would make a run fail."""
+    return Finding("FAIL", subject, found, fix)
+
 
 QUICK_S = 15.0
 # Loading torch from a slow network disk takes long.

@@ -16,12 +16,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from lsdflow_command.app import exit_codes
 from lsdflow_command.attempts import DONE, FAILED, Attempt, AttemptReader
 from lsdflow_command.processes import has_ended
 from lsdflow_contract.errors import Interrupted, StageError
-from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.files import read_json, write_atomically
 from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_launch.options import Debug, Folder, Json
 
 COLUMNS = (
     *("task_id", "hash", "native_id", "name", "status", "exit", "submit", "start", "complete", "duration", "realtime"),
@@ -168,3 +172,15 @@ def _ms(seconds: float) -> int:
 
 def _percent(part: float, whole: float) -> float:
     return round(100 * part / whole, 1) if whole > 0 else 0.0
+
+
+def add_trace_verb(app: typer.Typer) -> None:
+    """Register `trace`."""
+
+    @app.command()
+    def trace(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
+        """Write what every run and block took to DIR/trace.tsv and DIR/runs/STAGE/trace.tsv (Nextflow's columns)."""
+        with exit_codes(debug, as_json):
+            written = write_traces(load_experiment(folder).layout)
+            lines = "\n".join(f"{folder / path}: {rows} rows" for path, rows in written.items())
+            typer.echo(json.dumps(written) if as_json else lines)

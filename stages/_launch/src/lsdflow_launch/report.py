@@ -1,6 +1,6 @@
-"""The report during a run, written by `evaluate report` in a separate process that computes no scores.
+"""The report of an experiment, written by `evaluate report` in a separate process that computes no scores.
 
-Within `kept_up_to_date` the report is written repeatedly at low priority, and browsers reload it. The run does not
+Within `refreshed_report` the report is written repeatedly at low priority, and browsers reload it. The run does not
 depend on it: a report that cannot be written is logged once, and the run continues.
 """
 
@@ -11,26 +11,29 @@ import logging
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
+import typer
+
+from lsdflow_command.app import exit_codes
+from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
 from lsdflow_contract.errors import Interrupted, StageError
-from lsdflow_contract.experiment import STAGES, Experiment
+from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
+from lsdflow_launch.after_run import scores_are_current
+from lsdflow_launch.chain import report_arguments
 from lsdflow_launch.commands import run_stage, stage_command
+from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.output import print_answer, print_scores, result_facts, stdout_for_json
 
 LOG = logging.getLogger("lsdflow.run")
 WRITER = STAGES[-1]
 VERB = "report"
 EVERY_S = 60.0
 # A report that takes longer is stopped.
-MOST_S = 600.0
+LIMIT_S = 600.0
 NICENESS = 10
-
-
-def report_arguments(experiment: Experiment, refresh_s: float | None = None) -> list[str]:
-    """Return the arguments of `evaluate` that write the report of an experiment."""
-    overrides = [word for override in experiment.overrides for word in ("--set", override)]
-    refresh = ["--refresh", str(max(1, round(refresh_s)))] if refresh_s else []
-    return [VERB, "--experiment", str(experiment.path), *overrides, *refresh]
 
 
 def report_now(experiment: Experiment, refresh_s: float | None = None) -> int:
@@ -48,20 +51,20 @@ def watch(experiment: Experiment, every_s: float, wait: Callable[[float], object
 
 
 @contextlib.contextmanager
-def kept_up_to_date(experiment: Experiment, every_s: float = EVERY_S) -> Iterator[None]:
+def refreshed_report(experiment: Experiment, every_s: float = EVERY_S) -> Iterator[None]:
     """Write the report every `every_s` seconds during a run; and once after it, if the last report was written."""
-    keeper = _Keeper(experiment, every_s)
-    keeper.thread.start()
+    refresher = _Refresher(experiment, every_s)
+    refresher.thread.start()
     try:
         yield
     finally:
-        keeper.stop.set()
-        keeper.thread.join()
-        if keeper.written:
-            keeper.write(report_arguments(experiment))
+        refresher.stop.set()
+        refresher.thread.join()
+        if refresher.written:
+            refresher.write(report_arguments(experiment))
 
 
-class _Keeper:
+class _Refresher:
     def __init__(self, experiment: Experiment, every_s: float) -> None:
         self.experiment, self.every_s = experiment, every_s
         self.stop, self.written = threading.Event(), False
@@ -81,7 +84,7 @@ class _Keeper:
                 with contextlib.suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
                 try:
-                    child.wait(MOST_S)
+                    child.wait(LIMIT_S)
                 except subprocess.TimeoutExpired:
                     child.kill()
                     raise
@@ -89,3 +92,40 @@ class _Keeper:
             LOG.info("no report while the run goes on: %s", error)
             return False
         return True
+
+
+def add_report_verbs(app: typer.Typer) -> None:
+    """Register `report` and `cite`."""
+
+    @app.command()
+    def report(
+        folder: Folder,
+        again: Annotated[bool, typer.Option("--watch", help="write the report again and again, until Ctrl-C")] = False,
+        every_s: Annotated[
+            float, typer.Option("--every", min=5, help="with --watch: seconds between reports")
+        ] = EVERY_S,
+        override: Set = None,
+        as_json: Json = False,
+        debug: Debug = False,
+    ) -> None:
+        """Write the report from the present results, at any time; computes no new scores."""
+        code = 0
+        with exit_codes(debug, as_json):
+            experiment = load_experiment(folder, override or [])
+            with stdout_for_json(as_json):
+                if again:
+                    watch(experiment, every_s, time.sleep)
+                else:
+                    code = report_now(experiment)
+            scored = scores_are_current(experiment.layout)
+            if as_json:
+                print_answer(result_facts(experiment, code, scored=scored), "", as_json)
+            else:
+                print_scores(experiment.layout, scored=scored)
+        raise typer.Exit(code)
+
+    @app.command()
+    def cite(as_bibtex: Annotated[bool, typer.Option("--bibtex", help="print BibTeX")] = False) -> None:
+        """Print what to cite in a paper that uses lsdflow."""
+        for found in (SOFTWARE, *REFERENCES):
+            typer.echo(bibtex(found) if as_bibtex else f"{found.text()}\n")

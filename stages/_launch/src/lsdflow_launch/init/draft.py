@@ -1,16 +1,22 @@
-"""`lsdflow init`: an experiment folder with a commented experiment file, its schema for editors and the image pins."""
+"""`lsdflow init`: an experiment folder with a commented experiment file, its schema for editors and the image pins.
+
+The folder is never inside a volume, and is removed if `init` fails or is interrupted.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError
@@ -18,14 +24,11 @@ from lsdflow_contract.experiment import STAGES, did_you_mean, with_its_table
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.geometry import Lengths
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.commands import stage_command
+from lsdflow_launch.commands import answer_of, stage_command
 from lsdflow_launch.images.pins import TORCH_STAGES, key_of
-from lsdflow_launch.init.looking import Seen, Start, look
-from lsdflow_launch.init.place import refuse_place_in_volume, removed_on_failure
+from lsdflow_launch.init.inspect import Inspection, Start, inspect_volumes
 from lsdflow_launch.init.propose import Choice
-from lsdflow_launch.init.schema import experiment_schema, table_schemas
-from lsdflow_launch.init.template import experiment_text, merged
-from lsdflow_launch.shared_start import answer_of
+from lsdflow_launch.init.template import experiment_schema, experiment_text, merged, table_schemas
 
 DEFAULT_PROFILE = "standard"
 # Settings of [experiment] that are also options of `init`.
@@ -53,17 +56,19 @@ class Draft:
 
 def init_experiment(start: Start) -> ExperimentLayout:
     """Write an experiment without inspecting the volumes. Raises the errors of `draft_experiment`."""
-    draft = draft_experiment(start, lambda _tables, _start: Seen(start))
+    draft = draft_experiment(start, lambda _tables, _start: Inspection(start))
     with removed_on_failure(draft.layout):
         return draft.write()
 
 
-def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start], Seen] = look) -> Draft:
+def draft_experiment(
+    start: Start, inspecting: Callable[[Mapping[str, Any], Start], Inspection] = inspect_volumes
+) -> Draft:
     """Return the experiment that `init` would write, with the settings proposed from the volumes.
 
     Raises OutputConflict (73) if the folder already has an experiment, MissingInput (66) for a missing volume,
     UsageError (2) for a folder in a volume,
-    ConfigError (78) for a malformed override or an unknown table, key or word; and the errors of `look`.
+    ConfigError (78) for a malformed override or an unknown table, key or word; and the errors of `inspect_volumes`.
     """
     layout = ExperimentLayout(start.root)
     if layout.experiment_toml.exists():
@@ -73,7 +78,7 @@ def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start],
     for path in sources:
         if not path.exists():
             raise MissingInput("no such volume", where=path)
-    refuse_place_in_volume(start.root, sources)
+    refuse_folder_in_volume(start.root, sources)
     _refuse_wrong_length(start.voxel_size)
     schemas = table_schemas()
     overrides = [_parsed(o, schemas) for o in start.overrides]
@@ -81,10 +86,10 @@ def draft_experiment(start: Start, looking: Callable[[Mapping[str, Any], Start],
     _refuse_unknown_words(start, schema)
     for parts, _ in overrides:
         _refuse_unknown(parts[0], parts[1], schemas)
-    seen = looking(merged(_chosen(start, None), overrides), start)
+    inspection = inspecting(merged(_chosen(start, None), overrides), start)
     told = {".".join(parts) for parts, _ in overrides}
-    choices = tuple(choice for choice in seen.choices if choice.key not in told)
-    values = _proposed(_chosen(seen.start, start.root), choices)
+    choices = tuple(choice for choice in inspection.choices if choice.key not in told)
+    values = _proposed(_chosen(inspection.start, start.root), choices)
     tables = merged(values, overrides)
     text = experiment_text(schemas, tables, {c.key: c.why for c in choices})
     sifs = layout.root / str(tables.get("cluster", {}).get("images", "images"))
@@ -183,3 +188,58 @@ def _parsed(override: str, schemas: Mapping[str, dict[str, Any]]) -> tuple[list[
         return parts, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return parts, text.strip()
+
+
+# Files that mark a folder as part of a zarr or N5 container, or of a precomputed volume.
+ZARR = (".zarray", ".zgroup", "zarr.json")
+KEYS = {"attributes.json": ("n5", "dimensions"), "info": ("scales",)}
+
+
+def refuse_folder_in_volume(root: Path, sources: Sequence[Path]) -> None:
+    """Raise UsageError (2) if the folder is a volume, is inside one, or is one of the sources."""
+    folder = root.resolve()
+    used = {path.resolve() for path in sources}
+    found = next((path for path in (folder, *folder.parents) if path in used or _is_volume(path)), None)
+    if found is not None:
+        raise UsageError(
+            "an experiment cannot lie in a volume",
+            where=root,
+            found=f"{found} is a volume",
+            fix="name a folder of its own: lsdflow init DIR --volume VOLUME",
+        )
+
+
+@contextlib.contextmanager
+def removed_on_failure(layout: ExperimentLayout) -> Iterator[None]:
+    """Remove the files of a new experiment if anything is raised, including Ctrl-C.
+
+    typer.Exit is not a failure: the experiment is complete, and the user corrects its settings in its file.
+    """
+    new = [path for path in (layout.root, *layout.root.parents) if not path.exists()]
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except BaseException:
+        if layout.root in new:
+            shutil.rmtree(layout.root, ignore_errors=True)
+        for path in (layout.experiment_toml, layout.schema_json, layout.images_env):
+            path.unlink(missing_ok=True)
+        for folder in new[1:]:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _is_volume(folder: Path) -> bool:
+    if any((folder / name).is_file() for name in ZARR):
+        return True
+    return any(key in _json_of(folder / name) for name, keys in KEYS.items() for key in keys)
+
+
+def _json_of(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

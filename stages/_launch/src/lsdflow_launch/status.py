@@ -1,0 +1,355 @@
+"""`lsdflow status`: what is done of an experiment, from manifests, run folders, logs and the stages' own status.
+
+The stage counts its blocks itself (`<stage> status`), in any store. Files of its runs show whether it is alive, its
+speed, the retries of blocks and the newest log; SLURM knows the jobs. All times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lsdflow_command.attempts import DONE, FOLDER, AttemptReader
+from lsdflow_command.lock_file import LockFile
+from lsdflow_command.machine import available_cores
+from lsdflow_contract.errors import MissingInput, StageError
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.failed_blocks import FAILED_BLOCKS, own_failed_blocks
+from lsdflow_contract.files import read_json
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.after_run import outcome_of
+from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.descriptions import Ask
+from lsdflow_launch.images.container import choose_ask
+from lsdflow_launch.output import duration
+from lsdflow_launch.planning.evidence import MAX_ATTEMPT_BYTES
+from lsdflow_launch.planning.stored import planned_seconds
+from lsdflow_launch.slurm.jobs import job_facts, newest_submission, slurm_logs, submitted_overrides
+from lsdflow_launch.slurm.table import BLOCK_STAGES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LOG = logging.getLogger("lsdflow.status")
+LISTED = 10
+LOG_TAIL_BYTES = 2**20
+SEARCHED_LOGS = 50
+HEADS = ("stage", "state", "done", "failed", "retried", "rate", "left", "took", "planned", "last sign")
+JOB_ROLES = ("run", "coordinator", "workers", "verify")
+PASS, ITERATIONS = "pass", "iterations_done"
+Facts = Mapping[str, Any]
+
+
+def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Return the state of every stage and its blocks; of a submitted stage also its jobs, if SLURM answers."""
+    submission = newest_submission(experiment)
+    if submission is None:
+        return _with_blocks(experiment, status_of(experiment))
+    if not experiment.overrides:
+        experiment = load_experiment(experiment.path, submitted_overrides(submission))
+    try:
+        jobs = job_facts(experiment, submission)
+    except StageError as error:
+        LOG.warning("nothing is known of the jobs: %s", error.message())
+        jobs = {}
+    states = _with_blocks(experiment, status_of(experiment, choose_ask(experiment)))
+    return {stage: _joined(facts, jobs.get(stage, {})) for stage, facts in states.items()}
+
+
+def _joined(facts: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
+    # Without an outcome the files do not show whether a stage is running; the queue does.
+    runs = any("RUNNING" in str(jobs.get(role, "")) for role in ("run", "coordinator"))
+    state = {"state": "running"} if facts["state"] == "running or killed" and runs else {}
+    return {**facts, **state, **jobs}
+
+
+def _with_blocks(experiment: Experiment, states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    blocks = {s: with_blocks(experiment, s, facts) if s in BLOCK_STAGES else facts for s, facts in states.items()}
+    return {stage: with_activity(experiment, stage, facts) for stage, facts in blocks.items()}
+
+
+def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[str, Any]]:
+    """Return for each stage of the chain: state, seconds, last outcome, and the status of the stage itself."""
+    stages = stages_of(experiment)
+    with ThreadPoolExecutor(available_cores()) as pool:
+        return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage, ask), stages), strict=True))
+
+
+def _last_outcome(experiment: Experiment, stage: str) -> dict[str, Any] | None:
+    """Return the outcome of the run that began last; None if it has not ended, or if there was no run."""
+    newest = _newest_run(experiment, stage)
+    outcome: dict[str, Any] | None = None
+    if newest is not None and (newest / "outcome.json").exists():
+        outcome = read_json(newest / "outcome.json")
+    return outcome
+
+
+def _newest_run(experiment: Experiment, stage: str) -> Path | None:
+    runs = experiment.layout.stage_runs(stage)
+    begun = {path.parent for name in ("outcome.json", "config.resolved.json") for path in runs.glob(f"*/{name}")}
+    return max(begun, key=lambda folder: folder.name, default=None)
+
+
+def _failed_since(experiment: Experiment, stage: str) -> dict[str, Any]:
+    """Return how the newest run of a finished stage failed without changing the stage, for example with other settings.
+
+    `last_run`: when it began (seconds since 1970), exit code, what was wrong; {} if it ended well.
+    """
+    newest = _newest_run(experiment, stage)
+    last = outcome_of(newest) if newest is not None else {}
+    if newest is None or not last.get("exit_code"):
+        return {}
+    if (newest / "outcome.json").stat().st_mtime < experiment.layout.manifest(stage).stat().st_mtime:
+        return {}  # other processes finished the stage later: jobs of a cluster, an import
+    told = {"started": last.get("started"), "exit_code": last["exit_code"]}
+    return {"last_run": {**told, "problem": (last.get("error") or {}).get("what", "")}}
+
+
+def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
+    last = _last_outcome(experiment, stage)
+    try:
+        manifest = read_manifest(experiment.layout, stage)
+    except MissingInput:
+        manifest = None
+    except StageError as error:
+        return {"state": "damaged", "problem": error.what}
+    if manifest is not None:
+        return {
+            "state": "finished",
+            "seconds": round(manifest.facts.get("seconds", 0.0), 1),
+            "identity": manifest.identity[:12],
+            **({"accepted": [str(block) for block in failed]} if (failed := own_failed_blocks(manifest)) else {}),
+            **_failed_since(experiment, stage),
+        }
+    if last is None and not any(experiment.layout.stage_runs(stage).glob("*/config.resolved.json")):
+        return {"state": "not started"}
+    told = ask(stage, stage_arguments("status", experiment))
+    state = "running or killed" if last is None else f"ended with exit code {last['exit_code']}"
+    problem = (last or {}).get("error") or {}
+    more = {} if "exit_code" in told else {k: v for k, v in told.items() if k not in ("stage", "finished")}
+    return {"state": state, "problem": problem.get("what", ""), **more}
+
+
+def with_blocks(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status of a stage, with the logs of failed blocks."""
+    facts = dict(told)
+    if "done" not in facts or "blocks" not in facts:
+        return facts
+    facts["blocks_done"] = int(facts.pop("done"))
+    failures = facts.pop("failures", {})
+    if failures:
+        listed = sorted(failures.items(), key=lambda item: int(item[0]))[:LISTED]
+        facts["failures"] = {n: what + _log_of_block(experiment, stage, int(n)) for n, what in listed}
+    return facts
+
+
+def progress_text(facts: Mapping[str, Any]) -> str:
+    """Return '12 of 40 blocks done, 1 failed, 3.2 a minute, 8.8 minutes left', as far as the facts are known."""
+    if "blocks_done" not in facts:
+        return ""
+    pass_ = f"{facts['pass']}: " if "pass" in facts else ""
+    parts = [f"{pass_}{facts['blocks_done']} of {facts['blocks']} blocks done"]
+    parts += [f"{facts['failed']} failed"] if facts.get("failed") else []
+    if "minutes_left" in facts:
+        parts += [f"{facts['blocks_per_minute']} a minute", f"{facts['minutes_left']} minutes left"]
+    return ", ".join(parts)
+
+
+def _log_of_block(experiment: Experiment, stage: str, block: int) -> str:
+    """Return ' (log: ...)': the newest job log that names the block; empty if there is none."""
+    named = re.compile(rf"\bblock {block}\b".encode())
+    for log in slurm_logs(experiment, stage)[:SEARCHED_LOGS]:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            if named.search(file.read()):
+                return f" (log: {log})"
+    return ""
+
+
+def with_activity(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status of a stage with its activity; for a stage that has not started, with the planned time only."""
+    facts, found = dict(told), dict[str, Any]()
+    planned = planned_seconds(experiment, stage)
+    if planned is not None:
+        found["planned_seconds"] = round(planned, 1)
+    if facts["state"] != "not started":
+        found |= _times(experiment, stage) | _blocks(experiment, stage, facts) | _training(experiment, stage, facts)
+    return {**found, **facts}
+
+
+def begun_last(experiment: Experiment, stage: str) -> Path | None:
+    """Return the folder of the run that began last, whether it has ended or not."""
+    found = experiment.layout.stage_runs(stage).glob("*/config.resolved.json")
+    return max((path.parent for path in found), key=lambda folder: folder.name, default=None)
+
+
+def _times(experiment: Experiment, stage: str) -> dict[str, Any]:
+    runs = experiment.layout.stage_runs(stage)
+    lock = LockFile(runs / "lock")
+    newest = begun_last(experiment, stage)
+    logs = [*slurm_logs(experiment, stage)[:1], *([newest / "log.txt"] if newest else [])]
+    stamps = [stamp for path in (*logs, *_signs(experiment, stage)) if (stamp := _stamp(path)) is not None]
+    present = sorted((path for path in logs if path.is_file()), key=lambda path: path.stat().st_mtime)
+    return {
+        **({"alive": lock.live_holder() is not None} if lock.path.exists() else {}),
+        **({"last_activity": max(stamps)} if stamps else {}),
+        **({"log": str(present[-1])} if present else {}),
+    }
+
+
+def _signs(experiment: Experiment, stage: str) -> Iterator[Path]:
+    """Yield the files, other than logs, that a running stage updates."""
+    yield from (experiment.layout.stage_runs(stage) / FOLDER).glob("*.tsv")
+    yield experiment.layout.train_dir(stage) / "loss.csv"
+
+
+def _stamp(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return blocks of a finished stage, attempts beyond the first, and the speed since the newest run began."""
+    found: dict[str, Any] = {}
+    manifest = _json(experiment.layout.manifest(stage)).get("facts", {})
+    if facts["state"] == "finished" and "blocks" in manifest:
+        failed = sum(f["stage"] == stage and not f["part"] for f in manifest.get(FAILED_BLOCKS, ()))
+        found |= {"blocks": manifest["blocks"], "blocks_done": manifest["blocks"] - failed, "failed": failed}
+    runs = experiment.layout.stage_runs(stage)
+    paths = list((runs / FOLDER).glob("*.tsv"))
+    if not paths or sum(path.stat().st_size for path in paths) > MAX_ATTEMPT_BYTES:
+        return found
+    reader = AttemptReader(runs)
+    ended = reader.ended()
+    tries = Counter((a.key, a.block) for a in (*ended, *reader.without_end()))
+    found["retried"] = sum(count - 1 for count in tries.values())
+    begun = begun_last(experiment, stage)
+    if begun is None or "blocks_done" not in facts or (begun / "outcome.json").exists():
+        return found
+    since = (begun / "config.resolved.json").stat().st_mtime
+    done = sum(a.outcome == DONE and a.started >= since for a in ended)
+    if done:
+        rate = 60 * done / max(time.time() - since, 1e-3)
+        left = (int(facts["blocks"]) - int(facts["blocks_done"])) / rate
+        found |= {"blocks_per_minute": round(rate, 2), "minutes_left": round(left, 1)}
+    return found
+
+
+def _training(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the iterations of a training, their speed, and the remaining minutes at this speed."""
+    begun = begun_last(experiment, stage)
+    try:
+        with (experiment.layout.train_dir(stage) / "loss.csv").open(newline="") as file:
+            (last,) = deque(csv.DictReader(file), maxlen=1)
+        done, speed = int(last["iteration"]), float(last["it_per_s"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return {}
+    config = _json(begun / "config.resolved.json").get("config", {}) if begun else {}
+    wanted = config.get("max_iteration") or done
+    found = {"iterations_done": done, "iterations_wanted": wanted, "iterations_per_second": speed}
+    if facts["state"] != "finished" and speed > 0 and config.get("max_iteration"):
+        found["minutes_left"] = round(max(wanted - done, 0) / speed / 60, 1)
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except StageError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def show_status(states: Mapping[str, Facts], console: Console, now: float | None = None) -> None:
+    """Print the table (done: blocks, or iterations), then further lines for the stages that have them."""
+    from rich.table import Table
+
+    now = time.time() if now is None else now
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    rows = [(stage, *cells(facts, now)) for stage, facts in states.items()]
+    # An empty column would waste space on a narrow terminal.
+    shown = [n for n in range(len(HEADS)) if n < 2 or any(row[n] for row in rows)]
+    for head in (HEADS[n] for n in shown):
+        table.add_column(head, no_wrap=head != "state", justify="left" if head in ("stage", "state") else "right")
+    for row in rows:
+        table.add_row(*(row[n] for n in shown))
+    console.print(table, highlight=False)
+    for stage, facts in states.items():
+        for line in more_lines(stage, facts):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def cells(facts: Facts, now: float) -> tuple[str, ...]:
+    """Return a row of the table, without the stage's name."""
+    took, planned = facts.get("seconds"), facts.get("planned_seconds")
+    left, last = facts.get("minutes_left"), facts.get("last_activity")
+    return (
+        _state(facts),
+        _done(facts),
+        _shown(facts.get("failed")),
+        _shown(facts.get("retried")),
+        _rate(facts),
+        duration(60 * left) if left is not None and facts["state"] != "finished" else "",
+        duration(took) if took is not None else "",
+        duration(planned) if planned is not None else "",
+        f"{duration(max(now - last, 0))} ago" if last is not None else "",
+    )
+
+
+def more_lines(stage: str, facts: Facts) -> Iterator[str]:
+    """Yield why the stage ended, failed blocks, jobs and logs."""
+    if facts.get("problem"):
+        yield f"{stage}: {facts['problem']}"
+    if last := facts.get("last_run"):
+        yield f"{stage}: {_ended(last)}"
+    yield from (f"{stage}: finished without {failed}" for failed in facts.get("accepted", ()))
+    for block, what in facts.get("failures", {}).items():
+        yield f"{stage}: block {block}: {what}"
+    for role in JOB_ROLES:
+        if facts.get(role):
+            yield f"{stage} {role}: {facts[role]}"
+    of_interest = facts["state"] != "finished" or "last_run" in facts
+    logs = facts.get("logs") or ([facts["log"]] if facts.get("log") and of_interest else [])
+    yield from (f"{stage} log: {log}" for log in logs)
+
+
+def _ended(last: Facts) -> str:
+    """Return how a run ended after the stage had finished; the earlier results are still valid."""
+    begun = time.strftime(" of %Y-%m-%d %H:%M", time.localtime(last["started"])) if last.get("started") else ""
+    why = f": {last['problem']}" if last.get("problem") else ""
+    return f"finished before; its last run{begun} ended with exit code {last['exit_code']}{why}"
+
+
+def _state(facts: Facts) -> str:
+    state = str(facts["state"])
+    if state == "running or killed" and "alive" in facts:
+        state = "running" if facts["alive"] else "killed"
+    return f"{state}, {facts[PASS]}" if facts.get(PASS) else state
+
+
+def _done(facts: Facts) -> str:
+    if "blocks_done" in facts and "blocks" in facts:
+        return f"{facts['blocks_done']}/{facts['blocks']}"
+    return f"{facts[ITERATIONS]}/{facts['iterations_wanted']} it" if ITERATIONS in facts else ""
+
+
+def _rate(facts: Facts) -> str:
+    if facts["state"] == "finished":
+        return ""
+    if "blocks_per_minute" in facts:
+        return f"{facts['blocks_per_minute']:.3g}/min"
+    return f"{facts['iterations_per_second']:.3g} it/s" if "iterations_per_second" in facts else ""
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,1 +1,0 @@
-"""Reports about an experiment: status, report, trace."""
