@@ -22,7 +22,7 @@ from lsdflow_contract.testing import micro_network
 from lsdflow_launch.init.demo import write_volume
 from lsdflow_launch.init.draft import images_text
 from lsdflow_launch.init.template import toml_value
-from lsdflow_launch.synthetic.volume import synthetic_em
+from lsdflow_launch.synthetic.image import synthetic_em
 
 collect_ignore_glob = [] if os.environ.get("LSDFLOW_TEST_COMPOSE") else ["test_*.py"]
 

@@ -20,7 +20,7 @@ from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_launch.images.container import Containers
-from lsdflow_launch.images.mounts import mounts_of
+from lsdflow_launch.images.engines import mounts_of
 
 ID = "sha256:" + "ab" * 32
 PASSWORD = "s3cret-of-the-lab"

@@ -25,7 +25,7 @@ from lsdflow_contract.trainings import TRAININGS, make_current, training_outputs
 from lsdflow_launch.cli import app
 from lsdflow_launch.planning.resources import disk_use
 from lsdflow_launch.results import drop, results_of, use
-from lsdflow_launch.sweep.links import link_stages
+from lsdflow_launch.sweep.experiments import link_stages
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
 FIRST, SECOND = "watershed.min_seed_distance_vox=5", "watershed.min_seed_distance_vox=6"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from lsdflow_launch.synthetic.volume import synthetic_em
+from lsdflow_launch.synthetic.image import synthetic_em
 
 SHAPE_VOX = (48, 96, 96)
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lsdflow_launch.sweep import completion
+from lsdflow_launch.sweep.cli import axis_values, sweep_files, sweep_folders
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import write_folders
 
@@ -36,17 +36,17 @@ def offered(shell: str, typed: str) -> list[str]:
 
 def test_folders_of_sweeps_come_first_and_others_as_the_way_to_one(prepared: Path) -> None:
     around = prepared.parent
-    assert completion.sweep_folders(f"{around}/") == [str(prepared), f"{around}/base/"]
-    assert completion.sweep_folders(f"{prepared}/ru") == [f"{prepared}/runs/"]
-    assert completion.sweep_folders(f"{around}/none/x") == []
+    assert sweep_folders(f"{around}/") == [str(prepared), f"{around}/base/"]
+    assert sweep_folders(f"{prepared}/ru") == [f"{prepared}/runs/"]
+    assert sweep_folders(f"{around}/none/x") == []
 
 
 def test_files_of_sweeps_are_offered_and_folders_as_the_way_to_one(prepared: Path) -> None:
     around = prepared.parent
     (around / "notes.txt").touch()
-    assert completion.sweep_files(f"{around}/") == [f"{around}/grid.toml", f"{around}/base/", f"{prepared}/"]
-    assert completion.sweep_files(f"{around}/gr") == [f"{around}/grid.toml", f"{prepared}/"]
-    assert completion.sweep_files(f"{around}/none/x") == []
+    assert sweep_files(f"{around}/") == [f"{around}/grid.toml", f"{around}/base/", f"{prepared}/"]
+    assert sweep_files(f"{around}/gr") == [f"{around}/grid.toml", f"{prepared}/"]
+    assert sweep_files(f"{around}/none/x") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -87,4 +87,4 @@ def test_a_shell_gets_nothing_rather_than_an_error_where_no_sweep_is(tmp_path: P
 def asked_where(folder: Path, typed: str) -> list[str]:
     context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)))
     context.params["folder"] = str(folder)
-    return completion.axis_values(context, typed)
+    return axis_values(context, typed)

@@ -9,9 +9,9 @@ import pytest
 
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_launch.sweep.estimate import estimate, own_bytes
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, planned, write_folders
+from lsdflow_launch.sweep.merge import estimate, own_bytes
 from lsdflow_launch.sweep.run import SweepRunner
 
 from .conftest import FakeStages

@@ -13,9 +13,9 @@ from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.sweep.check import require_fresh_base
+from lsdflow_launch.sweep.experiments import link_stages
 from lsdflow_launch.sweep.file import Sweep, load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep.links import link_stages
 from lsdflow_launch.sweep.run import SweepRunner, prepare_volumes
 
 from .conftest import VOLUME, FakeStages

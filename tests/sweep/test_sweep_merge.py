@@ -16,10 +16,10 @@ from lsdflow_contract.errors import BadData, ContractMismatch
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_launch.cli import app
-from lsdflow_launch.sweep.claim import claimed
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, write_folders
 from lsdflow_launch.sweep.merge import merged
+from lsdflow_launch.sweep.result import claimed
 from lsdflow_launch.sweep.run import SweepRunner
 from lsdflow_launch.sweep.table import markdown, write_merged
 

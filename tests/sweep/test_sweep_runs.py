@@ -17,11 +17,10 @@ import pytest
 from lsdflow_command.lock_file import Holder
 from lsdflow_contract.errors import Interrupted, UsageError
 from lsdflow_contract.experiment import Experiment
-from lsdflow_launch.sweep.claim import AtWorkElsewhere, claim_of, claimed
 from lsdflow_launch.sweep.cli import chosen_runs
 from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
-from lsdflow_launch.sweep.result import read_result
+from lsdflow_launch.sweep.result import AtWorkElsewhere, claim_of, claimed, read_result
 from lsdflow_launch.sweep.run import SweepRunner, exit_code_of
 
 from .conftest import FakeStages

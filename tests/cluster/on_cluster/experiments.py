@@ -20,7 +20,7 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.testing import made, micro_network, tables_of
 from lsdflow_launch.init.demo import write_volume
 from lsdflow_launch.init.template import toml_value
-from lsdflow_launch.synthetic.volume import synthetic_em
+from lsdflow_launch.synthetic.image import synthetic_em
 from lsdflow_runtime.io.volumes import open_volume
 
 BIN = Path(os.environ.get("LSDFLOW_BIN", REPOSITORY / "bin"))

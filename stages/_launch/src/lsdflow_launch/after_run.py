@@ -18,6 +18,13 @@ from lsdflow_launch.images.container import ContainerOptions
 Runs = frozenset[Path]
 # The manifest of predict names the identity of the checkpoint it used, not of the training.
 SCORED = STAGES[STAGES.index("predict") :]
+DEFAULT_CONTAINERS = ContainerOptions()
+FIRST_STEPS = (
+    "First time here: lsdflow demo demo && lsdflow run demo",
+    "Your own volume: lsdflow init exp --volume raw.zarr && lsdflow run exp",
+    "What is done, and what failed: lsdflow status exp",
+    "TAB completes stages, folders and keys: lsdflow --install-completion",
+)
 
 
 @dataclass(frozen=True)
@@ -71,16 +78,6 @@ def _manifest(layout: ExperimentLayout, stage: str) -> Manifest | None:
         return read_manifest(layout, stage)
     except StageError:
         return None
-
-
-DEFAULT_CONTAINERS = ContainerOptions()
-
-FIRST_STEPS = (
-    "First time here: lsdflow demo demo && lsdflow run demo",
-    "Your own volume: lsdflow init exp --volume raw.zarr && lsdflow run exp",
-    "What is done, and what failed: lsdflow status exp",
-    "TAB completes stages, folders and keys: lsdflow --install-completion",
-)
 
 
 @dataclass(frozen=True)

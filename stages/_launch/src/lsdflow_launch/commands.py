@@ -34,6 +34,7 @@ from lsdflow_contract.errors import InternalError, MissingInput, StageError, fix
 LOG = logging.getLogger("lsdflow.run")
 BIN_VARIABLE = "LSDFLOW_BIN"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+LOG = logging.getLogger("lsdflow.run")
 
 
 def stage_command(stage: str) -> Path:
@@ -104,9 +105,6 @@ def run_command(command: Sequence[str]) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
     return code if code >= 0 else 128 - code
-
-
-LOG = logging.getLogger("lsdflow.run")
 
 
 @cache

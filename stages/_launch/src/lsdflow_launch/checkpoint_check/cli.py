@@ -1,19 +1,60 @@
-"""The command `check-checkpoints` of `lsdflow`."""
+"""`lsdflow check-checkpoints`: VOI of a small segmentation with each checkpoint, computed by the ordinary stages.
+
+1. the region: the held-out part of a training volume (experiment.py)
+2. for each checkpoint without a row of these settings in checks.csv: a separate experiment under
+   train/train-acrlsd/checks/<iteration>/ (experiment.py), its stages, its row
+3. best.json: the checkpoint with the lowest VOI (scores.py)
+
+An interrupted check resumes where its stages stopped. With --follow, all steps are repeated until the training ends.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lsdflow_command.app import exit_codes
-from lsdflow_contract.checkpoint import read_best
-from lsdflow_contract.experiment import load_experiment
-from lsdflow_launch.checkpoint_check.check import Checks, Wanted
-from lsdflow_launch.checkpoint_check.region import STAGE, find_region
-from lsdflow_launch.commands import ask_stage
+from lsdflow_command.processes import one_at_a_time
+from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, bundle_folder, bundle_iterations, read_best
+from lsdflow_contract.errors import MissingInput, OutputConflict
+from lsdflow_contract.experiment import Experiment, load_experiment
+from lsdflow_contract.files import storage_errors, write_if_changed
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.checkpoint_check.experiment import (
+    STAGE,
+    CheckedRegion,
+    check_folder,
+    check_text,
+    find_region,
+    settings_of,
+)
+from lsdflow_launch.checkpoint_check.scores import (
+    CheckRow,
+    best_row,
+    choose_by_voi,
+    read_rows,
+    read_scores,
+    whole_bundle,
+    write_rows,
+)
+from lsdflow_launch.commands import ask_stage, run_stage
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import print_answer, stdout_for_json
+
+LOG = logging.getLogger("lsdflow.check")
+STAGES_OF_A_CHECK = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
+LOOK_EVERY_S = 15.0
+
+RunStage = Callable[[str, Sequence[str]], int]
 
 
 def add_check_verb(app: typer.Typer) -> None:
@@ -48,3 +89,145 @@ def add_check_verb(app: typer.Typer) -> None:
                 text += f"best: iteration {best.iteration}, VOI {best.voi:.3f} bits"
             print_answer(facts, text, as_json)
         raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The checkpoints to check, every N iterations, and whether to `keep` the arrays of a check."""
+
+    every: int = 1
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks of one experiment on one region."""
+
+    experiment: Experiment
+    region: CheckedRegion
+    wanted: Wanted
+    caller: RunStage = run_stage
+
+    @property
+    def path(self) -> Path:
+        """The path of checks.csv."""
+        return self.experiment.layout.train_dir(STAGE) / "checks.csv"
+
+    @property
+    def training_finished(self) -> bool:
+        """True if the training has written its manifest."""
+        return self.experiment.layout.manifest(STAGE).exists()
+
+    def follow(self, sleep: Callable[[float], object] = time.sleep) -> int:
+        """Repeat `look` until the training has finished, then once more. Returns and raises as `look`."""
+        with self._alone():
+            while True:
+                # Read this first: the last checkpoint is written before the manifest.
+                finished = self.training_finished
+                if finished:
+                    return self._look(last=True)
+                if self._iterations() and (code := self._look(last=False)):
+                    return code
+                sleep(LOOK_EVERY_S)
+
+    def look(self) -> int:
+        """Check the unchecked checkpoints, and choose one. Returns the exit code of the first failed stage, else 0.
+
+        Raises MissingInput (66) without checkpoints; OutputConflict (73) if another check-checkpoints is running.
+        """
+        self._require_checkpoints()
+        with self._alone():
+            return self._look(last=True)
+
+    def compared(self) -> list[CheckRow]:
+        """Return the rows that were computed with the current settings."""
+        return [row for row in read_rows(self.path) if row.settings == self._settings()]
+
+    def choose(self) -> BestCheckpoint:
+        """Write best.json; see choose_by_voi."""
+        return choose_by_voi(self.experiment, self.compared())
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        return one_at_a_time(self.path.with_name(".checks.lock"), "check-checkpoints")
+
+    def _look(self, last: bool) -> int:
+        self._require_checkpoints()
+        done = {(row.iteration, row.weights_sha256) for row in self.compared()}
+        for iteration in self._due():
+            bundle = whole_bundle(bundle_folder(self.experiment.layout.checkpoints(STAGE), iteration))
+            if bundle is not None and (iteration, bundle.weights_sha256) not in done:
+                code = self._check(bundle)
+                if code:
+                    return code
+        try:
+            if self.compared():
+                self.choose()
+        except OutputConflict as error:
+            if last:
+                raise
+            LOG.warning("%s", error.what)
+        return 0
+
+    def _require_checkpoints(self) -> None:
+        if not self._iterations():
+            raise MissingInput("no checkpoints", where=self.experiment.layout.checkpoints(STAGE), fix="train first")
+
+    def _due(self) -> list[int]:
+        """Return the checkpoints to check: every N iterations, and the last one of a finished training."""
+        there = self._iterations()
+        last = {there[-1]} if self.training_finished else set()
+        return [iteration for iteration in there if iteration % self.wanted.every == 0 or iteration in last]
+
+    def _check(self, bundle: Bundle) -> int:
+        """Run the stages of one check; write its row if they succeed. Returns the exit code."""
+        started, folder = time.monotonic(), check_folder(self.experiment, bundle.iteration)
+        LOG.info("checking iteration %d (%s)", bundle.iteration, self.region.words)
+        self._begin(folder, bundle)
+        for stage in STAGES_OF_A_CHECK:
+            code = self.caller(stage, ["run", "--experiment", str(folder / "experiment.toml")])
+            if code:
+                return self._failed(stage, code, bundle)
+        row = best_row(bundle, read_scores(folder), time.monotonic() - started, self.region.words, self._settings())
+        write_rows(self.path, [*_others(read_rows(self.path), row), row])
+        LOG.info(
+            "iteration %d: VOI %.3f bits (split %.3f + merge %.3f), adapted Rand error %.3f, threshold %g",
+            *(row.iteration, row.voi, row.voi_split, row.voi_merge, row.adapted_rand_error, row.threshold),
+        )
+        if not self.wanted.keep:
+            _remove_arrays(ExperimentLayout(folder))
+        return 0
+
+    def _begin(self, folder: Path, bundle: Bundle) -> None:
+        """Write the experiment file of the check; delete an earlier check of this iteration with another file."""
+        text = check_text(self.experiment, self.region, bundle, self._prepared()).encode()
+        file = folder / "experiment.toml"
+        if folder.exists() and not (file.is_file() and file.read_bytes() == text):
+            with storage_errors(folder):
+                shutil.rmtree(folder)
+        write_if_changed(file, text)
+
+    def _failed(self, stage: str, code: int, bundle: Bundle) -> int:
+        if not bundle_folder(self.experiment.layout.checkpoints(STAGE), bundle.iteration).exists():
+            LOG.warning("iteration %d is left out: the training has deleted it meanwhile", bundle.iteration)
+            return 0
+        LOG.error("%s of the check of iteration %d ended with exit code %d", stage, bundle.iteration, code)
+        return code
+
+    def _iterations(self) -> list[int]:
+        return bundle_iterations(self.experiment.layout.checkpoints(STAGE))
+
+    def _prepared(self) -> str:
+        return read_manifest(self.experiment.layout, "prepare").identity
+
+    def _settings(self) -> str:
+        return settings_of(self.experiment, self.region, self._prepared())
+
+
+def _others(rows: Sequence[CheckRow], row: CheckRow) -> list[CheckRow]:
+    return [other for other in rows if (other.iteration, other.settings) != (row.iteration, row.settings)]
+
+
+def _remove_arrays(layout: ExperimentLayout) -> None:
+    """Remove the arrays and the store, which need most space; report, manifests and logs are kept."""
+    for path in (layout.data, layout.results, layout.luts, layout.store):
+        shutil.rmtree(path, ignore_errors=True)

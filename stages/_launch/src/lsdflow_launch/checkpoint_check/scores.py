@@ -23,7 +23,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_atomically
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_contract.sealing import read_sealed
-from lsdflow_launch.checkpoint_check.region import STAGE
+from lsdflow_launch.checkpoint_check.experiment import STAGE
 
 LOG = logging.getLogger("lsdflow.check")
 

@@ -19,6 +19,8 @@ from lsdflow_launch.slurm.jobs import Partition, existing_partitions
 from lsdflow_launch.slurm.table import cluster_of, job_settings
 
 Check = Callable[[], Iterator[Finding]]
+STORE_STAGE = "watershed"
+STORE_S = 60.0
 
 
 def findings(folder: Path) -> list[Finding]:
@@ -89,10 +91,6 @@ def _partition_findings(
         yield warn("partitions of [cluster]", f"not up: {', '.join(down)}", "jobs will wait; sinfo tells")
     if not missing and not down:
         yield ok("partitions of [cluster]", ", ".join(sorted(named)) or "the default one")
-
-
-STORE_STAGE = "watershed"
-STORE_S = 60.0
 
 
 def store_findings(experiment: Experiment | None) -> Iterator[Finding]:

@@ -24,6 +24,20 @@ OPEN_FILES = 1024
 # For the batches of data loaders and daisy's logs.
 TEMPORARY_BYTES, SHARED_BYTES = 2 * GIB, GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
+QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
+# One stage of each environment: prediction, and the trainings.
+TORCH_STAGES = ("predict", "train-acrlsd")
+# Commands that succeed only if this user may use the engine.
+ENGINE_COMMANDS = {
+    "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
+    "podman": ("podman", "info", "--format", "{{.Version.Version}}"),
+    "apptainer": ("apptainer", "--version"),
+    "singularity": ("singularity", "--version"),
+}
+ENGINE_FIXES = {
+    "docker": "start the daemon, or let an administrator put you into the group docker",
+    "podman": "podman info tells; rootless podman wants entries in /etc/subuid and /etc/subgid",
+}
 
 
 def commands() -> Iterator[Finding]:
@@ -90,11 +104,6 @@ def _room(subject: str, folder: Path, wanted: int, fix: str) -> Finding:
     return ok(subject, found) if free >= wanted else warn(subject, found, fix)
 
 
-QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
-# One stage of each environment: prediction, and the trainings.
-TORCH_STAGES = ("predict", "train-acrlsd")
-
-
 def gpu_findings() -> Iterator[Finding]:
     """Yield findings about the driver and its GPUs, then about torch in each environment."""
     with ThreadPoolExecutor() as pool:
@@ -129,19 +138,6 @@ def torch_finding(stage: str, facts: Mapping[str, Any], gpus: int) -> Finding:
         return warn(subject, f"{found}, there are {gpus}", "CUDA_VISIBLE_DEVICES hides the others?")
     why = facts.get("cuda_problem") or "CUDA cannot be used"
     return fail(subject, f"{found}: {why}", f"a driver for CUDA {facts['cuda']}, or the torch of an older CUDA")
-
-
-# Commands that succeed only if this user may use the engine.
-ENGINE_COMMANDS = {
-    "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
-    "podman": ("podman", "info", "--format", "{{.Version.Version}}"),
-    "apptainer": ("apptainer", "--version"),
-    "singularity": ("singularity", "--version"),
-}
-ENGINE_FIXES = {
-    "docker": "start the daemon, or let an administrator put you into the group docker",
-    "podman": "podman info tells; rootless podman wants entries in /etc/subuid and /etc/subgid",
-}
 
 
 def container_findings() -> Iterator[Finding]:

@@ -16,6 +16,9 @@ from lsdflow_contract.errors import MissingInput
 from lsdflow_launch.commands import answer_of, stage_command
 
 State = Literal["ok", "warn", "FAIL"]
+QUICK_S = 15.0
+# Loading torch from a slow network disk takes long.
+STAGE_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,6 @@ def warn(subject: str, found: str, fix: str = "") -> Finding:
 def fail(subject: str, found: str, fix: str) -> Finding:
     """Return a finding that would make a run fail."""
     return Finding("FAIL", subject, found, fix)
-
-
-QUICK_S = 15.0
-# Loading torch from a slow network disk takes long.
-STAGE_S = 90.0
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from lsdflow_contract.errors import ConfigError, MissingInput, PermissionDenied
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import storage_errors, write_if_changed
 from lsdflow_launch.images.container import require_image
-from lsdflow_launch.images.engines import DockerLike
-from lsdflow_launch.images.mounts import mounts_of
+from lsdflow_launch.images.engines import DockerLike, mounts_of
 from lsdflow_launch.images.pins import Pin, key_of, pin_of_stage, read_pins
 
 HEADER = "# Written by `lsdflow compose-env`: this machine, this user, this experiment. Pins stand in images.env.\n"

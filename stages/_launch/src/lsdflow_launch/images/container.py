@@ -21,8 +21,16 @@ from lsdflow_contract.manifest import DIGEST_VARIABLE
 from lsdflow_launch.chain import stages_of
 from lsdflow_launch.commands import ask_stage, run_command, stage_command
 from lsdflow_launch.descriptions import Ask
-from lsdflow_launch.images.engines import Call, Engine, Image, engine_named, key_fix
-from lsdflow_launch.images.mounts import URI_FILE_VARIABLE, mounts_of, uri_file_of
+from lsdflow_launch.images.engines import (
+    URI_FILE_VARIABLE,
+    Call,
+    Engine,
+    Image,
+    engine_named,
+    key_fix,
+    mounts_of,
+    uri_file_of,
+)
 from lsdflow_launch.images.pins import Pin, pin_of_stage, read_pins
 from lsdflow_launch.slurm.table import cluster_of
 

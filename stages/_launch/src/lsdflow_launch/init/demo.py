@@ -15,7 +15,7 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.init.draft import init_experiment
 from lsdflow_launch.init.inspect import Start
-from lsdflow_launch.synthetic.volume import synthetic_em
+from lsdflow_launch.synthetic.image import synthetic_em
 
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
 DEMO_SHAPE_VOX = (224, 160, 160)

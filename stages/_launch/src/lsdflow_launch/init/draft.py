@@ -33,6 +33,9 @@ from lsdflow_launch.init.template import experiment_schema, experiment_text, mer
 DEFAULT_PROFILE = "standard"
 # Settings of [experiment] that are also options of `init`.
 OWN_OPTIONS = ("mode", "profile")
+# Files that mark a folder as part of a zarr or N5 container, or of a precomputed volume.
+ZARR = (".zarray", ".zgroup", "zarr.json")
+KEYS = {"attributes.json": ("n5", "dimensions"), "info": ("scales",)}
 
 
 @dataclass(frozen=True)
@@ -188,11 +191,6 @@ def _parsed(override: str, schemas: Mapping[str, dict[str, Any]]) -> tuple[list[
         return parts, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return parts, text.strip()
-
-
-# Files that mark a folder as part of a zarr or N5 container, or of a precomputed volume.
-ZARR = (".zarray", ".zgroup", "zarr.json")
-KEYS = {"attributes.json": ("n5", "dimensions"), "info": ("scales",)}
 
 
 def refuse_folder_in_volume(root: Path, sources: Sequence[Path]) -> None:

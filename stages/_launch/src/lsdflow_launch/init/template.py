@@ -37,6 +37,9 @@ HEADER = """\
 # All keys of a stage: `<stage> schema`. Check: `lsdflow validate .`   Run: `lsdflow run .`
 """
 WIDTH = 110
+DIALECT = "http://json-schema.org/draft-07/schema#"
+# Keys that pydantic adds for programs, and that an editor would show twice.
+_LEFT_OUT = ("$defs", "title", "prefixItems", "$ref", "anyOf", "default")
 
 
 def experiment_text(
@@ -136,11 +139,6 @@ def _set_key(node: dict[str, Any], parts: list[str], value: Any) -> None:
     else:
         node[first] = dict(node.get(first, {}))
         _set_key(node[first], rest, value)
-
-
-DIALECT = "http://json-schema.org/draft-07/schema#"
-# Keys that pydantic adds for programs, and that an editor would show twice.
-_LEFT_OUT = ("$defs", "title", "prefixItems", "$ref", "anyOf", "default")
 
 
 def table_schemas() -> dict[str, dict[str, Any]]:

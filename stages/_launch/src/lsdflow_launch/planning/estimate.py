@@ -8,70 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from lsdflow_launch.planning.evidence import (
     Evidence,
     Facts,
+    Quantity,
     StageRecord,
+    first_known,
     mean_use_of_blocks,
     of_key,
     passes_of,
     seconds_outside_blocks,
+    total,
+    unknown,
 )
 from lsdflow_launch.planning.resources import StageWorkers
 from lsdflow_launch.slurm.table import BLOCK_STAGES
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number. value: None if not known. source: origin, or why not known. at_least: the value is a lower bound."""
-
-    value: float | None
-    source: str
-    at_least: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the number as stored in plan.json."""
-        return {"value": self.value, "from": self.source, **({"at_least": True} if self.at_least else {})}
-
-    @classmethod
-    def of_dict(cls, told: dict[str, Any]) -> Self:
-        """Read the number from its form in plan.json."""
-        return cls(told.get("value"), str(told.get("from", "")), bool(told.get("at_least", False)))
-
-    def times(self, factor: float, why: str = "") -> Quantity:
-        """Return the value times a factor; `why` is added to the source."""
-        if self.value is None:
-            return self
-        return replace(self, value=self.value * factor, source=f"{self.source}{why}")
-
-
-def unknown(why: str) -> Quantity:
-    """Return a number that is not known."""
-    return Quantity(None, why)
-
-
-def first_known(found: Iterable[Quantity], why_not: str) -> Quantity:
-    """Return the first number that is known; if there is none, an unknown one with all reasons."""
-    listed = list(found)
-    for quantity in listed:
-        if quantity.value is not None:
-            return quantity
-    reasons = dict.fromkeys(q.source for q in listed if q.source)
-    return unknown("; ".join(reasons) or why_not)
-
-
-def total(parts: Iterable[Quantity]) -> Quantity:
-    """Return the sum; `at_least` if a part is not known, unknown if no part is known."""
-    listed = list(parts)
-    values = [q.value for q in listed if q.value is not None]
-    sources = "; ".join(dict.fromkeys(q.source for q in listed))
-    if not values:
-        return unknown(sources)
-    return Quantity(sum(values), sources, len(values) < len(listed) or any(q.at_least for q in listed))
-
 
 NOT_MEASURED = "no block is done, measured (--measure) or known from another experiment (--like)"
 SERIAL = ("segment", "evaluate")
@@ -84,6 +38,9 @@ PROCESS_MIB = 150
 FILES_OF_A_BLOCK = 2
 # Part of the serial seconds that does not grow with the volume: importing libraries, pictures of the report.
 FIXED_SECONDS = {"segment": 1.0, "evaluate": 10.0}
+NEVER_RUN = "not known before it has run, here or in another experiment (--like)"
+CHUNK_VOX = 64
+SAME_TRAINING = ("kind", "raw_shape_vox", "output_shape_vox", "patches_per_step", "device")
 
 
 @dataclass(frozen=True)
@@ -298,12 +255,6 @@ def _hours(seconds: Quantity, walltime: Quantity, workers: StageWorkers) -> dict
         "cpu_hours": Quantity(held.value, held.source, held.at_least).times(1 / 3600),
         "gpu_hours": seconds.times(job.gpus / 3600) if job.gpus else Quantity(0, "no GPU is used"),
     }
-
-
-NEVER_RUN = "not known before it has run, here or in another experiment (--like)"
-MIB = 2**20
-CHUNK_VOX = 64
-SAME_TRAINING = ("kind", "raw_shape_vox", "output_shape_vox", "patches_per_step", "device")
 
 
 def preparation(evidence: Evidence) -> StageEstimate:

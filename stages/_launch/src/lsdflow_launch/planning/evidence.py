@@ -17,11 +17,11 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lsdflow_command.attempts import DONE, FOLDER, KEY_LETTERS, AttemptReader
 from lsdflow_contract.errors import MissingInput, StageError, fix_of
@@ -35,6 +35,59 @@ from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 # The attempts at 10^6 blocks fill some 100 MB, which would take too long to read.
 MAX_ATTEMPT_BYTES = 50_000_000
+LOG = logging.getLogger("lsdflow.plan")
+Facts = dict[str, Any]
+FILE = "recorded_run.json"
+RECORDED_RUN = "the recorded run"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number. value: None if not known. source: origin, or why not known. at_least: the value is a lower bound."""
+
+    value: float | None
+    source: str
+    at_least: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the number as stored in plan.json."""
+        return {"value": self.value, "from": self.source, **({"at_least": True} if self.at_least else {})}
+
+    @classmethod
+    def of_dict(cls, told: dict[str, Any]) -> Self:
+        """Read the number from its form in plan.json."""
+        return cls(told.get("value"), str(told.get("from", "")), bool(told.get("at_least", False)))
+
+    def times(self, factor: float, why: str = "") -> Quantity:
+        """Return the value times a factor; `why` is added to the source."""
+        if self.value is None:
+            return self
+        return replace(self, value=self.value * factor, source=f"{self.source}{why}")
+
+
+def unknown(why: str) -> Quantity:
+    """Return a number that is not known."""
+    return Quantity(None, why)
+
+
+def first_known(found: Iterable[Quantity], why_not: str) -> Quantity:
+    """Return the first number that is known; if there is none, an unknown one with all reasons."""
+    listed = list(found)
+    for quantity in listed:
+        if quantity.value is not None:
+            return quantity
+    reasons = dict.fromkeys(q.source for q in listed if q.source)
+    return unknown("; ".join(reasons) or why_not)
+
+
+def total(parts: Iterable[Quantity]) -> Quantity:
+    """Return the sum; `at_least` if a part is not known, unknown if no part is known."""
+    listed = list(parts)
+    values = [q.value for q in listed if q.value is not None]
+    sources = "; ".join(dict.fromkeys(q.source for q in listed))
+    if not values:
+        return unknown(sources)
+    return Quantity(sum(values), sources, len(values) < len(listed) or any(q.at_least for q in listed))
 
 
 @dataclass(frozen=True)
@@ -63,10 +116,6 @@ def use_of_attempts(runs: Path) -> dict[str, AttemptUse]:
 def of_key(found: dict[str, AttemptUse], key: str) -> AttemptUse | None:
     """Return the use of the pass with this key; None if it is not known."""
     return found.get(key[:KEY_LETTERS])
-
-
-LOG = logging.getLogger("lsdflow.plan")
-Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -199,10 +248,6 @@ def require_finished_something(like: Experiment, made: Mapping[str, StageRecord]
         raise MissingInput(
             "no stage of that experiment has finished", where=like.layout.root, fix="name one that was run with --like"
         )
-
-
-FILE = "recorded_run.json"
-RECORDED_RUN = "the recorded run"
 
 
 def origin_of_recorded_run() -> str:

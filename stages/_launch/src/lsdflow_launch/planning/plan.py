@@ -40,20 +40,26 @@ from lsdflow_launch.descriptions import (
     stages_to_ask,
 )
 from lsdflow_launch.output import duration, size
-from lsdflow_launch.planning.estimate import Quantity, StageEstimate, estimate, total
+from lsdflow_launch.planning.estimate import StageEstimate, estimate
 from lsdflow_launch.planning.evidence import (
     Evidence,
     Facts,
+    Quantity,
     StageRecord,
     measure,
     record_of,
     recorded_run,
     require_finished_something,
+    total,
 )
 from lsdflow_launch.planning.resources import DiskUse, FreeSpace, Job, StageWorkers, free_space, workers_of
 from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of
 
 PRICES_FILE = "prices.toml"
+SPARE = 1.1
+DISK = "disk"
+HOURS = ("cpu_hours", "gpu_hours")
+MISSING = {"exit_code": MissingInput.exit_code}
 
 
 class Offer(StrictModel):
@@ -107,12 +113,6 @@ def _priced(amount: Quantity, price: float | None) -> Quantity:
     if amount.value == 0 and not amount.at_least:
         return Quantity(0.0, "")
     return Quantity(None, "no price for a part of it") if price is None else amount.times(price)
-
-
-SPARE = 1.1
-DISK = "disk"
-HOURS = ("cpu_hours", "gpu_hours")
-MISSING = {"exit_code": MissingInput.exit_code}
 
 
 @dataclass(frozen=True)

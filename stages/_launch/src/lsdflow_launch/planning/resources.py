@@ -16,6 +16,8 @@ from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of, job_settings
 
 LOCAL = "this machine"
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# 10^6 files of a shared file system can take minutes to count; after this time the count is reported as incomplete.
+COUNT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,6 @@ def _gpus(gres: str) -> int:
     """Return the number of GPUs in a --gres such as gpu:a100:2,tmp:5."""
     counts = [part.split(":")[1:] for part in gres.split(",") if part.split(":")[0] == "gpu"]
     return sum(int(c[-1]) if c and c[-1].isdigit() else 1 for c in counts)
-
-
-# 10^6 files of a shared file system can take minutes to count; after this time the count is reported as incomplete.
-COUNT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, write_json
-from lsdflow_launch.planning.estimate import Quantity
-from lsdflow_launch.planning.evidence import StageRecord, mean_use_of_blocks, passes_of
+from lsdflow_launch.planning.evidence import Quantity, StageRecord, mean_use_of_blocks, passes_of
 from lsdflow_launch.planning.plan import Plan
 
 COMPARED = ("walltime_s", "seconds", "rss_per_worker_bytes", "bytes_written", "files")

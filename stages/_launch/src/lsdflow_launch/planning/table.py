@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lsdflow_launch.output import count, duration, hours, money, size
-from lsdflow_launch.planning.estimate import Quantity
-from lsdflow_launch.planning.evidence import RECORDED_RUN, origin_of_recorded_run
+from lsdflow_launch.planning.evidence import RECORDED_RUN, Quantity, origin_of_recorded_run
 from lsdflow_launch.planning.plan import HOURS, Plan
 from lsdflow_launch.planning.stored import Comparison
 

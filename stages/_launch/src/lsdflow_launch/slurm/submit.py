@@ -24,7 +24,7 @@ from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
 from lsdflow_launch.chain import stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
-from lsdflow_launch.images.mounts import mounts_of, uri_file_of
+from lsdflow_launch.images.engines import mounts_of, uri_file_of
 from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set
 from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.preflight import Scope, show_problems
@@ -34,6 +34,11 @@ from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of, job_settings, r
 WRAPPERS_VARIABLE = "LSDFLOW_WRAPPERS"
 # Nothing is expanded in a line KEY='value'; only these characters could end it or break sbatch's file patterns.
 FORBIDDEN = ("'", "\n", "\r", "\0")
+WORKERS, OF_STAGES = (
+    "STAGE=N: number of worker jobs of a stage (repeat for more)",
+    one_of([f"{stage}=" for stage in BLOCK_STAGES]),
+)
+Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=OF_STAGES)]
 
 
 def wrappers_folder() -> Path:
@@ -112,13 +117,6 @@ def _pipeline(experiment: Experiment, options: Sequence[str], settings: str, dry
     command = [str(wrappers_folder() / "pipeline.sh"), "--experiment", str(experiment.path.parent), *options]
     command += ["--dry-run"] if dry_run else []
     return subprocess.run(command, input=settings, text=True, check=False).returncode
-
-
-WORKERS, OF_STAGES = (
-    "STAGE=N: number of worker jobs of a stage (repeat for more)",
-    one_of([f"{stage}=" for stage in BLOCK_STAGES]),
-)
-Workers = Annotated[list[str] | None, typer.Option(help=WORKERS, autocompletion=OF_STAGES)]
 
 
 def add_cluster_verbs(app: typer.Typer) -> None:

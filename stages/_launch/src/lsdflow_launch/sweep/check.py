@@ -27,10 +27,10 @@ from lsdflow_contract.model import StrictModel
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.slurm.table import ClusterTable, cluster_of
+from lsdflow_launch.sweep.experiments import experiment_text_of
 from lsdflow_launch.sweep.file import TABLES, Sweep
+from lsdflow_launch.sweep.folder import planned_runs
 from lsdflow_launch.sweep.grid import Run
-from lsdflow_launch.sweep.text import experiment_text_of
-from lsdflow_launch.sweep.tree import planned_runs
 
 LOG = logging.getLogger("lsdflow.sweep")
 _MODELS: dict[str, type[StrictModel]] = {

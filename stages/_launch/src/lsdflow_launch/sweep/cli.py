@@ -1,4 +1,7 @@
-"""`lsdflow sweep`: the commands plan, prepare, run, status and merge for a grid of experiments."""
+"""`lsdflow sweep`: the commands plan, prepare, run, status and merge for a grid of experiments; shell completion.
+
+For completion only file names and sweep.json are read, without checks: on an error the shell gets no suggestions.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,57 @@ import typer
 
 from lsdflow_command.app import exit_codes
 from lsdflow_command.cli import Verbs
-from lsdflow_command.completion import one_of
+from lsdflow_command.completion import experiment_folders, one_of
 from lsdflow_command.interruption import interrupt_on_signals
 from lsdflow_contract.errors import BlocksFailed, UsageError
 from lsdflow_launch.commands import ask_stage, run_stage
 from lsdflow_launch.images.container import ContainerOptions
-from lsdflow_launch.options import Debug, Engine, Images, Json, Network
+from lsdflow_launch.options import Debug, Engine, Images, Json, Network, named_folder
 from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.sweep.check import require_fresh_base, require_valid
-from lsdflow_launch.sweep.completion import axis_values, sweep_files, sweep_folders
-from lsdflow_launch.sweep.estimate import estimate, grid_runs, runs_of_part
 from lsdflow_launch.sweep.file import load_sweep
-from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, planned, write_folders
+from lsdflow_launch.sweep.folder import PLAN_NAME, PlannedRun, SweepFolder, open_sweep, planned, write_folders
 from lsdflow_launch.sweep.grid import groups_of, runs_where
-from lsdflow_launch.sweep.merge import Merged, merged
+from lsdflow_launch.sweep.merge import Merged, estimate, grid_runs, merged, runs_of_part
 from lsdflow_launch.sweep.run import PLACES, SweepRunner, caller_at, exit_code_of, prepare_volumes
 from lsdflow_launch.sweep.table import summary, write_merged
-from lsdflow_launch.sweep.tree import PlannedRun
+
+
+def sweep_folders(incomplete: str) -> list[str]:
+    """Return the folders of prepared sweeps; after them other folders, which may contain one."""
+    folders = [name.removesuffix("/") for name in experiment_folders(incomplete)]
+    sweeps = [name for name in folders if Path(name, PLAN_NAME).is_file()]
+    return sweeps + [f"{name}/" for name in folders if name not in sweeps]
+
+
+def sweep_files(incomplete: str) -> list[str]:
+    """Return the TOML files, each of which may be a sweep; after them the folders, which may contain one."""
+    begin = "" if incomplete.endswith("/") else Path(incomplete).name
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    try:
+        found = sorted(p for p in folder.glob("*.toml") if p.name.startswith(begin) and p.is_file())
+    except OSError:
+        found = []
+    return [*map(str, found), *(f"{name.removesuffix('/')}/" for name in experiment_folders(incomplete))]
+
+
+def axis_values(context: typer.Context, incomplete: str) -> list[str]:
+    """Return `axis=` for every axis of the sweep named on the command line, and `axis=value` for its values."""
+    axes = _axes(named_folder(context))
+    name, equals, begin = incomplete.partition("=")
+    if not equals:
+        return [f"{axis}=" for axis in axes if axis.startswith(name)]
+    return [f"{name}={value}" for value in axes.get(name, ()) if value.startswith(begin)]
+
+
+def _axes(root: Path) -> dict[str, list[str]]:
+    """Return the labels of each axis; {} if the folder has no sweep."""
+    try:
+        axes = json.loads((root / PLAN_NAME).read_text(encoding="utf-8"))["axes"]
+        return {str(name): [str(label) for label in labels] for name, labels in axes.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
 
 app = Verbs(name="sweep", help="Run a grid of experiments, on any number of servers.")
 File = Annotated[Path, typer.Argument(help="the file SWEEP.toml", autocompletion=sweep_files)]

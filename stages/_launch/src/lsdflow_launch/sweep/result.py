@@ -1,19 +1,28 @@
-"""result.json: the result of one run of a sweep, written only by that run; `sweep merge` reads it."""
+"""What a run of a sweep records: its claim while it is computed, and its result (result.json).
+
+Claim: a file on shared storage, so only one process at a time, on any machine, computes a run. If two processes hold a
+claim by mistake, they write identical results, because results are written only once. The claim saves the second one
+the computation, also for a stage that has no lock of its own.
+Result: written only by the run itself; `sweep merge` reads it.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from lsdflow_command.lock_file import EXPIRY_SECONDS, Holder, LockFile
 from lsdflow_contract import CONTRACT_VERSION
-from lsdflow_contract.errors import BadData, StageError
+from lsdflow_contract.errors import BadData, OutputConflict, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json
 from lsdflow_contract.hashing import hash_of_file
@@ -22,6 +31,37 @@ from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
 from lsdflow_contract.software import source_revision
 from lsdflow_launch.chain import stages_of
+
+LOG = logging.getLogger("lsdflow.sweep")
+
+
+class AtWorkElsewhere(OutputConflict):
+    """Another process holds the claim."""
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold the claim of an experiment folder within the `with` block. Raises AtWorkElsewhere (73) if it is held."""
+    claim = claim_of(folder)
+    with claim.held(
+        lambda found, age_s: _refusal(claim, found, age_s),
+        lost=lambda: LOG.warning("another process took over: %s", claim.path),
+    ):
+        yield
+
+
+def claim_of(folder: Path) -> LockFile:
+    """Return the claim file of an experiment folder."""
+    return LockFile(folder / "runs" / "sweep" / "claim")
+
+
+def _refusal(claim: LockFile, found: Holder, age_s: float) -> OutputConflict:
+    return AtWorkElsewhere(
+        "another process works on this run",
+        where=claim.path,
+        found=f"{found.host}, process {found.pid}; last sign of life {age_s:.0f} s ago",
+        fix=f"wait until it ends; if it is dead, run again in {EXPIRY_SECONDS:.0f} s",
+    )
 
 
 class RunResult(StrictModel):

@@ -20,11 +20,9 @@ from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import STOPPED, Chain
 from lsdflow_launch.commands import run_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, sif_folder
-from lsdflow_launch.sweep.claim import AtWorkElsewhere, claimed
-from lsdflow_launch.sweep.folder import SweepFolder
-from lsdflow_launch.sweep.links import link_stages
-from lsdflow_launch.sweep.result import last_error, read_result, write_result
-from lsdflow_launch.sweep.tree import PlannedNode, PlannedRun, open_stages
+from lsdflow_launch.sweep.experiments import link_stages
+from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, open_stages
+from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, last_error, read_result, write_result
 
 LOG = logging.getLogger("lsdflow.sweep")
 Caller = Callable[[str, Sequence[str]], int]

@@ -1,5 +1,7 @@
 """The grey values of synthetic tissue, similar to a FIB-SEM image of the labelled neurites.
 
+The tissue is grown first (tissue.py). The result depends only on the seed: the same seed gives the same bytes.
+
 1. Cytoplasm: every cell has its own brightness and grain; a few are dark throughout.
 2. Organelles: mitochondria (dark envelope, cristae, an inside that resembles a thin dark neurite) in the thick
    neurites, clouds of vesicles, and a speckle of small dark grains.
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from lsdflow_launch.synthetic.neurites import Neurite
-from lsdflow_launch.synthetic.tissue import Tissue, smooth_noise
+from lsdflow_launch.synthetic.tissue import Tissue, grow_tissue, smooth_noise
 
 Field = NDArray[np.float32]
 Vox3 = tuple[int, int, int]
@@ -29,6 +31,7 @@ Nm3 = tuple[float, float, float]
 MEMBRANE_GREY = 76.0
 BRIGHT_GREY = 172.0
 ROOM_FOR_MITOCHONDRION_NM = 95.0
+SMALLEST_SHAPE_VOX = 16
 
 
 @dataclass(frozen=True)
@@ -226,3 +229,21 @@ def _instrument(image: Field, voxel_size_nm: Nm3, rng: np.random.Generator) -> N
     correlated = ndimage.gaussian_filter(rng.standard_normal(shape, np.float32), (0.0, 0.6, 0.8), truncate=3.0)
     image += 3.2 * correlated / float(correlated.std()) + 3.2 * rng.standard_normal(shape, np.float32)
     return np.clip(np.rint(image), 0, 255).astype(np.uint8)
+
+
+def synthetic_em(
+    shape_vox: tuple[int, int, int], voxel_size_nm: tuple[float, float, float], seed: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    """Return a densely packed block of neuropil as in a FIB-SEM image, with its labels.
+
+    Returns raw u8 (z,y,x), dark membranes on grey cytoplasm, and labels u64 (z,y,x): 1..n without gaps and without
+    background, each label one 6-connected neurite; membranes belong to the neurites on either side.
+    Raises ValueError for a block of fewer than 16 voxels along an axis or a voxel size that is not positive.
+    """
+    if len(shape_vox) != 3 or min(shape_vox) < SMALLEST_SHAPE_VOX:
+        raise ValueError(f"shape_vox: found {shape_vox}, wanted three numbers of at least {SMALLEST_SHAPE_VOX}")
+    if len(voxel_size_nm) != 3 or not min(voxel_size_nm) > 0:
+        raise ValueError(f"voxel_size_nm: found {voxel_size_nm}, wanted three positive lengths in nm")
+    growth, drawing = np.random.default_rng(seed).spawn(2)
+    tissue = grow_tissue(shape_vox, voxel_size_nm, growth)
+    return render(tissue, voxel_size_nm, drawing), tissue.labels
