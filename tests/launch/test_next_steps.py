@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from lsdflow_contract.errors import MissingInput
 from lsdflow_contract.experiment import load_experiment
-from lsdflow_launch.after_run import FIRST_STEPS, RunOptions, next_steps
 from lsdflow_launch.cli import app
 from lsdflow_launch.images.container import ContainerOptions
+from lsdflow_launch.run import FIRST_STEPS, RunOptions, next_steps
 
 
 def is_typed_right(step: str) -> bool:
@@ -71,7 +71,7 @@ def last_run_of(experiment: Path, code: int, asked: RunOptions) -> list[str]:
 @pytest.mark.parametrize("code", [75, 79, 65, 74, 78])
 def test_the_options_of_the_run_are_repeated(experiment: Path, code: int) -> None:
     asked = RunOptions(
-        "container", "predict", "segment", containing=ContainerOptions("podman", Path("my sifs"), "none")
+        "container", "predict", "segment", containers=ContainerOptions("podman", Path("my sifs"), "none")
     )
     wanted = "--on container --from predict --to segment --engine podman --images 'my sifs' --network none"
     assert last_run_of(experiment, code, asked) == shlex.split(f"{wanted} --set compute.workers=3")

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lsdflow_command.app import OldReplaceOption, exit_codes
+from lsdflow_command.app import exit_codes
 from lsdflow_command.cli import Verbs, version_line
-from lsdflow_command.completion import experiment_folders, one_of
+from lsdflow_command.completion import experiment_folders
 from lsdflow_command.console import start_logging
-from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.after_run import FIRST_STEPS, Ending, RunOptions, ending_of, next_steps, runs_of
-from lsdflow_launch.backends import BACKENDS, run_on
-from lsdflow_launch.chain import LAST, Chain, finished_repairable_stages, stages_of
+from lsdflow_contract.experiment import load_experiment
+from lsdflow_launch.chain import Chain, finished_repairable_stages
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
-from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.compose_env import write_compose_env
-from lsdflow_launch.images.container import ContainerOptions, choose_ask
 from lsdflow_launch.init.cli import add_start_verbs
-from lsdflow_launch.init.template import require_known_keys
 from lsdflow_launch.migrate import add_migrate_verb
-from lsdflow_launch.options import Debug, Engine, First, Folder, Images, Json, Last, Network, Set
-from lsdflow_launch.output import next_line, plain_console, print_answer, print_scores, result_facts, stdout_for_json
+from lsdflow_launch.options import Debug, Folder, Json, Set
+from lsdflow_launch.output import next_line, plain_console, print_answer, stdout_for_json
 from lsdflow_launch.planning.cli import add_plan_verb
-from lsdflow_launch.preflight import WHOLE, Scope, print_problems, problems_of, show_problems
+from lsdflow_launch.preflight import Scope, show_problems
 from lsdflow_launch.report import add_report_verbs
 from lsdflow_launch.results import add_result_verbs
+from lsdflow_launch.run import FIRST_STEPS, add_run_verb
 from lsdflow_launch.slurm.submit import add_cluster_verbs
 from lsdflow_launch.status import show_status, whole_status
 from lsdflow_launch.sweep.cli import app as sweep_app
@@ -72,49 +67,6 @@ def validate(folder: Folder, override: Set = None, as_json: Json = False, debug:
     """Report all configuration and input problems of all stages; writes nothing."""
     with exit_codes(debug, as_json):
         show_problems(load_experiment(folder, override or []), as_json, scope=Scope(on_cluster=True))
-
-
-@app.command()
-def run(
-    folder: Folder,
-    on: Annotated[
-        str, typer.Option(help="where to run: local, container or slurm", autocompletion=one_of(BACKENDS))
-    ] = "local",
-    first: First = STAGES[0],
-    last: Last = STAGES[-1],
-    override: Set = None,
-    replace: OldReplaceOption = False,
-    engine: Engine = None,
-    images: Images = None,
-    network: Network = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Check all stages, then run them in order; finished ones are skipped, an interrupted one is resumed."""
-    del replace
-    with exit_codes(debug, as_json):
-        experiment = load_experiment(folder, override or [])
-        if on == "local":
-            require_known_keys(experiment)
-        stages = stages_of(experiment, first, last)
-        containers = ContainerOptions(engine, images, network)
-        with stdout_for_json(as_json):
-            ended = _first_problem(experiment, stages, on)
-            if ended.error is not None:
-                code = int(ended.error["exit_code"])
-            else:
-                before = None if on == "slurm" else runs_of(experiment, stages)
-                code = run_on(on, experiment, first, last, containers)
-                ended = ending_of(experiment, stages, code, before)
-        scored = code == 0 and LAST in stages
-        steps = next_steps(experiment, code, RunOptions(on, first, last, containers))
-        if as_json:
-            why = {"stage": ended.stage or None, "error": ended.error, "next": steps}
-            typer.echo(json.dumps({**result_facts(experiment, code, scored=scored), **why}))
-            raise typer.Exit(code)
-        print_scores(experiment.layout, scored=scored)
-        print_answer({}, next_line("\n      ".join(steps)), as_json=False)
-    raise typer.Exit(code)
 
 
 @app.command()
@@ -182,16 +134,6 @@ def compose_env(folder: Folder, override: Set = None, as_json: Json = False, deb
         print_answer(facts, f"wrote {written.path}\n{next_line(written.command())}", as_json)
 
 
-def _first_problem(experiment: Experiment, stages: Sequence[str], on: str) -> Ending:
-    """Check all `stages` before the first one runs, and print every problem; return the first with its stage."""
-    ask = choose_ask(experiment) if on == "slurm" else ask_stage
-    scope = Scope(tuple(stages), in_images=on == "slurm" and ask is ask_stage, on_cluster=on == "slurm")
-    all_found = problems_of(experiment, ask, scope) if on in ("local", "slurm") else {}
-    found = {stage: problems for stage, problems in all_found.items() if stage in (*stages, WHOLE)}
-    print_problems(found)
-    return next((Ending(stage, problems[0]) for stage, problems in found.items() if problems), Ending())
-
-
 app.add_typer(sweep_app)
 add_cluster_verbs(app)
 add_check_verb(app)
@@ -201,6 +143,7 @@ add_report_verbs(app)
 add_view_verbs(app)
 add_trace_verb(app)
 add_plan_verb(app)
+add_run_verb(app)
 add_start_verbs(app)
 _PLACES = {verb: place for place, verb in enumerate(VERBS)}
 app.registered_commands.sort(key=lambda c: _PLACES.get(str(c.name or getattr(c.callback, "__name__", "")), len(VERBS)))

@@ -21,7 +21,8 @@ from lsdflow_command.app import exit_codes
 from lsdflow_contract.citations import REFERENCES, SOFTWARE, bibtex
 from lsdflow_contract.errors import Interrupted, StageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.after_run import scores_are_current
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest, read_manifest
 from lsdflow_launch.chain import report_arguments
 from lsdflow_launch.commands import run_stage, stage_command
 from lsdflow_launch.options import Debug, Folder, Json, Set
@@ -29,7 +30,8 @@ from lsdflow_launch.output import print_answer, print_scores, result_facts, stdo
 
 LOG = logging.getLogger("lsdflow.run")
 WRITER = STAGES[-1]
-VERB = "report"
+# The manifest of predict names the identity of the checkpoint it used, not of the training.
+SCORED = STAGES[STAGES.index("predict") :]
 EVERY_S = 60.0
 # A report that takes longer is stopped.
 LIMIT_S = 600.0
@@ -39,6 +41,20 @@ NICENESS = 10
 def report_now(experiment: Experiment, refresh_s: float | None = None) -> int:
     """Write the report; return the exit code of the command."""
     return run_stage(WRITER, report_arguments(experiment, refresh_s))
+
+
+def scores_are_current(layout: ExperimentLayout) -> bool:
+    """Return False if a result from the prediction on was made after its scores, according to the manifests' inputs."""
+    made = {stage: found for stage in SCORED if (found := _manifest(layout, stage)) is not None}
+    named = ((made.get(stage), identity) for found in made.values() for stage, identity in found.inputs.items())
+    return SCORED[-1] in made and all(source is None or source.identity == identity for source, identity in named)
+
+
+def _manifest(layout: ExperimentLayout, stage: str) -> Manifest | None:
+    try:
+        return read_manifest(layout, stage)
+    except StageError:
+        return None
 
 
 def watch(experiment: Experiment, every_s: float, wait: Callable[[float], object]) -> None:

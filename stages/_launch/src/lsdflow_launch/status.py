@@ -24,7 +24,6 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, own_failed_blocks
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch.after_run import outcome_of
 from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.descriptions import Ask
@@ -96,6 +95,16 @@ def _newest_run(experiment: Experiment, stage: str) -> Path | None:
     runs = experiment.layout.stage_runs(stage)
     begun = {path.parent for name in ("outcome.json", "config.resolved.json") for path in runs.glob(f"*/{name}")}
     return max(begun, key=lambda folder: folder.name, default=None)
+
+
+def outcome_of(run: Path) -> dict[str, Any]:
+    """Return the outcome of a run; {} if it has not ended, was killed, or if the file cannot be read."""
+    path = run / "outcome.json"
+    try:
+        found = read_json(path) if path.exists() else {}
+    except StageError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _failed_since(experiment: Experiment, stage: str) -> dict[str, Any]:
