@@ -74,7 +74,7 @@ CORE_BLOCKS := \
   tests/launch/test_next_steps.py \
   tests/launch/test_plan.py \
   tests/launch/test_propose.py \
-  tests/launch/test_reporting.py \
+  tests/launch/test_report.py \
   tests/launch/test_schema.py \
   tests/launch/test_start_of_command.py \
   tests/launch/test_status.py \
@@ -150,7 +150,7 @@ TESTS_OF_metrics := \
 TESTS_OF_descriptors := tests/stages/agglomerate/test_lsd_affinities.py tests/stages/evaluate/test_lsd_error.py
 TESTS_OF_launch := \
   tests/launch/test_chain.py \
-  tests/launch/test_checkpoint_check.py \
+  tests/launch/test_check_checkpoints.py \
   tests/launch/test_cluster_table.py \
   tests/launch/test_completion.py \
   tests/launch/test_compose.py \
@@ -162,12 +162,12 @@ TESTS_OF_launch := \
   tests/launch/test_plan.py \
   tests/launch/test_propose.py \
   tests/launch/test_queue.py \
-  tests/launch/test_reporting.py \
+  tests/launch/test_report.py \
   tests/launch/test_schema.py \
   tests/launch/test_start_of_command.py \
   tests/launch/test_status.py \
   tests/launch/test_view_verb.py \
-  tests/launch/test_whole.py
+  tests/launch/test_preflight.py
 TESTS_OF_prepare := tests/stages/prepare
 TESTS_OF_predict := tests/stages/predict
 TESTS_OF_watershed := tests/stages/watershed tests/handoff/test_watershed_to_agglomerate.py

@@ -127,7 +127,7 @@ def test_the_better_network_by_labels_that_count_is_chosen_and_predict_takes_it(
     box = {"raw_shape_vox": SHAPE_VOX, "labels_begin_vox": (0, 0, 0), "labels_shape_vox": SHAPE_VOX}
     region = region_of("a", {**box, "held_out_sections": HELD_OUT})
     checks = Checks(experiment, region, Wanted(), run_here)
-    assert checks.look() == 0
+    assert checks.update() == 0
     seeing, blind = read_rows(checks.path)
     assert (seeing.iteration, blind.iteration) == (10, 20)
     assert seeing.voi < 0.8 < 1.2 < blind.voi

@@ -86,7 +86,7 @@ def test_repair_calls_prepare_and_the_finished_stages_of_blocks_and_stops_at_a_f
 
 
 @pytest.mark.parametrize(("code", "called"), [(66, ["prepare", "watershed"]), (75, ["prepare"])])
-def test_repair_without_the_sources_of_prepare_mends_the_later_stages_and_keeps_the_code(
+def test_repair_without_the_sources_of_prepare_repairs_the_later_stages_and_keeps_the_code(
     stages: Path, experiment: Path, code: int, called: list[str]
 ) -> None:
     (experiment / "manifests").mkdir()
@@ -97,7 +97,7 @@ def test_repair_without_the_sources_of_prepare_mends_the_later_stages_and_keeps_
     assert _calls(stages, "repair") == called
 
 
-def test_all_stages_run_in_order_and_each_command_is_shown(stages: Path, experiment: Path) -> None:
+def test_all_stages_run_in_order_and_each_command_is_printed(stages: Path, experiment: Path) -> None:
     done = _lsdflow("run", str(experiment))
     assert done.returncode == 0
     assert _calls(stages) == list(STAGES)
@@ -144,12 +144,12 @@ def test_overrides_reach_every_stage_and_replace_none(stages: Path, experiment: 
     assert "--replace does nothing" in done.stderr
     calls = [json.loads(line) for line in (stages / "calls").read_text().splitlines()]
     ends = {call[0]: call[4:] for call in calls if call[1] == "run"}
-    told = ["--set", "compute.workers=5"]
+    options = ["--set", "compute.workers=5"]
     assert ends == {
-        "prepare": told,
-        "train-lsd": told,
-        "train-acrlsd": told,
-        "predict": told,
+        "prepare": options,
+        "train-lsd": options,
+        "train-acrlsd": options,
+        "predict": options,
     }
 
 
@@ -202,8 +202,8 @@ def test_a_run_checks_all_stages_before_the_first_one_and_runs_none_if_there_is_
     assert (done.returncode, _calls(stages)) == (76, [])
     assert "predict!" in done.stderr
     assert "segment!" in done.stderr
-    told = json.loads(done.stdout)
-    assert (told["stage"], told["error"]["what"]) == ("predict", "predict!")
+    answer = json.loads(done.stdout)
+    assert (answer["stage"], answer["error"]["what"]) == ("predict", "predict!")
     for part in (("--to", "train-acrlsd"), ("--from", "evaluate")):
         assert _lsdflow("run", str(experiment), *part).returncode == 0, "the stages with problems do not run"
 
@@ -217,10 +217,10 @@ def test_a_key_that_a_stage_does_not_have_is_refused_also_if_that_stage_is_not_t
     assert "did you mean 'size'" in done.stderr
 
 
-def test_status_tells_what_never_started(stages: Path, experiment: Path) -> None:
-    told = json.loads(_lsdflow("status", str(experiment), "--json").stdout)
-    assert list(told) == list(STAGES)
-    assert told["predict"]["state"] == "not started"
+def test_status_reports_what_never_started(stages: Path, experiment: Path) -> None:
+    answer = json.loads(_lsdflow("status", str(experiment), "--json").stdout)
+    assert list(answer) == list(STAGES)
+    assert answer["predict"]["state"] == "not started"
 
 
 def test_init_writes_a_commented_file_that_parses_and_never_overwrites(stages: Path, tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def test_an_experiment_without_the_table_asks_for_no_cluster(folder: Path) -> No
 
 
 @pytest.mark.usefixtures("sinfo")
-def test_validate_reports_them_beside_the_problems_of_the_stages(folder: Path) -> None:
+def test_validate_reports_them_with_the_problems_of_the_stages(folder: Path) -> None:
     words = ["validate", str(folder), "--json", "--set", "cluster.partition_gpu=a100"]
-    told = json.loads(CliRunner().invoke(app, words).stdout)
-    (problem,) = told["experiment"]
+    answer = json.loads(CliRunner().invoke(app, words).stdout)
+    (problem,) = answer["experiment"]
     assert problem["what"] == "the cluster has no partition a100"
     assert problem["where"] == f"{folder / 'experiment.toml'}: [cluster], jobs of train-lsd"

@@ -56,31 +56,31 @@ def test_every_image_is_a_pin_that_must_be_there() -> None:
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.mongo.yaml"])
 def test_no_service_may_write_to_its_root_or_gain_rights(name: str) -> None:
     hardened = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
-    for service, told in _read(name)["services"].items():
-        if "image" in told:  # the others lie over those of compose.yaml
-            assert {key: told.get(key) for key in hardened} == hardened, service
-            assert told["user"], service
-        assert not {"ports", "privileged", "cap_add", "devices", "env_file"} & set(told), service
+    for service, service_facts in _read(name)["services"].items():
+        if "image" in service_facts:  # the others lie over those of compose.yaml
+            assert {key: service_facts.get(key) for key in hardened} == hardened, service
+            assert service_facts["user"], service
+        assert not {"ports", "privileged", "cap_add", "devices", "env_file"} & set(service_facts), service
 
 
 def test_stages_have_no_way_out_and_volumes_outside_cannot_be_written() -> None:
-    told = _read("compose.yaml")
-    assert told["networks"] == {"stages": {"internal": True}}
-    for service in told["services"].values():
+    compose = _read("compose.yaml")
+    assert compose["networks"] == {"stages": {"internal": True}}
+    for service in compose["services"].values():
         assert service["networks"] == ["stages"]
         writable = [v for v in service["volumes"] if not (isinstance(v, str) and v.endswith(":ro"))]
         assert [volume["target"] for volume in writable] == ["${LSDFLOW_EXPERIMENT}"]
 
 
 def test_passwords_reach_the_stages_of_the_store_as_files_alone() -> None:
-    told = _read("compose.mongo.yaml")
-    stages = {name: service for name, service in told["services"].items() if name in STAGES}
+    compose = _read("compose.mongo.yaml")
+    stages = {name: service for name, service in compose["services"].items() if name in STAGES}
     assert tuple(stages) == IN_STORE
     for service in stages.values():
         assert service["secrets"] == ["mongo_uri"]
         assert service["environment"] == {"MONGO_URI_FILE": "/run/secrets/mongo_uri"}
-    assert {"--auth", "--bind_ip"} <= set(told["services"]["mongo"]["command"])
-    assert {secret["file"].rpartition("/")[2] for secret in told["secrets"].values()} == set(told["secrets"])
+    assert {"--auth", "--bind_ip"} <= set(compose["services"]["mongo"]["command"])
+    assert {secret["file"].rpartition("/")[2] for secret in compose["secrets"].values()} == set(compose["secrets"])
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def _values(folder: Path) -> dict[str, str]:
     return {key: value.strip("'") for key, _, value in (x.partition("=") for x in lines if not x.startswith("#"))}
 
 
-def test_compose_env_tells_of_this_experiment_and_its_user(experiment: Path, tmp_path: Path) -> None:
+def test_compose_env_names_this_experiment_and_its_user(experiment: Path, tmp_path: Path) -> None:
     volumes = tmp_path / "volumes"
     for name in ("a.zarr", "b.zarr"):
         (volumes / name).mkdir(parents=True)

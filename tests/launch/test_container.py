@@ -47,13 +47,13 @@ else:
 
 
 def _facts(stage: str, **labels: str) -> dict[str, Any]:
-    told = {
+    labels = {
         "lsdflow.stage": stage,
         "lsdflow.contract": CONTRACT_VERSION,
         "org.opencontainers.image.version": "0.1.0",
         **labels,
     }
-    return {"Id": ID, "RepoDigests": [], "Config": {"Labels": told}}
+    return {"Id": ID, "RepoDigests": [], "Config": {"Labels": labels}}
 
 
 @pytest.fixture
@@ -138,10 +138,10 @@ def test_every_stage_runs_by_the_id_of_its_checked_image_with_nothing_to_gain(do
         assert _mounted(call) == {str(experiment): (str(experiment), True)}
 
 
-def test_every_command_is_shown_before_it_runs(docker: Path, experiment: Path) -> None:
-    shown = _run(experiment, "--to", "prepare").stderr
-    assert "$ docker run --rm" in shown
-    assert f"prepare: lsdflow/prepare:0.1.0 is {ID}" in shown
+def test_every_command_is_printed_before_it_runs(docker: Path, experiment: Path) -> None:
+    output = _run(experiment, "--to", "prepare").stderr
+    assert "$ docker run --rm" in output
+    assert f"prepare: lsdflow/prepare:0.1.0 is {ID}" in output
 
 
 @pytest.mark.parametrize(("option", "given"), [("--quiet", ["LSDFLOW_LOUDNESS=quiet"]), ("--json", [])])
@@ -210,7 +210,7 @@ def test_a_mongo_store_opens_the_network_and_gives_the_uri_by_file_alone(
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"),
+    ("labels", "expected"),
     [
         ({"lsdflow.stage": "segment"}, "stage segment"),
         ({"lsdflow.stage": ""}, "no stage on the image"),
@@ -219,13 +219,13 @@ def test_a_mongo_store_opens_the_network_and_gives_the_uri_by_file_alone(
     ],
 )
 def test_an_image_that_is_another_one_is_refused_before_any_stage_runs(
-    docker: Path, experiment: Path, labels: dict[str, str], told: str
+    docker: Path, experiment: Path, labels: dict[str, str], expected: str
 ) -> None:
     images = {f"lsdflow/{stage}:0.1.0": _facts(stage) for stage in STAGES}
     _images(docker, images | {"lsdflow/watershed:0.1.0": _facts("watershed", **labels)})
     done = _run(experiment)
     assert done.returncode == 76
-    assert told in done.stderr
+    assert expected in done.stderr
     assert "WATERSHED_IMAGE" in done.stderr
     assert not _called(docker)
 
@@ -313,9 +313,9 @@ def apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     labels = _facts("prepare", **{"lsdflow.image.digest": ID})["Config"]["Labels"]
-    told = json.dumps({"data": {"attributes": {"labels": labels}}})
+    metadata = json.dumps({"data": {"attributes": {"labels": labels}}})
     program = folder / "apptainer"
-    program.write_text(f"#!{shutil.which('bash')}\ncat <<'END'\n{told}\nEND\n")
+    program.write_text(f"#!{shutil.which('bash')}\ncat <<'END'\n{metadata}\nEND\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return tmp_path / "sifs"

@@ -47,27 +47,27 @@ def files_of(folder: Path) -> set[Path]:
 
 def test_every_stage_of_a_fresh_experiment_is_planned_and_nothing_is_left_behind(fresh: Path) -> None:
     before = files_of(fresh)
-    told = plan(fresh)
+    answer = plan(fresh)
     assert files_of(fresh) == before
-    target = told["prepare"]["target"]["shape_vox"]
+    target = answer["prepare"]["target"]["shape_vox"]
     for stage in BLOCK_STAGES:
-        assert told[stage]["voxels"] == math.prod(target), stage
-        assert told[stage]["blocks"] >= 1
+        assert answer[stage]["voxels"] == math.prod(target), stage
+        assert answer[stage]["blocks"] >= 1
         for number in ("bytes_written", "files", "seconds", "rss_per_worker_bytes"):
-            assert told[stage]["estimate"][number]["value"] is not None, (stage, number)
-    assert told["predict"]["bytes_out_uncompressed"] >= 3 * math.prod(target)
-    assert told["train-acrlsd"]["voxel_size_nm"] == [10, 10, 10]
+            assert answer[stage]["estimate"][number]["value"] is not None, (stage, number)
+    assert answer["predict"]["bytes_out_uncompressed"] >= 3 * math.prod(target)
+    assert answer["train-acrlsd"]["voxel_size_nm"] == [10, 10, 10]
 
 
 def test_a_plan_for_a_volume_of_another_shape_needs_no_such_volume(fresh: Path) -> None:
     kept = plan(fresh) and (fresh / "plan.json").read_bytes()
     shape = (4000, 5000, 6000)
     # 74: such a volume does not fit on the disk of most machines
-    told = plan(fresh, "--volume-shape", "4000,5000,6000", "--workers", "20", codes=(0, 74))
-    assert [told[stage]["voxels"] for stage in BLOCK_STAGES] == [math.prod(shape)] * len(BLOCK_STAGES)
-    blocks = [-(-n // b) for n, b in zip(shape, told["watershed"]["block_shape_vox"], strict=True)]
-    assert told["watershed"]["blocks"] == math.prod(blocks)
-    estimate = told["predict"]["estimate"]
+    answer = plan(fresh, "--volume-shape", "4000,5000,6000", "--workers", "20", codes=(0, 74))
+    assert [answer[stage]["voxels"] for stage in BLOCK_STAGES] == [math.prod(shape)] * len(BLOCK_STAGES)
+    blocks = [-(-n // b) for n, b in zip(shape, answer["watershed"]["block_shape_vox"], strict=True)]
+    assert answer["watershed"]["blocks"] == math.prod(blocks)
+    estimate = answer["predict"]["estimate"]
     assert estimate["walltime_s"]["value"] == pytest.approx(estimate["seconds"]["value"] / 20, rel=0.05)
     assert (fresh / "plan.json").read_bytes() == kept, "it is no plan of this experiment"
 
@@ -89,7 +89,7 @@ def test_what_is_no_shape_is_refused(fresh: Path, text: str) -> None:
         ("train-lsd.input_shape_vox=[83, 83, 83]", "train-lsd", "input shape"),
     ],
 )
-def test_validate_finds_what_only_the_stages_before_could_tell(
+def test_validate_finds_what_only_the_stages_before_could_find(
     fresh: Path, setting: str, stage: str, said: str
 ) -> None:
     done = lsdflow("validate", str(fresh), "--json", "--set", setting)
@@ -142,19 +142,19 @@ def test_what_was_begun_does_not_need_its_disk_space_again(fresh: Path, monkeypa
     assert needed[0]["segment"] > 0
 
 
-def test_descriptions_beside_finished_results_leave_them_as_they_are(fresh: Path, tmp_path: Path) -> None:
+def test_descriptions_next_to_finished_results_leave_them_as_they_are(fresh: Path, tmp_path: Path) -> None:
     folder = tmp_path / "prepared"
     make_demo(folder, (60, 70, 80), seed=3, mode="acrlsd")
     experiment = load_experiment(folder)
     ask_stage("prepare", ["run", "--experiment", str(folder), "--json"])
     assert finished_stages(experiment) == ["prepare"]
     before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")}
-    told = plan(folder)
-    assert told["segment"]["blocks"] >= 1
+    answer = plan(folder)
+    assert answer["segment"]["blocks"] >= 1
     assert {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*")} == before
 
 
-def test_descriptions_lie_in_the_experiment_for_containers_alone(fresh: Path) -> None:
+def test_descriptions_are_in_the_experiment_only_for_containers(fresh: Path) -> None:
     experiment = load_experiment(fresh)
     changed = fresh.stat().st_mtime_ns
     with descriptions_of(experiment, [], ask_stage) as layout:

@@ -77,7 +77,7 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_a_folder_that_may_not_be_written_into_is_to_be_mended() -> None:
+def test_a_folder_that_may_not_be_written_into_needs_a_fix() -> None:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o555)
         with as_nobody():
@@ -87,7 +87,7 @@ def test_a_folder_that_may_not_be_written_into_is_to_be_mended() -> None:
     assert found.fix == "use a folder that this user may write into"
 
 
-def test_a_full_disk_is_to_be_mended_and_says_to_free_space(tmp_path: Path) -> None:
+def test_a_full_disk_needs_a_fix_and_says_to_free_space(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
     try:
@@ -100,7 +100,7 @@ def test_a_full_disk_is_to_be_mended_and_says_to_free_space(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("blocks", "files"), [(10, 10**6), (10**9, 7)])
-def test_too_few_bytes_or_inodes_are_to_be_mended(
+def test_too_few_bytes_or_inodes_need_a_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, files: int
 ) -> None:
     real = os.statvfs(tmp_path)
@@ -123,7 +123,7 @@ def test_a_name_that_two_may_make_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
     assert states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["making a name once"].state == "FAIL"
 
 
-def test_a_file_system_without_hard_links_is_to_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_needs_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -132,7 +132,7 @@ def test_a_file_system_without_hard_links_is_to_be_mended(tmp_path: Path, monkey
     assert (found.state, "hard links" in found.fix) == ("FAIL", True)
 
 
-def test_a_file_server_whose_clock_is_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_server_whose_clock_is_off_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
     monkeypatch.setattr(mount, "time", ahead)
     found = states(folder.findings_of(tmp_path, mount.tried_out(tmp_path)))["clock of the file system"]
@@ -149,7 +149,7 @@ def test_a_file_server_whose_clock_is_off_is_told(tmp_path: Path, monkeypatch: p
         ({"file_system": "overlay"}, "file system"),
     ],
 )
-def test_what_makes_a_folder_slow_or_odd_is_told_and_stops_nothing(
+def test_what_makes_a_folder_slow_or_odd_is_reported_and_stops_nothing(
     tmp_path: Path, change: dict[str, Any], subject: str
 ) -> None:
     good = {**mount.tried_out(tmp_path), "read_mb_per_s": 200.0, "write_mb_per_s": 200.0, "file_system": "ext4"}
@@ -159,7 +159,7 @@ def test_what_makes_a_folder_slow_or_odd_is_told_and_stops_nothing(
     assert {name: line.state for name, line in found.items() if line.state != "ok"} == {subject: "warn"}
 
 
-def test_bytes_that_are_not_read_back_are_to_be_mended(tmp_path: Path) -> None:
+def test_bytes_that_are_not_read_back_need_a_fix(tmp_path: Path) -> None:
     facts = {**mount.tried_out(tmp_path), "reads_back_what_was_written": False}
     assert states(folder.findings_of(tmp_path, facts))["reading back"].state == "FAIL"
 
@@ -186,7 +186,7 @@ def test_a_mount_that_never_answers_holds_up_nobody(tmp_path: Path, monkeypatch:
 # the machine
 
 
-def test_limits_of_the_machine_that_stop_a_run_are_to_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_machine_that_stop_a_run_need_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (256, 4096))
     before = os.umask(0o277)
     try:
@@ -207,7 +207,7 @@ def test_limits_of_the_machine_that_stop_a_run_are_to_be_mended(monkeypatch: pyt
         (0o002, 10**6, "ok", "ok"),
     ],
 )
-def test_only_a_limit_that_stops_a_run_is_to_be_mended(
+def test_only_a_limit_that_stops_a_run_needs_a_fix(
     monkeypatch: pytest.MonkeyPatch, mask: int, limit: int, umask: str, files: str
 ) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (limit, limit))
@@ -219,12 +219,12 @@ def test_only_a_limit_that_stops_a_run_is_to_be_mended(
     assert (found["umask"].state, found["open files"].state) == (umask, files)
 
 
-def test_a_temp_folder_that_is_gone_is_to_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temp_folder_that_is_gone_needs_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
     assert states(machine.machine())["temp folder"].state == "FAIL"
 
 
-def test_stages_that_are_missing_or_of_another_contract_are_to_be_mended(
+def test_stages_that_are_missing_or_of_another_contract_need_a_fix(
     program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine, "STAGES", ("prepare", "no-such-stage"))
@@ -256,7 +256,7 @@ def test_torch_must_see_the_gpus_that_the_driver_has(facts: dict[str, Any], gpus
     assert (found.state, to_do in found.fix) == (state, True)
 
 
-def test_a_driver_that_lists_no_gpu_is_to_be_mended(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_lists_no_gpu_needs_a_fix(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "ask_stage_in_time", lambda *_: {**FINE, "devices": 0})
     program("nvidia-smi", "sys.stderr.write('NVIDIA-SMI has failed'); sys.exit(9)")
     found = states(machine.gpu_findings())
@@ -267,7 +267,7 @@ def test_a_driver_that_lists_no_gpu_is_to_be_mended(program: Program, monkeypatc
     assert found["torch of predict"].state == "FAIL"
 
 
-def test_an_engine_that_does_not_answer_this_user_is_told_and_none_is_fine(program: Program) -> None:
+def test_an_engine_that_does_not_answer_this_user_is_reported_and_none_is_fine(program: Program) -> None:
     assert states(machine.container_findings())["containers"].state == "ok"
     program("docker", "sys.stderr.write('permission denied while trying to connect'); sys.exit(1)")
     program("apptainer", "print('apptainer version 1.4.5')")
@@ -301,9 +301,9 @@ def test_partitions_of_the_experiment_must_be_there(
     program: Program, tmp_path: Path, text: str, state: str, found: str
 ) -> None:
     program("sinfo", SINFO)
-    told = states(checks.scheduler_findings(make(tmp_path / "a", text)))
-    assert told["scheduler"].state == "ok"
-    line = told["partitions of [cluster]"]
+    lines = states(checks.scheduler_findings(make(tmp_path / "a", text)))
+    assert lines["scheduler"].state == "ok"
+    line = lines["partitions of [cluster]"]
     assert (line.state, line.found) == (state, found)
 
 
@@ -330,7 +330,7 @@ def mongo(root: Path, uri: str) -> Experiment:
     return experiment
 
 
-def test_a_dead_store_is_to_be_mended_and_no_password_is_shown(tmp_path: Path) -> None:
+def test_a_dead_store_needs_a_fix_and_no_password_is_printed(tmp_path: Path) -> None:
     facts = store_facts(mongo(tmp_path / "a", "mongodb://alice:secret@127.0.0.1:1/db"))
     (found,) = checks.store_findings_of(facts)
     assert found.state == "FAIL"
@@ -338,14 +338,14 @@ def test_a_dead_store_is_to_be_mended_and_no_password_is_shown(tmp_path: Path) -
     assert "secret" not in json.dumps(facts)
 
 
-def test_a_file_with_the_uri_that_others_may_read_is_to_be_mended(tmp_path: Path) -> None:
+def test_a_file_with_the_uri_that_others_may_read_needs_a_fix(tmp_path: Path) -> None:
     experiment = mongo(tmp_path / "a", "mongodb://alice:secret@127.0.0.1:1/db")
     (tmp_path / "a" / "uri").chmod(0o644)
     (found,) = checks.store_findings_of(store_facts(experiment))
     assert (found.state, "open to others" in found.found, "chmod 600" in found.fix) == ("FAIL", True, True)
 
 
-def test_a_living_store_tells_version_safety_login_and_clock(tmp_path: Path, mongod: Any) -> None:
+def test_a_living_store_reports_version_safety_login_and_clock(tmp_path: Path, mongod: Any) -> None:
     uri_file = mongod.uri_file("doctor", tmp_path)
     text = f'[store]\nengine = "mongo"\nuri_file = "{uri_file}"\ndatabase = "doctor"\n'
     experiment = make(tmp_path / "a", text)
@@ -369,7 +369,7 @@ KNOWN |= {"w": "majority", "journal": True, "replica_set": "rs0", "clock_ahead_s
         ({"clock_ahead_s": -90.0}, "clock of the store"),
     ],
 )
-def test_what_is_unsafe_about_a_store_is_told(change: dict[str, Any], subject: str) -> None:
+def test_what_is_unsafe_about_a_store_is_reported(change: dict[str, Any], subject: str) -> None:
     assert {line.state for line in checks.store_findings_of(KNOWN)} == {"ok"}
     found = states(checks.store_findings_of({**KNOWN, **change}))
     assert [name for name, line in found.items() if line.state == "warn"] == [subject]
@@ -382,7 +382,7 @@ def test_what_is_unsafe_about_a_store_is_told(change: dict[str, Any], subject: s
     ("lines", "code"),
     [([ok("a", "b")], 0), ([ok("a", "b"), warn("c", "d", "e")], 0), ([warn("c", "d"), fail("f", "g", "h")], 1)],
 )
-def test_the_exit_code_is_1_only_for_what_is_to_be_mended(
+def test_the_exit_code_is_1_only_for_what_needs_a_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[Finding], code: int
 ) -> None:
     monkeypatch.setattr(checks, "findings", lambda _: lines)
@@ -393,9 +393,7 @@ def test_the_exit_code_is_1_only_for_what_is_to_be_mended(
     assert all(line.found in text and line.fix in text for line in lines)
 
 
-def test_a_broken_experiment_file_does_not_keep_the_rest_from_being_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_experiment_file_does_not_hide_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "experiment.toml").write_text("[compute\n")
     for name in ("machine", "container_findings", "gpu_findings", "commands"):
         monkeypatch.setattr(checks, name, lambda: iter([ok("rest", "there")]))

@@ -11,14 +11,14 @@ from lsdflow_launch import commands
 from lsdflow_launch.cli import app
 
 
-def test_export_passes_words_options_and_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_passes_arguments_options_and_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "lsdflow-view"
-    fake.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/told\nexit 73\n')
+    fake.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/received\nexit 73\n')
     fake.chmod(0o755)
     monkeypatch.setenv(commands.BIN_VARIABLE, str(tmp_path))
-    asked = ["precomputed", "exp", "a folder", "--meshes", "10", "--layer=raw", "--help"]
-    assert CliRunner().invoke(app, ["export", *asked]).exit_code == 73
-    assert (tmp_path / "told").read_text().splitlines() == ["export", *asked]
+    arguments = ["precomputed", "exp", "a folder", "--meshes", "10", "--layer=raw", "--help"]
+    assert CliRunner().invoke(app, ["export", *arguments]).exit_code == 73
+    assert (tmp_path / "received").read_text().splitlines() == ["export", *arguments]
 
 
 def test_without_that_environment_it_says_how_to_make_it(monkeypatch: pytest.MonkeyPatch) -> None:

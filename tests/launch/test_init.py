@@ -33,11 +33,11 @@ TARGET = {**FACTS, "labels": None, "labels_beside": False}
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What prepare will answer; what it was asked is put in as "asked"."""
+    """What prepare will answer; what it was asked is put in as "table"."""
     answer: dict[str, Any] = {"volumes": {"training/a": TRAINING, "target": TARGET}, "problems": []}
 
     def ask(tables: Mapping[str, Any]) -> dict[str, Any]:
-        answer["asked"] = tables["prepare"]
+        answer["table"] = tables["prepare"]
         return answer
 
     monkeypatch.setattr(inspect, "_ask", ask)
@@ -61,21 +61,21 @@ def drafted(root: Path, *more: str) -> dict[str, Any]:
 
 
 def test_a_dry_run_shows_the_file_with_reasons_and_writes_nothing(seen: dict[str, Any], tmp_path: Path) -> None:
-    told = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), "--dry-run").stdout
-    assert "# why: nearly isotropic voxels; 1.0 million labelled voxels in 50 sections" in told
-    assert tomllib.loads(told)["train-lsd"]["sigma"] == "100 nm"
+    output = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), "--dry-run").stdout
+    assert "# why: nearly isotropic voxels; 1.0 million labelled voxels in 50 sections" in output
+    assert tomllib.loads(output)["train-lsd"]["sigma"] == "100 nm"
     assert not (tmp_path / "exp").exists()
 
 
-def test_what_is_written_is_what_the_dry_run_showed_and_the_schema_lies_beside_it(
+def test_what_is_written_is_what_the_dry_run_printed_and_the_schema_is_next_to_it(
     seen: dict[str, Any], tmp_path: Path
 ) -> None:
-    shown = init(tmp_path, "--dry-run").stdout
-    told = json.loads(init(tmp_path, "--json").stdout)
-    assert (tmp_path / "exp" / "experiment.toml").read_text() == shown
+    output = init(tmp_path, "--dry-run").stdout
+    answer = json.loads(init(tmp_path, "--json").stdout)
+    assert (tmp_path / "exp" / "experiment.toml").read_text() == output
     assert json.loads((tmp_path / "exp" / "experiment.schema.json").read_text())["type"] == "object"
-    assert {"experiment.profile", "compute.workers", "watershed.block_shape"} <= {c["key"] for c in told["proposed"]}
-    assert told["next"] == f"lsdflow run {tmp_path / 'exp'}"
+    assert {"experiment.profile", "compute.workers", "watershed.block_shape"} <= {c["key"] for c in answer["proposed"]}
+    assert answer["next"] == f"lsdflow run {tmp_path / 'exp'}"
 
 
 def test_labels_in_the_container_of_the_volume_train_and_are_its_truth(seen: dict[str, Any], tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_labels_of_the_target_are_its_truth_when_something_else_is_trained_on(
 def test_a_volume_without_labels_needs_train(seen: dict[str, Any], tmp_path: Path) -> None:
     del seen["volumes"]["training/a"]
     seen["problems"] = [{**MissingInput("no such dataset").as_dict()}]
-    told = init(tmp_path, code=2).stderr
-    assert "no labels to train on" in told
-    assert "--train LABELLED.zarr" in told
+    output = init(tmp_path, code=2).stderr
+    assert "no labels to train on" in output
+    assert "--train LABELLED.zarr" in output
     assert not (tmp_path / "exp").exists()
 
 
@@ -110,16 +110,16 @@ def test_a_missing_voxel_size_is_one_message_with_the_option_that_gives_it(
 ) -> None:
     problem = NoVoxelSize("the volume does not say its voxel size", where="raw.zarr").as_dict()
     seen.update(volumes={}, problems=[problem, problem])
-    told = init(tmp_path, code=65).stderr
-    assert told.count("voxel size") == 1
-    assert '--voxel-size "40, 8, 8 nm"' in told
+    output = init(tmp_path, code=65).stderr
+    assert output.count("voxel size") == 1
+    assert '--voxel-size "40, 8, 8 nm"' in output
     assert not (tmp_path / "exp").exists()
 
 
 def test_the_voxel_size_that_is_given_holds_for_all_volumes(seen: dict[str, Any], tmp_path: Path) -> None:
     prepare = drafted(tmp_path, "--voxel-size", "40, 8, 8 nm")["prepare"]
     assert prepare["training"][0]["voxel_size"] == prepare["target"]["voxel_size"] == "40, 8, 8 nm"
-    assert seen["asked"]["target"]["voxel_size"] == "40, 8, 8 nm"
+    assert seen["table"]["target"]["voxel_size"] == "40, 8, 8 nm"
     assert "a length needs its unit" in init(tmp_path, "--voxel-size", "40 8 8", code=2).stderr
 
 
@@ -142,8 +142,8 @@ def test_grey_values_and_voxels_are_proposed_for_every_training_volume(seen: dic
 def test_a_word_that_there_is_not_is_refused_with_the_nearest(
     seen: dict[str, Any], tmp_path: Path, wrong: tuple[str, str, str]
 ) -> None:
-    option, word, told = wrong
-    assert told in init(tmp_path, option, word, code=78).stderr
+    option, word, expected = wrong
+    assert expected in init(tmp_path, option, word, code=78).stderr
     assert not (tmp_path / "exp").exists()
 
 
@@ -196,14 +196,14 @@ def test_a_volume_that_cannot_be_used_is_the_error_of_init_and_can_be_helped_by_
     seen: dict[str, Any], tmp_path: Path
 ) -> None:
     seen["problems"] = [BadData("no volume format is recognised", where="raw.zarr", fix="name the container").as_dict()]
-    told = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), code=65).stderr
-    assert "no volume format is recognised" in told
-    assert "--set prepare.training.KEY=VALUE" in told
+    output = init(tmp_path, "--train", str(tmp_path / "raw.zarr"), code=65).stderr
+    assert "no volume format is recognised" in output
+    assert "--set prepare.training.KEY=VALUE" in output
     assert not (tmp_path / "exp").exists()
     seen["problems"] = []
     settings = ("--set", "prepare.training.raw_dataset=volumes/em", "--set", "prepare.target.raw_dataset=em")
     prepare = drafted(tmp_path, "--train", str(tmp_path / "raw.zarr"), *settings)["prepare"]
-    assert seen["asked"]["training"][0]["raw_dataset"] == prepare["training"][0]["raw_dataset"] == "volumes/em"
+    assert seen["table"]["training"][0]["raw_dataset"] == prepare["training"][0]["raw_dataset"] == "volumes/em"
     assert prepare["target"]["raw_dataset"] == "em"
 
 
@@ -220,7 +220,7 @@ def test_a_failed_init_takes_only_its_own_files_out_of_a_folder_that_was_there(
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "expected"),
     [
         ("mode=mtlsd", "did you mean experiment.mode=mtlsd, or --mode mtlsd?"),
         ("workers=3", "did you mean compute.workers=3?"),
@@ -228,12 +228,12 @@ def test_a_failed_init_takes_only_its_own_files_out_of_a_folder_that_was_there(
     ],
 )
 def test_a_setting_without_its_table_is_refused_with_the_table(
-    seen: dict[str, Any], tmp_path: Path, override: str, told: str
+    seen: dict[str, Any], tmp_path: Path, override: str, expected: str
 ) -> None:
-    assert told in init(tmp_path, "--set", override, code=78).stderr.replace("\n", " ")
+    assert expected in init(tmp_path, "--set", override, code=78).stderr.replace("\n", " ")
 
 
-def test_without_a_look_there_is_still_an_experiment(
+def test_if_volumes_cannot_be_read_there_is_still_an_experiment(
     seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def test_without_a_look_there_is_still_an_experiment(
 
 def test_the_keys_of_a_volume_are_explained_in_the_table_of_the_first() -> None:
     keys = {"raw": {"description": "path"}, "sparse": {"description": "zeros, not lost", "default": False}}
-    told = experiment_text(
+    text = experiment_text(
         {
             "prepare": {
                 "properties": {
@@ -257,7 +257,7 @@ def test_the_keys_of_a_volume_are_explained_in_the_table_of_the_first() -> None:
         },
         {"prepare": {"training": [{"raw": "a"}, {"raw": "b"}], "target": {"raw": "c", "sparse": True}}},
     )
-    *_, first, second, target = told.split("\n\n[")
+    *_, first, second, target = text.split("\n\n[")
     assert first == '[prepare.training]]\nraw = "a"\n# zeros, not lost\n# sparse = false'
     assert second == '[prepare.training]]\nraw = "b"'
     assert target.strip() == 'prepare.target]\nraw = "c"\nsparse = true'

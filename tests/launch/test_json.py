@@ -56,7 +56,7 @@ def test_a_verb_answers_a_program_or_says_why_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_a_verb_is_as_loud_as_it_is_told(name: str) -> None:
+def test_a_verb_is_as_verbose_as_requested(name: str) -> None:
     assert {"--quiet", "--verbose"} <= options_of(VERBS[name])
 
 

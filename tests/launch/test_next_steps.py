@@ -53,15 +53,15 @@ def test_after_a_run_the_next_commands_are_right(experiment: Path, code: int, fi
     assert all("--set compute.workers=3" in step for step in steps if step.startswith("lsdflow run"))
 
 
-def test_a_full_disk_is_looked_at_first(experiment: Path) -> None:
-    looked, again = next_steps(load_experiment(experiment), 74)
-    assert looked.startswith("df -h ")
+def test_a_full_disk_is_checked_first(experiment: Path) -> None:
+    check_disk, again = next_steps(load_experiment(experiment), 74)
+    assert check_disk.startswith("df -h ")
     assert is_typed_right(again)
 
 
-def last_run_of(experiment: Path, code: int, asked: RunOptions) -> list[str]:
+def last_run_of(experiment: Path, code: int, options: RunOptions) -> list[str]:
     """The words of the run that is offered, after the folder."""
-    steps = next_steps(load_experiment(experiment, ["compute.workers=3"]), code, asked)
+    steps = next_steps(load_experiment(experiment, ["compute.workers=3"]), code, options)
     assert is_typed_right(steps[-1])
     program, verb, folder, *rest = shlex.split(steps[-1], comments=True)
     assert (program, verb, folder) == ("lsdflow", "run", str(experiment))
@@ -70,11 +70,11 @@ def last_run_of(experiment: Path, code: int, asked: RunOptions) -> list[str]:
 
 @pytest.mark.parametrize("code", [75, 79, 65, 74, 78])
 def test_the_options_of_the_run_are_repeated(experiment: Path, code: int) -> None:
-    asked = RunOptions(
+    options = RunOptions(
         "container", "predict", "segment", containers=ContainerOptions("podman", Path("my sifs"), "none")
     )
     wanted = "--on container --from predict --to segment --engine podman --images 'my sifs' --network none"
-    assert last_run_of(experiment, code, asked) == shlex.split(f"{wanted} --set compute.workers=3")
+    assert last_run_of(experiment, code, options) == shlex.split(f"{wanted} --set compute.workers=3")
 
 
 def test_with_the_usual_options_none_is_repeated(experiment: Path) -> None:
@@ -82,14 +82,14 @@ def test_with_the_usual_options_none_is_repeated(experiment: Path) -> None:
 
 
 def test_settings_are_validated_as_they_were_run(experiment: Path) -> None:
-    look, _ = next_steps(load_experiment(experiment, ["compute.workers=3"]), 78)
-    assert "--set compute.workers=3" in look
-    assert is_typed_right(look)
+    validate, _ = next_steps(load_experiment(experiment, ["compute.workers=3"]), 78)
+    assert "--set compute.workers=3" in validate
+    assert is_typed_right(validate)
 
 
-def test_without_arguments_the_first_steps_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = " ".join(CliRunner().invoke(app, []).output.split())
-    assert all(part.strip() in told for part in FIRST_STEPS)
+def test_without_arguments_the_first_steps_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = " ".join(CliRunner().invoke(app, []).output.split())
+    assert all(part.strip() in output for part in FIRST_STEPS)
 
 
 def first_fix(path: Path) -> str:
@@ -98,13 +98,13 @@ def first_fix(path: Path) -> str:
     return caught.value.fix
 
 
-def test_an_empty_folder_is_told_how_an_experiment_begins(tmp_path: Path) -> None:
+def test_in_an_empty_folder_the_first_command_is_printed(tmp_path: Path) -> None:
     assert f"lsdflow init {tmp_path} --volume" in first_fix(tmp_path)
     assert f"lsdflow demo {tmp_path}" in first_fix(tmp_path)
 
 
 @pytest.mark.parametrize("mark", [".zarray", "zarr.json", "attributes.json", "info"])
-def test_a_volume_in_place_of_an_experiment_is_told_from_one(tmp_path: Path, mark: str) -> None:
+def test_a_volume_in_place_of_an_experiment_is_distinguished_from_one(tmp_path: Path, mark: str) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / mark).touch()
     assert f"lsdflow init exp --volume {tmp_path / 'raw'}" in first_fix(tmp_path / "raw")

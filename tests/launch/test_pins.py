@@ -39,7 +39,7 @@ def test_a_pin_is_registry_name_version_and_digest(
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("WATERSHED_IMAGE=lsdflow/watershed:latest", "latest"),
         ("WATERSHED_IMAGE=lsdflow/watershed", "no version"),
@@ -56,14 +56,14 @@ def test_a_pin_is_registry_name_version_and_digest(
         ("lsdflow/watershed:0.1.0", "not a pin"),
     ],
 )
-def test_a_line_that_is_no_pin_is_refused_with_its_number(tmp_path: Path, line: str, told: str) -> None:
+def test_a_line_that_is_no_pin_is_refused_with_its_number(tmp_path: Path, line: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_pins(_file(tmp_path, "# pins", line))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "images.env:2" in str(caught.value)
 
 
-def test_a_key_may_stand_there_once(tmp_path: Path) -> None:
+def test_a_key_may_occur_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pinned twice"):
         read_pins(_file(tmp_path, "PREPARE_IMAGE=a/prepare:1", "PREPARE_IMAGE=a/prepare:2"))
 

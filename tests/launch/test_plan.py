@@ -27,7 +27,7 @@ from lsdflow_launch.planning.evidence import Quantity, record_of, total
 from lsdflow_launch.planning.plan import Offer, PlanOptions, Prices, cost_of, make_plan
 from lsdflow_launch.planning.resources import FreeSpace, disk_use, free_space, memory_bytes, time_limit_s
 from lsdflow_launch.planning.stored import compare, store_plan
-from lsdflow_launch.planning.table import show_plan, shown
+from lsdflow_launch.planning.table import show_plan, text_of
 
 Ask = Callable[[str, Sequence[str]], Any]
 MIB = 2**20
@@ -120,9 +120,9 @@ def test_finished_blocks_go_before_a_measured_one_and_that_before_another_experi
     finish(other, "watershed", blocks=10, seconds_in_blocks=110.0, peak_rss_mib=900.0)
     both = PlanOptions(measure=True, like=other.layout.root)
     begun = {**WATERSHED, "blocks_done": 4, "taken": TAKEN}
-    told = make_plan(here, both, answers(begun, MEASURED)).estimates["watershed"]
-    assert told["seconds"].value == pytest.approx(70.0)
-    assert told.share_left == pytest.approx(0.6)
+    estimated = make_plan(here, both, answers(begun, MEASURED)).estimates["watershed"]
+    assert estimated["seconds"].value == pytest.approx(70.0)
+    assert estimated.share_left == pytest.approx(0.6)
     assert make_plan(here, both, answers(measured=MEASURED)).estimates["watershed"]["seconds"].value == pytest.approx(
         30
     )
@@ -140,8 +140,8 @@ def test_another_experiment_is_scaled_by_voxels_and_its_memory_by_those_of_a_blo
     def ask(stage: str, arguments: Sequence[str]) -> Any:
         mine = {**WATERSHED, "blocks": 2, "voxels": 40_000, "voxels_read_with_context": 48_000}
         mine["block_shape_vox"] = [10, 10, 200]
-        theirs = {**WATERSHED, "voxels_read_with_context": 12_000}
-        return answers(mine if str(here.path) in arguments else theirs)(stage, arguments)
+        other = {**WATERSHED, "voxels_read_with_context": 12_000}
+        return answers(mine if str(here.path) in arguments else other)(stage, arguments)
 
     found = make_plan(here, PlanOptions(like=other.layout.root), ask).estimates["watershed"]
     assert found["seconds"].value == pytest.approx(440.0)
@@ -152,7 +152,7 @@ def test_another_experiment_is_scaled_by_voxels_and_its_memory_by_those_of_a_blo
     assert "another shape" in found["rss_per_worker_bytes"].source
 
 
-def test_the_time_beside_the_blocks_is_that_of_the_other_experiment_and_unknown_without_it(tmp_path: Path) -> None:
+def test_the_time_outside_the_blocks_is_that_of_the_other_experiment_and_unknown_without_it(tmp_path: Path) -> None:
     here, other = make(tmp_path / "a"), make(tmp_path / "b", "[compute]\nworkers = 4\n")
     # 200 s of runs, of which 4 workers spent 25 in blocks
     finish(other, "watershed", seconds=200.0, blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
@@ -178,7 +178,7 @@ def test_a_stage_whose_inputs_are_not_there_yet_is_planned_from_descriptions_of_
     assert (found["blocks"].value, found.share_left) == (100, 1)
 
 
-def test_a_recorded_run_stands_in_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_run_is_used_where_nothing_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = make(tmp_path / "b")
     finish(other, "watershed", blocks=10, seconds_in_blocks=100.0, peak_rss_mib=1.0)
     made = {"watershed": record_of(other, "watershed", WATERSHED, evidence_module.RECORDED_RUN)}
@@ -251,7 +251,7 @@ def test_a_block_measured_on_the_cpu_says_nothing_of_workers_with_gpus(tmp_path:
     assert "not measured" in found["vram_per_worker_bytes"].source
 
 
-def test_hours_of_a_cluster_are_told_by_partition_with_the_workers_at_a_time(tmp_path: Path) -> None:
+def test_hours_of_a_cluster_are_reported_by_partition_with_the_workers_at_a_time(tmp_path: Path) -> None:
     table = "workers = 8\nworkers_at_once = 4\nworker_cpus = 3\ncpus = 2\nworker_partition = 'spot'\n"
     experiment = make(tmp_path / "a", f"[cluster.watershed]\n{table}")
     plan = make_plan(experiment, PlanOptions(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
@@ -264,15 +264,15 @@ def test_hours_of_a_cluster_are_told_by_partition_with_the_workers_at_a_time(tmp
     assert plan.by_partition()["spot"]["cpu_hours"].value == pytest.approx(35, rel=1e-3)
 
 
-def test_limits_of_jobs_and_blocks_that_will_not_do_are_told(tmp_path: Path) -> None:
+def test_limits_of_jobs_and_blocks_that_a_run_would_reach_are_reported(tmp_path: Path) -> None:
     table = 'workers = 1\nworker_mem = "200M"\nworker_time = "30"\ntime = "2:00:00"\n'
     experiment = make(tmp_path / "a", f"[cluster]\nmax_restarts = 1\n[cluster.watershed]\n{table}")
     plan = make_plan(experiment, PlanOptions(measure=True), answers(measured={**MEASURED, "seconds": 3600.0}))
-    told = " | ".join(warn.what for warn in plan.warnings)
-    assert "compute.block_timeout_s is 15 min" in told
-    assert "a worker needs 262 MB, it asks for 210 MB" in told
-    assert "no block is ever done" in told
-    assert "which is not enough" in told
+    warnings = " | ".join(warn.what for warn in plan.warnings)
+    assert "compute.block_timeout_s is 15 min" in warnings
+    assert "a worker needs 262 MB, it asks for 210 MB" in warnings
+    assert "no block is ever done" in warnings
+    assert "which is not enough" in warnings
     assert not any(warn.certain for warn in plan.warnings)
     quiet = make_plan(make(tmp_path / "b"), PlanOptions(measure=True), answers(measured=MEASURED))
     assert quiet.warnings == []
@@ -299,7 +299,7 @@ def test_too_small_a_disk_ends_with_74_only_if_what_is_known_is_too_much(
     assert code_with(1_000_000, files=20)[0] == 74
 
 
-def test_prices_come_from_the_users_file_and_a_missing_price_is_told(tmp_path: Path) -> None:
+def test_prices_come_from_the_users_file_and_a_missing_price_is_reported(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     finish(experiment, "prepare", seconds=1.0)
     (experiment.layout.root / "prices.toml").write_text(
@@ -359,20 +359,20 @@ def test_before_any_stage_has_finished_there_is_nothing_to_compare(
     assert CliRunner().invoke(app, ["plan", str(experiment.layout.root)]).exit_code == 0
     done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--compare"])
     assert (done.exit_code, "no stage has finished yet" in done.output) == (0, True)
-    told = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--compare", "--json"])
-    assert json.loads(told.stdout) == {}
+    done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--compare", "--json"])
+    assert json.loads(done.stdout) == {}
 
 
 def test_json_keeps_what_stages_plan_and_adds_the_estimates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = make(tmp_path / "a")
     monkeypatch.setattr(plan_cli, "choose_ask", lambda _: answers(measured=MEASURED))
     done = CliRunner().invoke(app, ["plan", str(experiment.layout.root), "--measure", "--json"])
-    told = json.loads(done.stdout)
-    assert (told["watershed"]["blocks"], told["segment"]["not known yet"]) == (10, NOT_YET["what"])
-    assert told["watershed"]["estimate"]["seconds"] == {"value": 30.0, "from": "one block measured on n1"}
-    assert told["experiment"]["bytes_to_come"]["at_least"] is True
+    answer = json.loads(done.stdout)
+    assert (answer["watershed"]["blocks"], answer["segment"]["not known yet"]) == (10, NOT_YET["what"])
+    assert answer["watershed"]["estimate"]["seconds"] == {"value": 30.0, "from": "one block measured on n1"}
+    assert answer["experiment"]["bytes_to_come"]["at_least"] is True
     kept = json.loads(experiment.layout.plan.read_text())
-    assert kept["stages"]["watershed"] == told["watershed"]["estimate"]
+    assert kept["stages"]["watershed"] == answer["watershed"]["estimate"]
 
 
 def test_a_plan_made_after_the_end_predicts_nothing(tmp_path: Path) -> None:
@@ -446,8 +446,8 @@ def test_of_a_stage_that_has_begun_the_disk_is_scaled_and_only_the_rest_is_left(
 
 def test_of_several_passes_the_most_memory_counts_and_so_it_is_compared(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
-    taken = [{**TAKEN, "peak_rss_mib": mib} for mib in (300.0, 100.0)]
-    passes = {str(n): {**WATERSHED, "blocks_done": 4, "taken": told} for n, told in enumerate(taken)}
+    uses = [{**TAKEN, "peak_rss_mib": mib} for mib in (300.0, 100.0)]
+    passes = {str(n): {**WATERSHED, "blocks_done": 4, "taken": use} for n, use in enumerate(uses)}
     plan = make_plan(experiment, PlanOptions(), answers({**WATERSHED, "passes": passes}))
     assert plan.estimates["watershed"]["rss_per_worker_bytes"].value == 300 * MIB
     store_plan(experiment, plan)
@@ -470,28 +470,28 @@ def test_gpu_hours_are_those_in_which_workers_hold_a_gpu_or_a_part_of_one(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("limit", "restarts", "told"),
+    ("limit", "restarts", "expected"),
     [("1:05:00", 1, "resumes"), ("1:15:00", 1, ""), ("40:00", 1, "resumes"), ("40:00", 0, "not enough")],
 )
 def test_a_job_needs_time_for_its_warning_and_counts_its_first_start_too(
-    tmp_path: Path, limit: str, restarts: int, told: str
+    tmp_path: Path, limit: str, restarts: int, expected: str
 ) -> None:
     text = f"[cluster]\nwarn_s = 600\nmax_restarts = {restarts}\n[cluster.watershed]\nworkers = 10\ntime = '{limit}'\n"
     # an hour of work: ten blocks of an hour by ten workers
     begun = {**WATERSHED, "taken": {**TAKEN, "seconds_per_block": 3600.0}}
     plan = make_plan(make(tmp_path / "a", text), PlanOptions(), answers(begun))
-    ours = " | ".join(warn.what for warn in plan.warnings if "cluster.watershed.time" in warn.what)
-    assert told in ours
-    assert bool(told) == bool(ours)
+    warnings = " | ".join(warn.what for warn in plan.warnings if "cluster.watershed.time" in warn.what)
+    assert expected in warnings
+    assert bool(expected) == bool(warnings)
 
 
-def test_a_sum_of_which_a_part_is_not_known_is_never_told_as_the_whole() -> None:
+def test_a_sum_of_which_a_part_is_not_known_is_never_reported_as_complete() -> None:
     partly = Quantity(1.0, "a", at_least=True)
     assert total([partly, Quantity(2.0, "b")]).at_least
     assert not total([Quantity(1.0, "a"), Quantity(2.0, "b")]).at_least
-    assert shown(Quantity(0.0, "a", at_least=True), str) == "not known"
-    assert shown(partly, str) == "> 1.0"
-    assert shown(Quantity(0.0, "a"), str) == "0.0"
+    assert text_of(Quantity(0.0, "a", at_least=True), str) == "not known"
+    assert text_of(partly, str) == "> 1.0"
+    assert text_of(Quantity(0.0, "a"), str) == "0.0"
 
 
 def test_hours_of_which_nothing_is_known_yet_do_not_cost_nothing() -> None:
@@ -504,10 +504,10 @@ def test_hours_of_which_nothing_is_known_yet_do_not_cost_nothing() -> None:
 def test_room_is_what_this_user_may_write_and_not_what_root_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = SimpleNamespace(f_bavail=3, f_bfree=9, f_frsize=10, f_bsize=1000, f_files=7, f_favail=5, f_ffree=6)
-    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    stats = SimpleNamespace(f_bavail=3, f_bfree=9, f_frsize=10, f_bsize=1000, f_files=7, f_favail=5, f_ffree=6)
+    monkeypatch.setattr(os, "statvfs", lambda _: stats)
     assert free_space(tmp_path) == FreeSpace(30, 5)
-    told.f_files = 0
+    stats.f_files = 0
     assert free_space(tmp_path) == FreeSpace(30, None)
 
 
@@ -515,14 +515,14 @@ TRAINING = {"kind": "mtlsd", "max_iteration": 1000, "max_minutes": None, "done_i
 STEPS = {"it_per_s": 4.0, "iteration": 50, "seconds": 15.0, "peak_rss_mib": 100.0, "device": "cpu", "host": "n1"}
 
 
-def of_training(plan: dict[str, Any], steps: dict[str, Any], asked: list[str] | None = None) -> Ask:
+def of_training(plan: dict[str, Any], steps: dict[str, Any], calls: list[str] | None = None) -> Ask:
     """Stages of which only train-acrlsd can run."""
 
     def ask(stage: str, arguments: Sequence[str]) -> Any:
         if stage != "train-acrlsd":
             return answers()(stage, arguments) if stage == "prepare" else NOT_YET
-        if asked is not None:
-            asked.append(arguments[0])
+        if calls is not None:
+            calls.append(arguments[0])
         return plan if arguments[0] == "plan" else steps
 
     return ask
@@ -541,16 +541,16 @@ def test_measured_steps_of_a_training_are_scaled_to_all_its_iterations(tmp_path:
 def test_of_several_processes_it_is_said_that_one_alone_was_measured(tmp_path: Path) -> None:
     experiment = make(tmp_path / "a")
     plan = make_plan(experiment, PlanOptions(measure=True), of_training({**TRAINING, "processes": 4}, STEPS))
-    told = plan.estimates["train-acrlsd"]
+    estimated = plan.estimates["train-acrlsd"]
     alone = "50 iterations measured on n1, cpu, one process alone of the 4 that will train together"
-    assert told["seconds"].source == f"{alone}: their steps take longer, each waits for the slowest"
-    assert told["rss_per_worker_bytes"].source == alone
+    assert estimated["seconds"].source == f"{alone}: their steps take longer, each waits for the slowest"
+    assert estimated["rss_per_worker_bytes"].source == alone
     printed = io.StringIO()
     show_plan(plan, plain_console(file=printed))
     assert printed.getvalue().count(alone) == 2
 
 
-def test_a_training_that_is_never_measured_says_why_and_what_tells_its_speed(tmp_path: Path) -> None:
+def test_a_training_that_is_never_measured_says_why_and_what_would_measure_its_speed(tmp_path: Path) -> None:
     refused = {"exit_code": 2, "what": "a training with tensorflow is not measured", "fix": "its log tells its speed"}
     plan = make_plan(make(tmp_path / "a"), PlanOptions(measure=True), of_training(TRAINING, refused))
     printed = io.StringIO()
@@ -573,13 +573,13 @@ def test_steps_measured_on_the_cpu_say_nothing_of_a_training_with_a_gpu(tmp_path
     assert found.estimates["train-acrlsd"]["vram_per_worker_bytes"].value == 2 * 2**20
 
 
-def test_a_training_that_tells_its_own_speed_is_not_measured(tmp_path: Path) -> None:
-    asked: list[str] = []
+def test_a_training_that_reports_its_own_speed_is_not_measured(tmp_path: Path) -> None:
+    calls: list[str] = []
     experiment = make(tmp_path / "a")
     losses = experiment.layout.train_dir("train-acrlsd") / "loss.csv"
     losses.parent.mkdir(parents=True)
     losses.write_text("iteration,loss,it_per_s\n10,0.5,2\n")
-    found = make_plan(experiment, PlanOptions(measure=True), of_training(TRAINING, STEPS, asked)).estimates[
+    found = make_plan(experiment, PlanOptions(measure=True), of_training(TRAINING, STEPS, calls)).estimates[
         "train-acrlsd"
     ]
-    assert (found["seconds"].value, set(asked)) == (500.0, {"plan"})
+    assert (found["seconds"].value, set(calls)) == (500.0, {"plan"})

@@ -67,10 +67,10 @@ def test_a_profile_that_was_chosen_is_not_proposed() -> None:
     assert "experiment.profile" not in values(proposals([FIB25], FIB25, SERVER, profile="tiny"))
 
 
-@pytest.mark.parametrize(("machine", "told"), [(LAPTOP, True), (SERVER, False)])
-def test_who_has_no_gpu_is_told_what_that_means_for_the_profile(machine: Machine, told: bool) -> None:
+@pytest.mark.parametrize(("machine", "expected"), [(LAPTOP, True), (SERVER, False)])
+def test_without_a_gpu_the_profile_says_what_that_means(machine: Machine, expected: bool) -> None:
     choice = next(c for c in proposals([FIB25], FIB25, machine) if c.key == "experiment.profile")
-    assert ("no GPU" in choice.why) is told
+    assert ("no GPU" in choice.why) is expected
 
 
 @pytest.mark.parametrize(

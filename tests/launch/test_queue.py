@@ -134,8 +134,8 @@ def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Que
     (logs / "exp-predict-workers.12_0.log").write_text("block 70, attempt 1\n")
     predict = queue.status()["predict"]
     assert predict["coordinator"] == "11 RUNNING on n1 restarts 1"
-    told = "12: 2 RUNNING on n1 n2, 1 PENDING (Resources), 1 FAILED on n2 exit code 74"
-    assert predict["workers"] == told
+    expected = "12: 2 RUNNING on n1 n2, 1 PENDING (Resources), 1 FAILED on n2 exit code 74"
+    assert predict["workers"] == expected
     assert predict["verify"] == "13 PENDING (Dependency)"
     # Of 40 blocks 10 were done before this run began, and 10 in its 5 minutes.
     assert (predict["blocks_done"], predict["blocks"], predict["failed"]) == (20, 40, 2)
@@ -148,7 +148,7 @@ def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Que
     (row,) = [text for text in lines if text.startswith("predict  ")]
     assert row.split()[1:4] == ["running", "20/40", "2"]
     assert f"predict: block 7: RuntimeError: out of memory (log: {log})" in lines
-    assert f"predict workers: {told}" in lines
+    assert f"predict workers: {expected}" in lines
 
 
 def test_status_asks_the_stages_with_what_the_submission_was_made_with(queue: Queue) -> None:
@@ -160,7 +160,7 @@ def test_status_asks_the_stages_with_what_the_submission_was_made_with(queue: Qu
     assert queue.calls("watershed")[-1][-2:] == ["--set", "watershed.size=7"]
 
 
-def test_jobs_that_squeue_has_forgotten_come_from_the_accounting(queue: Queue) -> None:
+def test_jobs_that_squeue_has_dropped_come_from_the_accounting(queue: Queue) -> None:
     queue.rows(("13", "PENDING", "Dependency", "", 0, 0))
     queue.answer("sacct", f"11|COMPLETED|n1|0:0|{queue.experiment}\n12_0|CANCELLED by 1000|n2|0:15|x\n")
     predict = queue.status()["predict"]
@@ -169,7 +169,7 @@ def test_jobs_that_squeue_has_forgotten_come_from_the_accounting(queue: Queue) -
     assert queue.status()["watershed"]["coordinator"] == "14 not known to SLURM any more"
 
 
-def test_without_an_answer_of_slurm_status_still_tells_what_is_done(queue: Queue) -> None:
+def test_without_an_answer_of_slurm_status_still_reports_what_is_done(queue: Queue) -> None:
     _begin(queue, "predict", done=10, seconds_ago=300)
     queue.answer("status-predict", json.dumps({"blocks": 40, "done": 20, "failed": 0, "failures": {}}))
     queue.answer("squeue", "", code=1)
@@ -213,11 +213,11 @@ def test_run_on_slurm_follows_what_is_in_the_queue_and_ends_with_the_code_of_the
     while len(queue.calls("squeue")) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     queue.rows(("11", "FAILED", "NonZeroExitCode", "n1", 0, 79), ("13", "FAILED", "NonZeroExitCode", "n1", 0, 66))
-    told = child.communicate(timeout=600)[1]
-    assert child.returncode == 79, told
-    assert "predict coordinator: job 11 RUNNING" in told
-    assert re.search(r"predict: 20 of 40 blocks done, [12]\.\d+ a minute, 1\d\.\d minutes left", told), told
-    assert "predict ended with exit code 79" in told
+    output = child.communicate(timeout=600)[1]
+    assert child.returncode == 79, output
+    assert "predict coordinator: job 11 RUNNING" in output
+    assert re.search(r"predict: 20 of 40 blocks done, [12]\.\d+ a minute, 1\d\.\d minutes left", output), output
+    assert "predict ended with exit code 79" in output
     assert queue.calls("sbatch") == []
 
 

@@ -57,13 +57,13 @@ def test_results_say_which_is_current_and_what_differs(experiment: Experiment) -
     assert first.differs == "min_seed_distance_vox 6 -> 5"
     assert first.size_bytes > 1000
     assert first.containers == ("fragments.zarr",)
-    shown = CliRunner().invoke(app, ["results", str(experiment.layout.root)])
-    assert shown.exit_code == 0
-    assert [line.split()[:3] for line in shown.stdout.splitlines()] == [
+    done = CliRunner().invoke(app, ["results", str(experiment.layout.root)])
+    assert done.exit_code == 0
+    assert [line.split()[:3] for line in done.stdout.splitlines()] == [
         ["watershed", first.key, "finished"],
         ["watershed", second.key, "current"],
     ]
-    assert all("  fragments.zarr" in line for line in shown.stdout.splitlines())
+    assert all("  fragments.zarr" in line for line in done.stdout.splitlines())
 
 
 def test_an_earlier_result_is_made_current_and_verified(experiment: Experiment) -> None:

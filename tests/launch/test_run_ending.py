@@ -69,53 +69,55 @@ def test_after_a_refusal_the_same_run_is_offered(refused: Path) -> None:
     assert any(step.startswith(f"{typed} ") for step in json.loads((refused / "programs").read_text())["next"])
 
 
-def test_after_a_refusal_no_score_of_before_is_told(refused: Path) -> None:
+def test_after_a_refusal_no_earlier_score_is_printed(refused: Path) -> None:
     assert (refused / "report" / "scores.json").exists()
     assert "VOI" not in (refused / "people").read_text()
     assert "report: " in (refused / "people").read_text()
     assert json.loads((refused / "programs").read_text())["scores"] is None
 
 
-def test_a_program_is_told_which_stage_ended_the_run_and_why(refused: Path) -> None:
-    told = json.loads((refused / "programs").read_text())
-    assert (told["exit_code"], told["stage"]) == (78, "train-lsd")
-    assert told["error"]["error"] == "ConfigError"
-    assert REFUSED in told["error"]["where"] + told["error"]["what"]
+def test_the_json_names_which_stage_ended_the_run_and_why(refused: Path) -> None:
+    answer = json.loads((refused / "programs").read_text())
+    assert (answer["exit_code"], answer["stage"]) == (78, "train-lsd")
+    assert answer["error"]["error"] == "ConfigError"
+    assert REFUSED in answer["error"]["where"] + answer["error"]["what"]
 
 
-def test_status_of_a_finished_stage_tells_that_its_last_run_was_refused(refused: Path) -> None:
-    told = json.loads(_lsdflow("status", str(refused), "--json").stdout)
-    assert told["train-lsd"]["state"] == "finished"
-    last = told["train-lsd"]["last_run"]
+def test_status_of_a_finished_stage_reports_that_its_last_run_was_refused(refused: Path) -> None:
+    answer = json.loads(_lsdflow("status", str(refused), "--json").stdout)
+    assert answer["train-lsd"]["state"] == "finished"
+    last = answer["train-lsd"]["last_run"]
     assert (last["exit_code"], last["problem"]) == (73, "ended")
-    assert not any("last_run" in facts for stage, facts in told.items() if stage != "train-lsd")
-    shown = _lsdflow("status", str(refused)).stdout
-    assert "ended with exit code 73: ended" in shown
-    assert "train-lsd log: " in shown
+    assert not any("last_run" in facts for stage, facts in answer.items() if stage != "train-lsd")
+    output = _lsdflow("status", str(refused)).stdout
+    assert "ended with exit code 73: ended" in output
+    assert "train-lsd log: " in output
 
 
-@pytest.mark.parametrize(("last", "told"), [("segment", False), ("evaluate", True)])
-def test_a_score_is_told_when_evaluate_was_part_of_what_ended_well(tmp_path: Path, last: str, told: bool) -> None:
+@pytest.mark.parametrize(("last", "expected"), [("segment", False), ("evaluate", True)])
+def test_a_score_is_printed_when_evaluate_was_part_of_what_ended_well(
+    tmp_path: Path, last: str, expected: bool
+) -> None:
     folder = str(_unpacked(tmp_path / "exp"))
     done = _lsdflow("run", folder, "--from", "segment", "--to", last)
-    assert (done.returncode, "VOI 2.235" in done.stdout) == (0, told), done.stderr
+    assert (done.returncode, "VOI 2.235" in done.stdout) == (0, expected), done.stderr
 
 
-def test_a_refusal_is_forgotten_once_the_stage_has_been_made_anew(experiment: Experiment) -> None:
+def test_a_refusal_is_dropped_once_the_stage_has_been_recomputed(experiment: Experiment) -> None:
     _ended(experiment, "watershed", "20260101T000000-1", 73)
     assert "last_run" in status_of(experiment, _silent)["watershed"]
     _ended(experiment, "watershed", "20260101T000001-1", 0)
     assert "last_run" not in status_of(experiment, _silent)["watershed"]
 
 
-def test_a_refusal_from_before_the_manifest_is_not_told(experiment: Experiment) -> None:
+def test_a_refusal_from_before_the_manifest_is_not_reported(experiment: Experiment) -> None:
     run = _ended(experiment, "watershed", "20260101T000000-1", 75)
     earlier = experiment.layout.manifest("watershed").stat().st_mtime - 60
     os.utime(run / "outcome.json", (earlier, earlier))
     assert "last_run" not in status_of(experiment, _silent)["watershed"]
 
 
-def test_scores_do_not_stand_when_anything_before_them_was_made_anew(experiment: Experiment) -> None:
+def test_scores_are_not_current_when_anything_before_them_was_recomputed(experiment: Experiment) -> None:
     assert scores_are_current(experiment.layout)
     path = experiment.layout.manifest("watershed")
     before = json.loads(path.read_text())

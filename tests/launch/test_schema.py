@@ -40,11 +40,11 @@ def drafts(tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft, "images_text", lambda _sifs: "")
 
 
-def written(root: Path, **told: Any) -> str:
+def written(root: Path, **options: Any) -> str:
     volume = root / "raw.zarr"
     volume.mkdir(exist_ok=True)
-    asked = Start(root / "exp", (volume, volume), volume, truth=volume, voxel_size="40, 8, 8 nm", **told)
-    return draft.draft_experiment(asked, lambda _tables, told_: Inspection(told_)).text
+    start = Start(root / "exp", (volume, volume), volume, truth=volume, voxel_size="40, 8, 8 nm", **options)
+    return draft.draft_experiment(start, lambda _tables, inspected: Inspection(inspected)).text
 
 
 def uncommented(line: re.Match[str]) -> str:
@@ -60,7 +60,7 @@ def problems(validator: jsonschema.Draft7Validator, text: str) -> list[str]:
     return [f"{'.'.join(map(str, e.path))}: {e.message}" for e in validator.iter_errors(tomllib.loads(text))]
 
 
-def test_it_is_a_schema_of_its_dialect_with_nothing_to_look_up_and_no_null(
+def test_it_is_a_schema_of_its_dialect_with_no_references_and_no_null(
     validator: jsonschema.Draft7Validator,
 ) -> None:
     jsonschema.Draft7Validator.check_schema(validator.schema)

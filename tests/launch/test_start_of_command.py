@@ -31,5 +31,5 @@ def test_an_activated_environment_of_the_clone_has_the_commands_of_all_stages(en
     folder = REPOSITORY / ".venv" / environment / "bin"
     found = {stage: shutil.which(stage, path=str(folder)) for stage in ("lsdflow", *STAGES)}
     assert [stage for stage, path in found.items() if path is None] == []
-    told = subprocess.run([str(found["train-lsd"]), "--version"], capture_output=True, text=True, check=True).stdout
-    assert told.startswith("train-lsd ")
+    output = subprocess.run([str(found["train-lsd"]), "--version"], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("train-lsd ")

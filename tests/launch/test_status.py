@@ -83,7 +83,7 @@ def test_blocks_that_were_tried_again_are_counted_and_give_the_speed(experiment:
     assert time.time() - found["last_activity"] < 30
 
 
-def test_a_training_tells_iterations_speed_and_time_left(experiment: Experiment) -> None:
+def test_a_training_reports_iterations_speed_and_time_left(experiment: Experiment) -> None:
     begin(experiment, "train-acrlsd", "20260101T000000-1", {"max_iteration": 1000})
     losses = experiment.layout.train_dir("train-acrlsd") / "loss.csv"
     losses.parent.mkdir(parents=True)
@@ -94,11 +94,11 @@ def test_a_training_tells_iterations_speed_and_time_left(experiment: Experiment)
     assert cells(found, time.time())[1:6] == ("400/1000 it", "", "", "2 it/s", "5 min")
 
 
-def test_a_run_that_began_after_one_that_failed_is_what_status_tells(experiment: Experiment) -> None:
+def test_a_run_that_began_after_one_that_failed_is_what_status_reports(experiment: Experiment) -> None:
     failed = {"exit_code": 74, "error": {"what": "disk full"}}
     begin(experiment, "watershed", "20260101T000000-1", outcome=failed)
-    told = status_of(experiment, lambda *_: {"exit_code": 66})["watershed"]
-    assert (told["state"], told["problem"]) == ("ended with exit code 74", "disk full")
+    answer = status_of(experiment, lambda *_: {"exit_code": 66})["watershed"]
+    assert (answer["state"], answer["problem"]) == ("ended with exit code 74", "disk full")
     newer = begin(experiment, "watershed", "20260102T000000-1")
     assert status_of(experiment, lambda *_: {"exit_code": 66})["watershed"]["state"] == "running or killed"
     assert with_activity(experiment, "watershed", BEGUN)["log"] == str(newer / "log.txt")
@@ -115,11 +115,11 @@ def test_a_stage_that_has_not_begun_has_only_what_is_planned(experiment: Experim
 
 
 def test_the_table_shows_every_stage_and_below_it_why_and_where_the_log_is() -> None:
-    told = io.StringIO()
+    output = io.StringIO()
     failed = {**BEGUN, "state": "ended with exit code 79", "problem": "1 of 40 blocks", "log": "/a/log.txt"}
     failed |= {"failures": {"7": "out of memory [7]"}, "retried": 4, "seconds": 100.0, "planned_seconds": 50.0}
-    show_status({"watershed": failed, "segment": {"state": "not started"}}, Console(file=told, width=200))
-    lines = told.getvalue().splitlines()
+    show_status({"watershed": failed, "segment": {"state": "not started"}}, Console(file=output, width=200))
+    lines = output.getvalue().splitlines()
     assert lines[0].split()[:5] == ["stage", "state", "done", "failed", "retried"], lines[0]
     assert lines[1].startswith("watershed  ended with exit code 79")
     assert "3/40 " in lines[1]

@@ -53,7 +53,7 @@ def test_membranes_are_darker_than_cytoplasm(block: tuple[np.ndarray, np.ndarray
     assert raw[boundary].mean() < raw[inside].mean() - 25
 
 
-def test_neurites_of_very_different_calibre_lie_side_by_side(block: tuple[np.ndarray, np.ndarray]) -> None:
+def test_neurites_of_very_different_calibre_are_neighbours(block: tuple[np.ndarray, np.ndarray]) -> None:
     _, labels = block
     depth = ndimage.distance_transform_edt(~_boundary(labels))
     calibre = ndimage.maximum(depth, labels, np.arange(1, int(labels.max()) + 1))
@@ -61,7 +61,7 @@ def test_neurites_of_very_different_calibre_lie_side_by_side(block: tuple[np.nda
     assert np.count_nonzero(calibre < 7) >= 4
 
 
-def test_grey_alone_does_not_tell_membrane_from_inside(block: tuple[np.ndarray, np.ndarray]) -> None:
+def test_grey_alone_does_not_distinguish_membrane_from_inside(block: tuple[np.ndarray, np.ndarray]) -> None:
     """Mitochondria and dark cells overlap with membranes: the best single threshold stays clearly wrong somewhere."""
     raw, labels = block
     boundary = _boundary(labels)
@@ -81,7 +81,7 @@ def test_the_demo_block_holds_forty_to_ninety_neurites() -> None:
     assert 40 <= int(labels.max()) <= 90
 
 
-def test_anisotropic_voxels_show_the_same_tissue_at_another_sampling() -> None:
+def test_anisotropic_voxels_have_the_same_tissue_at_another_sampling() -> None:
     raw, labels = synthetic_em((24, 64, 80), (32.5, 8.0, 8.0), 3)
     assert raw.shape == (24, 64, 80)
     assert set(_pieces(labels)) == {1}

@@ -20,32 +20,32 @@ def experiment(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a stand-in for lsdflow-view was told."""
     fake = tmp_path / "lsdflow-view"
-    fake.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/told\nexit 2\n')
+    fake.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/received\nexit 2\n')
     fake.chmod(0o755)
     monkeypatch.setenv(commands.BIN_VARIABLE, str(tmp_path))
-    return tmp_path / "told"
+    return tmp_path / "received"
 
 
-def test_options_and_exit_code_go_through(experiment: Path, told: Path) -> None:
+def test_options_and_exit_code_go_through(experiment: Path, received: Path) -> None:
     options = ["--at", "-1, 2, 3 vox", "--port", "9000", "--no-browser", "--host", "node1"]
     assert CliRunner().invoke(app, ["view", str(experiment), *options]).exit_code == 2
     wanted = ["show", str(experiment), "--port=9000", "--at=-1, 2, 3 vox", "--host=node1", "--no-browser"]
-    assert told.read_text().splitlines() == wanted
+    assert received.read_text().splitlines() == wanted
 
 
-def test_without_options_the_viewer_chooses(experiment: Path, told: Path) -> None:
+def test_without_options_the_viewer_chooses(experiment: Path, received: Path) -> None:
     assert CliRunner().invoke(app, ["view", str(experiment)]).exit_code == 2
-    assert told.read_text().splitlines() == ["show", str(experiment), "--port=0"]
+    assert received.read_text().splitlines() == ["show", str(experiment), "--port=0"]
 
 
-def test_a_folder_that_is_no_experiment_is_told_before_any_viewer_starts(tmp_path: Path, told: Path) -> None:
+def test_a_folder_that_is_no_experiment_is_reported_before_any_viewer_starts(tmp_path: Path, received: Path) -> None:
     done = CliRunner().invoke(app, ["view", str(tmp_path)])
     assert done.exit_code == 66
     assert "no experiment file" in done.output
-    assert not told.exists()
+    assert not received.exists()
 
 
 def test_without_that_environment_it_says_how_to_make_it(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:

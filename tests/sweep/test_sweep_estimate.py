@@ -51,7 +51,9 @@ def test_before_it_is_prepared_each_run_counts_the_stages_of_its_own_mode(sweep_
     assert (times["prepare"], times["train-lsd"], times["train-acrlsd"]) == (1, 1, 2)
 
 
-def test_what_the_base_has_taken_stands_for_the_runs_before_any_has_finished(sweep: SweepFolder, base: Path) -> None:
+def test_what_the_base_took_is_the_estimate_for_the_runs_before_any_has_finished(
+    sweep: SweepFolder, base: Path
+) -> None:
     made = {"key": "k", "config": {}, "inputs": {}, "outputs": {}, "identity": "w", "facts": {"seconds": 1800.0}}
     layout = load_experiment(base).layout
     Manifest.model_validate({"writer": Writer.of("watershed"), **made}).write(layout)

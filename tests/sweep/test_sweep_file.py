@@ -93,7 +93,7 @@ def test_a_key_that_no_stage_has_is_refused_with_did_you_mean(sweep_file: Callab
 
 
 @pytest.mark.parametrize("kind", WRONG_VALUES)
-def test_a_value_that_a_stage_refuses_is_told_with_the_point_of_the_grid(
+def test_a_value_that_a_stage_refuses_is_reported_with_the_point_of_the_grid(
     sweep_file: Callable[[str], Path], kind: str
 ) -> None:
     text, what, found = WRONG_VALUES[kind]
@@ -113,7 +113,7 @@ def refused(path: Path) -> StageError:
     return caught.value
 
 
-def test_a_volume_that_is_not_there_is_told_by_prepare_before_anything_is_written(
+def test_a_volume_that_is_not_there_is_reported_by_prepare_before_anything_is_written(
     sweep_file: Callable[[str], Path],
 ) -> None:
     path = sweep_file(

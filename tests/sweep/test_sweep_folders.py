@@ -98,7 +98,7 @@ def test_a_grid_may_grow_and_what_is_done_stays(sweep_file: Write) -> None:
     assert fake.calls == [("segment", "threshold-0.1"), ("evaluate", "threshold-0.1")]
 
 
-def test_a_run_whose_file_was_changed_by_hand_is_not_taken_for_done(sweep_file: Write) -> None:
+def test_a_run_whose_file_was_changed_by_hand_is_not_counted_as_done(sweep_file: Write) -> None:
     _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
     (run,) = made.plan.runs
     SweepRunner(made, FakeStages()).run_all(made.plan.runs)
@@ -109,7 +109,7 @@ def test_a_run_whose_file_was_changed_by_hand_is_not_taken_for_done(sweep_file: 
     assert made.result_path(run).read_text() != before
 
 
-def test_a_base_that_finished_with_other_settings_is_refused_and_what_was_brought_along_is_not_asked(
+def test_a_base_that_finished_with_other_settings_is_refused_and_imported_results_are_not_checked(
     sweep_file: Write, base: Path
 ) -> None:
     sweep = load_sweep(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
@@ -147,7 +147,7 @@ def test_a_folder_without_a_sweep_is_missing_input(tmp_path: Path) -> None:
         open_sweep(tmp_path)
 
 
-def test_a_link_never_replaces_what_stands_there(tmp_path: Path) -> None:
+def test_a_link_never_replaces_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "a" / VOLUME).mkdir(parents=True)
     made = Manifest(
         writer=Writer.of("prepare"), key="k", config={}, inputs={}, outputs={"target": VOLUME}, identity="i"

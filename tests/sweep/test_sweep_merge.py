@@ -117,7 +117,7 @@ def test_the_plot_runs_along_numbers_and_draws_no_line_between_words(
         assert sum(bool(p.get("points")) for p in root.iter("{http://www.w3.org/2000/svg}polyline")) == lines
 
 
-def test_before_any_run_is_done_the_tables_stand_and_the_plot_is_a_note(sweep: SweepFolder, tmp_path: Path) -> None:
+def test_before_any_run_is_done_the_tables_exist_and_the_plot_is_a_note(sweep: SweepFolder, tmp_path: Path) -> None:
     write_merged(merged([sweep]), tmp_path)
     assert "no run has a score named voi yet" in (tmp_path / "plot.svg").read_text()
     assert len(rows(tmp_path / "runs.csv")) == 6

@@ -50,9 +50,9 @@ def results(sweep: SweepFolder) -> list[Any]:
 
 def test_shared_stages_run_once_and_every_run_has_a_result_of_its_own(sweep: SweepFolder) -> None:
     fake = FakeStages()
-    came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
-    assert set(came.values()) == {"done"}
-    assert exit_code_of(came) == 0
+    outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert set(outcomes.values()) == {"done"}
+    assert exit_code_of(outcomes) == 0
     assert sorted(fake.calls) == sorted(
         [
             *SHARED,
@@ -71,11 +71,11 @@ def test_shared_stages_run_once_and_every_run_has_a_result_of_its_own(sweep: Swe
     assert again.calls == []
 
 
-def test_a_failed_run_is_told_and_the_others_are_made(sweep: SweepFolder) -> None:
+def test_a_failed_run_is_reported_and_the_others_are_made(sweep: SweepFolder) -> None:
     fake = FakeStages(fails_at("segment", 6, 79))
-    came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
-    assert list(came.values()) == ["done", "done", "failed", "failed"]
-    assert exit_code_of(came) == 79
+    outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert list(outcomes.values()) == ["done", "done", "failed", "failed"]
+    assert exit_code_of(outcomes) == 79
     failed = results(sweep)[2]
     assert (failed.exit_code, failed.failed_stage, failed.error["what"]) == (79, "segment", "segment broke")
     assert failed.scores == {}
@@ -85,8 +85,8 @@ def test_a_failed_run_is_told_and_the_others_are_made(sweep: SweepFolder) -> Non
 
 def test_a_shared_stage_that_fails_runs_once_and_fails_every_run_behind_it(sweep: SweepFolder) -> None:
     fake = FakeStages(fails_at("agglomerate", 6, 65))
-    came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
-    assert list(came.values()) == ["done", "done", "failed", "failed"]
+    outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert list(outcomes.values()) == ["done", "done", "failed", "failed"]
     assert sum(call == ("agglomerate", "min_seed_distance_vox-6") for call in fake.calls) == 1
     assert {(r.failed_stage, r.exit_code) for r in results(sweep)[2:]} == {("agglomerate", 65)}
 
@@ -102,12 +102,12 @@ def test_an_interrupted_sweep_stops_at_once_and_goes_on_where_it_stopped(sweep: 
     assert again.calls == [(s, run.name) for run in sweep.plan.runs[2:] for s in ("segment", "evaluate")]
 
 
-def test_a_run_at_work_elsewhere_is_skipped_and_told(sweep: SweepFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_at_work_elsewhere_is_skipped_and_reported(sweep: SweepFolder, caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeStages()
     with claimed(sweep.run_folder(sweep.plan.runs[0])):
-        came = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
-    assert list(came.values()) == ["at work elsewhere", "done", "done", "done"]
-    assert exit_code_of(came) == 73
+        outcomes = SweepRunner(sweep, fake).run_all(sweep.plan.runs)
+    assert list(outcomes.values()) == ["at work elsewhere", "done", "done", "done"]
+    assert exit_code_of(outcomes) == 73
     assert "skipped, at work elsewhere" in caplog.text
     assert sweep.plan.runs[0].name not in {folder for _, folder in fake.calls}
 
@@ -116,8 +116,8 @@ def test_runs_behind_a_busy_shared_folder_come_later(sweep: SweepFolder) -> None
     first = sweep.plan.runs[0]
     fake, busy = FakeStages(), ExitStack()
     busy.enter_context(claimed(sweep.folder(first.nodes[1])))
-    came = SweepRunner(sweep, fake, wait=lambda _seconds: busy.close()).run_all(sweep.plan.runs)
-    assert set(came.values()) == {"done"}
+    outcomes = SweepRunner(sweep, fake, wait=lambda _seconds: busy.close()).run_all(sweep.plan.runs)
+    assert set(outcomes.values()) == {"done"}
     assert [folder for stage, folder in fake.calls if stage == "watershed"] == [
         "min_seed_distance_vox-6",
         "min_seed_distance_vox-4",

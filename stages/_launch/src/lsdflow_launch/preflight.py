@@ -50,7 +50,7 @@ from lsdflow_launch.slurm.table import cluster_of, job_settings
 
 LOG = logging.getLogger("lsdflow.cluster")
 # Keys of the answer beside the stages: problems of the experiment as a whole, and the checks that are not possible yet.
-WHOLE, NOT_CHECKED = "experiment", "not_checked"
+EXPERIMENT, NOT_CHECKED = "experiment", "not_checked"
 SPARE = 1.1
 TENSORFLOW = "-tensorflow"
 
@@ -93,7 +93,7 @@ def problems_of(experiment: Experiment, ask: Ask = ask_stage, scope: Scope | Non
             found[stage] = of_descriptions.get(stage, found[stage])
         reported[stage] = [p for p in found[stage] if not (_is_made_later(p, stage, experiment) or scope.ignores(p))]
     of_cluster = [p.as_dict() for p in cluster_problems(experiment, stages)] if scope.on_cluster else []
-    return {**reported, WHOLE: [*experiment_problems(experiment, bytes_expected, scope.in_images), *of_cluster]}
+    return {**reported, EXPERIMENT: [*experiment_problems(experiment, bytes_expected, scope.in_images), *of_cluster]}
 
 
 def _validated_in_turn(
@@ -140,10 +140,10 @@ def free_bytes(folder: Path) -> int:
 def _require_writable_folders(experiment: Experiment) -> None:
     """Raise PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
     layout = experiment.layout
-    made = [layout.data, layout.store, layout.luts, layout.report, layout.results]
-    made += [layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
-    made += sorted(layout.results.glob("*"))
-    for folder in (layout.root, *made):
+    folders = [layout.data, layout.store, layout.luts, layout.report, layout.results]
+    folders += [layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
+    folders += sorted(layout.results.glob("*"))
+    for folder in (layout.root, *folders):
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionDenied(
                 "no permission to write into a folder of the experiment",

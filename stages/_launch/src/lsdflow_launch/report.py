@@ -45,9 +45,13 @@ def report_now(experiment: Experiment, refresh_s: float | None = None) -> int:
 
 def scores_are_current(layout: ExperimentLayout) -> bool:
     """Return False if a result from the prediction on was made after its scores, according to the manifests' inputs."""
-    made = {stage: found for stage in SCORED if (found := _manifest(layout, stage)) is not None}
-    named = ((made.get(stage), identity) for found in made.values() for stage, identity in found.inputs.items())
-    return SCORED[-1] in made and all(source is None or source.identity == identity for source, identity in named)
+    manifests = {stage: manifest for stage in SCORED if (manifest := _manifest(layout, stage)) is not None}
+    named = (
+        (manifests.get(stage), identity)
+        for manifest in manifests.values()
+        for stage, identity in manifest.inputs.items()
+    )
+    return SCORED[-1] in manifests and all(source is None or source.identity == identity for source, identity in named)
 
 
 def _manifest(layout: ExperimentLayout, stage: str) -> Manifest | None:

@@ -84,13 +84,13 @@ def results_of(layout: ExperimentLayout) -> list[Result]:
         if stage in TRAININGS:
             current |= {current_training(layout, stage), (_lsd_training(layout) if stage == "train-lsd" else "")}
         whole = set[str]().union(*(_named(layout, stage, manifest) for manifest in kept.values()))
-        made = [
+        results = [
             _result(
                 layout, stage, folder, kept[folder.name], current=folder.name in current, whole=folder.name in whole
             )
             for folder in folders
         ]
-        found += sorted(made, key=lambda result: (result.changed, result.key))
+        found += sorted(results, key=lambda result: (result.changed, result.key))
     return found
 
 

@@ -24,7 +24,7 @@ from lsdflow_launch.images.container import ContainerOptions, Containers, choose
 from lsdflow_launch.init.template import require_known_keys
 from lsdflow_launch.options import Debug, Engine, First, Folder, Images, Json, Last, Network, Set
 from lsdflow_launch.output import next_line, print_answer, print_scores, result_facts, stdout_for_json
-from lsdflow_launch.preflight import WHOLE, Scope, print_problems, problems_of
+from lsdflow_launch.preflight import EXPERIMENT, Scope, print_problems, problems_of
 from lsdflow_launch.report import refreshed_report
 from lsdflow_launch.slurm.follow import run_on_slurm
 from lsdflow_launch.slurm.table import cluster_of
@@ -136,18 +136,18 @@ def next_steps(experiment: Experiment, code: int, options: RunOptions | None = N
     options, folder = options or RunOptions(), shlex.quote(_display_path(experiment.path.parent))
     settings = "".join(f" --set {shlex.quote(o)}" for o in experiment.overrides)
     again = f"lsdflow run {folder}{options.words()}{settings}"
-    look, again_after = (
+    see_status, again_after = (
         f"lsdflow status {folder}    # what failed, and why",
         f"{again}    # resumes, once that is fixed",
     )
     steps = {
         0: [f"lsdflow view {folder}    # view the result", f"lsdflow status {folder}"],
         Interrupted.exit_code: [f"{again}    # resumes"],
-        BlocksFailed.exit_code: [look, f"{again}    # retries only those blocks"],
+        BlocksFailed.exit_code: [see_status, f"{again}    # retries only those blocks"],
         StorageFailure.exit_code: [f"df -h {folder}    # free some space", again_after],
         ConfigError.exit_code: [f"lsdflow validate {folder}{settings}    # all problems at once", again_after],
     }
-    return steps.get(Interrupted.exit_code if code > 128 else code, [look, again_after])
+    return steps.get(Interrupted.exit_code if code > 128 else code, [see_status, again_after])
 
 
 def _display_path(path: Path) -> str:
@@ -207,6 +207,6 @@ def _first_problem(experiment: Experiment, stages: Sequence[str], on: str) -> En
     ask = choose_ask(experiment) if on == "slurm" else ask_stage
     scope = Scope(tuple(stages), in_images=on == "slurm" and ask is ask_stage, on_cluster=on == "slurm")
     all_found = problems_of(experiment, ask, scope) if on in ("local", "slurm") else {}
-    found = {stage: problems for stage, problems in all_found.items() if stage in (*stages, WHOLE)}
+    found = {stage: problems for stage, problems in all_found.items() if stage in (*stages, EXPERIMENT)}
     print_problems(found)
     return next((Ending(stage, problems[0]) for stage, problems in found.items() if problems), Ending())

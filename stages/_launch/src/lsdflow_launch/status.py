@@ -118,8 +118,8 @@ def _failed_since(experiment: Experiment, stage: str) -> dict[str, Any]:
         return {}
     if (newest / "outcome.json").stat().st_mtime < experiment.layout.manifest(stage).stat().st_mtime:
         return {}  # other processes finished the stage later: jobs of a cluster, an import
-    told = {"started": last.get("started"), "exit_code": last["exit_code"]}
-    return {"last_run": {**told, "problem": (last.get("error") or {}).get("what", "")}}
+    ended = {"started": last.get("started"), "exit_code": last["exit_code"]}
+    return {"last_run": {**ended, "problem": (last.get("error") or {}).get("what", "")}}
 
 
 def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
@@ -140,16 +140,16 @@ def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any
         }
     if last is None and not any(experiment.layout.stage_runs(stage).glob("*/config.resolved.json")):
         return {"state": "not started"}
-    told = ask(stage, stage_arguments("status", experiment))
+    answer = ask(stage, stage_arguments("status", experiment))
     state = "running or killed" if last is None else f"ended with exit code {last['exit_code']}"
     problem = (last or {}).get("error") or {}
-    more = {} if "exit_code" in told else {k: v for k, v in told.items() if k not in ("stage", "finished")}
+    more = {} if "exit_code" in answer else {k: v for k, v in answer.items() if k not in ("stage", "finished")}
     return {"state": state, "problem": problem.get("what", ""), **more}
 
 
-def with_blocks(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def with_blocks(experiment: Experiment, stage: str, answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status of a stage, with the logs of failed blocks."""
-    facts = dict(told)
+    facts = dict(answer)
     if "done" not in facts or "blocks" not in facts:
         return facts
     facts["blocks_done"] = int(facts.pop("done"))
@@ -183,9 +183,9 @@ def _log_of_block(experiment: Experiment, stage: str, block: int) -> str:
     return ""
 
 
-def with_activity(experiment: Experiment, stage: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def with_activity(experiment: Experiment, stage: str, status: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status of a stage with its activity; for a stage that has not started, with the planned time only."""
-    facts, found = dict(told), dict[str, Any]()
+    facts, found = dict(status), dict[str, Any]()
     planned = planned_seconds(experiment, stage)
     if planned is not None:
         found["planned_seconds"] = round(planned, 1)
@@ -287,11 +287,11 @@ def show_status(states: Mapping[str, Facts], console: Console, now: float | None
     table = Table(box=None, pad_edge=False, header_style="bold")
     rows = [(stage, *cells(facts, now)) for stage, facts in states.items()]
     # An empty column would waste space on a narrow terminal.
-    shown = [n for n in range(len(HEADS)) if n < 2 or any(row[n] for row in rows)]
-    for head in (HEADS[n] for n in shown):
+    columns = [n for n in range(len(HEADS)) if n < 2 or any(row[n] for row in rows)]
+    for head in (HEADS[n] for n in columns):
         table.add_column(head, no_wrap=head != "state", justify="left" if head in ("stage", "state") else "right")
     for row in rows:
-        table.add_row(*(row[n] for n in shown))
+        table.add_row(*(row[n] for n in columns))
     console.print(table, highlight=False)
     for stage, facts in states.items():
         for line in more_lines(stage, facts):
@@ -305,8 +305,8 @@ def cells(facts: Facts, now: float) -> tuple[str, ...]:
     return (
         _state(facts),
         _done(facts),
-        _shown(facts.get("failed")),
-        _shown(facts.get("retried")),
+        _cell(facts.get("failed")),
+        _cell(facts.get("retried")),
         _rate(facts),
         duration(60 * left) if left is not None and facts["state"] != "finished" else "",
         duration(took) if took is not None else "",
@@ -360,5 +360,5 @@ def _rate(facts: Facts) -> str:
     return f"{facts['iterations_per_second']:.3g} it/s" if "iterations_per_second" in facts else ""
 
 
-def _shown(value: Any) -> str:
+def _cell(value: Any) -> str:
     return "" if value is None else str(value)

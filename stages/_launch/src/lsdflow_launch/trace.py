@@ -117,7 +117,7 @@ def _without_end(found: Attempt, lost: bool) -> Row:
 
 def _ended(outcome: Row) -> Row:
     code, seconds = int(outcome["exit_code"]), float(outcome["seconds"])
-    taken, error = outcome.get("resources") or {}, outcome.get("error") or {}
+    used, error = outcome.get("resources") or {}, outcome.get("error") or {}
     return {
         "native_id": outcome.get("job") or NOT_KNOWN,
         "status": {0: COMPLETED, Interrupted.exit_code: ABORTED}.get(code, FAILED_STATUS),
@@ -127,12 +127,12 @@ def _ended(outcome: Row) -> Row:
         "complete": _ms(outcome["started"] + seconds),
         "duration": _ms(seconds),
         "realtime": _ms(seconds),
-        "%cpu": _percent(taken["cpu_s"], seconds) if "cpu_s" in taken else NOT_KNOWN,
-        "peak_rss": taken.get("peak_resident_bytes", NOT_KNOWN),
-        "rchar": taken.get("read_bytes", NOT_KNOWN),
-        "wchar": taken.get("written_bytes", NOT_KNOWN),
+        "%cpu": _percent(used["cpu_s"], seconds) if "cpu_s" in used else NOT_KNOWN,
+        "peak_rss": used.get("peak_resident_bytes", NOT_KNOWN),
+        "rchar": used.get("read_bytes", NOT_KNOWN),
+        "wchar": used.get("written_bytes", NOT_KNOWN),
         "host": outcome.get("host", NOT_KNOWN),
-        "gpu": taken.get("gpu") or NOT_KNOWN,
+        "gpu": used.get("gpu") or NOT_KNOWN,
         "error": error.get("error", NOT_KNOWN),
     }
 
@@ -140,13 +140,13 @@ def _ended(outcome: Row) -> Row:
 def _without_outcome(folder: Path) -> Row:
     """Return the row of a run that is running or was killed, from the files in its folder."""
     begin = _ms((folder / "config.resolved.json").stat().st_mtime)
-    told: Row = {"submit": begin, "start": begin}
+    row: Row = {"submit": begin, "start": begin}
     try:
         first = (folder / "events.jsonl").read_text(encoding="utf-8").partition("\n")[0]
         host, pid = str(json.loads(first)["host"]), int(folder.name.rpartition("-")[2])
     except (OSError, ValueError, KeyError, TypeError):
-        return {**told, "status": NOT_KNOWN}
-    return {**told, "host": host, "status": _of_process(host, pid)}
+        return {**row, "status": NOT_KNOWN}
+    return {**row, "host": host, "status": _of_process(host, pid)}
 
 
 def _of_process(host: str, pid: int) -> str:
@@ -156,8 +156,8 @@ def _of_process(host: str, pid: int) -> str:
 def _write(path: Path, rows: Iterable[Row]) -> int:
     lines = ["\t".join(COLUMNS)]
     for number, row in enumerate(rows, 1):
-        told = {"task_id": number, **row}
-        lines.append("\t".join(" ".join(str(told.get(name, NOT_KNOWN)).split()) for name in COLUMNS))
+        numbered = {"task_id": number, **row}
+        lines.append("\t".join(" ".join(str(numbered.get(name, NOT_KNOWN)).split()) for name in COLUMNS))
     write_atomically(path, lambda file: file.write(("\n".join(lines) + "\n").encode()))
     return len(lines) - 1
 

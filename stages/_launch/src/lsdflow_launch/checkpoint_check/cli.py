@@ -43,7 +43,7 @@ from lsdflow_launch.checkpoint_check.scores import (
     choose_by_voi,
     read_rows,
     read_scores,
-    whole_bundle,
+    valid_bundle,
     write_rows,
 )
 from lsdflow_launch.commands import ask_stage, run_stage
@@ -52,7 +52,7 @@ from lsdflow_launch.output import print_answer, stdout_for_json
 
 LOG = logging.getLogger("lsdflow.check")
 STAGES_OF_A_CHECK = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
-LOOK_EVERY_S = 15.0
+POLL_S = 15.0
 
 RunStage = Callable[[str, Sequence[str]], int]
 
@@ -79,7 +79,7 @@ def add_check_verb(app: typer.Typer) -> None:
             region = find_region(experiment, volume, ask_stage)
             checks = Checks(experiment, region, Wanted(every, keep))
             with stdout_for_json(as_json):
-                code = checks.follow() if follow else checks.look()
+                code = checks.follow() if follow else checks.update()
             facts: dict[str, Any] = {"exit_code": code, "table": str(checks.path), "region": region.words}
             text = ""
             if code == 0 and (rows := checks.compared()):
@@ -119,25 +119,25 @@ class Checks:
         return self.experiment.layout.manifest(STAGE).exists()
 
     def follow(self, sleep: Callable[[float], object] = time.sleep) -> int:
-        """Repeat `look` until the training has finished, then once more. Returns and raises as `look`."""
-        with self._alone():
+        """Repeat `update` until the training has finished, then once more. Returns and raises as `update`."""
+        with self._lock():
             while True:
                 # Read this first: the last checkpoint is written before the manifest.
                 finished = self.training_finished
                 if finished:
-                    return self._look(last=True)
-                if self._iterations() and (code := self._look(last=False)):
+                    return self._update(last=True)
+                if self._iterations() and (code := self._update(last=False)):
                     return code
-                sleep(LOOK_EVERY_S)
+                sleep(POLL_S)
 
-    def look(self) -> int:
+    def update(self) -> int:
         """Check the unchecked checkpoints, and choose one. Returns the exit code of the first failed stage, else 0.
 
         Raises MissingInput (66) without checkpoints; OutputConflict (73) if another check-checkpoints is running.
         """
         self._require_checkpoints()
-        with self._alone():
-            return self._look(last=True)
+        with self._lock():
+            return self._update(last=True)
 
     def compared(self) -> list[CheckRow]:
         """Return the rows that were computed with the current settings."""
@@ -147,14 +147,14 @@ class Checks:
         """Write best.json; see choose_by_voi."""
         return choose_by_voi(self.experiment, self.compared())
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
         return one_at_a_time(self.path.with_name(".checks.lock"), "check-checkpoints")
 
-    def _look(self, last: bool) -> int:
+    def _update(self, last: bool) -> int:
         self._require_checkpoints()
         done = {(row.iteration, row.weights_sha256) for row in self.compared()}
         for iteration in self._due():
-            bundle = whole_bundle(bundle_folder(self.experiment.layout.checkpoints(STAGE), iteration))
+            bundle = valid_bundle(bundle_folder(self.experiment.layout.checkpoints(STAGE), iteration))
             if bundle is not None and (iteration, bundle.weights_sha256) not in done:
                 code = self._check(bundle)
                 if code:

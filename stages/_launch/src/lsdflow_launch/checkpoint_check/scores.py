@@ -49,8 +49,10 @@ class CheckRow:
 
 def best_row(bundle: Bundle, scores: Any, seconds: float, region: str, settings: str) -> CheckRow:
     """Return the row of the threshold with the lowest VOI in report/scores.json. BadData (65) without scores."""
-    taken = scores.get("merge_function")
-    rows = [r for r in scores.get("thresholds", []) if r.get("voi") is not None and r["merge_function"] == taken]
+    merge_function = scores.get("merge_function")
+    rows = [
+        r for r in scores.get("thresholds", []) if r.get("voi") is not None and r["merge_function"] == merge_function
+    ]
     if not rows:
         raise BadData(
             "the check has no scores",
@@ -113,7 +115,7 @@ def choose_by_voi(experiment: Experiment, rows: Sequence[CheckRow]) -> BestCheck
     return best
 
 
-def whole_bundle(folder: Path) -> Bundle | None:
+def valid_bundle(folder: Path) -> Bundle | None:
     """Return the bundle in a folder, with verified weights; None, with a warning, if it is missing or damaged."""
     try:
         bundle = read_bundle(folder)
@@ -128,7 +130,7 @@ def whole_bundle(folder: Path) -> Bundle | None:
 
 
 def _of_row(checkpoints: Path, row: CheckRow) -> Bundle | None:
-    bundle = whole_bundle(bundle_folder(checkpoints, row.iteration))
+    bundle = valid_bundle(bundle_folder(checkpoints, row.iteration))
     return bundle if bundle is not None and bundle.weights_sha256 == row.weights_sha256 else None
 
 

@@ -65,10 +65,10 @@ def _command(stage: str) -> Finding:
     except MissingInput as error:
         return fail(stage, error.what, error.fix)
     answer = ask_program([str(command), "--version"], STAGE_S)
-    told = answer.out.strip()
-    if answer.fine and f"(contract {CONTRACT_VERSION.split('.', maxsplit=1)[0]}." in told:
-        return ok(stage, told)
-    return fail(stage, told or answer.problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
+    reported = answer.out.strip()
+    if answer.fine and f"(contract {CONTRACT_VERSION.split('.', maxsplit=1)[0]}." in reported:
+        return ok(stage, reported)
+    return fail(stage, reported or answer.problem, f"install the stage of contract {CONTRACT_VERSION}: make setup")
 
 
 def _at_least(subject: str, value: float, wanted: float, found: str, fix: str) -> Finding:

@@ -92,7 +92,7 @@ def ask_stage_in_time(stage: str, arguments: Sequence[str], limit_s: float = STA
         return {"problem": error.what}
     answer = ask_program([command, *arguments], limit_s)
     try:
-        told: dict[str, Any] = json.loads(answer.out)
+        facts: dict[str, Any] = json.loads(answer.out)
     except json.JSONDecodeError:
         return {"problem": answer.problem or "no answer"}
-    return {"problem": told["what"]} if "exit_code" in told else told
+    return {"problem": facts["what"]} if "exit_code" in facts else facts

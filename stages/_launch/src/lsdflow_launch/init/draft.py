@@ -90,8 +90,8 @@ def draft_experiment(
     for parts, _ in overrides:
         _refuse_unknown(parts[0], parts[1], schemas)
     inspection = inspecting(merged(_chosen(start, None), overrides), start)
-    told = {".".join(parts) for parts, _ in overrides}
-    choices = tuple(choice for choice in inspection.choices if choice.key not in told)
+    already_set = {".".join(parts) for parts, _ in overrides}
+    choices = tuple(choice for choice in inspection.choices if choice.key not in already_set)
     values = _proposed(_chosen(inspection.start, start.root), choices)
     tables = merged(values, overrides)
     text = experiment_text(schemas, tables, {c.key: c.why for c in choices})

@@ -73,7 +73,7 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
         raise _without_labels(start, answer)
     if answer["problems"]:
         raise _unusable(answer["problems"][0])
-    found = _with_what_lies_beside(start, volumes)
+    found = _with_labels_found(start, volumes)
     if "target" not in volumes:
         return Inspection(found, _truth_choice(start, found), volumes)
     training, target = [Volume.of(facts) for facts in trained], Volume.of(volumes["target"])
@@ -92,7 +92,7 @@ def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-def _with_what_lies_beside(start: Start, volumes: Mapping[str, Any]) -> Start:
+def _with_labels_found(start: Start, volumes: Mapping[str, Any]) -> Start:
     """Add labels that the options do not name: those of the volume for training, those of the target as its truth."""
     found = start if start.train else replace(start, train=(start.volume,))
     if start.truth is not None:

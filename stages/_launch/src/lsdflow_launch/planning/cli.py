@@ -21,7 +21,7 @@ from lsdflow_launch.planning.stored import compare, store_plan
 from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 LOG = logging.getLogger("lsdflow.plan")
-WHOLE = "experiment"
+EXPERIMENT = "experiment"
 PLACES = {"": None, "local": False, "slurm": True}
 
 
@@ -64,10 +64,10 @@ def add_plan_verb(app: typer.Typer) -> None:
             if compared:
                 _compare(experiment, as_json)
                 return
-            asked = PlanOptions(measure, like, prices, PLACES[on], _shape(volume_shape))
-            made = make_plan(experiment, asked, choose_ask(experiment))
-            _show(experiment, made, as_json, store=asked.volume_shape is None)
-            certain = [warn for warn in made.warnings if warn.certain]
+            options = PlanOptions(measure, like, prices, PLACES[on], _shape(volume_shape))
+            estimated = make_plan(experiment, options, choose_ask(experiment))
+            _show(experiment, estimated, as_json, store=options.volume_shape is None)
+            certain = [warn for warn in estimated.warnings if warn.certain]
         if certain:
             raise typer.Exit(StorageFailure.exit_code)
 
@@ -99,9 +99,9 @@ def _workers(folder: Path, count: int) -> list[str]:
 
 def _show(experiment: Experiment, plan: Plan, as_json: bool, store: bool) -> None:
     if as_json:
-        told: dict[str, Any] = plan.as_dict()
-        stages = told.pop("stages")
-        typer.echo(json.dumps({**{s: {**f, "estimate": stages[s]} for s, f in plan.facts.items()}, WHOLE: told}))
+        facts: dict[str, Any] = plan.as_dict()
+        stages = facts.pop("stages")
+        typer.echo(json.dumps({**{s: {**f, "estimate": stages[s]} for s, f in plan.facts.items()}, EXPERIMENT: facts}))
     else:
         from lsdflow_launch.output import plain_console
         from lsdflow_launch.planning.table import show_plan
@@ -120,12 +120,12 @@ def _show(experiment: Experiment, plan: Plan, as_json: bool, store: bool) -> Non
 
 def _compare(experiment: Experiment, as_json: bool) -> None:
     facts = plans_of(experiment, choose_ask(experiment))
-    found = compare(experiment, {stage: record_of(experiment, stage, told) for stage, told in facts.items()})
+    found = compare(experiment, {stage: record_of(experiment, stage, answer) for stage, answer in facts.items()})
     if as_json:
-        told: dict[str, Any] = {}
+        comparisons: dict[str, Any] = {}
         for line in found:
-            told.setdefault(line.stage, {})[line.name] = line.as_dict()
-        typer.echo(json.dumps(told))
+            comparisons.setdefault(line.stage, {})[line.name] = line.as_dict()
+        typer.echo(json.dumps(comparisons))
         return
     from lsdflow_launch.output import plain_console
     from lsdflow_launch.planning.table import show_comparison

@@ -70,9 +70,9 @@ def estimate(stage: str, evidence: Evidence, workers: StageWorkers) -> StageEsti
         nothing = unknown(str(why or "its blocks are not known yet"))
         done = finished or nothing_to_do is not None
         return StageEstimate({"seconds": nothing, "walltime_s": nothing}, 0.0 if done else 1.0)
-    alone = preparation(evidence) if stage == "prepare" else training(evidence)
-    spent = _hours(alone.numbers["seconds"], alone.numbers["walltime_s"], workers)
-    return StageEstimate({**alone.numbers, **spent}, alone.share_left)
+    estimated = preparation(evidence) if stage == "prepare" else training(evidence)
+    spent = _hours(estimated.numbers["seconds"], estimated.numbers["walltime_s"], workers)
+    return StageEstimate({**estimated.numbers, **spent}, estimated.share_left)
 
 
 def _of_blocks(stage: str, evidence: Evidence, workers: StageWorkers) -> StageEstimate:
@@ -104,24 +104,24 @@ def _seconds(name: str, evidence: Evidence) -> Quantity:
         (
             _of_finished(name, evidence, evidence.here, "finished blocks of this experiment"),
             _measured_part(name, evidence, "seconds"),
-            *(_of_finished(name, evidence, made, f"finished blocks of {made.where}") for made in evidence.like),
+            *(_of_finished(name, evidence, record, f"finished blocks of {record.where}") for record in evidence.like),
         ),
         NOT_MEASURED,
     )
 
 
-def _of_finished(name: str, evidence: Evidence, made: StageRecord, what: str) -> Quantity:
+def _of_finished(name: str, evidence: Evidence, record: StageRecord, what: str) -> Quantity:
     """Return the seconds of a pass, scaled from its finished blocks here or in another experiment."""
-    found, plan, has_gpu = passes_of(made.facts).get(name, {}), passes_of(evidence.here.facts)[name], evidence.has_gpu
-    taken, noted = found.get("taken") or mean_use_of_blocks(made), of_key(made.attempts, str(found.get("key", "")))
-    if not taken or "voxels" not in found:
+    found, plan, has_gpu = passes_of(record.facts).get(name, {}), passes_of(evidence.here.facts)[name], evidence.has_gpu
+    use, recorded = found.get("taken") or mean_use_of_blocks(record), of_key(record.attempts, str(found.get("key", "")))
+    if not use or "voxels" not in found:
         return unknown("")
-    if has_gpu and noted is not None and noted.gpu_bytes == 0:
+    if has_gpu and recorded is not None and recorded.gpu_bytes == 0:
         return unknown(f"the {what} were done on the CPU, but its workers have GPUs")
     unit = next(unit for unit in WORK if found.get(unit) and plan.get(unit))
     shape = "" if found["block_shape_vox"] == plan["block_shape_vox"] else ", of another shape"
-    seconds = taken["seconds_per_block"] * found["blocks"] * plan[unit] / found[unit]
-    return Quantity(seconds, f"{taken['records']} {what}{shape}")
+    seconds = use["seconds_per_block"] * found["blocks"] * plan[unit] / found[unit]
+    return Quantity(seconds, f"{use['records']} {what}{shape}")
 
 
 def _measured_part(name: str, evidence: Evidence, fact: str) -> Quantity:
@@ -151,33 +151,35 @@ def _walltime(stage: str, evidence: Evidence, seconds: Quantity, workers: int) -
 
 def _outside_blocks(stage: str, evidence: Evidence) -> Quantity:
     """Return the seconds outside blocks: the start of the command, and the serial time, which grows with the voxels."""
-    starting, alone = evidence.measured.get("seconds_to_start"), stage in SERIAL
-    if starting is not None and not alone:
+    starting, serial = evidence.measured.get("seconds_to_start"), stage in SERIAL
+    if starting is not None and not serial:
         return Quantity(starting, "with the start of the command")
-    for made in (evidence.here, *evidence.like):
-        seconds = seconds_outside_blocks(made)
+    for record in (evidence.here, *evidence.like):
+        seconds = seconds_outside_blocks(record)
         if seconds is not None:
             fixed = min(FIXED_SECONDS.get(stage, 0.0), seconds)
-            scale = evidence.here.facts["voxels"] / made.facts["voxels"] if alone else 1
-            return Quantity(fixed + (seconds - fixed) * scale, f"beside the blocks as {made.where}")
-    return unknown("the start and what one process does alone is known from --like" if alone else "the start not known")
+            scale = evidence.here.facts["voxels"] / record.facts["voxels"] if serial else 1
+            return Quantity(fixed + (seconds - fixed) * scale, f"beside the blocks as {record.where}")
+    return unknown(
+        "the start and what one process does alone is known from --like" if serial else "the start not known"
+    )
 
 
 def _read(name: str, evidence: Evidence) -> Quantity:
     """Return the bytes that a pass reads, from finished blocks here, the measured block, or another experiment."""
     plan = passes_of(evidence.here.facts)[name]
-    elsewhere = [_read_by_attempts(name, made, plan) for made in evidence.like]
+    elsewhere = [_read_by_attempts(name, record, plan) for record in evidence.like]
     here = _read_by_attempts(name, evidence.here, plan)
     return first_known((here, _measured_part(name, evidence, "bytes_read"), *elsewhere), NOT_MEASURED)
 
 
-def _read_by_attempts(name: str, made: StageRecord, plan: Mapping[str, Any]) -> Quantity:
-    found = passes_of(made.facts).get(name, {})
-    taken = of_key(made.attempts, str(found.get("key", "")))
-    if taken is None:
+def _read_by_attempts(name: str, record: StageRecord, plan: Mapping[str, Any]) -> Quantity:
+    found = passes_of(record.facts).get(name, {})
+    use = of_key(record.attempts, str(found.get("key", "")))
+    if use is None:
         return unknown("")
     scale = plan["voxels"] / found["voxels"]
-    return Quantity(taken.read_bytes * found["blocks"] * scale, f"{taken.blocks} blocks done in {made.where}")
+    return Quantity(use.read_bytes * found["blocks"] * scale, f"{use.blocks} blocks done in {record.where}")
 
 
 def _on_disk(evidence: Evidence, counted: str, fact: str, blocks: int, done: int) -> Quantity:
@@ -186,10 +188,10 @@ def _on_disk(evidence: Evidence, counted: str, fact: str, blocks: int, done: int
     if done and here.disk.complete:
         found.append(Quantity(getattr(here.disk, counted) * blocks / done, f"on the disk, of {done} finished blocks"))
     found.append(total(_measured_part(name, evidence, fact) for name in passes_of(here.facts)))
-    for made in evidence.like:
-        if made.finished and made.disk.complete and "voxels" in made.facts:
-            number = _grown_on_disk(getattr(made.disk, counted), fact, made.facts, here.facts)
-            found.append(Quantity(number, f"on the disk of {made.where}"))
+    for record in evidence.like:
+        if record.finished and record.disk.complete and "voxels" in record.facts:
+            number = _grown_on_disk(getattr(record.disk, counted), fact, record.facts, here.facts)
+            found.append(Quantity(number, f"on the disk of {record.where}"))
     return first_known(found, NOT_MEASURED)
 
 
@@ -203,31 +205,31 @@ def _grown_on_disk(counted: float, fact: str, found: Facts, plan: Facts) -> floa
 
 
 def _rss(passes: Mapping[str, Facts], evidence: Evidence) -> Quantity:
-    whole = mean_use_of_blocks(evidence.here)
-    here = [p["taken"]["peak_rss_mib"] for p in (*passes.values(), {"taken": whole}) if p.get("taken")]
+    mean_use = mean_use_of_blocks(evidence.here)
+    here = [p["taken"]["peak_rss_mib"] for p in (*passes.values(), {"taken": mean_use}) if p.get("taken")]
     found = [Quantity(max(here) * MIB, "most of the finished blocks of this experiment")] if here else []
     if evidence.measured.get("peak_rss_mib"):
         found.append(Quantity(evidence.measured["peak_rss_mib"] * MIB, "the process that measured one block"))
-    for made in evidence.like:
-        same = made.facts.get("block_shape_vox") == evidence.here.facts["block_shape_vox"]
-        taken = made.facts.get("taken") or mean_use_of_blocks(made)
-        if taken and same:
-            found.append(Quantity(taken["peak_rss_mib"] * MIB, f"most of the finished blocks of {made.where}"))
+    for record in evidence.like:
+        same = record.facts.get("block_shape_vox") == evidence.here.facts["block_shape_vox"]
+        use = record.facts.get("taken") or mean_use_of_blocks(record)
+        if use and same:
+            found.append(Quantity(use["peak_rss_mib"] * MIB, f"most of the finished blocks of {record.where}"))
     computed = evidence.here.facts.get("main_memory_per_worker_bytes")
     if computed:
         found.append(Quantity(computed, "computed from the network, the tile and the block; not measured"))
-    found += [_scaled_rss(made, evidence.here) for made in evidence.like]
+    found += [_scaled_rss(record, evidence.here) for record in evidence.like]
     return first_known(found, NOT_MEASURED)
 
 
-def _scaled_rss(made: StageRecord, here: StageRecord) -> Quantity:
+def _scaled_rss(record: StageRecord, here: StageRecord) -> Quantity:
     """Scale the memory of blocks of another shape, beyond that of the process, by the voxels that a block reads."""
-    taken = made.facts.get("taken") or mean_use_of_blocks(made)
-    read = [m.facts.get("voxels_read_with_context", 0) / max(1, m.facts.get("blocks", 0)) for m in (made, here)]
-    if not taken or not all(read):
+    use = record.facts.get("taken") or mean_use_of_blocks(record)
+    read = [m.facts.get("voxels_read_with_context", 0) / max(1, m.facts.get("blocks", 0)) for m in (record, here)]
+    if not use or not all(read):
         return unknown(NOT_MEASURED)
-    of_blocks = max(taken["peak_rss_mib"] - PROCESS_MIB, 0.0) * read[1] / read[0]
-    return Quantity((PROCESS_MIB + of_blocks) * MIB, f"finished blocks of {made.where}, of another shape")
+    of_blocks = max(use["peak_rss_mib"] - PROCESS_MIB, 0.0) * read[1] / read[0]
+    return Quantity((PROCESS_MIB + of_blocks) * MIB, f"finished blocks of {record.where}, of another shape")
 
 
 def _vram(evidence: Evidence) -> Quantity:
@@ -235,11 +237,11 @@ def _vram(evidence: Evidence) -> Quantity:
     facts, peak = evidence.here.facts, evidence.measured.get("device_peak_mib")
     if peak is not None:
         return Quantity(peak * MIB, f"one block measured on {evidence.measured.get('device_name', 'the GPU')}")
-    for made in (evidence.here, *evidence.like):
-        keys = [str(p.get("key", "")) for p in passes_of(made.facts).values()]
-        held = [taken.gpu_bytes for key in keys if (taken := of_key(made.attempts, key)) is not None]
+    for record in (evidence.here, *evidence.like):
+        keys = [str(p.get("key", "")) for p in passes_of(record.facts).values()]
+        held = [use.gpu_bytes for key in keys if (use := of_key(record.attempts, key)) is not None]
         if any(held):
-            return Quantity(max(held), f"most of the blocks done in {made.where}")
+            return Quantity(max(held), f"most of the blocks done in {record.where}")
     if not evidence.has_gpu:
         return Quantity(0, "no GPU is used")
     computed = facts.get("device_memory_per_worker_bytes")
@@ -263,7 +265,7 @@ def preparation(evidence: Evidence) -> StageEstimate:
     volumes = _volumes(here.facts)
     expected = sum(volume["bytes_expected"] for volume in volumes.values())
     left = sum(v["bytes_expected"] for v in volumes.values() if not v.get("done"))
-    found = [_of_bytes(made, expected) for made in (here, *evidence.like)]
+    found = [_of_bytes(record, expected) for record in (here, *evidence.like)]
     seconds = first_known(found, NEVER_RUN)
     numbers = {
         "seconds": seconds,
@@ -280,7 +282,7 @@ def training(evidence: Evidence) -> StageEstimate:
     here = evidence.here
     wanted, minutes = here.facts.get("max_iteration"), here.facts.get("max_minutes")
     found = [_of_iterations(here, wanted), _of_measured(evidence, wanted)]
-    found += [_of_other(made, here, wanted) for made in evidence.like]
+    found += [_of_other(record, here, wanted) for record in evidence.like]
     seconds = first_known(found, NEVER_RUN)
     if evidence.has_gpu and here.facts.get("device") == "cpu":
         # The partition of a GPU run is not recorded. If this machine reports "cpu", it may be a login node.
@@ -288,35 +290,39 @@ def training(evidence: Evidence) -> StageEstimate:
     if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
         seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
     done = int(here.facts.get("done_iterations") or 0)
-    made = (here, *evidence.like)
+    record = (here, *evidence.like)
     numbers = {
         "iterations": Quantity(wanted, "train plan") if wanted else unknown("no max_iteration"),
         "seconds": seconds,
         "walltime_s": seconds,
-        "bytes_written": first_known((_counted(one, "size_bytes") for one in made), NEVER_RUN),
-        "files": first_known((_counted(one, "files") for one in made), NEVER_RUN),
+        "bytes_written": first_known((_counted(one, "size_bytes") for one in record), NEVER_RUN),
+        "files": first_known((_counted(one, "files") for one in record), NEVER_RUN),
         **_memory(evidence),
     }
     return StageEstimate(numbers, 0.0 if here.finished else max(0.0, 1 - done / wanted) if wanted else 1.0)
 
 
-def _of_iterations(made: StageRecord, wanted: Any) -> Quantity:
-    speed = made.manifest.get("it_per_s")
+def _of_iterations(record: StageRecord, wanted: Any) -> Quantity:
+    speed = record.manifest.get("it_per_s")
     if not speed or not wanted:
         return unknown("")
-    return Quantity(wanted / speed, f"{made.where}: {made.manifest.get('iteration')} iterations, {speed} a second")
+    return Quantity(wanted / speed, f"{record.where}: {record.manifest.get('iteration')} iterations, {speed} a second")
 
 
-def _of_other(made: StageRecord, here: StageRecord, wanted: Any) -> Quantity:
+def _of_other(record: StageRecord, here: StageRecord, wanted: Any) -> Quantity:
     """Estimate from a training of another experiment on the same kind of device, scaled by the size of the network."""
-    if made.facts.get("device") != here.facts.get("device"):
-        return unknown(f"the training of {made.where} ran on another kind of device ({made.facts.get('device')})")
-    speed, theirs, ours = _of_iterations(made, wanted), made.facts.get("multiply_adds"), here.facts.get("multiply_adds")
-    if all(made.facts.get(key) == here.facts.get(key) for key in SAME_TRAINING):
+    if record.facts.get("device") != here.facts.get("device"):
+        return unknown(f"the training of {record.where} ran on another kind of device ({record.facts.get('device')})")
+    speed, work_there, work_here = (
+        _of_iterations(record, wanted),
+        record.facts.get("multiply_adds"),
+        here.facts.get("multiply_adds"),
+    )
+    if all(record.facts.get(key) == here.facts.get(key) for key in SAME_TRAINING):
         return speed
-    if not theirs or not ours:
-        return unknown(f"the training of {made.where} is another one (patches or network)")
-    return speed.times(ours / theirs, ", for a network and patch of another size")
+    if not work_there or not work_here:
+        return unknown(f"the training of {record.where} is another one (patches or network)")
+    return speed.times(work_here / work_there, ", for a network and patch of another size")
 
 
 def _of_measured(evidence: Evidence, wanted: Any) -> Quantity:
@@ -340,8 +346,8 @@ def _memory(evidence: Evidence) -> dict[str, Quantity]:
 def _source(evidence: Evidence) -> str:
     measured, processes = evidence.measured, _processes(evidence)
     device = measured.get("device_name", measured["device"])
-    alone = "" if processes == 1 else f", one process alone of the {processes} that will train together"
-    return f"{measured['iteration']} iterations measured on {measured['host']}, {device}{alone}"
+    note = "" if processes == 1 else f", one process alone of the {processes} that will train together"
+    return f"{measured['iteration']} iterations measured on {measured['host']}, {device}{note}"
 
 
 def _processes(evidence: Evidence) -> int:
@@ -349,16 +355,18 @@ def _processes(evidence: Evidence) -> int:
     return int(evidence.here.facts.get("processes", 1))
 
 
-def _of_bytes(made: StageRecord, expected: float) -> Quantity:
-    theirs = sum(volume["bytes_expected"] for volume in _volumes(made.facts).values())
-    if not made.finished or made.seconds is None or not theirs:
+def _of_bytes(record: StageRecord, expected: float) -> Quantity:
+    bytes_there = sum(volume["bytes_expected"] for volume in _volumes(record.facts).values())
+    if not record.finished or record.seconds is None or not bytes_there:
         return unknown("")
-    return Quantity(made.seconds * expected / theirs, f"{made.where}: {theirs / 1e6:.0f} MB in {made.seconds:.0f} s")
+    return Quantity(
+        record.seconds * expected / bytes_there, f"{record.where}: {bytes_there / 1e6:.0f} MB in {record.seconds:.0f} s"
+    )
 
 
-def _counted(made: StageRecord, what: str) -> Quantity:
-    if made.finished and made.disk.complete:
-        return Quantity(getattr(made.disk, what), f"on the disk ({made.where})")
+def _counted(record: StageRecord, what: str) -> Quantity:
+    if record.finished and record.disk.complete:
+        return Quantity(getattr(record.disk, what), f"on the disk ({record.where})")
     return unknown("")
 
 

@@ -54,9 +54,9 @@ class Quantity:
         return {"value": self.value, "from": self.source, **({"at_least": True} if self.at_least else {})}
 
     @classmethod
-    def of_dict(cls, told: dict[str, Any]) -> Self:
+    def of_dict(cls, stored: dict[str, Any]) -> Self:
         """Read the number from its form in plan.json."""
-        return cls(told.get("value"), str(told.get("from", "")), bool(told.get("at_least", False)))
+        return cls(stored.get("value"), str(stored.get("from", "")), bool(stored.get("at_least", False)))
 
     def times(self, factor: float, why: str = "") -> Quantity:
         """Return the value times a factor; `why` is added to the source."""
@@ -175,29 +175,29 @@ def _speed_so_far(losses: Path) -> Facts:
         return {}
 
 
-def mean_use_of_blocks(made: StageRecord) -> Facts:
+def mean_use_of_blocks(record: StageRecord) -> Facts:
     """Return the mean use of the blocks of a finished stage with one pass, from its manifest; otherwise empty."""
-    told = made.manifest
-    if not made.finished or "seconds_in_blocks" not in told or "passes" in made.facts:
+    manifest = record.manifest
+    if not record.finished or "seconds_in_blocks" not in manifest or "passes" in record.facts:
         return {}
-    blocks = int(told["blocks"])
-    per_block = told["seconds_in_blocks"] / blocks
-    return {"records": blocks, "seconds_per_block": per_block, "peak_rss_mib": told["peak_rss_mib"]}
+    blocks = int(manifest["blocks"])
+    per_block = manifest["seconds_in_blocks"] / blocks
+    return {"records": blocks, "seconds_per_block": per_block, "peak_rss_mib": manifest["peak_rss_mib"]}
 
 
-def seconds_outside_blocks(made: StageRecord) -> float | None:
+def seconds_outside_blocks(record: StageRecord) -> float | None:
     """Return the seconds of a finished stage outside its blocks: start, tables, scores, a report.
 
     The number of workers is read from the experiment file. None if the stage has not finished.
     """
-    passes = [(p["taken"], int(p["blocks"])) for p in passes_of(made.facts).values() if p.get("taken")]
-    whole = mean_use_of_blocks(made)
-    if not passes and whole:
-        passes = [(whole, int(whole["records"]))]
-    if not made.finished or made.seconds is None or not passes:
+    passes = [(p["taken"], int(p["blocks"])) for p in passes_of(record.facts).values() if p.get("taken")]
+    mean_use = mean_use_of_blocks(record)
+    if not passes and mean_use:
+        passes = [(mean_use, int(mean_use["records"]))]
+    if not record.finished or record.seconds is None or not passes:
         return None
-    in_blocks: float = sum(taken["seconds_per_block"] * blocks / min(made.workers, blocks) for taken, blocks in passes)
-    return max(made.seconds - in_blocks, 0.0)
+    in_blocks: float = sum(use["seconds_per_block"] * blocks / min(record.workers, blocks) for use, blocks in passes)
+    return max(record.seconds - in_blocks, 0.0)
 
 
 def passes_of(facts: Mapping[str, Any]) -> dict[str, Facts]:
@@ -223,28 +223,28 @@ def _measured(experiment: Experiment, stage: str, folder: Path, ask: Ask) -> Fac
     LOG.info("%s: %s measured", stage, "a block is" if stage in BLOCK_STAGES else "some steps are")
     started = time.monotonic()
     try:
-        told = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder / stage)])
+        answer = ask(stage, [*stage_arguments("measure", experiment), "--into", str(folder / stage)])
     except StageError as error:
-        told = error.as_dict()
+        answer = error.as_dict()
     seconds = time.monotonic() - started
     shutil.rmtree(folder / stage, ignore_errors=True)
-    if "exit_code" in told:
-        return {"not known": _why_not(told)}
+    if "exit_code" in answer:
+        return {"not known": _why_not(answer)}
     # Starting the command, opening inputs and loading networks happen once, for any number of blocks.
-    to_start = seconds - told["seconds"] - told.get("seconds_of_first_block", 0.0)
-    return {**told, "seconds_to_start": max(to_start, 0.0)}
+    to_start = seconds - answer["seconds"] - answer.get("seconds_of_first_block", 0.0)
+    return {**answer, "seconds_to_start": max(to_start, 0.0)}
 
 
-def _why_not(told: Mapping[str, Any]) -> str:
+def _why_not(error: Mapping[str, Any]) -> str:
     """Return the reason of a failed measurement; with a fix, unless a missing input will be made by the chain."""
-    if told["exit_code"] == MissingInput.exit_code:
-        return f"nothing can be measured yet: {told['what']}"
-    return f"not measured: {told['what']}" + (f" ({fix})" if (fix := fix_of(told)) else "")
+    if error["exit_code"] == MissingInput.exit_code:
+        return f"nothing can be measured yet: {error['what']}"
+    return f"not measured: {error['what']}" + (f" ({fix})" if (fix := fix_of(error)) else "")
 
 
-def require_finished_something(like: Experiment, made: Mapping[str, StageRecord]) -> None:
+def require_finished_something(like: Experiment, records: Mapping[str, StageRecord]) -> None:
     """Raise MissingInput (66) for an experiment of which no stage has finished."""
-    if not any(m.finished for m in made.values()):
+    if not any(m.finished for m in records.values()):
         raise MissingInput(
             "no stage of that experiment has finished", where=like.layout.root, fix="name one that was run with --like"
         )
@@ -260,18 +260,18 @@ def recorded_run() -> dict[str, StageRecord]:
     return {
         stage: StageRecord(
             **{
-                **made,
-                "disk": DiskUse(**made["disk"]),
-                "attempts": {key: AttemptUse(**taken) for key, taken in made["attempts"].items()},
+                **record,
+                "disk": DiskUse(**record["disk"]),
+                "attempts": {key: AttemptUse(**use) for key, use in record["attempts"].items()},
             }
         )
-        for stage, made in _recorded_content()["stages"].items()
+        for stage, record in _recorded_content()["stages"].items()
     }
 
 
 def text_of(run: Mapping[str, StageRecord], origin: str) -> str:
     """Return the text of recorded_run.json; `origin`: what was run, where and when."""
-    stages = {stage: asdict(replace(made, where=RECORDED_RUN)) for stage, made in run.items()}
+    stages = {stage: asdict(replace(record, where=RECORDED_RUN)) for stage, record in run.items()}
     return json.dumps({"origin": origin, "stages": stages}, indent=1, sort_keys=True) + "\n"
 
 

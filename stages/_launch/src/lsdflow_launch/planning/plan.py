@@ -146,8 +146,8 @@ class Plan:
 
     facts: dict[str, Facts]
     estimates: dict[str, StageEstimate]
-    allotments: dict[str, StageWorkers]
-    room: FreeSpace
+    workers: dict[str, StageWorkers]
+    disk: FreeSpace
     on_slurm: bool
     warnings: list[PlanWarning]
     costs: dict[str, Quantity] = field(default_factory=dict)
@@ -161,10 +161,10 @@ class Plan:
     def by_partition(self) -> dict[str, dict[str, Quantity]]:
         """Return the remaining hours, by the partition of the workers of a stage."""
         found: dict[str, dict[str, Quantity]] = {}
-        for partition in dict.fromkeys(a.workers.partition for a in self.allotments.values()):
-            stages = [s for s, a in self.allotments.items() if a.workers.partition == partition]
-            ours = [self.estimates[s] for s in stages]
-            found[partition] = {name: _sum_of_left(name, ours) for name in (*HOURS, "walltime_s")}
+        for partition in dict.fromkeys(a.workers.partition for a in self.workers.values()):
+            stages = [s for s, a in self.workers.items() if a.workers.partition == partition]
+            estimates = [self.estimates[s] for s in stages]
+            found[partition] = {name: _sum_of_left(name, estimates) for name in (*HOURS, "walltime_s")}
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,8 +178,8 @@ class Plan:
             },
             "bytes_to_come": self.left("bytes_written").as_dict(),
             "files_to_come": self.left("files").as_dict(),
-            "free_bytes": self.room.free_bytes,
-            "free_files": self.room.free_files,
+            "free_bytes": self.disk.free_bytes,
+            "free_files": self.disk.free_files,
             "warnings": [warn.as_dict() for warn in self.warnings],
             "cost": {offer: q.as_dict() for offer, q in self.costs.items()},
             "currency": self.currency,
@@ -199,18 +199,18 @@ def make_plan(experiment: Experiment, options: PlanOptions, ask: Ask) -> Plan:
     prices = read_prices(experiment, options.prices)
     on_slurm = experiment.uses_cluster if options.on_slurm is None else options.on_slurm
     evidence = _gather(experiment, options, ask)
-    allotments = {s: workers_of(experiment, s, e.here.facts, on_slurm=on_slurm) for s, e in evidence.items()}
-    evidence = {s: replace(e, has_gpu=allotments[s].workers.gpus > 0) for s, e in evidence.items()}
-    estimates = {s: estimate(s, evidence[s], allotments[s]) for s in evidence}
+    workers = {s: workers_of(experiment, s, e.here.facts, on_slurm=on_slurm) for s, e in evidence.items()}
+    evidence = {s: replace(e, has_gpu=workers[s].workers.gpus > 0) for s, e in evidence.items()}
+    estimates = {s: estimate(s, evidence[s], workers[s]) for s in evidence}
     facts = {stage: e.here.facts for stage, e in evidence.items()}
-    plan = Plan(facts, estimates, allotments, free_space(experiment.layout.root), on_slurm, [])
+    plan = Plan(facts, estimates, workers, free_space(experiment.layout.root), on_slurm, [])
     plan.warnings.extend(warnings_of(experiment, plan))
     if prices is not None:
         hours = {name: plan.left(name) for name in HOURS}
         size = total(e["bytes_written"] for e in estimates.values())
         plan.costs.update(cost_of(prices, hours, size))
     currency = prices.currency if prices is not None else ""
-    return Plan(facts, estimates, allotments, plan.room, on_slurm, plan.warnings, plan.costs, currency)
+    return Plan(facts, estimates, workers, plan.disk, on_slurm, plan.warnings, plan.costs, currency)
 
 
 def warnings_of(experiment: Experiment, plan: Plan) -> list[PlanWarning]:
@@ -225,13 +225,13 @@ def warnings_of(experiment: Experiment, plan: Plan) -> list[PlanWarning]:
 
 
 def _disk_warnings(plan: Plan) -> Iterator[PlanWarning]:
-    needed, files, room = plan.left("bytes_written"), plan.left("files"), plan.room
+    needed, files, disk = plan.left("bytes_written"), plan.left("files"), plan.disk
     fix = "free some space, put the experiment on a larger disk, or choose a part of the volume with roi"
-    if needed.value is not None and needed.value * SPARE > room.free_bytes:
-        what = f"{_about(needed, size)} are still to be written, {size(room.free_bytes)} are free"
-        yield PlanWarning(DISK, what, fix, certain=needed.value > room.free_bytes)
-    if files.value is not None and room.free_files is not None and files.value > room.free_files:
-        what = f"{files.value:.0f} files are still to be made, {room.free_files} may be"
+    if needed.value is not None and needed.value * SPARE > disk.free_bytes:
+        what = f"{_about(needed, size)} are still to be written, {size(disk.free_bytes)} are free"
+        yield PlanWarning(DISK, what, fix, certain=needed.value > disk.free_bytes)
+    if files.value is not None and disk.free_files is not None and files.value > disk.free_files:
+        what = f"{files.value:.0f} files are still to be made, {disk.free_files} may be"
         yield PlanWarning(DISK, what, "larger blocks make fewer files; or ask for more inodes", certain=True)
 
 
@@ -243,9 +243,9 @@ def _block_time_warnings(experiment: Experiment, stage: str, estimated: StageEst
 
 
 def _job_warnings(experiment: Experiment, plan: Plan, stage: str) -> Iterator[PlanWarning]:
-    table, allotment, estimated = cluster_of(experiment), plan.allotments[stage], plan.estimates[stage]
+    table, stage_workers, estimated = cluster_of(experiment), plan.workers[stage], plan.estimates[stage]
     walltime, starts = estimated["walltime_s"].times(estimated.share_left), table.max_restarts + 1
-    whole = allotment.coordinator or allotment.workers
+    whole = stage_workers.coordinator or stage_workers.workers
     key = f"cluster.{stage}.time"
     if walltime.value is not None and whole.time_limit_s and walltime.value > whole.time_limit_s - table.warn_s:
         what = f"{_about(walltime, duration)} of work, {key} is {duration(whole.time_limit_s)}: the job comes back "
@@ -254,7 +254,7 @@ def _job_warnings(experiment: Experiment, plan: Plan, stage: str) -> Iterator[Pl
         yield PlanWarning(
             stage, what, f"{key} or more workers" if enough else f"more of {key}, or cluster.max_restarts"
         )
-    yield from _worker_warnings(stage, estimated, allotment.workers, table.warn_s)
+    yield from _worker_warnings(stage, estimated, stage_workers.workers, table.warn_s)
 
 
 def _worker_warnings(stage: str, estimated: StageEstimate, workers: Job, warn_s: int) -> Iterator[PlanWarning]:
@@ -299,30 +299,32 @@ def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None)
 
 def _stage_plan(experiment: Experiment, stage: str, ask: Ask) -> Facts:
     try:
-        told: Facts = ask(stage, stage_arguments("plan", experiment))
+        answer: Facts = ask(stage, stage_arguments("plan", experiment))
     except StageError as error:
-        told = error.as_dict()
-    return told
+        answer = error.as_dict()
+    return answer
 
 
 def _gather(experiment: Experiment, options: PlanOptions, ask: Ask) -> dict[str, Evidence]:
     facts = plans_of(experiment, ask, options.volume_shape)
     like = [_like(options.like, ask)]
     if options.volume_shape is None:
-        here = {stage: record_of(experiment, stage, told) for stage, told in facts.items()}
+        here = {stage: record_of(experiment, stage, answer) for stage, answer in facts.items()}
     else:
-        here = {stage: StageRecord(told, DiskUse()) for stage, told in facts.items()}
-        like.append(_made_in(experiment, ask))
+        here = {stage: StageRecord(answer, DiskUse()) for stage, answer in facts.items()}
+        like.append(_records_of(experiment, ask))
     measured = measure(experiment, _stages_to_measure(here), ask) if options.measure else {}
     like.append(recorded_run())
-    known = {stage: [made[stage] for made in like if stage in made and made[stage].finished] for stage in here}
-    return {stage: Evidence(made, measured.get(stage, {}), tuple(known[stage])) for stage, made in here.items()}
+    known = {
+        stage: [records[stage] for records in like if stage in records and records[stage].finished] for stage in here
+    }
+    return {stage: Evidence(record, measured.get(stage, {}), tuple(known[stage])) for stage, record in here.items()}
 
 
 def _stages_to_measure(here: Mapping[str, StageRecord]) -> list[str]:
     """Return the stages that can compute a block or a step now, without trainings whose speed is already recorded."""
-    blocks = [s for s, made in here.items() if s in BLOCK_STAGES and "blocks" in made.facts and not made.finished]
-    steps = [s for s, made in here.items() if "max_iteration" in made.facts and not made.manifest.get("it_per_s")]
+    blocks = [s for s, record in here.items() if s in BLOCK_STAGES and "blocks" in record.facts and not record.finished]
+    steps = [s for s, record in here.items() if "max_iteration" in record.facts and not record.manifest.get("it_per_s")]
     return [*steps, *blocks]
 
 
@@ -330,10 +332,10 @@ def _like(folder: Path | None, ask: Ask) -> dict[str, StageRecord]:
     if folder is None:
         return {}
     other = load_experiment(folder)
-    made = _made_in(other, ask, str(folder))
-    require_finished_something(other, made)
-    return made
+    records = _records_of(other, ask, str(folder))
+    require_finished_something(other, records)
+    return records
 
 
-def _made_in(experiment: Experiment, ask: Ask, where: str = "this experiment") -> dict[str, StageRecord]:
+def _records_of(experiment: Experiment, ask: Ask, where: str = "this experiment") -> dict[str, StageRecord]:
     return {stage: record_of(experiment, stage, facts, where) for stage, facts in plans_of(experiment, ask).items()}

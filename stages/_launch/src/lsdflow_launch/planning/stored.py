@@ -22,13 +22,13 @@ MIB = 2**20
 
 def store_plan(experiment: Experiment, plan: Plan) -> Path:
     """Write the plan and return its path. Raises PermissionDenied (77) or StorageFailure (74)."""
-    told, before = plan.as_dict(), predicted_stages(experiment)
-    for stage, estimate in told["stages"].items():
+    facts, before = plan.as_dict(), predicted_stages(experiment)
+    for stage, estimate in facts["stages"].items():
         earlier = before.get(stage)
         if plan.estimates[stage].share_left == 0:
             kept = earlier if earlier and earlier["share_left"] > 0 else {**estimate, "share_left": 0.0}
-            told["stages"][stage] = kept
-    write_json(experiment.layout.plan, told)
+            facts["stages"][stage] = kept
+    write_json(experiment.layout.plan, facts)
     return experiment.layout.plan
 
 
@@ -44,10 +44,10 @@ def predicted_stages(experiment: Experiment) -> dict[str, Any]:
 
 def predicted(stage: Mapping[str, Any], name: str) -> float | None:
     """Return a predicted number of a stage; None if there is none, or if it was made after the stage had finished."""
-    told = stage.get(name)
-    if stage.get("share_left", 0.0) == 0 or not isinstance(told, dict):
+    number = stage.get(name)
+    if stage.get("share_left", 0.0) == 0 or not isinstance(number, dict):
         return None
-    return Quantity.of_dict(told).value
+    return Quantity.of_dict(number).value
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Comparison:
         return {"predicted": self.predicted, "actual": self.actual, "ratio": self.ratio}
 
 
-def compare(experiment: Experiment, made: Mapping[str, StageRecord]) -> list[Comparison]:
+def compare(experiment: Experiment, records: Mapping[str, StageRecord]) -> list[Comparison]:
     """Return predicted and actual numbers of every stage that has finished.
 
     Raises MissingInput (66) without a plan.
@@ -79,12 +79,12 @@ def compare(experiment: Experiment, made: Mapping[str, StageRecord]) -> list[Com
         fix = "make one before the run: lsdflow plan DIR --measure"
         raise MissingInput("there is no plan to compare with", where=experiment.layout.plan, fix=fix)
     found = []
-    for stage, what in made.items():
+    for stage, what in records.items():
         actual = _actual(what) if what.finished else {}
         for name in COMPARED:
-            guess, was = predicted(before.get(stage, {}), name), actual.get(name)
-            if what.finished and (guess is not None or was is not None):
-                found.append(Comparison(stage, name, guess, was))
+            expected, actual_value = predicted(before.get(stage, {}), name), actual.get(name)
+            if what.finished and (expected is not None or actual_value is not None):
+                found.append(Comparison(stage, name, expected, actual_value))
     return found
 
 
@@ -93,16 +93,16 @@ def planned_seconds(experiment: Experiment, stage: str) -> float | None:
     return predicted(predicted_stages(experiment).get(stage, {}), "walltime_s")
 
 
-def _actual(made: StageRecord) -> dict[str, float | None]:
-    passes = [*passes_of(made.facts).values()]
+def _actual(record: StageRecord) -> dict[str, float | None]:
+    passes = [*passes_of(record.facts).values()]
     if not any(p.get("taken") for p in passes):
-        passes = [{"taken": mean_use_of_blocks(made), "blocks": made.manifest.get("blocks", 0)}]
-    taken = [p["taken"]["seconds_per_block"] * p["blocks"] for p in passes if p.get("taken")]
+        passes = [{"taken": mean_use_of_blocks(record), "blocks": record.manifest.get("blocks", 0)}]
+    seconds = [p["taken"]["seconds_per_block"] * p["blocks"] for p in passes if p.get("taken")]
     peaks = [p["taken"]["peak_rss_mib"] for p in passes if p.get("taken")]
     return {
-        "walltime_s": made.seconds,
-        "seconds": sum(taken) if taken else None,
+        "walltime_s": record.seconds,
+        "seconds": sum(seconds) if seconds else None,
         "rss_per_worker_bytes": max(peaks) * MIB if peaks else None,
-        "bytes_written": made.disk.size_bytes if made.disk.complete else None,
-        "files": made.disk.files if made.disk.complete else None,
+        "bytes_written": record.disk.size_bytes if record.disk.complete else None,
+        "files": record.disk.files if record.disk.complete else None,
     }

@@ -32,7 +32,7 @@ WORDS = {"walltime_s": ("walltime", duration), "seconds": ("work", duration), "f
 WORDS |= {"rss_per_worker_bytes": ("RAM", size), "bytes_written": ("written", size)}
 
 
-def shown(quantity: Quantity, text: Callable[[float], str]) -> str:
+def text_of(quantity: Quantity, text: Callable[[float], str]) -> str:
     """Return a number as text, with '>' before a lower bound. The lines below the table name the sources."""
     if quantity.value is None or (quantity.value == 0 and quantity.at_least):
         return "not known"
@@ -53,9 +53,9 @@ def show_plan(plan: Plan, console: Console) -> None:
 def _stages(plan: Plan, heads: Sequence[str]) -> Table:
     table = _table(("stage", *heads))
     for stage, estimate in plan.estimates.items():
-        job = plan.allotments[stage].workers
+        job = plan.workers[stage].workers
         cells = {LEFT: f"{100 * estimate.share_left:.0f} %", WORKERS: f"{job.count} x {job.cores} on {job.partition}"}
-        cells |= {h: shown(estimate[name], text) for h, name, text in COLUMNS if name in estimate.numbers}
+        cells |= {h: text_of(estimate[name], text) for h, name, text in COLUMNS if name in estimate.numbers}
         table.add_row(stage, *(cells.get(head, "") for head in heads))
     return table
 
@@ -66,13 +66,13 @@ def show_comparison(found: Sequence[Comparison], console: Console) -> None:
         console.print("no stage has finished yet: there is nothing to compare")
         return
     table = _table(("stage", "what", "predicted", "actual", "actual / predicted"))
-    told = [stage for stage in dict.fromkeys(x.stage for x in found) if _has_prediction(stage, found)]
-    for line in (line for line in found if line.stage in told):
+    predicted = [stage for stage in dict.fromkeys(x.stage for x in found) if _has_prediction(stage, found)]
+    for line in (line for line in found if line.stage in predicted):
         word, text = WORDS[line.name]
         cells = ["?" if value is None else text(value) for value in (line.predicted, line.actual)]
         table.add_row(line.stage, word, *cells, "" if line.ratio is None else f"{line.ratio:.2f}")
     console.print(table)
-    without = [stage for stage in dict.fromkeys(line.stage for line in found) if stage not in told]
+    without = [stage for stage in dict.fromkeys(line.stage for line in found) if stage not in predicted]
     if without:
         console.print(f"no prediction: {', '.join(without)} (planned when it had finished, or not measured)")
 
@@ -105,13 +105,13 @@ def _sources(plan: Plan) -> Iterator[str]:
 
 def _totals(plan: Plan) -> Iterator[str]:
     for partition, numbers in plan.by_partition().items():
-        cpu, gpu = (shown(numbers[name], hours) for name in HOURS)
-        walltime = shown(numbers["walltime_s"], duration)
+        cpu, gpu = (text_of(numbers[name], hours) for name in HOURS)
+        walltime = text_of(numbers["walltime_s"], duration)
         yield f"left on {partition}: {cpu} of cores, {gpu} of GPUs, {walltime} of walltime"
-    yield f"left to write: {shown(plan.left('bytes_written'), size)} of {size(plan.room.free_bytes)} that are free"
+    yield f"left to write: {text_of(plan.left('bytes_written'), size)} of {size(plan.disk.free_bytes)} that are free"
     for offer, cost in plan.costs.items():
         words = "{:.2f}".format if cost.at_least else money
-        yield f"cost of what is left, {offer}: {shown(cost, words)} {plan.currency}".rstrip()
+        yield f"cost of what is left, {offer}: {text_of(cost, words)} {plan.currency}".rstrip()
 
 
 def _warnings(plan: Plan) -> Iterator[str]:

@@ -18,7 +18,7 @@ LOG = logging.getLogger("lsdflow.follow")
 ASK_EVERY_S = (5.0, 40.0)
 PROGRESS_EVERY_S = 60.0
 PATIENCE_S = 900.0
-FORGOTTEN = "FORGOTTEN"
+UNKNOWN_STATE = "FORGOTTEN"
 # Exit codes for states that SLURM sets itself, without one from the program.
 CODE_OF_STATE = {"CANCELLED": Interrupted.exit_code, "TIMEOUT": Interrupted.exit_code}
 ROLES = ("run", "coordinator", "verify", "workers")
@@ -59,17 +59,17 @@ class Following:
     progress: Progress | None = None
     ask: AskSlurm = tasks_of
     known: Tasks = field(default_factory=dict)
-    _told: dict[str, str] = field(default_factory=dict)
+    _reported: dict[str, str] = field(default_factory=dict)
 
     def to_the_end(self, sleep: Callable[[float], Any] = time.sleep) -> int:
         """Report every change of state until no job waits or runs. Returns the exit code of the chain.
 
         Raises StoreUnreachable (69) if SLURM does not answer for a quarter of an hour.
         """
-        pause, told_at, answered_at = ASK_EVERY_S[0], time.monotonic(), time.monotonic()
+        pause, progress_at, answered_at = ASK_EVERY_S[0], time.monotonic(), time.monotonic()
         while True:
             try:
-                pause = ASK_EVERY_S[0] if self.look() else min(2 * pause, ASK_EVERY_S[1])
+                pause = ASK_EVERY_S[0] if self.update() else min(2 * pause, ASK_EVERY_S[1])
                 answered_at = time.monotonic()
                 if (code := chain_code(self.jobs, self.known)) is not None:
                     return code
@@ -77,27 +77,27 @@ class Following:
                 if time.monotonic() - answered_at > PATIENCE_S:
                     raise
                 LOG.warning("%s; asking again", error.what)
-            if time.monotonic() - told_at > PROGRESS_EVERY_S:
-                told_at = time.monotonic()
-                self._tell_progress()
+            if time.monotonic() - progress_at > PROGRESS_EVERY_S:
+                progress_at = time.monotonic()
+                self._log_progress()
             sleep(pause)
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Query SLURM once and report what is new. Returns True if anything was."""
         now = self.ask(self.jobs)
         for job in self.jobs:
-            self.known[job.job] = now.get(job.job) or _forgotten(self.known.get(job.job, []))
+            self.known[job.job] = now.get(job.job) or _last_known(self.known.get(job.job, []))
         changed = False
         for job in self.jobs:
             words = _words(self.known[job.job])
-            if self._told.get(job.job) != words:
+            if self._reported.get(job.job) != words:
                 changed = True
-                self._told[job.job] = words
+                self._reported[job.job] = words
                 if words != "PENDING":
                     LOG.info("%s %s: job %s %s", job.stage, job.role, job.job, words)
         return changed
 
-    def _tell_progress(self) -> None:
+    def _log_progress(self) -> None:
         for job in self.jobs:
             running = any(t.state == "RUNNING" for t in self.known.get(job.job, []))
             if self.progress and running and job.role == "coordinator" and (text := self.progress(job.stage)):
@@ -134,6 +134,6 @@ def _words(tasks: Sequence[Task]) -> str:
     return ", ".join(state if len(states) == count else f"{count} {state}" for state, count in counts.items())
 
 
-def _forgotten(before: Sequence[Task]) -> list[Task]:
+def _last_known(before: Sequence[Task]) -> list[Task]:
     """Return the last known tasks; one that vanished while it waited or ran has ended with an unknown result."""
-    return [replace(task, state=FORGOTTEN) if task.waits else task for task in before]
+    return [replace(task, state=UNKNOWN_STATE) if task.waits else task for task in before]

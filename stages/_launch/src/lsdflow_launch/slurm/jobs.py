@@ -124,12 +124,12 @@ def tasks_of(jobs: Sequence[Submitted]) -> dict[str, list[Task]]:
         return {}
     numbers = [j.job for j in jobs]
     form = ",".join(f"{field}:|" for field in FIELDS)
-    told = ask_slurm(["squeue", "--noheader", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={form}"])
+    output = ask_slurm(["squeue", "--noheader", "--states=all", f"--jobs={','.join(numbers)}", f"--Format={form}"])
     found: dict[str, list[Task]] = {number: [] for number in numbers}
-    for task in filter(None, map(_task_of_line, told.splitlines())):
+    for task in filter(None, map(_task_of_line, output.splitlines())):
         found.setdefault(task.job, []).append(task)
-    forgotten = [number for number in numbers if not found[number]]
-    for task in _from_accounting(forgotten):
+    missing = [number for number in numbers if not found[number]]
+    for task in _from_accounting(missing):
         found.setdefault(task.job, []).append(task)
     return found
 
@@ -172,12 +172,12 @@ def _from_accounting(numbers: Sequence[str]) -> Iterator[Task]:
     if not numbers or shutil.which("sacct") is None:
         return
     try:
-        told = ask_slurm(
+        output = ask_slurm(
             ["sacct", "-X", "-n", "-P", "-j", ",".join(numbers), "-o", "JobID,State,NodeList,ExitCode,WorkDir"]
         )
     except StageError:
         return
-    for line in told.splitlines():
+    for line in output.splitlines():
         name, state, nodes, code, folder = (line.split("|") + [""] * 5)[:5]
         if job := re.match(r"\d+", name):
             first = code.partition(":")[0]
@@ -195,8 +195,8 @@ def job_facts(experiment: Experiment, submission: Path) -> dict[str, dict[str, A
     facts: dict[str, dict[str, Any]] = {}
     for job in jobs:
         of_stage = facts.setdefault(job.stage, {})
-        told = _told(job.job, tasks.get(job.job, []))
-        of_stage[job.role] = f"{of_stage[job.role]}; {told}" if job.role in of_stage else told
+        text = _job_text(job.job, tasks.get(job.job, []))
+        of_stage[job.role] = f"{of_stage[job.role]}; {text}" if job.role in of_stage else text
     for stage, of_stage in facts.items():
         bad = [t for j in jobs if j.stage == stage for t in tasks.get(j.job, []) if not t.waits and t.code]
         if bad:
@@ -204,7 +204,7 @@ def job_facts(experiment: Experiment, submission: Path) -> dict[str, dict[str, A
     return facts
 
 
-def _told(job: str, tasks: Sequence[Task]) -> str:
+def _job_text(job: str, tasks: Sequence[Task]) -> str:
     """Return '12 RUNNING on n1, restarts 1', or for an array '13: 2 RUNNING on n1 n2, 6 PENDING (Resources)'."""
     if not tasks:
         return f"{job} not known to SLURM any more"

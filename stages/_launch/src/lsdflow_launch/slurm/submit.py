@@ -46,9 +46,9 @@ def wrappers_folder() -> Path:
 
     Raises MissingInput (66) if there is none.
     """
-    told = os.environ.get(WRAPPERS_VARIABLE)
+    named = os.environ.get(WRAPPERS_VARIABLE)
     starts = (Path(__file__), Path(sys.argv[0]).absolute())
-    folders = [Path(told)] if told else [p / "slurm_wrappers" for start in starts for p in start.parents]
+    folders = [Path(named)] if named else [p / "slurm_wrappers" for start in starts for p in start.parents]
     for folder in folders:
         if (folder / "pipeline.sh").is_file():
             return folder.resolve()

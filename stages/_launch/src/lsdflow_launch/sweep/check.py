@@ -103,15 +103,15 @@ def _problems(sweep: Sweep, tables: Sequence[str], scratch: Path, ask: Ask) -> I
             yield _named(error.as_dict(), sweep, run, scratch)
             return
     pairs = [(stage, run) for stage in tables if stage in STAGES for run in _distinct(sweep.runs, [stage])]
-    asked = [(stage, run, _written(sweep, run, scratch)) for stage, run in pairs]
+    questions = [(stage, run, _written(sweep, run, scratch)) for stage, run in pairs]
 
     def answer(question: tuple[str, Run, Path]) -> list[dict[str, Any]]:
         stage, _, path = question
-        told = ask(stage, ["validate", "--experiment", str(path), "--json"])
-        return told if isinstance(told, list) else [told]
+        found = ask(stage, ["validate", "--experiment", str(path), "--json"])
+        return found if isinstance(found, list) else [found]
 
     with ThreadPoolExecutor(_PROCESSES) as pool:
-        for (stage, run, _), answers in zip(asked, pool.map(answer, asked), strict=True):
+        for (stage, run, _), answers in zip(questions, pool.map(answer, questions), strict=True):
             for problem in answers:
                 if stage == STAGES[0] or problem["exit_code"] in (ConfigError.exit_code, UsageError.exit_code):
                     yield _named(problem, sweep, run, scratch)
@@ -137,8 +137,8 @@ def _named(problem: Mapping[str, Any], sweep: Sweep, run: Run, scratch: Path) ->
     """Return the problem as an error that names the sweep's file and the run instead of the temporary folder."""
     kinds: dict[int, Callable[..., StageError]] = {kind.exit_code: kind for kind in StageError.__subclasses__()}
     at = ", ".join(f"{axis} = {label}" for axis, label in run.at.items())
-    told = str(problem["where"]).replace(str(scratch / str(run.number) / "experiment.toml"), "").lstrip(": ")
-    where = f"{sweep.path}: {at}" + (f": {told}" if told else "")
+    place = str(problem["where"]).replace(str(scratch / str(run.number) / "experiment.toml"), "").lstrip(": ")
+    where = f"{sweep.path}: {at}" + (f": {place}" if place else "")
     parts = {name: problem.get(name, "") for name in ("wanted", "found")} | {"fix": fix_of(problem)}
     return kinds.get(int(problem["exit_code"]), StageError)(str(problem["what"]), where=where, **parts)
 

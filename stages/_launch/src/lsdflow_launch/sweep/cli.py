@@ -85,15 +85,17 @@ def plan(file: File, folder: Into = None, parts: Parts = 1, as_json: Json = Fals
         sweep = load_sweep(file)
         require_valid(sweep, ask_stage)
         root = folder or sweep.default_folder
-        told = SweepFolder(root.resolve(), planned(sweep, root))
-        facts = estimate(told, parts)
+        planned_sweep = SweepFolder(root.resolve(), planned(sweep, root))
+        facts = estimate(planned_sweep, parts)
         if as_json:
-            typer.echo(json.dumps({**facts, "runs": [run.model_dump() for run in told.plan.runs]}))
+            typer.echo(json.dumps({**facts, "runs": [run.model_dump() for run in planned_sweep.plan.runs]}))
             return
-        for run in told.plan.runs:
-            typer.echo(f"{run.number:>5}  {told.run_folder(run)}")
+        for run in planned_sweep.plan.runs:
+            typer.echo(f"{run.number:>5}  {planned_sweep.run_folder(run)}")
         groups = len(groups_of(sweep.runs, sweep.split_by))
-        typer.echo(f"{len(told.plan.runs)} runs; {groups} groups to split by {', '.join(sweep.split_by) or 'nothing'}")
+        typer.echo(
+            f"{len(planned_sweep.plan.runs)} runs; {groups} groups to split by {', '.join(sweep.split_by) or 'nothing'}"
+        )
         _show_estimate(facts, parts)
 
 
@@ -104,12 +106,12 @@ def prepare(file: File, folder: Into = None, as_json: Json = False, debug: Debug
         sweep = load_sweep(file)
         require_valid(sweep, ask_stage)
         require_fresh_base(sweep, ask_stage)
-        made = write_folders(sweep, folder or sweep.default_folder)
+        prepared = write_folders(sweep, folder or sweep.default_folder)
         with stdout_for_json(as_json):
-            code = prepare_volumes(made, run_stage)
-        step = f"lsdflow sweep run {made.root}"
-        facts = {"exit_code": code, "runs": len(made.plan.runs), "folder": str(made.root), "next": step}
-        print_answer(facts, f"wrote {len(made.plan.runs)} runs to {made.root}\n{next_line(step)}", as_json)
+            code = prepare_volumes(prepared, run_stage)
+        step = f"lsdflow sweep run {prepared.root}"
+        facts = {"exit_code": code, "runs": len(prepared.plan.runs), "folder": str(prepared.root), "next": step}
+        print_answer(facts, f"wrote {len(prepared.plan.runs)} runs to {prepared.root}\n{next_line(step)}", as_json)
     raise typer.Exit(code)
 
 
@@ -133,11 +135,11 @@ def run(
         chosen = chosen_runs(sweep, part, where or [], array=array)
         caller = caller_at(on, sweep, ContainerOptions(engine, images, network))
         with stdout_for_json(as_json):
-            came = SweepRunner(sweep, caller).run_all(chosen)
-        counts = {word: list(came.values()).count(word) for word in dict.fromkeys(came.values())}
-        told = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none"
-        print_answer({"runs": len(chosen), "came": came}, f"{len(chosen)} runs: {told}", as_json)
-    raise typer.Exit(exit_code_of(came))
+            outcomes = SweepRunner(sweep, caller).run_all(chosen)
+        counts = {word: list(outcomes.values()).count(word) for word in dict.fromkeys(outcomes.values())}
+        text = ", ".join(f"{n} {word}" for word, n in counts.items()) or "none"
+        print_answer({"runs": len(chosen), "came": outcomes}, f"{len(chosen)} runs: {text}", as_json)
+    raise typer.Exit(exit_code_of(outcomes))
 
 
 @app.command()
@@ -236,8 +238,8 @@ def _failures(found: Merged) -> dict[str, str]:
 
 
 def _show_estimate(facts: dict[str, Any], parts: int) -> None:
-    made = ", ".join(f"{stage} {count}" for stage, count in facts["times_made"].items())
-    typer.echo(f"to be made: {made or 'nothing'}")
+    stages = ", ".join(f"{stage} {count}" for stage, count in facts["times_made"].items())
+    typer.echo(f"to be made: {stages or 'nothing'}")
     if facts["seconds_once"]:
         slowest = f", {facts['hours_left_of_slowest_part']} of the slowest of {parts} servers" if parts > 1 else ""
         typer.echo(f"hours left: {facts['hours_left']}{slowest} (as finished runs took)")

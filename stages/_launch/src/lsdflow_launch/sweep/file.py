@@ -190,15 +190,15 @@ def _require_plain(value: Any, where: str) -> None:
 
 def _refuse_shared_keys(axes: Sequence[Axis], path: Path) -> None:
     """Raise ConfigError (78) if two axes set the same key: the last one would silently overwrite the first."""
-    taken: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for axis in axes:
-        if axis.name in taken.values():
+        if axis.name in owners.values():
             raise ConfigError(f"the axis {axis.name} stands twice", where=path)
         for key in axis.keys:
-            for other, owner in taken.items():
+            for other, owner in owners.items():
                 if key == other or key.startswith(f"{other}.") or other.startswith(f"{key}."):
                     raise ConfigError(f"two axes set {key}", where=path, found=f"{owner} and {axis.name}")
-        taken |= dict.fromkeys(axis.keys, axis.name)
+        owners |= dict.fromkeys(axis.keys, axis.name)
 
 
 def _known_axes(wanted: Sequence[str] | None, names: Sequence[str], key: str, path: Path) -> tuple[str, ...] | None:

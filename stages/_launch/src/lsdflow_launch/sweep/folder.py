@@ -211,8 +211,8 @@ def write_folders(sweep: Sweep, root: Path) -> SweepFolder:
     """
     folder = SweepFolder(root.resolve(), planned(sweep, root))
     texts: dict[Path, str] = {}
-    for run, made in zip(sweep.runs, folder.plan.runs, strict=True):
-        for node in made.nodes:
+    for run, planned_run in zip(sweep.runs, folder.plan.runs, strict=True):
+        for node in planned_run.nodes:
             path = folder.folder(node) / "experiment.toml"
             if path != sweep.base.path and path not in texts:
                 settings = settings_at(sweep, run, node)

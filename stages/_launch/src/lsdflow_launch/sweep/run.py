@@ -26,7 +26,7 @@ from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, last_error, re
 
 LOG = logging.getLogger("lsdflow.sweep")
 Caller = Callable[[str, Sequence[str]], int]
-Came = Literal["done", "failed", "at work elsewhere", "waits"]
+Outcome = Literal["done", "failed", "at work elsewhere", "waits"]
 POLL_SECONDS = 5.0
 PLACES = ("local", "container")
 
@@ -57,23 +57,23 @@ class SweepRunner:
     wait: Callable[[float], None] = time.sleep
     _failed: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
-    def run_all(self, runs: Sequence[PlannedRun]) -> dict[str, Came]:
+    def run_all(self, runs: Sequence[PlannedRun]) -> dict[str, Outcome]:
         """Run all; return the outcome of each run by name. Raises Interrupted (75) when a stage was stopped."""
-        came: dict[str, Came] = {}
+        outcomes: dict[str, Outcome] = {}
         waiting, idle = deque(runs), 0
         while waiting:
             run = waiting.popleft()
-            came[run.name] = self._run(run)
-            idle = idle + 1 if came[run.name] == "waits" else 0
-            if came[run.name] == "waits":
+            outcomes[run.name] = self._run(run)
+            idle = idle + 1 if outcomes[run.name] == "waits" else 0
+            if outcomes[run.name] == "waits":
                 waiting.append(run)
             if idle >= len(waiting) > 0:
                 LOG.info("%d runs wait for stages that another process makes for them", len(waiting))
                 self.wait(POLL_SECONDS)
                 idle = 0
-        return came
+        return outcomes
 
-    def _run(self, run: PlannedRun) -> Came:
+    def _run(self, run: PlannedRun) -> Outcome:
         result_path, folder = self.sweep.result_path(run), self.sweep.run_folder(run)
         result = read_result(result_path)
         if result and result.status == "done" and result.experiment_hash == hash_of_file(folder / "experiment.toml"):
@@ -154,11 +154,11 @@ def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
     return 0
 
 
-def exit_code_of(came: dict[str, Came]) -> int:
+def exit_code_of(outcomes: dict[str, Outcome]) -> int:
     """Return 79 if a run failed, 73 if another process computes one, else 0."""
-    if "failed" in came.values():
+    if "failed" in outcomes.values():
         return BlocksFailed.exit_code
-    return OutputConflict.exit_code if "at work elsewhere" in came.values() else 0
+    return OutputConflict.exit_code if "at work elsewhere" in outcomes.values() else 0
 
 
 def _ended(code: int, stage: str = "", error: dict[str, Any] | None = None) -> dict[str, Any]:

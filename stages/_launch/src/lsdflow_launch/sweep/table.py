@@ -185,20 +185,20 @@ class _Scale:
 def plot_svg(merged: Merged) -> str:
     """Return a plot of means as lines (hollow if partial) and runs as small dots; a note if no run has the score."""
     metric = merged.plan.metric
-    shown = [mean for mean in merged.means if mean.mean(metric) is not None]
-    if not shown:
+    scored = [mean for mean in merged.means if mean.mean(metric) is not None]
+    if not scored:
         return _frame([_svg_text(LEFT, HEIGHT / 2, f"no run has a score named {metric} yet", "start")])
     axis = _axis_along(merged)
     labels = merged.plan.axes.get(axis, ("",))
     positions = _positions(labels)
-    values = [row.scores[metric] for mean in shown for row in mean.rows if metric in row.scores]
+    values = [row.scores[metric] for mean in scored for row in mean.rows if metric in row.scores]
     y = _Scale(min(values), max(values), HEIGHT - BOTTOM - 12, TOP + 12)
     logarithmic = min(positions) > 0 and max(positions) / min(positions) >= LOGARITHMIC_FROM
     x = _Scale(min(positions), max(positions), LEFT + 30, WIDTH - RIGHT - 20, logarithmic)
     places = {label: x.at(position) for label, position in zip(labels, positions, strict=True)}
     parts = [*_axes(axis, metric, places, y)]
     series: dict[str, list[Mean]] = {}
-    for mean in shown:
+    for mean in scored:
         others = (f"{a.rpartition('.')[2]} {label}" for a, label in mean.at.items() if a != axis)
         series.setdefault(", ".join(others), []).append(mean)
     for number, (name, means) in enumerate(series.items()):

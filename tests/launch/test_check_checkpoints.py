@@ -135,7 +135,7 @@ def experiment(tmp_path: Path) -> Experiment:
     return loaded
 
 
-def looking(experiment: Experiment, caller: StandIn, **wanted: Any) -> Checks:
+def checks_of(experiment: Experiment, caller: StandIn, **wanted: Any) -> Checks:
     return Checks(experiment, REGION, Wanted(**wanted), caller)
 
 
@@ -153,7 +153,7 @@ def test_without_a_held_out_end_the_volume_is_checked_and_said_to_be_trained_on(
     assert large.box == Box((346, 5, 0), (64, 512, 512))
 
 
-def test_the_region_is_asked_of_the_training(experiment: Experiment) -> None:
+def test_the_region_comes_from_the_training(experiment: Experiment) -> None:
     regions = {"a": FACTS, "b": {**FACTS, "labels_shape_vox": [0, 0, 0]}}
     answers: dict[str, Any] = {"plan": {"regions": regions}}
 
@@ -167,9 +167,9 @@ def test_the_region_is_asked_of_the_training(experiment: Experiment) -> None:
     with pytest.raises(BadData, match="no labels"):
         find_region(experiment, "b", ask)
     answers["plan"] = {"exit_code": 66, "what": "prepare has not finished", "where": "there"}
-    with pytest.raises(StageError, match="prepare has not finished") as told:
+    with pytest.raises(StageError, match="prepare has not finished") as raised:
         find_region(experiment, None, ask)
-    assert told.value.exit_code == 66
+    assert raised.value.exit_code == 66
 
 
 def test_a_check_takes_the_post_processing_of_the_experiment_but_nothing_of_its_target(
@@ -210,7 +210,7 @@ def test_an_acrlsd_network_is_checked_behind_the_lsd_network_it_was_trained_with
 
 def test_every_checkpoint_gets_a_row_and_the_lowest_voi_becomes_the_best(experiment: Experiment) -> None:
     caller = StandIn({10: 2.0, 20: 1.0, 30: 1.5})
-    assert looking(experiment, caller).look() == 0
+    assert checks_of(experiment, caller).update() == 0
     assert caller.calls == [(i, s) for i in (10, 20, 30) for s in STAGES_OF_A_CHECK]
     rows = read_rows(experiment.layout.train_dir(STAGE) / "checks.csv")
     assert [(r.iteration, r.voi, r.threshold) for r in rows] == [(10, 2.0, 0.4), (20, 1.0, 0.4), (30, 1.5, 0.4)]
@@ -221,8 +221,8 @@ def test_every_checkpoint_gets_a_row_and_the_lowest_voi_becomes_the_best(experim
 
 
 def test_a_finished_check_leaves_its_report_and_no_arrays_unless_kept(experiment: Experiment) -> None:
-    looking(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5}), keep=False, every=20).look()
-    looking(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5}), keep=True).look()
+    checks_of(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5}), keep=False, every=20).update()
+    checks_of(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5}), keep=True).update()
     folders = {i: check_folder(experiment, i) for i in (10, 20, 30)}
     assert all((folder / "report" / "scores.json").exists() for folder in folders.values())
     assert {i: (folder / "data").exists() for i, folder in folders.items()} == {10: True, 20: False, 30: True}
@@ -230,51 +230,51 @@ def test_a_finished_check_leaves_its_report_and_no_arrays_unless_kept(experiment
 
 def test_what_is_checked_is_not_checked_again_but_with_other_settings(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
-    looking(experiment, StandIn(voi)).look()
-    looking(experiment, again := StandIn(voi)).look()
+    checks_of(experiment, StandIn(voi)).update()
+    checks_of(experiment, again := StandIn(voi)).update()
     assert again.calls == []
     other = load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"])
-    looking(other, anew := StandIn({10: 0.5, 20: 3.0, 30: 3.0})).look()
+    checks_of(other, anew := StandIn({10: 0.5, 20: 3.0, 30: 3.0})).update()
     assert anew.checked == [10, 20, 30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 10
     assert len(read_rows(experiment.layout.train_dir(STAGE) / "checks.csv")) == 6
-    looking(load_experiment(experiment.path, ["compute.workers=9"]), same := StandIn(voi)).look()
+    checks_of(load_experiment(experiment.path, ["compute.workers=9"]), same := StandIn(voi)).update()
     assert same.calls == []
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 20
 
 
 def test_a_checkpoint_of_the_same_iteration_with_other_weights_is_checked_anew(experiment: Experiment) -> None:
-    looking(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5})).look()
+    checks_of(experiment, StandIn({10: 2.0, 20: 1.0, 30: 1.5})).update()
     folder = bundle_folder(experiment.layout.checkpoints(STAGE), 20)
     shutil.rmtree(folder)
     leave_checkpoint(experiment, 20, weights_sha256=hashlib.sha256(b"other").hexdigest())
     (folder / WEIGHTS).write_bytes(b"other")
-    looking(experiment, caller := StandIn({20: 9.0})).look()
+    checks_of(experiment, caller := StandIn({20: 9.0})).update()
     assert caller.checked == [20]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
 
 
 def test_a_check_that_was_cut_goes_on_in_its_folder(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
-    cut = looking(experiment, StandIn(voi, codes={"watershed": 75}))
-    assert cut.look() == 75
+    cut = checks_of(experiment, StandIn(voi, codes={"watershed": 75}))
+    assert cut.update() == 75
     assert not experiment.layout.best_checkpoint(STAGE).exists()
     half_done = check_folder(experiment, 10) / "data" / "predict"
     assert half_done.exists()
     kept: list[bool] = []
-    looking(experiment, StandIn(voi, before=lambda i, s: kept.append(half_done.exists()))).look()
+    checks_of(experiment, StandIn(voi, before=lambda i, s: kept.append(half_done.exists()))).update()
     assert kept[0], "what the first run predicted is still there"
-    looking(load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"]), StandIn(voi)).look()
+    checks_of(load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"]), StandIn(voi)).update()
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 20
 
 
 def test_a_half_done_check_of_other_settings_gives_way(experiment: Experiment) -> None:
     voi = {10: 2.0, 20: 1.0, 30: 1.5}
-    looking(experiment, StandIn(voi, codes={"watershed": 75})).look()
+    checks_of(experiment, StandIn(voi, codes={"watershed": 75})).update()
     half_done = check_folder(experiment, 10) / "data" / "predict"
     other = load_experiment(experiment.path, ["watershed.min_seed_distance_vox=9"])
     kept: list[bool] = []
-    looking(other, StandIn(voi, before=lambda i, s: kept.append(half_done.exists()))).look()
+    checks_of(other, StandIn(voi, before=lambda i, s: kept.append(half_done.exists()))).update()
     assert not kept[0]
 
 
@@ -293,7 +293,7 @@ def test_a_damaged_checkpoint_is_left_out_and_one_deleted_meanwhile_is_no_failur
             caller.codes.clear()
 
     caller.before = delete
-    assert looking(experiment, caller).look() == 0
+    assert checks_of(experiment, caller).update() == 0
     assert caller.checked == [10, 30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
     assert "weights are damaged" in caplog.text
@@ -302,10 +302,10 @@ def test_a_damaged_checkpoint_is_left_out_and_one_deleted_meanwhile_is_no_failur
 
 def test_every_takes_multiples_and_what_a_finished_training_ended_with(experiment: Experiment) -> None:
     voi = dict.fromkeys((10, 20, 30), 1.0)
-    looking(experiment, first := StandIn(voi), every=20).look()
+    checks_of(experiment, first := StandIn(voi), every=20).update()
     assert first.checked == [20]
     leave_manifest(experiment, STAGE)
-    looking(experiment, then := StandIn(voi), every=20).look()
+    checks_of(experiment, then := StandIn(voi), every=20).update()
     assert then.checked == [30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30, "the newest of equal ones"
 
@@ -324,34 +324,34 @@ def test_follow_waits_for_new_checkpoints_and_ends_with_the_training(tmp_path: P
         if len(seen) == 3:
             leave_manifest(experiment, STAGE)
 
-    assert looking(experiment, caller).follow(train_on) == 0
+    assert checks_of(experiment, caller).follow(train_on) == 0
     assert seen == [[], [10], [10, 20]]
     assert caller.checked == [10, 20, 30]
     assert read_best(experiment.layout.best_checkpoint(STAGE)).iteration == 30
 
 
 def test_two_at_once_and_a_training_without_checkpoints_are_refused(experiment: Experiment) -> None:
-    checks = looking(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}))
+    checks = checks_of(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}))
 
     def second(_iteration: int, _stage: str) -> None:
         with pytest.raises(OutputConflict, match="at work"):
-            checks.look()
+            checks.update()
 
-    looking(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}, before=second), every=30).look()
+    checks_of(experiment, StandIn({10: 1.0, 20: 1.0, 30: 1.0}, before=second), every=30).update()
     shutil.rmtree(experiment.layout.train_dir(STAGE))
     with pytest.raises(MissingInput, match="no checkpoints"):
-        checks.look()
+        checks.update()
     assert not experiment.layout.train_dir(STAGE).exists()
 
 
-def test_a_region_without_scored_labels_and_a_damaged_table_are_told(experiment: Experiment) -> None:
+def test_a_region_without_scored_labels_and_a_damaged_table_are_reported(experiment: Experiment) -> None:
     caller = StandIn({10: 1.0, 20: 1.0, 30: 1.0})
     caller._score = lambda folder, _iteration: (  # type: ignore[method-assign]
         (folder / "report").mkdir(),
         (folder / "report" / "scores.json").write_text(json.dumps({"has_truth": True, "thresholds": []})),
     )
     with pytest.raises(BadData, match="no scores"):
-        looking(experiment, caller).look()
+        checks_of(experiment, caller).update()
     (experiment.layout.train_dir(STAGE) / "checks.csv").write_text("iteration,voi\n10,abc\n")
     with pytest.raises(BadData, match="damaged file"):
-        looking(experiment, caller).look()
+        checks_of(experiment, caller).update()

@@ -60,10 +60,10 @@ def test_a_long_run_is_reported_while_it_goes_on_and_once_more_at_its_end(
     with refreshed_report(experiment, every_s=1):
         _wait_for(evaluate, 2)
     *during, last = evaluate()
-    told = ["report", "--experiment", str(experiment.path), "--set", "compute.workers=1"]
+    arguments = ["report", "--experiment", str(experiment.path), "--set", "compute.workers=1"]
     assert len(during) >= 2
-    assert all(call == [*told, "--refresh", "1"] for call in during)
-    assert last == told, "the last page is not loaded again and again"
+    assert all(call == [*arguments, "--refresh", "1"] for call in during)
+    assert last == arguments, "the last page is not loaded again and again"
 
 
 def test_a_short_run_pays_for_no_report(experiment: Experiment, evaluate: Callable[..., list[list[str]]]) -> None:

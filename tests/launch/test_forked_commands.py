@@ -13,7 +13,7 @@ from lsdflow_launch import commands
 from lsdflow_launch.commands import answer_of, of_this_python
 from lsdflow_launch.doctor.probe import ask_program
 
-TELL = """import os, sys
+REPORT = """import os, sys
 print(sys.argv, os.getcwd(), os.environ.get("ASKED"), os.environ.get("LSDFLOW_BIN"), __name__)
 print("what went wrong", file=sys.stderr)
 sys.exit({code})
@@ -30,17 +30,17 @@ def _command(folder: Path, text: str, python: str = sys.executable) -> Path:
 
 @pytest.mark.parametrize("code", ["0", "66", "None", "'a text'"])
 def test_the_answer_is_that_of_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    command = _command(tmp_path, TELL.format(code=code))
+    command = _command(tmp_path, REPORT.format(code=code))
     answer_of([command])  # the shared process is there before the caller's folder and environment change
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASKED", "since a moment")
     monkeypatch.delenv("LSDFLOW_BIN", raising=False)
     assert of_this_python(command)
-    told = answer_of([command, "plan", "--json"])
+    answer = answer_of([command, "plan", "--json"])
     by_itself = subprocess.run([command, "plan", "--json"], capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stdout) == (by_itself.returncode, by_itself.stdout)
-    assert told.stderr.startswith("what went wrong")
-    assert "since a moment" in told.stdout
+    assert (answer.returncode, answer.stdout) == (by_itself.returncode, by_itself.stdout)
+    assert answer.stderr.startswith("what went wrong")
+    assert "since a moment" in answer.stdout
 
 
 def test_a_fork_has_loaded_what_all_commands_need_and_nothing_heavy(tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_the_doctor_does_not_wait_for_a_command_that_hangs(tmp_path: Path) -> No
 def test_a_command_of_another_python_is_started_as_a_program(tmp_path: Path) -> None:
     shell = _command(tmp_path, 'echo "$0 $*"; exit 3', python="/bin/sh")
     assert not of_this_python(shell)
-    told = answer_of([shell, "plan"])
-    assert (told.returncode, told.stdout) == (3, f"{shell} plan\n")
-    ours = _command(tmp_path, TELL)
-    ours.chmod(0o644)
-    assert not of_this_python(ours)
-    assert not of_this_python(_command(tmp_path, TELL, python=f"{sys.executable} -I"))
+    answer = answer_of([shell, "plan"])
+    assert (answer.returncode, answer.stdout) == (3, f"{shell} plan\n")
+    script = _command(tmp_path, REPORT)
+    script.chmod(0o644)
+    assert not of_this_python(script)
+    assert not of_this_python(_command(tmp_path, REPORT, python=f"{sys.executable} -I"))
     assert not of_this_python(tmp_path / "none")
 
 
@@ -94,10 +94,10 @@ def test_without_a_shared_process_the_command_is_started_by_itself(
 def test_without_room_for_the_answer_the_command_is_started_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = _command(tmp_path, TELL.format(code=66))
+    command = _command(tmp_path, REPORT.format(code=66))
     monkeypatch.setattr(
         commands.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(tmp_path / "not there"))
     )
-    told = answer_of([command])
-    assert told.returncode == 66
-    assert "__main__" in told.stdout
+    answer = answer_of([command])
+    assert answer.returncode == 66
+    assert "__main__" in answer.stdout

@@ -32,10 +32,10 @@ def test_the_whole_chain_and_a_tenth_must_fit_on_the_disk(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert problems(experiment, NEEDED * 1.1 + 1, monkeypatch) == []
-    (told,) = problems(experiment, NEEDED * 1.1 - 1000, monkeypatch)
-    assert (told["exit_code"], told["where"]) == (74, str(experiment.layout.root))
-    assert told["fix"].startswith("free some space")
-    assert "evaluate" not in told["wanted"]
+    (problem,) = problems(experiment, NEEDED * 1.1 - 1000, monkeypatch)
+    assert (problem["exit_code"], problem["where"]) == (74, str(experiment.layout.root))
+    assert problem["fix"].startswith("free some space")
+    assert "evaluate" not in problem["wanted"]
 
 
 def test_of_stages_that_cannot_be_described_nothing_is_guessed(
@@ -54,10 +54,10 @@ def test_backend_tensorflow_needs_the_variant_of_the_image_where_images_run(
     assert preflight.experiment_problems(loaded, {}) == []
 
 
-def test_a_mistake_in_the_table_of_the_cluster_is_told_beside_the_others(
+def test_a_mistake_in_the_table_of_the_cluster_is_reported_with_the_others(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_experiment(experiment.path, ["cluster.partition_gpus=gpu"])
-    told = problems(loaded, 0, monkeypatch)
-    assert [problem["exit_code"] for problem in told] == [78, 74]
-    assert "did you mean 'partition_gpu'?" in told[0]["fix"]
+    found = problems(loaded, 0, monkeypatch)
+    assert [problem["exit_code"] for problem in found] == [78, 74]
+    assert "did you mean 'partition_gpu'?" in found[0]["fix"]
