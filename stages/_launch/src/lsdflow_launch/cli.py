@@ -26,7 +26,7 @@ from lsdflow_launch.report import add_report_verbs
 from lsdflow_launch.results import add_result_verbs
 from lsdflow_launch.run import FIRST_STEPS, add_run_verb
 from lsdflow_launch.slurm.submit import add_cluster_verbs
-from lsdflow_launch.status import show_status, whole_status
+from lsdflow_launch.status import experiment_status, show_status
 from lsdflow_launch.sweep.cli import app as sweep_app
 from lsdflow_launch.trace import add_trace_verb
 from lsdflow_launch.view import add_view_verbs
@@ -73,7 +73,7 @@ def validate(folder: Folder, override: Set = None, as_json: Json = False, debug:
 def status(folder: Folder, override: Set = None, as_json: Json = False, debug: Debug = False) -> None:
     """Show what is done, what failed and why."""
     with exit_codes(debug, as_json):
-        states = whole_status(load_experiment(folder, override or []))
+        states = experiment_status(load_experiment(folder, override or []))
         if as_json:
             typer.echo(json.dumps(states))
         else:

@@ -18,7 +18,7 @@ from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.errors import BlocksFailed, ConfigError, Interrupted, StageError, StorageFailure, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
-from lsdflow_launch.chain import LAST, Chain, stage_arguments, stages_of
+from lsdflow_launch.chain import LAST, Chain, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, choose_ask
 from lsdflow_launch.init.template import require_known_keys
@@ -28,7 +28,7 @@ from lsdflow_launch.preflight import EXPERIMENT, Scope, print_problems, problems
 from lsdflow_launch.report import refreshed_report
 from lsdflow_launch.slurm.follow import run_on_slurm
 from lsdflow_launch.slurm.table import cluster_of
-from lsdflow_launch.status import outcome_of, progress_text, with_activity, with_blocks
+from lsdflow_launch.status import outcome_of, progress_of
 
 BACKENDS = ("local", "container", "slurm")
 Runs = frozenset[Path]
@@ -68,8 +68,7 @@ def _follow_on_slurm(experiment: Experiment, first: str, last: str) -> int:
 
     def progress(stage: str) -> str:
         try:
-            facts = {"state": "running", **ask(stage, stage_arguments("status", experiment))}
-            return progress_text(with_activity(experiment, stage, with_blocks(experiment, stage, facts)))
+            return progress_of(experiment, stage, ask)
         except StageError as error:
             return error.what
 

@@ -47,11 +47,11 @@ PASS, ITERATIONS = "pass", "iterations_done"
 Facts = Mapping[str, Any]
 
 
-def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """Return the state of every stage and its blocks; of a submitted stage also its jobs, if SLURM answers."""
+def experiment_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Return the status of every stage; of a submitted stage also its jobs, if SLURM answers."""
     submission = newest_submission(experiment)
     if submission is None:
-        return _with_blocks(experiment, status_of(experiment))
+        return status_of(experiment)
     if not experiment.overrides:
         experiment = load_experiment(experiment.path, submitted_overrides(submission))
     try:
@@ -59,71 +59,47 @@ def whole_status(experiment: Experiment) -> dict[str, dict[str, Any]]:
     except StageError as error:
         LOG.warning("nothing is known of the jobs: %s", error.message())
         jobs = {}
-    states = _with_blocks(experiment, status_of(experiment, choose_ask(experiment)))
-    return {stage: _joined(facts, jobs.get(stage, {})) for stage, facts in states.items()}
+    states = status_of(experiment, choose_ask(experiment))
+    return {stage: _with_jobs(facts, jobs.get(stage, {})) for stage, facts in states.items()}
 
 
-def _joined(facts: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
+def _with_jobs(facts: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
     # Without an outcome the files do not show whether a stage is running; the queue does.
     runs = any("RUNNING" in str(jobs.get(role, "")) for role in ("run", "coordinator"))
     state = {"state": "running"} if facts["state"] == "running or killed" and runs else {}
     return {**facts, **state, **jobs}
 
 
-def _with_blocks(experiment: Experiment, states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    blocks = {s: with_blocks(experiment, s, facts) if s in BLOCK_STAGES else facts for s, facts in states.items()}
-    return {stage: with_activity(experiment, stage, facts) for stage, facts in blocks.items()}
-
-
 def status_of(experiment: Experiment, ask: Ask = ask_stage) -> dict[str, dict[str, Any]]:
-    """Return for each stage of the chain: state, seconds, last outcome, and the status of the stage itself."""
+    """Return for each stage of the chain: state, last outcome, what the stage itself reports, and its activity."""
+
+    def status(stage: str) -> dict[str, Any]:
+        return with_activity(experiment, stage, _state_of(experiment, stage, ask))
+
     stages = stages_of(experiment)
     with ThreadPoolExecutor(available_cores()) as pool:
-        return dict(zip(stages, pool.map(lambda stage: _stage_status(experiment, stage, ask), stages), strict=True))
+        return dict(zip(stages, pool.map(status, stages), strict=True))
 
 
-def _last_outcome(experiment: Experiment, stage: str) -> dict[str, Any] | None:
-    """Return the outcome of the run that began last; None if it has not ended, or if there was no run."""
-    newest = _newest_run(experiment, stage)
-    outcome: dict[str, Any] | None = None
-    if newest is not None and (newest / "outcome.json").exists():
-        outcome = read_json(newest / "outcome.json")
-    return outcome
+def newest_run(experiment: Experiment, stage: str, *, refused: bool = False) -> Path | None:
+    """Return the folder of the run that began last, whether it has ended or not; refused: also one with wrong settings.
 
-
-def _newest_run(experiment: Experiment, stage: str) -> Path | None:
-    runs = experiment.layout.stage_runs(stage)
-    begun = {path.parent for name in ("outcome.json", "config.resolved.json") for path in runs.glob(f"*/{name}")}
+    A run that is refused has an outcome, but no resolved settings.
+    """
+    names = ("config.resolved.json", *(("outcome.json",) if refused else ()))
+    begun = {path.parent for name in names for path in experiment.layout.stage_runs(stage).glob(f"*/{name}")}
     return max(begun, key=lambda folder: folder.name, default=None)
 
 
-def outcome_of(run: Path) -> dict[str, Any]:
+def outcome_of(run: Path | None) -> dict[str, Any]:
     """Return the outcome of a run; {} if it has not ended, was killed, or if the file cannot be read."""
-    path = run / "outcome.json"
-    try:
-        found = read_json(path) if path.exists() else {}
-    except StageError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    return _json(run / "outcome.json") if run is not None else {}
 
 
-def _failed_since(experiment: Experiment, stage: str) -> dict[str, Any]:
-    """Return how the newest run of a finished stage failed without changing the stage, for example with other settings.
-
-    `last_run`: when it began (seconds since 1970), exit code, what was wrong; {} if it ended well.
-    """
-    newest = _newest_run(experiment, stage)
-    last = outcome_of(newest) if newest is not None else {}
-    if newest is None or not last.get("exit_code"):
-        return {}
-    if (newest / "outcome.json").stat().st_mtime < experiment.layout.manifest(stage).stat().st_mtime:
-        return {}  # other processes finished the stage later: jobs of a cluster, an import
-    ended = {"started": last.get("started"), "exit_code": last["exit_code"]}
-    return {"last_run": {**ended, "problem": (last.get("error") or {}).get("what", "")}}
-
-
-def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
-    last = _last_outcome(experiment, stage)
+def _state_of(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
+    """Return the state of a stage, and what its manifest or the stage itself reports."""
+    newest = newest_run(experiment, stage, refused=True)
+    last = outcome_of(newest)
     try:
         manifest = read_manifest(experiment.layout, stage)
     except MissingInput:
@@ -136,28 +112,33 @@ def _stage_status(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any
             "seconds": round(manifest.facts.get("seconds", 0.0), 1),
             "identity": manifest.identity[:12],
             **({"accepted": [str(block) for block in failed]} if (failed := own_failed_blocks(manifest)) else {}),
-            **_failed_since(experiment, stage),
+            **(_failed_since(experiment, stage, newest, last) if newest is not None else {}),
         }
-    if last is None and not any(experiment.layout.stage_runs(stage).glob("*/config.resolved.json")):
+    if newest is None:
         return {"state": "not started"}
     answer = ask(stage, stage_arguments("status", experiment))
-    state = "running or killed" if last is None else f"ended with exit code {last['exit_code']}"
-    problem = (last or {}).get("error") or {}
+    state = f"ended with exit code {last['exit_code']}" if "exit_code" in last else "running or killed"
     more = {} if "exit_code" in answer else {k: v for k, v in answer.items() if k not in ("stage", "finished")}
-    return {"state": state, "problem": problem.get("what", ""), **more}
+    return {"state": state, "problem": (last.get("error") or {}).get("what", ""), **more}
 
 
-def with_blocks(experiment: Experiment, stage: str, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status of a stage, with the logs of failed blocks."""
-    facts = dict(answer)
-    if "done" not in facts or "blocks" not in facts:
-        return facts
-    facts["blocks_done"] = int(facts.pop("done"))
-    failures = facts.pop("failures", {})
-    if failures:
-        listed = sorted(failures.items(), key=lambda item: int(item[0]))[:LISTED]
-        facts["failures"] = {n: what + _log_of_block(experiment, stage, int(n)) for n, what in listed}
-    return facts
+def _failed_since(experiment: Experiment, stage: str, newest: Path, last: Facts) -> dict[str, Any]:
+    """Return how the newest run of a finished stage failed without changing the stage, for example with other settings.
+
+    `last_run`: when it began (seconds since 1970), exit code, what was wrong; {} if it ended well.
+    """
+    if not last.get("exit_code"):
+        return {}
+    if (newest / "outcome.json").stat().st_mtime < experiment.layout.manifest(stage).stat().st_mtime:
+        return {}  # other processes finished the stage later: jobs of a cluster, an import
+    ended = {"started": last.get("started"), "exit_code": last["exit_code"]}
+    return {"last_run": {**ended, "problem": (last.get("error") or {}).get("what", "")}}
+
+
+def progress_of(experiment: Experiment, stage: str, ask: Ask) -> str:
+    """Return the progress of a running stage as text; empty if it does not report blocks."""
+    facts = {"state": "running", **ask(stage, stage_arguments("status", experiment))}
+    return progress_text(with_activity(experiment, stage, facts))
 
 
 def progress_text(facts: Mapping[str, Any]) -> str:
@@ -172,6 +153,29 @@ def progress_text(facts: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def with_activity(experiment: Experiment, stage: str, status: Facts) -> dict[str, Any]:
+    """Return the status of a stage with its activity; for a stage that has not started, with the planned time only."""
+    facts, found = _with_logs_of_blocks(experiment, stage, status), dict[str, Any]()
+    planned = planned_seconds(experiment, stage)
+    if planned is not None:
+        found["planned_seconds"] = round(planned, 1)
+    if facts["state"] != "not started":
+        found |= _times(experiment, stage) | _blocks(experiment, stage, facts) | _training(experiment, stage, facts)
+    return {**found, **facts}
+
+
+def _with_logs_of_blocks(experiment: Experiment, stage: str, status: Facts) -> dict[str, Any]:
+    """Return the status of a stage with the names of --json for its blocks, and the logs of failed ones."""
+    facts = dict(status)
+    if stage not in BLOCK_STAGES or "done" not in facts or "blocks" not in facts:
+        return facts
+    facts["blocks_done"] = int(facts.pop("done"))
+    if failures := facts.pop("failures", {}):
+        listed = sorted(failures.items(), key=lambda item: int(item[0]))[:LISTED]
+        facts["failures"] = {n: what + _log_of_block(experiment, stage, int(n)) for n, what in listed}
+    return facts
+
+
 def _log_of_block(experiment: Experiment, stage: str, block: int) -> str:
     """Return ' (log: ...)': the newest job log that names the block; empty if there is none."""
     named = re.compile(rf"\bblock {block}\b".encode())
@@ -183,27 +187,10 @@ def _log_of_block(experiment: Experiment, stage: str, block: int) -> str:
     return ""
 
 
-def with_activity(experiment: Experiment, stage: str, status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status of a stage with its activity; for a stage that has not started, with the planned time only."""
-    facts, found = dict(status), dict[str, Any]()
-    planned = planned_seconds(experiment, stage)
-    if planned is not None:
-        found["planned_seconds"] = round(planned, 1)
-    if facts["state"] != "not started":
-        found |= _times(experiment, stage) | _blocks(experiment, stage, facts) | _training(experiment, stage, facts)
-    return {**found, **facts}
-
-
-def begun_last(experiment: Experiment, stage: str) -> Path | None:
-    """Return the folder of the run that began last, whether it has ended or not."""
-    found = experiment.layout.stage_runs(stage).glob("*/config.resolved.json")
-    return max((path.parent for path in found), key=lambda folder: folder.name, default=None)
-
-
 def _times(experiment: Experiment, stage: str) -> dict[str, Any]:
     runs = experiment.layout.stage_runs(stage)
     lock = LockFile(runs / "lock")
-    newest = begun_last(experiment, stage)
+    newest = newest_run(experiment, stage)
     logs = [*slurm_logs(experiment, stage)[:1], *([newest / "log.txt"] if newest else [])]
     stamps = [stamp for path in (*logs, *_signs(experiment, stage)) if (stamp := _stamp(path)) is not None]
     present = sorted((path for path in logs if path.is_file()), key=lambda path: path.stat().st_mtime)
@@ -242,7 +229,7 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
     ended = reader.ended()
     tries = Counter((a.key, a.block) for a in (*ended, *reader.without_end()))
     found["retried"] = sum(count - 1 for count in tries.values())
-    begun = begun_last(experiment, stage)
+    begun = newest_run(experiment, stage)
     if begun is None or "blocks_done" not in facts or (begun / "outcome.json").exists():
         return found
     since = (begun / "config.resolved.json").stat().st_mtime
@@ -256,7 +243,7 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
 
 def _training(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the iterations of a training, their speed, and the remaining minutes at this speed."""
-    begun = begun_last(experiment, stage)
+    begun = newest_run(experiment, stage)
     try:
         with (experiment.layout.train_dir(stage) / "loss.csv").open(newline="") as file:
             (last,) = deque(csv.DictReader(file), maxlen=1)
