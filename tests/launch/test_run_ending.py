@@ -18,7 +18,8 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.init.demo import make_demo
-from lsdflow_launch.run import Ending, ending_of, runs_of, scores_are_current
+from lsdflow_launch.report import scores_are_current
+from lsdflow_launch.run import Ending, ending_of, runs_of
 from lsdflow_launch.status import status_of
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "archives" / "contract-1.6.tar.gz"
