@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.descriptions import plans_of
 from lsdflow_launch.planning.evidence import record_of, text_of
-from lsdflow_launch.planning.plan import plans_of
 
 if __name__ == "__main__":
     experiment = load_experiment(Path(sys.argv[1]))

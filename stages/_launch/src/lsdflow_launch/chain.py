@@ -27,11 +27,16 @@ class Chain:
     verb: str = "run"
 
     def run(self) -> int:
-        """Run the stages one after another; return the exit code of the first that fails, after writing a report.
+        """Run the stages; return the exit code of the first that fails, else 0."""
+        return self.first_failure()[1]
 
-        A repair continues if that of prepare fails: its sources may be gone, and later stages do not need them.
+    def first_failure(self) -> tuple[str, int]:
+        """Run the stages one after another; return the first that fails and its exit code, after writing a report.
+
+        Returns ("", 0) if none fails. A repair continues if that of prepare fails: its sources may be gone, and later
+        stages do not need them.
         """
-        failed = 0
+        failed = ("", 0)
         for stage in self.stages:
             code = self._call(stage)
             if code == 0:
@@ -39,7 +44,7 @@ class Chain:
             LOG.error("%s ended with exit code %d", stage, code)
             if stage != LAST and code not in STOPPED and self.verb == "run":
                 self._report()
-            failed = failed or code
+            failed = failed if failed[1] else (stage, code)
             if not (self.verb == "repair" and stage == FIRST and code not in STOPPED):
                 break
         return failed

@@ -17,11 +17,13 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lsdflow_contract.errors import StageError
+from lsdflow_command.machine import available_cores
+from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, storage_errors, write_json
 from lsdflow_contract.geometry import Vox3
@@ -35,6 +37,7 @@ from lsdflow_launch.planning.resources import result_folders
 
 Ask = Callable[[str, Sequence[str]], Any]
 PREFIX = ".descriptions-"
+MISSING = {"exit_code": MissingInput.exit_code}
 
 
 @contextmanager
@@ -95,6 +98,39 @@ def resize_target(layout: ExperimentLayout, planned: dict[str, Any], shape_vox: 
     target = planned["target"]
     scale = math.prod(shape_vox) / math.prod(target["shape_vox"])
     return {"target": {**target, "shape_vox": shape_vox, "bytes_expected": target["bytes_expected"] * scale}}
+
+
+def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None) -> dict[str, dict[str, Any]]:
+    """Return the plan of each stage; a stage whose inputs do not exist yet plans from descriptions of them.
+
+    target_shape: plan for a target of this shape instead (voxels, z, y, x), as if only the networks existed.
+    """
+    stages, finished = stages_of(experiment), finished_stages(experiment)
+    if target_shape is not None:
+        finished = [stage for stage in finished if stage in TRAININGS]
+    with_inputs = stages_to_ask(experiment, finished) if target_shape is None else finished
+    with ThreadPoolExecutor(available_cores()) as pool:
+        answers = pool.map(lambda stage: _stage_plan(experiment, stage, ask), with_inputs)
+        found = dict(zip(with_inputs, answers, strict=True))
+    unknown = [stage for stage in stages if found.get(stage, MISSING).get("exit_code") == MissingInput.exit_code]
+    if unknown:
+        last = stages.index(unknown[-1])
+        with descriptions_of(experiment, finished, ask) as layout:
+            for stage in (s for s in stages[: last + 1] if s not in finished):
+                described = ask_described(experiment, "plan", stage, layout, ask)
+                if stage in unknown:
+                    found[stage] = described
+                if stage == stages[0] and target_shape is not None:
+                    found[stage] = resize_target(layout, described, target_shape)
+    return {s: {"not known yet": found[s]["what"]} if "exit_code" in found[s] else found[s] for s in stages}
+
+
+def _stage_plan(experiment: Experiment, stage: str, ask: Ask) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = ask(stage, stage_arguments("plan", experiment))
+    except StageError as error:
+        answer = error.as_dict()
+    return answer
 
 
 def described_bytes(layout: ExperimentLayout, stage: str) -> float:

@@ -17,27 +17,19 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from lsdflow_command.machine import available_cores
-from lsdflow_contract.errors import ConfigError, MissingInput, StageError
+from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.model import StrictModel
-from lsdflow_contract.trainings import TRAININGS
-from lsdflow_launch.chain import stage_arguments, stages_of
 from lsdflow_launch.descriptions import (
     Ask,
-    ask_described,
-    descriptions_of,
-    finished_stages,
-    resize_target,
-    stages_to_ask,
+    plans_of,
 )
 from lsdflow_launch.output import duration, size
 from lsdflow_launch.planning.estimate import StageEstimate, estimate
@@ -59,7 +51,6 @@ PRICES_FILE = "prices.toml"
 SPARE = 1.1
 DISK = "disk"
 HOURS = ("cpu_hours", "gpu_hours")
-MISSING = {"exit_code": MissingInput.exit_code}
 
 
 class Offer(StrictModel):
@@ -270,39 +261,6 @@ def _worker_warnings(stage: str, estimated: StageEstimate, workers: Job, warn_s:
 
 def _about(quantity: Quantity, text: Any) -> str:
     return f"{'at least ' if quantity.at_least else 'about '}{text(quantity.value)}"
-
-
-def plans_of(experiment: Experiment, ask: Ask, target_shape: Vox3 | None = None) -> dict[str, Facts]:
-    """Return the plan of each stage; a stage whose inputs do not exist yet plans from descriptions of them.
-
-    target_shape: plan for a target of this shape instead (voxels, z, y, x), as if only the networks existed.
-    """
-    stages, finished = stages_of(experiment), finished_stages(experiment)
-    if target_shape is not None:
-        finished = [stage for stage in finished if stage in TRAININGS]
-    with_inputs = stages_to_ask(experiment, finished) if target_shape is None else finished
-    with ThreadPoolExecutor(available_cores()) as pool:
-        answers = pool.map(lambda stage: _stage_plan(experiment, stage, ask), with_inputs)
-        found = dict(zip(with_inputs, answers, strict=True))
-    unknown = [stage for stage in stages if found.get(stage, MISSING).get("exit_code") == MissingInput.exit_code]
-    if unknown:
-        last = stages.index(unknown[-1])
-        with descriptions_of(experiment, finished, ask) as layout:
-            for stage in (s for s in stages[: last + 1] if s not in finished):
-                described = ask_described(experiment, "plan", stage, layout, ask)
-                if stage in unknown:
-                    found[stage] = described
-                if stage == stages[0] and target_shape is not None:
-                    found[stage] = resize_target(layout, described, target_shape)
-    return {s: {"not known yet": found[s]["what"]} if "exit_code" in found[s] else found[s] for s in stages}
-
-
-def _stage_plan(experiment: Experiment, stage: str, ask: Ask) -> Facts:
-    try:
-        answer: Facts = ask(stage, stage_arguments("plan", experiment))
-    except StageError as error:
-        answer = error.as_dict()
-    return answer
 
 
 def _gather(experiment: Experiment, options: PlanOptions, ask: Ask) -> dict[str, Evidence]:

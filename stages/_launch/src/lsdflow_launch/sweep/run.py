@@ -115,22 +115,11 @@ class SweepRunner:
 
     def _make(self, experiment: Experiment, node: PlannedNode) -> dict[str, Any]:
         """Run a folder's own stages. Raises Interrupted (75) if one was stopped."""
-        failures: list[tuple[str, int]] = []
-
-        def recorded(stage: str, arguments: Sequence[str]) -> int:
-            code = self.caller(stage, arguments)
-            if code:
-                failures.append((stage, code))
-            return code
-
-        code = Chain(
-            experiment,
-            open_stages(experiment.common.mode, node, experiment.layout.root),
-            caller=recorded,
-        ).run()
+        stages = open_stages(experiment.common.mode, node, experiment.layout.root)
+        stage, code = Chain(experiment, stages, caller=self.caller).first_failure()
         if code in STOPPED:
             raise Interrupted("the sweep was stopped", where=experiment.path.parent, fix="run it again to resume")
-        return _ended(code, failures[0][0], last_error(experiment, failures[0][0])) if failures else _ended(0)
+        return _ended(code, stage, last_error(experiment, stage)) if code else _ended(0)
 
 
 def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
