@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from lsdflow_contract.errors import Interrupted, MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
 from lsdflow_launch.commands import PASSED_ON, run_stage
-from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 LOG = logging.getLogger("lsdflow.run")
 FIRST, LAST = "prepare", "evaluate"
+# Stages that compute block by block, with workers.
+BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 # No report is written after a run that was stopped: the user would have to wait for it.
 STOPPED = (Interrupted.exit_code, *(128 + number for number in PASSED_ON))
 

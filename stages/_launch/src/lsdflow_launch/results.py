@@ -39,12 +39,11 @@ from lsdflow_contract.manifest import (
     read_manifest,
 )
 from lsdflow_contract.trainings import TRAININGS, current_training, make_current
-from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments
 from lsdflow_launch.commands import ask_stage, error_of
 from lsdflow_launch.options import Debug, Folder, Json
 from lsdflow_launch.output import duration, print_answer, size
 from lsdflow_launch.planning.resources import disk_use
-from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 # A training that has not written a loss for this time is no longer running.
 TRAINING_SECONDS = 600.0

@@ -24,7 +24,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.failed_blocks import FAILED_BLOCKS, own_failed_blocks
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch.chain import stage_arguments, stages_of
+from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.images.container import choose_ask
@@ -32,7 +32,6 @@ from lsdflow_launch.output import duration
 from lsdflow_launch.planning.evidence import MAX_ATTEMPT_BYTES
 from lsdflow_launch.planning.stored import planned_seconds
 from lsdflow_launch.slurm.jobs import job_facts, newest_submission, slurm_logs, submitted_overrides
-from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 if TYPE_CHECKING:
     from rich.console import Console

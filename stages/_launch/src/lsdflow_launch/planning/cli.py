@@ -13,13 +13,13 @@ from lsdflow_command.app import exit_codes
 from lsdflow_contract.errors import StageError, StorageFailure, UsageError
 from lsdflow_contract.experiment import Experiment, load_experiment, nearest
 from lsdflow_contract.geometry import Vox3
+from lsdflow_launch.chain import BLOCK_STAGES
 from lsdflow_launch.descriptions import plans_of
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.planning.evidence import record_of
 from lsdflow_launch.planning.plan import Plan, PlanOptions, make_plan
 from lsdflow_launch.planning.stored import compare, store_plan
-from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 LOG = logging.getLogger("lsdflow.plan")
 EXPERIMENT = "experiment"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lsdflow_launch.chain import BLOCK_STAGES
 from lsdflow_launch.planning.evidence import (
     Evidence,
     Facts,
@@ -25,7 +26,6 @@ from lsdflow_launch.planning.evidence import (
     unknown,
 )
 from lsdflow_launch.planning.resources import StageWorkers
-from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 NOT_MEASURED = "no block is done, measured (--measure) or known from another experiment (--like)"
 SERIAL = ("segment", "evaluate")

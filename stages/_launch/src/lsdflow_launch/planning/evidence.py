@@ -28,10 +28,9 @@ from lsdflow_contract.errors import MissingInput, StageError, fix_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch.chain import stage_arguments
+from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments
 from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.planning.resources import DiskUse, disk_use, result_folders
-from lsdflow_launch.slurm.table import BLOCK_STAGES
 
 # The attempts at 10^6 blocks fill some 100 MB, which would take too long to read.
 MAX_ATTEMPT_BYTES = 50_000_000

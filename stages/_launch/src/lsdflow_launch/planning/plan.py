@@ -27,6 +27,7 @@ from lsdflow_contract.errors import ConfigError, MissingInput
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.model import StrictModel
+from lsdflow_launch.chain import BLOCK_STAGES
 from lsdflow_launch.descriptions import (
     Ask,
     plans_of,
@@ -45,7 +46,7 @@ from lsdflow_launch.planning.evidence import (
     total,
 )
 from lsdflow_launch.planning.resources import DiskUse, FreeSpace, Job, StageWorkers, free_space, workers_of
-from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of
+from lsdflow_launch.slurm.table import cluster_of
 
 PRICES_FILE = "prices.toml"
 SPARE = 1.1

@@ -12,7 +12,8 @@ from typing import Any
 
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of, job_settings
+from lsdflow_launch.chain import BLOCK_STAGES
+from lsdflow_launch.slurm.table import cluster_of, job_settings
 
 LOCAL = "this machine"
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

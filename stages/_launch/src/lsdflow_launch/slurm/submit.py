@@ -21,7 +21,7 @@ from lsdflow_command.app import OldReplaceOption, exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.errors import ConfigError, MissingInput, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, load_experiment
-from lsdflow_launch.chain import stages_of
+from lsdflow_launch.chain import BLOCK_STAGES, stages_of
 from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.images.engines import mounts_of, uri_file_of
@@ -29,7 +29,7 @@ from lsdflow_launch.options import Debug, First, Folder, Json, Last, Set
 from lsdflow_launch.output import next_line, print_answer, stdout_for_json
 from lsdflow_launch.preflight import Scope, show_problems
 from lsdflow_launch.slurm.jobs import cancel_submission, newest_submission, refuse_if_queued, submitted_jobs
-from lsdflow_launch.slurm.table import BLOCK_STAGES, cluster_of, job_settings, require_block_stage
+from lsdflow_launch.slurm.table import cluster_of, job_settings, require_block_stage
 
 WRAPPERS_VARIABLE = "LSDFLOW_WRAPPERS"
 # Nothing is expanded in a line KEY='value'; only these characters could end it or break sbatch's file patterns.

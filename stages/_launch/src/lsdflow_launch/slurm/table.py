@@ -15,13 +15,13 @@ from pydantic import Field, StringConstraints, model_validator
 from lsdflow_contract.errors import ConfigError
 from lsdflow_contract.experiment import STAGES, Experiment, nearest
 from lsdflow_contract.model import StrictModel
+from lsdflow_launch.chain import BLOCK_STAGES
 
-BLOCK_STAGES = ("predict", "watershed", "agglomerate", "segment", "evaluate")
 GPU_STAGES = ("train-lsd", "train-acrlsd", "predict")
 # SLURM's default MaxArraySize is 1001.
 MOST_WORKERS = 1000
 # Options that the wrappers set themselves, or that would run other commands or carry secrets.
-OURS = (
+RESERVED_OPTIONS = (
     *("array", "chdir", "dependency", "error", "export", "job-name", "kill-on-invalid-dep", "open-mode", "output"),
     *("parsable", "requeue", "signal", "test-only", "wait", "wrap"),
 )
@@ -110,7 +110,7 @@ class ClusterTable(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for option in self.options:
-            if option.removeprefix("--").partition("=")[0] in OURS:
+            if option.removeprefix("--").partition("=")[0] in RESERVED_OPTIONS:
                 msg = f"{option} is set by the wrappers"
                 raise ValueError(msg)
         return self
