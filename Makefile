@@ -41,7 +41,7 @@ export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 # Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks gpu-bundle
+.PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks gpu-bundle
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -118,14 +118,22 @@ setup-view: .venv/view/.installed  ## the optional environment for `lsdflow view
 	@touch $@
 
 DEMO ?= demo
-demo: setup  ## synthetic EM volume -> trained nets -> segmentation -> report; or your own: VOLUME=raw.zarr LABELS=labels.zarr
+DEMO_NETWORK := stages/_launch/src/lsdflow_launch/init/demo_network
+demo: setup  ## synthetic EM volume -> segmentation -> report; TRAIN=1: train the network too; or your own: VOLUME=raw.zarr LABELS=labels.zarr
 ifdef VOLUME
 	test -e $(DEMO)/experiment.toml || bin/lsdflow init $(DEMO) --train $(VOLUME) $(if $(LABELS),--labels $(LABELS)) --volume $(VOLUME) $(if $(LABELS),--truth $(LABELS)) --profile tiny
 else
 	@# one core compiles the loops of the training while the other one draws the volume
-	test -e $(DEMO)/experiment.toml || { .venv/training/bin/python -m lsdflow_training.warm_up & bin/lsdflow demo $(DEMO); wait; }
+	test -e $(DEMO)/experiment.toml || { $(if $(TRAIN),.venv/training/bin/python -m lsdflow_training.warm_up &) bin/lsdflow demo $(DEMO) $(if $(TRAIN),--train); wait; }
 endif
 	bin/lsdflow run $(DEMO)
+
+# Another volume than that of the demo, with the same statistics: --seed 1. Some ten minutes.
+demo-network: setup  ## train the network of the demo again, into the sources of _launch
+	bin/lsdflow demo .cache/demo_network --train --seed 1
+	bin/lsdflow run .cache/demo_network --to train-acrlsd --set train-acrlsd.max_iteration=4000 --set train-acrlsd.max_minutes=60
+	mkdir -p $(DEMO_NETWORK)
+	cd .cache/demo_network/train/train-acrlsd/checkpoints/00004000 && cp bundle.json bundle.sha256 weights.safetensors $(CURDIR)/$(DEMO_NETWORK)
 
 # Two processes. One that ends by itself (no memory left) ends the whole run as failed: another one would get no work, and
 # the run would wait for it for ever. A test that takes 20 minutes hangs: where is shown, and its process ends.

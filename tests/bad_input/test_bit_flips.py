@@ -46,7 +46,7 @@ evaluate = Evaluate()
 prepare = Prepare()
 
 SEED = 18
-FLIPS_OF_A_KIND, FLIPS_OF_A_RELEASE = 4, 2000
+FLIPS_OF_A_KIND, FLIPS_OF_A_RELEASE = 2, 2000
 STAGES = {
     "prepare": prepare,
     "predict": predict,

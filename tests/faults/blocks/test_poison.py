@@ -24,7 +24,8 @@ CAUSES = {
 
 @pytest.mark.parametrize("kind", CAUSES)
 def test_f18_a_poisoned_block_is_named_and_the_others_are_done(world: World, kind: str) -> None:
-    for number, seed in enumerate(seeds(f"F18 {kind}", 3, 20)):
+    # One in an ordinary run, each kind in another stage: what is lost three to eight times takes 20 to 40 s.
+    for number, seed in enumerate(seeds(f"F18 {kind}", 1, 20), start=list(CAUSES).index(kind)):
         stage, block = STAGES[number % len(STAGES)], random.Random(seed).randrange(BLOCKS)
         folder, timeout = world.before(stage, f"f18-{kind}-{number}", store_of(number)), "compute.block_timeout_s=1"
         tried, before, began = folder.with_suffix(".tried"), len(world.server.told()), time.monotonic()

@@ -66,9 +66,10 @@ class Chain:
 
 
 def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) -> tuple[str, ...]:
-    """Return the stages from `first` to `last` that the experiment's mode needs.
+    """Return the stages from `first` to `last` that the experiment needs; a training that is named is one of them.
 
-    Raises UsageError (2) for an unknown stage, or the wrong order.
+    A training is not needed if the mode has no such network, or if [predict] names the folder of a network that was
+    trained elsewhere. Raises UsageError (2) for an unknown stage, or the wrong order.
     """
     for name in (first, last):
         if name not in STAGES:
@@ -76,7 +77,22 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     begin, end = STAGES.index(first), STAGES.index(last)
     if begin > end:
         raise UsageError(f"{first} comes after {last}", wanted=" -> ".join(STAGES))
-    return of_mode(STAGES[begin : end + 1], experiment.common.mode)
+    given = trained_elsewhere(experiment) - {first, last}
+    return tuple(stage for stage in of_mode(STAGES[begin : end + 1], experiment.common.mode) if stage not in given)
+
+
+def trained_elsewhere(experiment: Experiment) -> set[str]:
+    """Return the trainings whose network [predict] names as a folder outside this experiment's own trainings."""
+    table = experiment.tables.get("predict", {})
+    named = {"train-lsd": table.get("lsd_checkpoint"), "train-acrlsd": table.get("checkpoint")}
+    return {stage for stage, value in named.items() if _is_elsewhere(experiment, value)}
+
+
+def _is_elsewhere(experiment: Experiment, checkpoint: object) -> bool:
+    if not isinstance(checkpoint, str) or checkpoint in ("best", "trained_with") or checkpoint.isdigit():
+        return False
+    own = (experiment.layout.results, experiment.layout.root / "train")
+    return not any(experiment.resolve(checkpoint).is_relative_to(folder.resolve()) for folder in own)
 
 
 def of_mode(stages: Sequence[str], mode: str) -> tuple[str, ...]:

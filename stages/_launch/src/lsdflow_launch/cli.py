@@ -12,6 +12,7 @@ from lsdflow_command.app import exit_codes
 from lsdflow_command.cli import Verbs, version_line
 from lsdflow_command.completion import experiment_folders
 from lsdflow_command.console import start_logging
+from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.chain import Chain, finished_repairable_stages
 from lsdflow_launch.checkpoint_check.cli import add_check_verb
@@ -111,16 +112,23 @@ def doctor(
 def demo(
     folder: Folder,
     seed: Annotated[int, typer.Option(help="random seed of the volume")] = 0,
-    mode: Annotated[str, typer.Option(help="acrlsd, mtlsd or affinities")] = "mtlsd",
+    train: Annotated[bool, typer.Option("--train", help="train a network, instead of using the one supplied")] = False,
+    mode: Annotated[str, typer.Option(help="with --train: acrlsd, mtlsd or affinities")] = "mtlsd",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Make a synthetic EM volume with ground truth, and an experiment that segments it."""
     # scipy and h5py take longer to import than all the rest of the command
-    from lsdflow_launch.init.demo import make_demo
+    from lsdflow_launch.init.demo import NETWORK, make_demo
 
     with exit_codes(debug, as_json):
-        layout, step = make_demo(folder, seed=seed, mode=mode), f"lsdflow run {folder}"
+        if mode != "mtlsd" and not train:
+            fix = f"lsdflow demo {folder} --train --mode {mode}"
+            raise UsageError(
+                "the supplied network has another mode", where="--mode", wanted="mtlsd", found=mode, fix=fix
+            )
+        layout = make_demo(folder, seed=seed, mode=mode, network=None if train else NETWORK)
+        step = f"lsdflow run {folder}"
         facts = {"wrote": [str(layout.experiment_toml)], "next": step}
         print_answer(facts, f"wrote {layout.experiment_toml}\n{next_line(step)}", as_json)
 

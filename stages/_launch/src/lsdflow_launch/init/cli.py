@@ -14,7 +14,7 @@ from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.checkpoint import Mode
 from lsdflow_contract.experiment import Profile, load_experiment
-from lsdflow_launch.init.draft import draft_experiment, removed_on_failure
+from lsdflow_launch.init.draft import draft_experiment, mode_of, removed_on_failure
 from lsdflow_launch.init.inspect import Start
 from lsdflow_launch.init.propose import Choice
 from lsdflow_launch.init.template import experiment_schema, table_schemas, toml_value
@@ -33,7 +33,15 @@ ProfileOption = Annotated[
     ),
 ]
 ModeOption = Annotated[
-    str, typer.Option(help="networks: acrlsd, mtlsd or affinities", autocompletion=one_of(get_args(Mode)))
+    str | None,
+    typer.Option(
+        help="networks: acrlsd, mtlsd or affinities (default: that of --network, or acrlsd)",
+        autocompletion=one_of(get_args(Mode)),
+    ),
+]
+Network = Annotated[
+    Path | None,
+    typer.Option(help="trained network: a checkpoint folder with bundle.json; without --train, nothing is trained"),
 ]
 VoxelSize = Annotated[
     str | None, typer.Option(help='voxel size z, y, x of all volumes: "40, 8, 8 nm" (default: from their metadata)')
@@ -53,8 +61,9 @@ def add_start_verbs(app: typer.Typer) -> None:
             Path | None, typer.Option(help="labels of --train, if they are in another file or folder")
         ] = None,
         truth: Annotated[Path | None, typer.Option(help="ground truth of --volume, for scores")] = None,
+        network: Network = None,
         profile: ProfileOption = None,
-        mode: ModeOption = "acrlsd",
+        mode: ModeOption = None,
         voxel_size: VoxelSize = None,
         dry_run: DryRun = False,
         override: Set = None,
@@ -64,7 +73,8 @@ def add_start_verbs(app: typer.Typer) -> None:
         """Read the volumes, propose settings and write DIR/experiment.toml with every setting explained."""
         with exit_codes(debug, as_json):
             more = tuple(override or ())
-            start = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more)
+            mode = mode or (mode_of(network) if network else "acrlsd")
+            start = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more, network)
             draft = draft_experiment(start)
             if dry_run:
                 typer.echo(json.dumps(_as_json(draft.choices, text=draft.text)) if as_json else draft.text, nl=as_json)

@@ -1,8 +1,14 @@
-"""`lsdflow demo`: a synthetic EM volume, cut along z into a training part and a target, with an experiment."""
+"""`lsdflow demo`: a synthetic EM volume, cut along z into a training part and a target, with an experiment.
+
+The experiment predicts with the network beside this file, or trains one. `make demo-network` trained that network, on
+another volume of the same kind (--seed 1).
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +26,10 @@ from lsdflow_launch.synthetic.image import synthetic_em
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
 DEMO_SHAPE_VOX = (224, 160, 160)
 TRAINED_SECTIONS = 128
-# `make demo` takes at most four minutes on two slow cores: a small network with small patches; one core trains, the
-# other makes patches. If the iterations would take longer than max_minutes, the learning rate falls within this time.
+NETWORK = Path(__file__).with_name("demo_network")
+# `make demo TRAIN=1` takes at most four minutes on two slow cores: a small network with small patches; one core trains,
+# the other makes patches. If the iterations would take longer than max_minutes, the learning rate falls within this
+# time.
 DEMO_TRAINING = {
     "num_fmaps": 8,
     "fmap_inc_factor": 4,
@@ -39,20 +47,30 @@ DEMO_TRAINING = {
 DEMO_SETTINGS = ("predict.store_lsds=true", "compute.runner=serial")
 
 
-def make_demo(root: Path, shape_vox: Vox3 = DEMO_SHAPE_VOX, seed: int = 0, mode: str = "mtlsd") -> ExperimentLayout:
-    """Write input/train.hdf and input/volume.hdf (CREMI style) and an experiment of profile tiny for them."""
+def make_demo(
+    root: Path,
+    shape_vox: Vox3 = DEMO_SHAPE_VOX,
+    seed: int = 0,
+    mode: str = "mtlsd",
+    network: Path | None = None,
+) -> ExperimentLayout:
+    """Write input/train.hdf and input/volume.hdf (CREMI style) and an experiment of profile tiny for them.
+
+    network: the checkpoint folder of a network of this mode, of which the experiment gets a copy; None: it trains one.
+    """
     raw, labels = synthetic_em(shape_vox, VOXEL_SIZE_NM, seed)
     cut = min(TRAINED_SECTIONS, shape_vox[0] * 4 // 7)
     train, volume = root / "input" / "train.hdf", root / "input" / "volume.hdf"
     write_volume(train, raw[:cut], labels[:cut])
     write_volume(volume, raw[cut:], labels[cut:])
+    start = Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode)
+    if network is not None:
+        copy = shutil.copytree(network, root / "input" / "network", dirs_exist_ok=True)
+        return init_experiment(replace(start, train=(), network=copy, overrides=DEMO_SETTINGS))
     training = [
         f"{stage}.{k}={json.dumps(v)}" for stage in ("train-lsd", "train-acrlsd") for k, v in DEMO_TRAINING.items()
     ]
-    settings = (*training, *DEMO_SETTINGS)
-    return init_experiment(
-        Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode, overrides=settings)
-    )
+    return init_experiment(replace(start, overrides=(*training, *DEMO_SETTINGS)))
 
 
 def write_volume(path: Path, raw: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint64]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import typer
 
 from lsdflow_command.machine import available_cores
+from lsdflow_contract.checkpoint import read_bundle
 from lsdflow_contract.errors import ConfigError, MissingInput, OutputConflict, UsageError
 from lsdflow_contract.experiment import STAGES, did_you_mean, with_its_table
 from lsdflow_contract.files import write_atomically
@@ -99,6 +100,24 @@ def draft_experiment(
     return Draft(layout, text, schema, images_text(sifs), choices)
 
 
+def mode_of(network: Path) -> str:
+    """Return the mode of the network in this checkpoint folder.
+
+    Raises MissingInput (66) if there is none, BadData (65) if it is damaged, UsageError (2) for an LSD network, and for
+    an affinity network that needs one.
+    """
+    kind = read_bundle(network).kind
+    if kind in ("lsd", "acrlsd"):
+        raise UsageError(
+            "this network does not segment alone",
+            where=f"--network {network}",
+            wanted="a network of mode mtlsd or affinities",
+            found=kind,
+            fix="for mode acrlsd: --mode acrlsd --network AFFINITIES --set predict.lsd_checkpoint=LSDS",
+        )
+    return str(kind)
+
+
 def images_text(sifs: Path | None = None) -> str:
     """Return the pins of this installation, one line for each stage, never `latest`; `sifs`: the folder of the SIFs.
 
@@ -160,14 +179,19 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
 
     size = {"voxel_size": start.voxel_size} if start.voxel_size else {}
     training = []
-    for number, path in enumerate(start.train or (start.volume,)):
+    for number, path in enumerate(start.training_volumes):
         labels = {"labels": path_of(start.labels)} if start.labels else {}
         training.append({"name": f"{path.stem}-{number}", "raw": path_of(path), **labels, **size})
     truth = {"truth": path_of(start.truth)} if start.truth else {}
     profile = start.profile or DEFAULT_PROFILE
+    network = {"predict": {"checkpoint": path_of(start.network)}} if start.network else {}
     return {
         "experiment": {"name": start.root.resolve().name, "mode": start.mode, "profile": profile},
-        "prepare": {"training": training, "target": {"raw": path_of(start.volume), **truth, **size}},
+        "prepare": {
+            **({"training": training} if training else {}),
+            "target": {"raw": path_of(start.volume), **truth, **size},
+        },
+        **network,
     }
 
 
@@ -176,6 +200,8 @@ def _proposed(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str,
     found = merged(values, [(c.key.split("."), c.value) for c in choices if not c.key.startswith("prepare.training.")])
     shared = {c.key.rpartition(".")[2]: c.value for c in choices if c.key.startswith("prepare.training.")}
     prepare = found["prepare"]
+    if "training" not in prepare:
+        return found
     return {**found, "prepare": {**prepare, "training": [{**volume, **shared} for volume in prepare["training"]]}}
 
 

@@ -19,11 +19,15 @@ from lsdflow_launch.init.propose import Choice, Machine, Volume, proposals
 from lsdflow_launch.init.template import toml_value
 
 LOG = logging.getLogger("lsdflow.init")
+OF_TRAINING = ("experiment.profile", "prepare.training.", "train-lsd.", "train-acrlsd.")
 
 
 @dataclass(frozen=True)
 class Start:
-    """The options of `init`. None = proposed; without `train`, `volume` is searched for labels."""
+    """The options of `init`. None = proposed; without `train` and `network`, `volume` is searched for labels.
+
+    network: the folder of a trained network, which predicts; without `train`, nothing is trained.
+    """
 
     root: Path
     train: tuple[Path, ...]
@@ -34,6 +38,12 @@ class Start:
     mode: str = "acrlsd"
     voxel_size: str | None = None
     overrides: tuple[str, ...] = ()
+    network: Path | None = None
+
+    @property
+    def training_volumes(self) -> tuple[Path, ...]:
+        """The volumes to train on; none if a network is given and no volume is named."""
+        return self.train or (() if self.network else (self.volume,))
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
             raise _without_voxel_size(problem)
     volumes = answer["volumes"]
     trained = [facts for label, facts in volumes.items() if label.startswith("training/")]
-    if not start.train and not trained and "target" in volumes:
+    if start.training_volumes and not start.train and not trained and "target" in volumes:
         raise _without_labels(start, answer)
     if answer["problems"]:
         raise _unusable(answer["problems"][0])
@@ -78,6 +88,8 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
         return Inspection(found, _truth_choice(start, found), volumes)
     training, target = [Volume.of(facts) for facts in trained], Volume.of(volumes["target"])
     choices = proposals(training, target, this_machine(), start.profile)
+    if not trained:
+        choices = [choice for choice in choices if not choice.key.startswith(OF_TRAINING)]
     return Inspection(found, (*_truth_choice(start, found), *choices), volumes)
 
 
@@ -94,7 +106,7 @@ def _ask(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_labels_found(start: Start, volumes: Mapping[str, Any]) -> Start:
     """Add labels that the options do not name: those of the volume for training, those of the target as its truth."""
-    found = start if start.train else replace(start, train=(start.volume,))
+    found = replace(start, train=start.training_volumes)
     if start.truth is not None:
         return found
     if volumes.get("target", {}).get("labels_beside"):
@@ -139,4 +151,5 @@ def _unusable(problem: Mapping[str, Any]) -> StageError:
 def _without_labels(start: Start, answer: Mapping[str, Any]) -> UsageError:
     found = "; ".join(problem["what"] for problem in answer["problems"])
     fix = "lsdflow init ... --train LABELLED.zarr, or --labels LABELS.zarr (zarr, N5, HDF5, TIFF, precomputed)"
+    fix += "; or --network FOLDER: a trained network"
     return UsageError("there are no labels to train on", where=start.volume, found=found, fix=fix)
