@@ -89,7 +89,7 @@ def inspect_volumes(tables: Mapping[str, Any], start: Start) -> Inspection:
     training, target = [Volume.of(facts) for facts in trained], Volume.of(volumes["target"])
     choices = proposals(training, target, this_machine(), start.profile)
     if not trained:
-        choices = [choice for choice in choices if not choice.key.startswith(OF_TRAINING)]
+        choices = tuple(choice for choice in choices if not choice.key.startswith(OF_TRAINING))
     return Inspection(found, (*_truth_choice(start, found), *choices), volumes)
 
 
