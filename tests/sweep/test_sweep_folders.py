@@ -15,7 +15,7 @@ from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_launch.sweep.check import require_fresh_base
 from lsdflow_launch.sweep.experiments import link_stages
 from lsdflow_launch.sweep.file import Sweep, load_sweep
-from lsdflow_launch.sweep.folder import SweepFolder, open_sweep, write_folders
+from lsdflow_launch.sweep.folder import SweepFolder, open_stages, open_sweep, write_folders
 from lsdflow_launch.sweep.run import SweepRunner, prepare_volumes
 
 from .conftest import VOLUME, FakeStages
@@ -53,6 +53,15 @@ def test_each_stage_is_made_once_for_all_runs_that_agree_so_far(sweep_file: Writ
         assert tables["watershed"]["min_seed_distance_vox"] == int(run.at["watershed.min_seed_distance_vox"])
         assert tables["segment"]["threshold"] == 0.3, "an axis of a later stage says nothing here"
     assert len({run.nodes[1].folder for run in made.plan.runs}) == 2
+
+
+def test_a_base_with_a_network_from_elsewhere_trains_in_no_run(sweep_file: Write, base: Path) -> None:
+    text = (base / "experiment.toml").read_text()
+    (base / "experiment.toml").write_text(text + '\n[predict]\ncheckpoint = "../network"\n')
+    _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2, 0.4]\n"))
+    first = made.plan.runs[0].nodes[0]
+    assert "train-acrlsd" in first.stages
+    assert open_stages(load_experiment(made.folder(first)), first) == ("prepare", "predict", "watershed", "agglomerate")
 
 
 def test_an_axis_of_volumes_leaves_nothing_to_the_base(sweep_file: Write) -> None:

@@ -77,11 +77,19 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     begin, end = STAGES.index(first), STAGES.index(last)
     if begin > end:
         raise UsageError(f"{first} comes after {last}", wanted=" -> ".join(STAGES))
-    given = trained_elsewhere(experiment) - {first, last}
-    return tuple(stage for stage in of_mode(STAGES[begin : end + 1], experiment.common.mode) if stage not in given)
+    return needed_stages(STAGES[begin : end + 1], experiment, named=(first, last))
 
 
-def trained_elsewhere(experiment: Experiment) -> set[str]:
+def needed_stages(stages: Sequence[str], experiment: Experiment, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return those of `stages` that the experiment needs: for its mode, and without networks that are given.
+
+    named: trainings that the user asked for by name; they are kept although their network is given.
+    """
+    given = _trained_elsewhere(experiment) - set(named)
+    return tuple(stage for stage in of_mode(stages, experiment.common.mode) if stage not in given)
+
+
+def _trained_elsewhere(experiment: Experiment) -> set[str]:
     """Return the trainings whose network [predict] names as a folder outside this experiment's own trainings."""
     table = experiment.tables.get("predict", {})
     named = {"train-lsd": table.get("lsd_checkpoint"), "train-acrlsd": table.get("checkpoint")}

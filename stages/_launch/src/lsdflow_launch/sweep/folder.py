@@ -21,14 +21,13 @@ from pydantic import Field, ValidationError
 
 from lsdflow_contract import CONTRACT_VERSION
 from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
-from lsdflow_contract.experiment import STAGES
+from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.files import write_if_changed
 from lsdflow_contract.hashing import hash_of, hash_of_file
-from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import require_contract
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
-from lsdflow_launch.chain import of_mode
+from lsdflow_launch.chain import needed_stages
 from lsdflow_launch.sweep.experiments import experiment_text_of
 from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.grid import Axis, Run, unique_names
@@ -80,14 +79,13 @@ def settings_at(sweep: Sweep, run: Run, node: PlannedNode) -> dict[str, Any]:
     return {key: value for key, value in run.settings.items() if key in counted}
 
 
-def open_stages(mode: str, node: PlannedNode, folder: Path) -> tuple[str, ...]:
-    """Return the stages of a node that have still to run in `folder` for a mode.
+def open_stages(experiment: Experiment, node: PlannedNode) -> tuple[str, ...]:
+    """Return the stages of a node, whose experiment is given, that have still to run.
 
     In the base, a stage before a finished one is not needed: its results were imported.
     """
-    layout = ExperimentLayout(folder)
-    stages = of_mode(node.stages, mode)
-    finished = [layout.manifest(stage).exists() for stage in stages]
+    stages = needed_stages(node.stages, experiment)
+    finished = [experiment.layout.manifest(stage).exists() for stage in stages]
     if node.is_base:
         return tuple(stages[len(stages) - finished[::-1].index(True) :] if any(finished) else stages)
     return tuple(stages[finished.index(False) :] if not all(finished) else ())

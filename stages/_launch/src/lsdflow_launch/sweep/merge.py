@@ -19,6 +19,7 @@ from lsdflow_contract.errors import ContractMismatch, StageError
 from lsdflow_contract.experiment import STAGES, load_experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
+from lsdflow_launch.chain import of_mode
 from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, SweepPlan, open_stages
 from lsdflow_launch.sweep.grid import Run, part_of
 from lsdflow_launch.sweep.result import RunResult, claim_of, read_result
@@ -203,9 +204,11 @@ def own_bytes(folder: Path) -> int:
     )
 
 
-def _open_stages(sweep: SweepFolder, node: PlannedNode) -> list[str]:
+def _open_stages(sweep: SweepFolder, node: PlannedNode) -> tuple[str, ...]:
     folder = sweep.folder(node)
-    return list(open_stages(node.mode or load_experiment(folder).common.mode, node, folder))
+    if not ExperimentLayout(folder).experiment_toml.exists():
+        return of_mode(node.stages, node.mode)  # the sweep is not prepared yet
+    return open_stages(load_experiment(folder), node)
 
 
 def _seconds_of_stages(sweep: SweepFolder) -> dict[str, float]:

@@ -99,7 +99,7 @@ class SweepRunner:
         for node, after in zip(run.nodes, run.nodes[1:], strict=False):
             folder = self.sweep.folder(node)
             experiment = load_experiment(folder)
-            if folder not in self._failed and open_stages(experiment.common.mode, node, folder):
+            if folder not in self._failed and open_stages(experiment, node):
                 try:
                     with claimed(folder):
                         ended = self._make(experiment, node)
@@ -115,7 +115,7 @@ class SweepRunner:
 
     def _make(self, experiment: Experiment, node: PlannedNode) -> dict[str, Any]:
         """Run a folder's own stages. Raises Interrupted (75) if one was stopped."""
-        stages = open_stages(experiment.common.mode, node, experiment.layout.root)
+        stages = open_stages(experiment, node)
         stage, code = Chain(experiment, stages, caller=self.caller).first_failure()
         if code in STOPPED:
             raise Interrupted("the sweep was stopped", where=experiment.path.parent, fix="run it again to resume")
@@ -131,7 +131,7 @@ def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
     for node in nodes.values():
         experiment = load_experiment(sweep.folder(node))
         # An experiment with imported predictions may have no volumes.
-        if STAGES[0] in experiment.tables or STAGES[0] in open_stages(experiment.common.mode, node, sweep.folder(node)):
+        if STAGES[0] in experiment.tables or STAGES[0] in open_stages(experiment, node):
             with claimed(sweep.folder(node)):
                 code = caller(STAGES[0], ["run", "--experiment", str(experiment.path)])
             if code:
