@@ -33,7 +33,7 @@ PLAIN_STAGES := prepare watershed agglomerate segment evaluate
 TORCH_STAGES := train-lsd train-acrlsd predict
 BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),stages/$(s)/requirements.lock) stages/predict/$(TORCH).lock tests/blocks.lock
 TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
-# tensorflow's lock is that of the training stages and what tensorflow adds; with CPUs only, so far
+# tensorflow's lock is that of the training stages and what tensorflow adds; cuda.lock is for images
 TENSORFLOW_LOCKS := stages/_tensorflow/cpu.lock tests/training.lock
 VIEW_LOCKS := stages/_view/requirements.lock tests/blocks.lock
 
@@ -263,8 +263,9 @@ lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
 	$(subst 3.11,3.12,$(COMPILE)) --no-deps benchmarks/gpu_bundle/requirements.in -o benchmarks/gpu_bundle/requirements.lock
 	$(COMPILE) tests/browser/requirements.in -o tests/browser/requirements.lock
 	$(COMPILE) tests/view/readers.in -o tests/view/readers.lock
-	$(COMPILE) -c .cache/training.constraints --override stages/_tensorflow/overrides.in --find-links "$(WHEELS)" stages/_tensorflow/pyproject.toml -o stages/_tensorflow/cpu.lock
+	for e in cpu cuda; do $(COMPILE) -c .cache/training.constraints --override stages/_tensorflow/overrides.in --find-links "$(WHEELS)" stages/_tensorflow/pyproject.toml --extra $$e -o stages/_tensorflow/$$e.lock; done
 	$(COMPILE) -c .cache/blocks.constraints stages/_view/pyproject.toml -o stages/_view/requirements.lock
+	sed -nE 's/^lsds = \["(.*)"\]$$/\1/p' stages/_training/pyproject.toml | $(COMPILE) --no-deps - -o stages/_training/lsds.lock
 	sed -nE 's/^mlflow = \["(.*)"\]$$/\1/p' stages/_training/pyproject.toml | $(COMPILE) -c .cache/training.constraints --override stages/_training/mlflow_overrides.in - -o stages/_training/mlflow.lock
 	for s in $(TORCH_STAGES); do \
 	  env=$$([[ $$s == train-* ]] && echo training || echo blocks); \

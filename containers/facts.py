@@ -3,7 +3,7 @@
 facts.py STAGE FOLDER     copy the lock file and the packages of an image into FOLDER: a step of the Dockerfile
 
 TORCH=cpu or cuda (default): the variant <version>-cpu or <version>-cuda of a stage that uses torch.
-BACKEND=torch (default) or tensorflow: the variant <version>-tensorflow of a training.
+BACKEND=torch (default) or tensorflow: the variant <version>-tensorflow (CPU) or -cuda-tensorflow of a training.
 CONTAINER_TOOL=docker (default) or podman.
 """
 
@@ -23,7 +23,7 @@ STAGES = ("prepare", "train-lsd", "train-acrlsd", "predict", "watershed", "agglo
 TORCH = os.environ.get("TORCH") or "cuda"
 BACKEND = os.environ.get("BACKEND") or "torch"
 TOOL = os.environ.get("CONTAINER_TOOL") or "docker"
-USAGE, BAD_DATA, MISSING, REFUSED, BAD_CONFIG = 2, 65, 66, 73, 78
+USAGE, BAD_DATA, MISSING, REFUSED = 2, 65, 66, 73
 
 
 class Refusal(Exception):
@@ -82,8 +82,11 @@ def image_version(stage: str, backend: str = BACKEND) -> str:
     if backend == "tensorflow" and not has_backends(stage):
         trainings = " ".join(filter(has_backends, STAGES))
         raise Refusal(USAGE, f"the image of {stage} has no variant with tensorflow\n   those that have: {trainings}")
-    variant = backend if backend != "torch" else TORCH if uses_torch(stage) else ""
-    return version_of(stage) + (f"-{variant}" if variant else "")
+    if backend == "tensorflow":
+        variant = "-tensorflow" if TORCH == "cpu" else "-cuda-tensorflow"
+    else:
+        variant = f"-{TORCH}" if uses_torch(stage) else ""
+    return version_of(stage) + variant
 
 
 def image_name(stage: str, backend: str = BACKEND) -> str:
@@ -93,20 +96,14 @@ def image_name(stage: str, backend: str = BACKEND) -> str:
 
 def make_command(stage: str, backend: str = BACKEND) -> str:
     """The make command that builds the image."""
-    variant = f" BACKEND={backend} TORCH=cpu" if backend != "torch" else f" TORCH={TORCH}" if uses_torch(stage) else ""
-    return f"make image STAGE={stage}{variant}"
+    named = f" BACKEND={backend}" if backend != "torch" else ""
+    return f"make image STAGE={stage}{named}" + (f" TORCH={TORCH}" if uses_torch(stage) else "")
 
 
 def lock_of(stage: str) -> str:
-    """The path of the lock file of the image. Refusal (78) if the variant has none."""
+    """The path of the lock file of the image."""
     folder = stage if BACKEND == "torch" else f"_{BACKEND}"
-    lock = f"stages/{folder}/{TORCH if uses_torch(stage) else 'requirements'}.lock"
-    if not (ROOT / lock).exists():
-        raise Refusal(
-            BAD_CONFIG,
-            f"no image of {stage} for TORCH={TORCH}: {BACKEND} is locked for CPUs only\n   fix: {make_command(stage)}",
-        )
-    return lock
+    return f"stages/{folder}/{TORCH if uses_torch(stage) else 'requirements'}.lock"
 
 
 def content_of(stage: str) -> list[str]:
@@ -116,10 +113,12 @@ def content_of(stage: str) -> list[str]:
 
 
 def collect(stage: str, folder: Path) -> None:
-    """Copy the lock file and the sources of an image into the folder, with their times."""
+    """Copy the lock files and the sources of an image into the folder, with their times; lsds.txt is for trainings."""
     for package in packages_of(known(stage)):
         shutil.copytree(ROOT / "stages" / package, folder / "source" / package)
     shutil.copy2(ROOT / lock_of(stage), folder / "locked.txt")
+    if has_backends(stage):
+        shutil.copy2(ROOT / "stages" / "_training" / "lsds.lock", folder / "lsds.txt")
 
 
 def engine(*words: str) -> subprocess.CompletedProcess[str]:

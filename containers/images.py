@@ -47,7 +47,6 @@ from facts import (
     image_version,
     inspect,
     known,
-    lock_of,
     make_command,
     uses_torch,
     version_of,
@@ -60,14 +59,13 @@ BASES = ("python:3.11-slim-bookworm", "python:3.11-slim")
 
 # --- build ----------------------------------------------------------------------------------------------------------
 def arguments(stage: str) -> dict[str, str]:
-    """The build arguments of an image. Refusal (2, 78) if there is no such variant."""
-    version, _ = image_version(stage), lock_of(stage)
+    """The build arguments of an image. Refusal (2) if there is no such variant."""
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct") or 315532800)
     return {
         "STAGE": stage,
         "TORCH": TORCH if uses_torch(stage) else "",
         "BACKEND": BACKEND if has_backends(stage) else "",
-        "VERSION": version,
+        "VERSION": image_version(stage),
         "REVISION": _revision(),
         "CREATED": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)),
         "CONTRACT": version_of("_contract"),

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# install.sh LOCK: inside a build, the packages of a lock into /opt/lsdflow: by uv, with hashes, wheels only.
+# install.sh LOCK [LSDS]: inside a build, the packages of a lock into /opt/lsdflow: by uv, with hashes, wheels only.
+#   LSDS   the lock of the package lsds, for lsd_engine = "lsds": the one package that comes as source
 #
-#   TORCH   cpu: the lock wants torch's CPU wheel, which the default index does not have. It comes from a folder of wheels
-#           where pip's settings in the base image name one that holds it, otherwise from PyTorch's own index (known to uv).
+# The default index does not have torch's CPU wheel (+cpu in the lock). It comes from a folder of wheels where pip's settings
+# in the base image name one that holds it, otherwise from PyTorch's own index (known to uv).
 #
 # uv does not read the settings of pip: those that say where packages come from are handed on.
 set -euo pipefail
@@ -33,7 +34,7 @@ has_torch() {
 # Hashes are required, so that no index can put another package in the place of a locked one.
 options=(--only-binary :all: --link-mode copy --index-strategy unsafe-best-match)
 backend=()
-if [[ ${TORCH:-} == cpu ]]; then backend=(--torch-backend cpu); fi
+if grep -q '^torch==[^ ]*+cpu' "$1"; then backend=(--torch-backend cpu); fi
 index=$(setting index-url)
 if [[ -n $index ]]; then options+=(--default-index "$index"); fi
 read -ra indexes <<<"$(setting extra-index-url)"
@@ -53,3 +54,20 @@ export UV_CACHE_DIR=${PIP_CACHE_DIR:-/var/cache/pip}/uv
 set -x # the log of a build says where the packages were looked for
 /build/bin/uv pip sync --python "$environment/bin/python" --require-hashes "${options[@]}" ${backend[@]+"${backend[@]}"} "$1"
 rm -f "$environment/.lock" # of uv itself
+
+if [[ -s ${2:-} ]]; then
+  # lsds has no wheel for Python 3.11. Its only compiled module is one of lsd.post (agglomeration), which lsdflow never
+  # imports and which alone needs Cython and a compiler: with this class in place of Cython's it is left out.
+  mkdir -p /build/without_extension/Cython
+  cat >/build/without_extension/Cython/Distutils.py <<'PYTHON'
+from setuptools.command import build_ext as setuptools
+
+
+class build_ext(setuptools.build_ext):
+    def finalize_options(self):
+        super().finalize_options()
+        self.extensions = []
+PYTHON
+  PYTHONPATH=/build/without_extension python3 -m pip --python "$environment/bin/python" install --quiet --no-deps --no-compile \
+    --no-build-isolation --no-binary :all: --require-hashes -r "$2"
+fi

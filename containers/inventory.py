@@ -1,6 +1,7 @@
 """What the locks of the stages hold, and which of it is known to be vulnerable.
 
-inventory.py sbom TOOLS FOLDER [STAGE...]   FOLDER/<stage>[-tensorflow][-cpu|-cuda].cdx.json: CycloneDX of each lock
+inventory.py sbom TOOLS FOLDER [STAGE...]   FOLDER/<stage>[-tensorflow][-cpu|-cuda].cdx.json: CycloneDX of each lock;
+                                            <stage>-lsds.cdx.json: the package lsds, which all images of a training have
 inventory.py audit TOOLS                    asks a vulnerability service about every package of every lock
 
 TOOLS is the environment of tools.lock. `audit` ends with 0 if nothing is known of any package, 1 if something is, 69 if
@@ -28,13 +29,16 @@ _PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
 def locks_of(stage: str) -> list[Path]:
-    """requirements.lock, or cpu.lock and cuda.lock, and those of tensorflow. Refusal (2) if there is no such stage."""
-    found = sorted((ROOT / "stages" / known(stage)).glob("*.lock"))
-    return [*found, *(sorted((ROOT / "stages" / "_tensorflow").glob("*.lock")) if has_backends(stage) else [])]
+    """requirements.lock, or cpu.lock and cuda.lock, those of tensorflow, and lsds. Refusal (2): no such stage."""
+    stages = ROOT / "stages"
+    found = sorted((stages / known(stage)).glob("*.lock"))
+    if has_backends(stage):
+        found += [*sorted((stages / "_tensorflow").glob("*.lock")), stages / "_training" / "lsds.lock"]
+    return found
 
 
 def variant_of(lock: Path) -> str:
-    """The suffix by which images of a stage with different locks differ: -cpu, -tensorflow-cpu, or nothing."""
+    """The suffix of a lock's bill: -cpu, -tensorflow-cpu, -lsds, or nothing."""
     backend = "-tensorflow" if lock.parent.name == "_tensorflow" else ""
     return backend + ("" if lock.stem == "requirements" else f"-{lock.stem}")
 

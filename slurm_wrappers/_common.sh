@@ -102,7 +102,8 @@ read_pin() {
 sif_order() {
   local more=''
   case $PIN_VERSION in
-    *-tensorflow) more=' BACKEND=tensorflow' ;;
+    *-cuda-tensorflow) more=' BACKEND=tensorflow TORCH=cuda' ;;
+    *-tensorflow) more=' BACKEND=tensorflow TORCH=cpu' ;;
     *-cpu | *-cuda) more=" TORCH=${PIN_VERSION##*-}" ;;
   esac
   printf 'make sif STAGE=%s%s' "$1" "$more"

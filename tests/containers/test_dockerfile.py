@@ -55,6 +55,7 @@ def test_an_image_gets_its_lock_and_the_packages_that_the_stage_needs_and_no_oth
     folder, name = "_tensorflow" if backend == "tensorflow" else stage, "cpu.lock"
     if not (REPOSITORY / "stages" / stage / "cuda.lock").exists():
         name = "requirements.lock"
+    assert (tmp_path / "chosen" / "lsds.txt").exists() == ("_training" in needed)
     assert (tmp_path / "chosen" / "locked.txt").read_text() == (REPOSITORY / "stages" / folder / name).read_text()
 
 
@@ -77,7 +78,7 @@ def test_only_the_first_step_sees_all_stages() -> None:
 
 def test_the_lock_is_installed_with_hashes_before_any_source_is_copied() -> None:
     lines = _instructions()
-    lock = lines.index("COPY --from=chosen /chosen/locked.txt /tmp/")
+    lock = lines.index("COPY --from=chosen /chosen/*.txt /tmp/")
     install = next(i for i, line in enumerate(lines) if "/tmp/install.sh /tmp/locked.txt" in line)
     source = lines.index("COPY --from=chosen /chosen/source /source")
     assert lock < install < source

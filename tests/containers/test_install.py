@@ -16,43 +16,45 @@ SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "install.sh"
 PYTHON = r"""#!/usr/bin/env bash
 case "$*" in
   '-m pip config list') cat "$SETTINGS" ;;
-  '-m pip install '*) echo "pip $*" >>"$CALLS" ;;
+  '-m pip install '* | '-m pip --python '*) echo "pip $*" >>"$CALLS" ;;
   *) exec python3.11 "$@" ;;
 esac
 """
 UV = '#!/usr/bin/env bash\nprintf "%s\\n" "$@" >"$CALLS.uv"\n'
 
 
-def _words(folder: Path, torch: str = "", **pip: str) -> list[str]:
-    """The words of uv's call in a build; `pip`: settings of the base image's pip."""
+def _words(folder: Path, torch: str = "", lsds: str = "", **pip: str) -> list[str]:
+    """The words of uv's call in a build; `torch`: its version in the lock; `pip`: settings of the base image's pip."""
     settings = folder / "settings"
     settings.write_text("".join(f"global.{name.replace('_', '-')}={value!r}\n" for name, value in pip.items()))
     for name, text in (("python3", PYTHON), ("uv", UV)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     script = folder / "install.sh"
-    script.write_text(
-        SCRIPT.read_text().replace("/build/bin/uv", str(folder / "uv")).replace("/opt/lsdflow", str(folder))
-    )
+    text = SCRIPT.read_text().replace("/build/bin/uv", str(folder / "uv")).replace("/opt/lsdflow", str(folder))
+    script.write_text(text.replace("/build/", f"{folder}/build/"))
+    (folder / "locked.txt").write_text("numpy==2.4.6\n" + (f"torch=={torch} \\\n" if torch else ""))
+    if lsds:
+        (folder / "lsds.txt").write_text(lsds)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_", "SSL_"))}
     env = {**kept, "PATH": f"{folder}:{kept['PATH']}", "CALLS": str(folder / "calls"), "SETTINGS": str(settings)}
-    words = ["bash", str(script), "/tmp/locked.txt"]
-    done = subprocess.run(words, env={**env, "TORCH": torch}, capture_output=True, text=True, check=False)
+    words = ["bash", str(script), str(folder / "locked.txt"), str(folder / "lsds.txt")]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--require-hashes" in (folder / "calls").read_text()
     return (folder / "calls.uv").read_text().splitlines()
 
 
 def test_a_strangers_build_for_cpus_asks_pytorchs_own_index_for_torch(tmp_path: Path) -> None:
-    words = _words(tmp_path, torch="cpu")
+    words = _words(tmp_path, torch="2.13.0+cpu")
     assert words[words.index("--torch-backend") + 1] == "cpu"
     assert "--find-links" not in words
     assert {"--require-hashes", "--only-binary"} <= set(words)
-    assert words[-1] == "/tmp/locked.txt"
+    assert words[-1] == str(tmp_path / "locked.txt")
 
 
 @pytest.mark.parametrize(
-    ("torch", "wheel", "asks"), [("cpu", True, False), ("cpu", False, True), ("cuda", True, False)]
+    ("torch", "wheel", "asks"), [("2.13.0+cpu", True, False), ("2.13.0+cpu", False, True), ("2.13.0", True, False)]
 )
 def test_a_local_cpu_wheel_of_torch_is_taken_instead(tmp_path: Path, torch: str, wheel: bool, asks: bool) -> None:
     wheels = tmp_path / "wheels"
@@ -76,3 +78,13 @@ def test_indexes_of_the_base_images_pip_are_handed_on(tmp_path: Path) -> None:
         "https://b.example",
         "https://c.example",
     ]
+
+
+@pytest.mark.parametrize("lsds", ["", "lsds==0.1.3\n"])
+def test_lsds_is_built_from_its_locked_source_without_other_packages(lsds: str, tmp_path: Path) -> None:
+    _words(tmp_path, lsds=lsds)
+    _, *more = (tmp_path / "calls").read_text().splitlines()
+    assert len(more) == bool(lsds)
+    for call in more:
+        assert {"--no-deps", "--no-build-isolation", "--require-hashes"} <= set(call.split())
+        assert call.endswith(f"-r {tmp_path}/lsds.txt")

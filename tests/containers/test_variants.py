@@ -68,14 +68,17 @@ def _version(stage: str) -> str:
     return str(tomllib.loads(text)["project"]["version"])
 
 
+@pytest.mark.parametrize(("torch", "variant"), [("cpu", "tensorflow"), ("cuda", "cuda-tensorflow")])
 @pytest.mark.parametrize("stage", ["train-lsd", "train-acrlsd"])
-def test_the_variant_is_built_from_the_same_dockerfile_under_a_version_of_its_own(stage: str, bench: Bench) -> None:
-    done = bench.call("build", stage, BACKEND="tensorflow", TORCH="cpu")
+def test_the_variant_is_built_from_the_same_dockerfile_under_a_version_of_its_own(
+    stage: str, torch: str, variant: str, bench: Bench
+) -> None:
+    done = bench.call("build", stage, BACKEND="tensorflow", TORCH=torch)
     assert done.returncode == 0, done.stderr
     (build,) = bench.builds
-    assert f"--tag lsdflow/{stage}:{_version(stage)}-tensorflow " in build
-    assert f"--build-arg VERSION={_version(stage)}-tensorflow " in build
-    assert f"--build-arg STAGE={stage} --build-arg TORCH=cpu --build-arg BACKEND=tensorflow " in build
+    assert f"--tag lsdflow/{stage}:{_version(stage)}-{variant} " in build
+    assert f"--build-arg VERSION={_version(stage)}-{variant} " in build
+    assert f"--build-arg STAGE={stage} --build-arg TORCH={torch} --build-arg BACKEND=tensorflow " in build
 
 
 @pytest.mark.parametrize("torch", ["cpu", "cuda"])
@@ -119,17 +122,6 @@ def test_a_build_with_torch_alone_is_the_same_build_however_it_is_named(bench: B
     assert "--build-arg TORCH= --build-arg BACKEND= " in bench.builds[2]
 
 
-@pytest.mark.parametrize("torch", [{"TORCH": "cuda"}, {}], ids=["cuda", "default"])
-def test_without_a_lock_for_cuda_nothing_is_built_and_one_message_says_so(torch: dict[str, str], bench: Bench) -> None:
-    assert not (REPOSITORY / "stages" / "_tensorflow" / "cuda.lock").exists()
-    done = bench.call("build", "train-lsd", BACKEND="tensorflow", **torch)
-    assert done.returncode == 78
-    assert done.stderr.count("error:") == 1
-    assert "for TORCH=cuda: tensorflow is locked for CPUs only" in done.stderr
-    assert "make image STAGE=train-lsd BACKEND=tensorflow TORCH=cpu" in done.stderr
-    assert bench.builds == []
-
-
 @pytest.mark.parametrize(
     ("program", "stage", "backend"),
     [
@@ -149,24 +141,40 @@ def test_what_is_no_variant_is_a_usage_error(program: str, stage: str, backend: 
     assert not (bench.folder / "images.env").exists()
 
 
-def test_tensorflows_lock_holds_every_package_that_the_stage_has_without_it() -> None:
-    pins = {
-        folder: set(
-            re.findall(r"^([^ =]+==[^ ]+)", (REPOSITORY / "stages" / folder / "cpu.lock").read_text(), re.MULTILINE)
-        )
-        for folder in ("train-lsd", "train-acrlsd", "_tensorflow")
-    }
-    assert pins["train-lsd"] | pins["train-acrlsd"] < pins["_tensorflow"]
-    assert not any(pin.startswith("tensorflow") for pin in pins["train-lsd"] | pins["train-acrlsd"])
+def _pins(lock: str) -> set[str]:
+    return set(re.findall(r"^([^ =]+==[^ ]+)", (REPOSITORY / "stages" / lock).read_text(), re.MULTILINE))
 
 
-def test_the_pin_of_a_variant_is_one_that_lsdflow_reads(bench: Bench) -> None:
+@pytest.mark.parametrize("lock", ["cpu.lock", "cuda.lock"])
+def test_tensorflows_lock_holds_every_package_that_the_stage_has_without_it(lock: str) -> None:
+    """With CUDA too torch is that for CPUs: its own cuDNN and NCCL would overwrite the files of tensorflow's."""
+    plain = _pins("train-lsd/cpu.lock") | _pins("train-acrlsd/cpu.lock")
+    assert plain < _pins(f"_tensorflow/{lock}")
+    assert not any(pin.startswith("tensorflow") for pin in plain)
+
+
+def test_tensorflows_two_locks_differ_in_tensorflow_and_cuda_alone() -> None:
+    cpu, cuda = _pins("_tensorflow/cpu.lock"), _pins("_tensorflow/cuda.lock")
+    (tensorflow_cpu,) = cpu - cuda
+    version = tensorflow_cpu.removeprefix("tensorflow-cpu==")
+    added = {pin for pin in cuda - cpu if not re.match(r"nvidia-[a-z-]+-cu12==", pin)}
+    assert added == {f"tensorflow=={version}"}
+    assert {pin.partition("==")[0] for pin in cuda} >= {"nvidia-cudnn-cu12", "nvidia-cuda-nvcc-cu12"}
+
+
+def test_the_lsds_of_the_images_is_the_one_that_the_tests_compare_with() -> None:
+    (pin,) = _pins("_training/lsds.lock")
+    assert pin in (REPOSITORY / "tests" / "training.lock").read_text()
+
+
+@pytest.mark.parametrize(("torch", "variant"), [("cpu", "tensorflow"), ("cuda", "cuda-tensorflow")])
+def test_the_pin_of_a_variant_is_one_that_lsdflow_reads(torch: str, variant: str, bench: Bench) -> None:
     path = bench.folder / "images.env"
-    done = bench.call("pins", str(path), "train-lsd", BACKEND="tensorflow")
+    done = bench.call("pins", str(path), "train-lsd", BACKEND="tensorflow", TORCH=torch)
     assert done.returncode == 0, done.stderr
     (pin,) = read_pins(path).values()
-    assert str(pin) == f"lsdflow/train-lsd:{_version('train-lsd')}-tensorflow@{ID}"
-    assert pin.make_option == " BACKEND=tensorflow"
+    assert str(pin) == f"lsdflow/train-lsd:{_version('train-lsd')}-{variant}@{ID}"
+    assert pin.make_option == f" BACKEND=tensorflow TORCH={torch}"
 
 
 def test_pins_of_all_stages_take_the_variant_where_there_is_one(bench: Bench) -> None:
@@ -181,17 +189,17 @@ def test_pins_of_all_stages_take_the_variant_where_there_is_one(bench: Bench) ->
 
 
 def test_a_variant_that_is_not_here_says_how_to_build_it(bench: Bench) -> None:
-    order = "make image STAGE=train-lsd BACKEND=tensorflow TORCH=cpu"
-    for program, words in (("pins", [str(bench.folder / "images.env")]), ("convert", [])):
-        done = bench.call(program, *words, "train-lsd", BACKEND="tensorflow", MISSING="-tensorflow")
-        assert done.returncode == 66, program
-        assert order in done.stderr, program
+    for torch in ("cpu", "cuda"):
+        for program, words in (("pins", [str(bench.folder / "images.env")]), ("convert", [])):
+            done = bench.call(program, *words, "train-lsd", BACKEND="tensorflow", TORCH=torch, MISSING="-tensorflow")
+            assert done.returncode == 66, program
+            assert f"make image STAGE=train-lsd BACKEND=tensorflow TORCH={torch}" in done.stderr, program
 
 
 def test_the_sif_of_a_variant_is_named_by_its_version(bench: Bench) -> None:
     name = f"train-lsd_{_version('train-lsd')}-tensorflow_{'a' * 12}.sif"
     (bench.folder / name).write_text("x")
-    done = bench.call("convert", "train-lsd", BACKEND="tensorflow", SIF_DIR=str(bench.folder))
+    done = bench.call("convert", "train-lsd", BACKEND="tensorflow", TORCH="cpu", SIF_DIR=str(bench.folder))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{bench.folder / name} exists"
 
@@ -200,7 +208,8 @@ def test_the_sif_of_a_variant_is_named_by_its_version(bench: Bench) -> None:
     ("version", "digest", "option"),
     [
         ("0.1.0", "aaaaaaaaaaaa", ""),
-        ("0.1.0-tensorflow", "bbbbbbbbbbbb", " BACKEND=tensorflow"),
+        ("0.1.0-tensorflow", "bbbbbbbbbbbb", " BACKEND=tensorflow TORCH=cpu"),
+        ("0.1.0-cuda-tensorflow", "eeeeeeeeeeee", " BACKEND=tensorflow TORCH=cuda"),
         ("0.1.0-cpu", "cccccccccccc", " TORCH=cpu"),
         ("0.1.0-cuda", "dddddddddddd", " TORCH=cuda"),
     ],
@@ -211,6 +220,7 @@ def test_a_pin_without_digest_finds_its_own_variant_among_the_sifs(
     for name in (
         "0.1.0_aaaaaaaaaaaa",
         "0.1.0-tensorflow_bbbbbbbbbbbb",
+        "0.1.0-cuda-tensorflow_eeeeeeeeeeee",
         "0.1.0-cpu_cccccccccccc",
         "0.1.0-cuda_dddddddddddd",
     ):
@@ -253,5 +263,7 @@ def test_the_bills_of_materials_of_a_training_include_its_variant(tmp_path: Path
         "train-lsd-cpu.cdx.json": str(REPOSITORY / "stages/train-lsd/cpu.lock"),
         "train-lsd-cuda.cdx.json": str(REPOSITORY / "stages/train-lsd/cuda.lock"),
         "train-lsd-tensorflow-cpu.cdx.json": str(REPOSITORY / "stages/_tensorflow/cpu.lock"),
+        "train-lsd-tensorflow-cuda.cdx.json": str(REPOSITORY / "stages/_tensorflow/cuda.lock"),
+        "train-lsd-lsds.cdx.json": str(REPOSITORY / "stages/_training/lsds.lock"),
         "watershed.cdx.json": str(REPOSITORY / "stages/watershed/requirements.lock"),
     }

@@ -122,7 +122,7 @@ def test_every_dependency_is_pinned_exactly_or_ours() -> None:
         project = _project(folder)["project"]
         optional = [name for names in project.get("optional-dependencies", {}).values() for name in names]
         for requirement in [*project["dependencies"], *optional]:
-            if not re.match(r"^(lsdflow-[a-z-]+|[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^,;*]+)$", requirement):
+            if not re.match(r"^(lsdflow-[a-z-]+|[A-Za-z0-9._-]+(\[[a-z,-]+\])?==[^,;*]+)$", requirement):
                 loose.append(f"{folder}: {requirement}")
     assert loose == []
 

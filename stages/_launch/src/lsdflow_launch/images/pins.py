@@ -25,6 +25,12 @@ def key_of(stage: str) -> str:
 
 # Their images have a CPU and a CUDA variant, which is part of the version: 0.1.0-cpu, 0.1.0-cuda.
 TORCH_STAGES = ("train-lsd", "train-acrlsd", "predict")
+_MAKE_OPTIONS = {
+    "-cuda-tensorflow": " BACKEND=tensorflow TORCH=cuda",
+    "-tensorflow": " BACKEND=tensorflow TORCH=cpu",
+    "-cpu": " TORCH=cpu",
+    "-cuda": " TORCH=cuda",
+}
 # The database is not a stage, but compose starts it and needs a pin for it.
 KEYS = (*map(key_of, STAGES), "MONGO_IMAGE")
 
@@ -45,9 +51,8 @@ class Pin:
 
     @property
     def make_option(self) -> str:
-        """The option of `make image` and `make sif` for the variant that the version ends in."""
-        variant = self.version.rpartition("-")[2]
-        return {"tensorflow": " BACKEND=tensorflow", "cpu": " TORCH=cpu", "cuda": " TORCH=cuda"}.get(variant, "")
+        """The options of `make image` and `make sif` for the variant that the version ends in."""
+        return next((options for end, options in _MAKE_OPTIONS.items() if self.version.endswith(end)), "")
 
     @property
     def advice(self) -> str:
