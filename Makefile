@@ -35,6 +35,7 @@ BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),sta
 TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
 # tensorflow's lock is that of the training stages and what tensorflow adds; cuda.lock is for images
 TENSORFLOW_LOCKS := stages/_tensorflow/cpu.lock tests/training.lock
+LSDS_LOCK := stages/_training/lsds.lock
 VIEW_LOCKS := stages/_view/requirements.lock tests/blocks.lock
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
@@ -67,10 +68,14 @@ $(UV):
 	$(UV) pip install --quiet --python .venv/blocks/bin/python --no-deps --no-build-isolation $(foreach p,$(BLOCKS_PACKAGES),-e stages/$(p))
 	@touch $@
 
-.venv/training/.installed: $(UV) $(TRAINING_LOCKS) $(foreach p,$(TRAINING_PACKAGES),stages/$(p)/pyproject.toml)
+# lsds comes as source only. It is built without its compiled module, which lsdflow does not use: no compiler is needed.
+INSTALL_LSDS = PYTHONPATH=$(CURDIR)/containers/without_cython $(UV) pip install --quiet --python .venv/$(1)/bin/python --no-deps --no-build-isolation --no-binary lsds --require-hashes --requirement $(LSDS_LOCK)
+
+.venv/training/.installed: $(UV) $(TRAINING_LOCKS) $(LSDS_LOCK) $(foreach p,$(TRAINING_PACKAGES),stages/$(p)/pyproject.toml)
 	@echo "environment for the training stages (torch: $(TORCH))"
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv/training
 	$(UV) pip sync --quiet --python .venv/training/bin/python --require-hashes $(TORCH_OPTION) $(TRAINING_LOCKS)
+	$(call INSTALL_LSDS,training)
 	$(UV) pip install --quiet --python .venv/training/bin/python --no-deps --no-build-isolation $(foreach p,$(TRAINING_PACKAGES),-e stages/$(p))
 	@touch $@
 
@@ -84,10 +89,11 @@ setup-mlflow: setup .venv/training/.mlflow  ## adds MLflow's client to .venv/tra
 # Only those who train with backend = "tensorflow" need this one.
 setup-tensorflow: .venv/tensorflow/.installed  ## the optional environment for backend = "tensorflow": .venv/tensorflow
 
-.venv/tensorflow/.installed: $(UV) $(TENSORFLOW_LOCKS) $(foreach p,$(TENSORFLOW_PACKAGES),stages/$(p)/pyproject.toml)
+.venv/tensorflow/.installed: $(UV) $(TENSORFLOW_LOCKS) $(LSDS_LOCK) $(foreach p,$(TENSORFLOW_PACKAGES),stages/$(p)/pyproject.toml)
 	@echo "environment for training with tensorflow (CPU)"
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv/tensorflow
 	$(UV) pip sync --quiet --python .venv/tensorflow/bin/python --require-hashes $(CPU_TORCH_OPTION) $(TENSORFLOW_LOCKS)
+	$(call INSTALL_LSDS,tensorflow)
 	$(UV) pip install --quiet --python .venv/tensorflow/bin/python --no-deps --no-build-isolation $(foreach p,$(TENSORFLOW_PACKAGES),-e stages/$(p))
 	@touch $@
 

@@ -56,18 +56,6 @@ set -x # the log of a build says where the packages were looked for
 rm -f "$environment/.lock" # of uv itself
 
 if [[ -s ${2:-} ]]; then
-  # lsds has no wheel for Python 3.11. Its only compiled module is one of lsd.post (agglomeration), which lsdflow never
-  # imports and which alone needs Cython and a compiler: with this class in place of Cython's it is left out.
-  mkdir -p /build/without_extension/Cython
-  cat >/build/without_extension/Cython/Distutils.py <<'PYTHON'
-from setuptools.command import build_ext as setuptools
-
-
-class build_ext(setuptools.build_ext):
-    def finalize_options(self):
-        super().finalize_options()
-        self.extensions = []
-PYTHON
-  PYTHONPATH=/build/without_extension python3 -m pip --python "$environment/bin/python" install --quiet --no-deps --no-compile \
+  PYTHONPATH=$here/without_cython python3 -m pip --python "$environment/bin/python" install --quiet --no-deps --no-compile \
     --no-build-isolation --no-binary :all: --require-hashes -r "$2"
 fi

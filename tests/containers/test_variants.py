@@ -162,11 +162,6 @@ def test_tensorflows_two_locks_differ_in_tensorflow_and_cuda_alone() -> None:
     assert {pin.partition("==")[0] for pin in cuda} >= {"nvidia-cudnn-cu12", "nvidia-cuda-nvcc-cu12"}
 
 
-def test_the_lsds_of_the_images_is_the_one_that_the_tests_compare_with() -> None:
-    (pin,) = _pins("_training/lsds.lock")
-    assert pin in (REPOSITORY / "tests" / "training.lock").read_text()
-
-
 @pytest.mark.parametrize(("torch", "variant"), [("cpu", "tensorflow"), ("cuda", "cuda-tensorflow")])
 def test_the_pin_of_a_variant_is_one_that_lsdflow_reads(torch: str, variant: str, bench: Bench) -> None:
     path = bench.folder / "images.env"
