@@ -1,25 +1,22 @@
-# Read by every script beside it: settings, the checked SIF of a stage, the container's command line, signals, requeue.
-# shellcheck shell=bash
-#
+# What pipeline.sh, stage.sbatch and sweep.sbatch share: messages, settings, the checked SIF of a stage, signals and requeue.
 # Nothing here evaluates text: settings and pins are read line by line, and every command is an array.
+# shellcheck shell=bash
 
-# The words of the exit codes that are used here; all of them: README.md of the project.
+# Exit codes that are used here; README.md of the project explains all of them.
 readonly MISSING=66 NO_SERVICE=69 INTERNAL=70 INTERRUPTED=75 MISMATCH=76 BAD_CONFIG=78
-readonly REPORT_SECONDS=600
-# shellcheck disable=SC2034 # pipeline.sh reads them
-readonly -a ALL_STAGES=(prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate)
 readonly -a TORCH_STAGES=(train-lsd train-acrlsd predict)
-readonly -a BLOCK_STAGES=(predict watershed agglomerate segment evaluate)
+# shellcheck disable=SC2034 # the scripts that source this file read them
+readonly -a BLOCK_STAGES=(predict watershed agglomerate segment evaluate) \
+  ALL_STAGES=(prepare train-lsd train-acrlsd predict watershed agglomerate segment evaluate)
 
-# fail CODE WHAT [WANTED [FOUND [TO_DO [NOTE]]]]: the message in the form of all lsdflow commands, and the end.
+# fail CODE WHAT [WANTED [FOUND [FIX [NOTE]]]]: prints the message in the form of all lsdflow commands, and exits.
 fail() {
-  local code=$1 name text
+  local code=$1 name
   printf 'error: %s\n' "$2" >&2
   shift 2
   for name in wanted found fix note; do
-    text=${1:-}
+    if [[ -n ${1:-} ]]; then printf '%8s: %s\n' "$name" "$1" >&2; fi
     shift || true
-    if [[ -n $text ]]; then printf '%8s: %s\n' "$name" "$text" >&2; fi
   done
   exit "$code"
 }
@@ -38,10 +35,8 @@ show() {
 
 # is_one_of WORD WORDS...
 is_one_of() {
-  local word=$1 other
-  shift
-  for other in "$@"; do [[ $word != "$other" ]] || return 0; done
-  return 1
+  local IFS=$'\n'
+  [[ $'\n'"${*:2}"$'\n' == *$'\n'"$1"$'\n'* ]]
 }
 
 # require_plain_path FOLDER: refuses what would mean something else to sbatch (%), to the container's option --bind (: and ,)
@@ -55,7 +50,7 @@ require_plain_path() {
 declare -A SETTING=()
 declare -a SETS=() BINDS=() BINDS_RO=() SBATCH_OPTIONS=()
 
-# read_settings FILE [NAME]: lines KEY='value' (no quote inside); SET, BIND, BIND_RO and SBATCH_OPTION may stand many times.
+# read_settings FILE [NAME]: lines KEY='value' (no quote inside); SET, BIND, BIND_RO and SBATCH_OPTION may be repeated.
 read_settings() {
   local line key value number=0
   while IFS= read -r line || [[ -n $line ]]; do
@@ -83,8 +78,30 @@ stage_key() {
   printf '%s' "${upper//-/_}"
 }
 
+# load_modules: `module load` of the words of MODULES. Jobs get no environment of the shell that submitted them, so a shell
+# that lacks the command `module` reads /etc/profile, as a login shell does.
+load_modules() {
+  local -a modules
+  local code=0
+  read -ra modules <<<"$(setting MODULES)"
+  ((${#modules[@]})) || return 0
+  set +u # neither the profile nor `module` is written for it
+  # shellcheck disable=SC1091
+  if ! command -v module >/dev/null; then source /etc/profile || true; fi
+  module load "${modules[@]}" || code=$?
+  set -u
+  return "$code"
+}
+
 # --- the image of a stage -------------------------------------------------------------------------------------------
-# read_pin STAGE FILE: sets PIN_VERSION, PIN_DIGEST (or empty) from the line <STAGE>_IMAGE=name:version[@sha256:...].
+# use_image STAGE PINS: sets SIF, the checked file of the stage's pin, with PIN_VERSION, PIN_DIGEST (or empty), SIF_DIGEST.
+use_image() {
+  read_pin "$1" "$2"
+  find_sif "$1"
+  check_sif "$1"
+}
+
+# read_pin STAGE FILE: the line <STAGE>_IMAGE=name:version[@sha256:...].
 read_pin() {
   local key line found=''
   key=$(stage_key "$1")_IMAGE
@@ -98,6 +115,31 @@ read_pin() {
   [[ $PIN_VERSION != latest ]] || fail "$BAD_CONFIG" "$key is latest" "a fixed version"
 }
 
+# find_sif STAGE: the file of the pin in the folder IMAGES.
+find_sif() {
+  local folder stem note='' hex=${PIN_DIGEST#sha256:}
+  local -a found
+  folder=$(setting IMAGES)
+  stem=$folder/${1}_$PIN_VERSION
+  if [[ -n $hex ]]; then
+    SIF=${stem}_${hex:0:12}.sif
+  else
+    SIF=$stem.sif
+    if [[ ! -e $SIF ]]; then
+      found=("$stem"_*.sif)
+      if [[ -e ${found[0]} ]]; then SIF=${found[0]}; fi
+      ((${#found[@]} == 1)) || fail "$MISMATCH" "several SIFs fit the pin of $1" "a pin with @sha256:..." "${found[*]}"
+    fi
+  fi
+  # Once, images with torch for CPU and for CUDA had the same version.
+  if is_one_of "$1" "${TORCH_STAGES[@]}" && [[ $PIN_VERSION != *-* ]]; then
+    note=": it names no variant, write $PIN_VERSION-cuda or $PIN_VERSION-cpu"
+  fi
+  [[ -r $SIF ]] || fail "$MISSING" "no SIF of $1" "$SIF" "$(cd "$folder" 2>/dev/null && echo "${1}"_*.sif)" \
+    "$(sif_order "$1") SIF_DIR=$folder, or correct $(stage_key "$1")_IMAGE in images.env$note" \
+    "the folder is images in [cluster] of experiment.toml; for a stage by hand it may also be LSDFLOW_IMAGES"
+}
+
 # sif_order STAGE: the command that makes the SIF of the pin; the version of an image with torch or tensorflow names the variant.
 sif_order() {
   local more=''
@@ -109,40 +151,10 @@ sif_order() {
   printf 'make sif STAGE=%s%s' "$1" "$more"
 }
 
-# variant_fix STAGE: for a pin of the time when images with torch for CPU and for CUDA had the same version.
-variant_fix() {
-  if is_one_of "$1" "${TORCH_STAGES[@]}" && [[ $PIN_VERSION != *-* ]]; then
-    printf ': it names no variant, write %s-cuda or %s-cpu' "$PIN_VERSION" "$PIN_VERSION"
-  fi
-}
-
-# find_sif STAGE: sets SIF, the file of the pin in the folder IMAGES.
-find_sif() {
-  local folder stem hex=${PIN_DIGEST#sha256:}
-  local -a there=()
-  folder=$(setting IMAGES)
-  stem=$folder/${1}_$PIN_VERSION
-  if [[ -n $hex ]]; then
-    SIF=${stem}_${hex:0:12}.sif
-  else
-    SIF=$stem.sif
-    if [[ ! -e $SIF ]]; then
-      shopt -s nullglob
-      there=("$stem"_*.sif)
-      shopt -u nullglob
-      if ((${#there[@]} == 1)); then SIF=${there[0]}; fi
-      ((${#there[@]} < 2)) || fail "$MISMATCH" "several SIFs fit the pin of $1" "a pin with @sha256:..." "${there[*]}"
-    fi
-  fi
-  [[ -r $SIF ]] || fail "$MISSING" "no SIF of $1" "$SIF" "$(cd "$folder" 2>/dev/null && echo "${1}"_*.sif)" \
-    "$(sif_order "$1") SIF_DIR=$folder, or correct $(stage_key "$1")_IMAGE in images.env$(variant_fix "$1")" \
-    "the folder is images in [cluster] of experiment.toml; for a stage by hand it may also be LSDFLOW_IMAGES"
-}
-
 # label NAME LABELS: the value of a label in what `singularity inspect --labels` printed.
 label() { awk -v name="$1: " 'index($0, name) == 1 { print substr($0, length(name) + 1); exit }' <<<"$2"; }
 
-# check_sif STAGE: refuses a SIF that is not what the pin says. Sets SIF_DIGEST.
+# check_sif STAGE: refuses a SIF that is not what the pin says.
 check_sif() {
   local labels wanted found
   labels=$("$(setting SINGULARITY singularity)" inspect --labels "$SIF") || fail "$MISSING" "the SIF cannot be read" "$SIF"
@@ -157,14 +169,7 @@ check_sif() {
     "convert the pinned image again ($(sif_order "$1")), or correct $(stage_key "$1")_IMAGE in images.env"
 }
 
-# use_image STAGE PINS
-use_image() {
-  read_pin "$1" "$2"
-  find_sif "$1"
-  check_sif "$1"
-}
-
-# --- the job --------------------------------------------------------------------------------------------------------
+# --- a program in a job -----------------------------------------------------------------------------------------------
 job_id() {
   if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
     printf '%s_%s' "$SLURM_ARRAY_JOB_ID" "$SLURM_ARRAY_TASK_ID"
@@ -173,167 +178,7 @@ job_id() {
   fi
 }
 
-# own_address: this node's address for the workers: of the interface named by INTERFACE, else the first; never loopback.
-own_address() {
-  local interface address
-  interface=$(setting INTERFACE)
-  if [[ -n $interface ]]; then
-    address=$(ip -o -4 address show dev "$interface" | awk '{ sub("/.*", "", $4); print $4; exit }')
-  else
-    address=$(hostname -I | tr ' ' '\n' | grep -v -e '^127\.' -e '^::1$' -e '^$' | head -n 1)
-  fi
-  [[ -n $address ]] || fail "$BAD_CONFIG" "$(hostname) has no address that workers could reach" '' "${interface:-no interface}" \
-    'set interface in [cluster]'
-  printf '%s' "$address"
-}
-
-# main STAGE SUBMISSION ROLE, as pipeline.sh calls it; or main STAGE EXPERIMENT [VERB] [OPTIONS], as a person does.
-main() {
-  STAGE=$1
-  shift
-  if [[ -e ${1:-}/settings.env ]]; then
-    begin "$1"
-    take_role "${@:2}"
-  else
-    # shellcheck source=slurm_wrappers/_by_hand.sh
-    source "$(dirname "${BASH_SOURCE[0]}")/_by_hand.sh"
-    by_hand "$@"
-  fi
-}
-
-# begin SUBMISSION: what a job of a submission needs before it takes its role.
-begin() {
-  SUBMISSION=$1 PINS=$1/images.env
-  # sbatch --export=NONE would otherwise hold for the steps of srun as well.
-  export SLURM_EXPORT_ENV=ALL
-  read_settings "$SUBMISSION/settings.env"
-  EXPERIMENT=$(setting EXPERIMENT)
-  EXPERIMENT_FILE=$EXPERIMENT/experiment.toml
-  begin_job
-}
-
-# begin_job: the checked SIF, and a private folder for temporary files.
-begin_job() {
-  say "$STAGE: job $(job_id) on $(hostname), restart ${SLURM_RESTART_COUNT:-0}"
-  use_image "$STAGE" "$PINS"
-  TEMPORARY=$(mktemp -d "${TMPDIR:-/tmp}/lsdflow-$(job_id)-XXXXXX")
-  trap 'rm -rf -- "$TEMPORARY"' EXIT
-}
-
-declare -a CONTAINER_ENV=() # more variables of the container
-# pass_on NAMES...: the container has, of these variables, those that are set here (--cleanenv leaves it none).
-pass_on() {
-  local name
-  for name in "$@"; do
-    if [[ -n ${!name:-} ]]; then CONTAINER_ENV+=(--env "$name=${!name}"); fi
-  done
-}
-
-# container: fills COMMAND with `singularity exec ...` up to the SIF. `exec`, since `run` evaluates its arguments.
-container() {
-  local path uri_file
-  COMMAND=("$(setting SINGULARITY singularity)" exec --nv --cleanenv --no-eval --no-home --no-mount tmp --pwd "$EXPERIMENT")
-  for path in ${BINDS_RO[@]+"${BINDS_RO[@]}"}; do COMMAND+=(--bind "$path:$path:ro"); done
-  for path in "$EXPERIMENT" ${BINDS[@]+"${BINDS[@]}"}; do COMMAND+=(--bind "$path"); done
-  COMMAND+=(--bind "$TEMPORARY:/tmp" --env TMPDIR=/tmp)
-  COMMAND+=(--env "LSDFLOW_IMAGE_DIGEST=${PIN_DIGEST:-$SIF_DIGEST}")
-  if [[ -n $SUBMISSION ]]; then # a stage by hand has no workers in other jobs
-    COMMAND+=(--env "LSDFLOW_HOST=$(own_address)" --env "LSDFLOW_SUBMISSION=${SUBMISSION##*/}")
-  fi
-  COMMAND+=(--env "LSDFLOW_JOB=$(job_id) restart ${SLURM_RESTART_COUNT:-0}")
-  # What the job was given: where SLURM does not confine it to that, the container would see all of the node.
-  pass_on SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU CUDA_VISIBLE_DEVICES SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NODEID
-  uri_file=$(setting MONGO_URI_FILE)
-  if [[ -n $uri_file ]]; then # the path only: what is in the file is seen by the stage alone
-    COMMAND+=(--bind "$uri_file:$uri_file:ro" --env "MONGO_URI_FILE=$uri_file")
-  fi
-  COMMAND+=(${CONTAINER_ENV[@]+"${CONTAINER_ENV[@]}"} "$SIF")
-}
-
-# stage_arguments VERB [STAGE]: adds the stage's command to COMMAND.
-stage_arguments() {
-  local set
-  COMMAND+=("${2:-$STAGE}" "$1" --experiment "$EXPERIMENT_FILE")
-  for set in ${SETS[@]+"${SETS[@]}"}; do COMMAND+=(--set "$set"); done
-}
-
-# stage_command VERB: fills COMMAND with the whole line.
-stage_command() {
-  container
-  stage_arguments "$1"
-}
-
-# run_stage VERB [OPTIONS]: the stage's command in its container; ends the job.
-run_stage() {
-  stage_command "$1"
-  run_and_wait "${COMMAND[@]}" "${@:2}"
-  end_job
-}
-
-TOLD='' # the last signal that came
-# run_and_wait COMMAND...: in the background, so that signals reach this shell at once; passed on as TERM. Sets CODE.
-# (bash lets a signal wait while a command runs in the foreground, and SLURM would kill the program unwarned.)
-run_and_wait() {
-  local child told_before code
-  show "$@" >&2
-  "$@" &
-  child=$!
-  trap 'TOLD=TERM; kill -TERM "$child" 2>/dev/null || true' TERM INT
-  trap 'TOLD=USR2; kill -TERM "$child" 2>/dev/null || true' USR2
-  CODE=-1
-  while :; do
-    told_before=$TOLD code=0
-    TOLD=''
-    wait "$child" || code=$?
-    if [[ -z $TOLD ]]; then # not a signal that ended `wait`, but the child
-      TOLD=$told_before
-      if ((code != 127 || CODE < 0)); then CODE=$code; fi
-      break
-    fi
-    CODE=$code
-  done
-  # From here on a signal changes nothing: a requeue ends this shell with TERM before it ends itself.
-  trap '' TERM INT USR2
-}
-
-# end_job: with the program's exit code, unless the job comes back.
-end_job() {
-  say "$STAGE: ended with exit code $CODE${TOLD:+ after SIG$TOLD}"
-  if ((CODE == INTERRUPTED)); then
-    come_back
-  elif ((CODE != 0)) && [[ -z $TOLD && -z ${COORDINATOR:-} && -n $SUBMISSION && $STAGE != evaluate ]]; then
-    report || say "no report of the failure: lsdflow report $EXPERIMENT"
-  fi
-  exit "$CODE"
-}
-
-# report: the pages of what there is now, by the pinned image of evaluate: nothing that comes after a failure writes them.
-report() (
-  trap - TERM INT USR2
-  use_image evaluate "$PINS"
-  container
-  stage_arguments report evaluate
-  show "${COMMAND[@]}" >&2
-  timeout --signal=KILL "$REPORT_SECONDS" "${COMMAND[@]}"
-)
-
-# come_back: an interrupted job goes back into the queue under its own number, so that jobs that wait for it still do.
-# Not after TERM: that is scancel, or a preemption or time limit after which SLURM itself decides.
-come_back() {
-  local restarts=${SLURM_RESTART_COUNT:-0} most
-  most=$(setting MAX_RESTARTS 20)
-  if [[ $TOLD == TERM || -z ${SLURM_JOB_ID:-} ]]; then return; fi
-  if [[ -n ${COORDINATOR:-} ]] && ! is_in_queue "$COORDINATOR"; then
-    say "the coordinator, job $COORDINATOR, is gone: nothing to come back for"
-    exit 0
-  fi
-  ((restarts < most)) || fail "$INTERNAL" "$STAGE was interrupted again after $restarts restarts" "at most $most" '' \
-    'read the log; submitted again, the stage resumes: finished blocks are kept'
-  say "$ scontrol requeue $(job_id)"
-  scontrol requeue "$(job_id)" || fail "$NO_SERVICE" "the job could not be put back into the queue" '' '' 'submit it again (lsdflow submit)'
-}
-
-# is_in_queue JOB: pending or running. True as well if nobody answers: better to come back for nothing than not at all.
+# is_in_queue JOB: pending or running. Also true if SLURM does not answer: a needless restart does no harm.
 is_in_queue() {
   local found
   found=$(squeue --noheader --jobs="$1" --states=PENDING,CONFIGURING,RUNNING,SUSPENDED,REQUEUED,REQUEUE_HOLD --format=%T 2>&1) || {
@@ -343,78 +188,46 @@ is_in_queue() {
   [[ -n $found ]]
 }
 
-# --- roles ----------------------------------------------------------------------------------------------------------
-# take_role ROLE [COORDINATOR]: what a job of a submission does for its stage.
-take_role() {
-  local kind=run
-  if is_one_of "$STAGE" "${BLOCK_STAGES[@]}"; then kind=blocks; fi
-  if [[ $STAGE == train-* ]]; then kind=training; fi
-  case $kind:${1:-} in
-    blocks:coordinate) run_stage run --set compute.runner=cluster ;; # hands blocks to the workers of other jobs
-    blocks:work) work "$2" ;;
-    blocks:verify) verify ;;
-    training:run) train ;;
-    training:step) step ;;
-    run:run) run_stage run ;;
-    *:verify) run_stage verify ;;
-    *) fail 2 "no role ${1:-}" 'coordinate | work COORDINATOR_JOB | verify; of prepare and trainings: run | verify' ;;
-  esac
+SIGNAL='' COORDINATOR='' # the last signal that the job received; of a worker: its coordinator's job
+# run_and_wait COMMAND...: in the background, so that this shell handles signals at once; it forwards them as TERM. Sets CODE.
+# (bash delays a signal while a command runs in the foreground, and SLURM would kill the program without a warning.)
+run_and_wait() {
+  local child before code
+  show "$@" >&2
+  "$@" &
+  child=$!
+  trap 'SIGNAL=TERM; kill -TERM "$child" 2>/dev/null || true' TERM INT
+  trap 'SIGNAL=USR2; kill -TERM "$child" 2>/dev/null || true' USR2
+  CODE=-1
+  while :; do
+    before=$SIGNAL code=0
+    SIGNAL=''
+    wait "$child" || code=$?
+    if [[ -z $SIGNAL ]]; then # the child ended; a signal did not end `wait`
+      SIGNAL=$before
+      if ((code != 127 || CODE < 0)); then CODE=$code; fi
+      break
+    fi
+    CODE=$code
+  done
+  # From here on a signal changes nothing: a requeue ends this shell with TERM before it ends itself.
+  trap '' TERM INT USR2
 }
 
-# work COORDINATOR: takes blocks until there are none.
-work() {
-  COORDINATOR=$1
-  run_stage worker
-}
-
-# verify: what the next stage waits for. The coordinator has ended, so that workers which have not begun need not; any
-# that still run when all is looked at (of a coordinator that was cancelled, say) wait for nobody.
-verify() {
-  cancel_workers --state=PENDING
-  stage_command verify
-  run_and_wait "${COMMAND[@]}"
-  if ((CODE != INTERRUPTED)); then cancel_workers; fi
-  end_job
-}
-
-# cancel_workers [OPTIONS of scancel]
-cancel_workers() {
-  local stage role id rest
-  while IFS=$'\t' read -r stage role id rest; do
-    if [[ $stage == "$STAGE" && $role == workers ]]; then scancel --quiet "$@" "$id" || true; fi
-  done <"$SUBMISSION/jobs.tsv"
-}
-
-# train: on one node the plain command; on several, one step a node, which meet at the address of this one, the first.
-# The port is of the job, so that two jobs on a node do not meet.
-train() {
-  local -a cores=()
-  if ((${SLURM_NNODES:-1} == 1)); then
-    run_stage run
+# end_job: exits with CODE. An interrupted job first returns to the queue under its own number, so that jobs which wait for
+# it still do. It does not after TERM: that is scancel, or a preemption or time limit after which SLURM itself decides.
+end_job() {
+  local restarts=${SLURM_RESTART_COUNT:-0} most
+  most=$(setting MAX_RESTARTS 20)
+  say "$STAGE: ended with exit code $CODE${SIGNAL:+ after SIG$SIGNAL}"
+  if ((CODE != INTERRUPTED)) || [[ $SIGNAL == TERM || -z ${SLURM_JOB_ID:-} ]]; then exit "$CODE"; fi
+  if [[ -n $COORDINATOR ]] && ! is_in_queue "$COORDINATOR"; then
+    say "the coordinator, job $COORDINATOR, is gone: this worker does not return to the queue"
+    exit 0
   fi
-  # Since SLURM 22.05 a step does not take this over from its job: each would have a single core.
-  if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then cores=(--cpus-per-task="$SLURM_CPUS_PER_TASK"); fi
-  MASTER_ADDR=$(own_address)
-  export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-  run_and_wait srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
-    ${cores[@]+"${cores[@]}"} bash "$SUBMISSION/$STAGE.sbatch" "$SUBMISSION" step
-  # A step that was killed ends with 128 + KILL, which hides the 75 of the others: they can all go on.
-  if ((CODE == 128 + 9)); then CODE=$INTERRUPTED; fi
-  end_job
-}
-
-# step: one node's part of a training; it learns from SLURM's variables which part.
-step() {
-  local interface
-  pass_on MASTER_ADDR MASTER_PORT SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NNODES SLURM_RESTART_COUNT
-  # backend = "tensorflow" makes its cluster of these: workers at ports of the job on the nodes of the step.
-  pass_on SLURM_JOB_ID SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES SLURM_STEP_NODELIST SLURM_STEP_TASKS_PER_NODE \
-    SLURMD_NODENAME
-  interface=$(setting INTERFACE)
-  if [[ -n $interface ]]; then
-    CONTAINER_ENV+=(--env "GLOO_SOCKET_IFNAME=$interface" --env "NCCL_SOCKET_IFNAME=$interface")
-  fi
-  stage_command run
-  run_and_wait "${COMMAND[@]}"
+  ((restarts < most)) || fail "$INTERNAL" "$STAGE was interrupted again after $restarts restarts" "at most $most" '' \
+    'read the log; submitted again, the stage resumes: finished blocks are kept'
+  say "$ scontrol requeue $(job_id)"
+  scontrol requeue "$(job_id)" || fail "$NO_SERVICE" "the job could not be put back into the queue" '' '' 'submit it again (lsdflow submit)'
   exit "$CODE"
 }

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Submits the stages of an experiment as a chain of jobs; prints every command. `lsdflow submit DIR` calls it.
 #
-#   pipeline.sh --experiment DIR --settings FILE [--from STAGE] [--to STAGE] [--dry-run]
-#   pipeline.sh --experiment DIR --only-workers STAGE=N [--dry-run]      more workers for a stage that is running
+#   pipeline.sh EXPERIMENT [--settings FILE] [--from STAGE] [--to STAGE] [--dry-run]
+#   pipeline.sh EXPERIMENT --only-workers STAGE=N [--dry-run]      more workers for a stage that is running
 #
-# FILE is one like example.settings.env; `-` is standard input. What is submitted is frozen first: these scripts, the
-# settings and the pins go to DIR/runs/submit/<time>/, with a line in jobs.tsv for every job.
+# EXPERIMENT is the folder, also as --experiment EXPERIMENT. FILE is one like example.settings.env (default:
+# EXPERIMENT/settings.env); `-` is standard input. What is submitted is copied first: these scripts, the settings and the
+# pins go to EXPERIMENT/runs/submit/<time>/, with a line in jobs.tsv for every job.
 #
 #   coordinator <-after- workers      a stage of blocks; the workers begin when the coordinator does
-#        ^-------afterany- verify     looks at everything the stage made; fails unless it is all there
-#                             ^-afterok- next stage     goes (kill-on-invalid-dep) if verify fails
+#        ^-------afterany- verify     checks everything the stage made; fails unless it is complete
+#                             ^-afterok- next stage     is cancelled (kill-on-invalid-dep) if verify fails
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=slurm_wrappers/_common.sh
@@ -25,11 +26,16 @@ while (($#)); do
     --only-workers) only=${2:?} && shift ;;
     --dry-run) dry=yes ;;
     -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" && exit ;;
-    *) fail 2 "unknown option $1" '' '' "$0 --help" ;;
+    -*) fail 2 "unknown option $1" '' '' "$0 --help" ;;
+    *)
+      [[ -z $experiment ]] || fail 2 'more than one experiment' 'pipeline.sh EXPERIMENT' "$experiment, $1"
+      experiment=$1
+      ;;
   esac
   shift
 done
-[[ -n $experiment ]] || fail 2 'no experiment' '--experiment DIR'
+[[ -n $experiment ]] || fail 2 'no experiment' 'pipeline.sh EXPERIMENT'
+if [[ -f $experiment ]]; then experiment=$(dirname "$experiment"); fi
 [[ -e $experiment/experiment.toml ]] || fail "$MISSING" 'no experiment file' "$experiment/experiment.toml" '' 'lsdflow init DIR ...'
 experiment=$(cd "$experiment" && pwd -P)
 require_plain_path "$experiment"
@@ -42,7 +48,7 @@ freeze() {
   submission=$experiment/runs/submit/$name
   if [[ -n $dry ]]; then return; fi
   mkdir -p "$submission"
-  cp "$here/_common.sh" "$here/pipeline.sh" "$experiment/images.env" "$submission/"
+  cp "$here/_common.sh" "$here/stage.sbatch" "$here/pipeline.sh" "$experiment/images.env" "$submission/"
   for name in "${ALL_STAGES[@]}"; do # their resources come from the settings
     sed '/^#SBATCH/d' "$here/$name.sbatch" >"$submission/$name.sbatch"
   done
@@ -53,9 +59,10 @@ freeze() {
   } >"$submission/settings.env"
 }
 
-# read_text: settings into memory, since standard input can be read but once.
+# read_text: settings into memory, since standard input can be read only once.
 read_text() {
-  [[ -n $settings ]] || fail 2 'no settings' '--settings FILE' '' "begin with $here/example.settings.env"
+  if [[ -z $settings && -e $experiment/settings.env ]]; then settings=$experiment/settings.env; fi
+  [[ -n $settings ]] || fail 2 'no settings' '--settings FILE, or EXPERIMENT/settings.env' '' "begin with $here/example.settings.env"
   if [[ $settings == - ]]; then settings_text=$(cat); else settings_text=$(<"$settings"); fi
   read_settings <(printf '%s\n' "$settings_text") "$settings"
   [[ ${SETTING[EXPERIMENT]:-$experiment} == "$experiment" ]] || fail "$BAD_CONFIG" 'the settings are of another experiment' \
@@ -82,6 +89,7 @@ choose_stages() {
 check_images() {
   local stage
   if [[ -n $dry ]]; then return; fi
+  load_modules || say "module load $(setting MODULES) failed here"
   if ! command -v "$(setting SINGULARITY singularity)" >/dev/null; then
     say "no $(setting SINGULARITY singularity) here: the jobs will check their images"
     return
@@ -93,7 +101,7 @@ check_images() {
 }
 
 # --- limits of partitions -----------------------------------------------------------------------------------------
-# Lines partition|time limit|cores|MB of every node -> what a job wants more of than any node of its partitions gives.
+# Lines partition|time limit|cores|MB of every node -> what a job requests that no node of its partitions has.
 # shellcheck disable=SC2016 # awk's own variables
 readonly OVER_LIMITS='
 function seconds(text, days, part, parts) { # minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]
@@ -121,7 +129,7 @@ END {
   if (megabytes(mem) > memory) print job ": " mem " of memory, but a node of " where " has " memory "M"
 }'
 
-# check_limits STAGES: refuses jobs that SLURM would let wait for ever. A quality of service may allow more time.
+# check_limits STAGES: refuses jobs that SLURM would keep waiting for ever. A quality of service may allow more time.
 check_limits() {
   local stage key prefix name nodes problems=''
   nodes=$(timeout 60 sinfo --noheader --Node --format='%P|%l|%c|%m' 2>/dev/null) || true
@@ -130,7 +138,7 @@ check_limits() {
     key=$(stage_key "$stage")
     for prefix in "$key" "${key}_WORKER"; do
       if [[ $prefix == "$key" ]]; then name=$stage; else name="$stage, workers"; fi
-      problems+=$(awk -v "job=$name" -v "partition=$(setting "${prefix}_PARTITION")" -v "qos=$(setting QOS)" \
+      problems+=$(awk -v "job=$name" -v "partition=$(partition "$prefix")" -v "qos=$(setting QOS)" \
         -v "time=$(setting "${prefix}_TIME")" -v "cpus=$(setting "${prefix}_CPUS")" -v "mem=$(setting "${prefix}_MEM")" \
         "$OVER_LIMITS" <<<"$nodes" && echo .)
       problems=${problems%.}
@@ -141,17 +149,21 @@ check_limits() {
 }
 
 # --- submitting -------------------------------------------------------------------------------------------------
-# resources PREFIX: options of sbatch from PREFIX_PARTITION, _CPUS, _MEM, _TIME, _GRES, _NODES; general ones as well.
+# partition PREFIX: PREFIX_PARTITION; if it is not set, PARTITION_GPU for a job with a GPU in its GRES, else PARTITION_CPU.
+partition() {
+  local kind=CPU
+  if [[ $(setting "$1_GRES") == *gpu* ]]; then kind=GPU; fi
+  printf '%s' "${SETTING[$1_PARTITION]-${SETTING[PARTITION_$kind]:-}}"
+}
+
+# resources PREFIX: sets OPTIONS of sbatch from PREFIX_CPUS, _MEM, _TIME, _GRES, _NODES, its partition, and the general ones.
 resources() {
-  local name value
+  local option
   OPTIONS=()
-  for name in partition:PARTITION cpus-per-task:CPUS mem:MEM time:TIME gres:GRES nodes:NODES; do
-    value=$(setting "$1_${name#*:}")
-    if [[ -n $value ]]; then OPTIONS+=("--${name%%:*}=$value"); fi
-  done
-  for name in account:ACCOUNT qos:QOS; do
-    value=$(setting "${name#*:}")
-    if [[ -n $value ]]; then OPTIONS+=("--${name%%:*}=$value"); fi
+  for option in "partition=$(partition "$1")" "cpus-per-task=$(setting "$1_CPUS")" "mem=$(setting "$1_MEM")" \
+    "time=$(setting "$1_TIME")" "gres=$(setting "$1_GRES")" "nodes=$(setting "$1_NODES")" \
+    "account=$(setting ACCOUNT)" "qos=$(setting QOS)"; do
+    if [[ -n ${option#*=} ]]; then OPTIONS+=("--$option"); fi
   done
   OPTIONS+=(${SBATCH_OPTIONS[@]+"${SBATCH_OPTIONS[@]}"})
 }
@@ -185,14 +197,14 @@ submit() {
   say "$stage $role: job $JOB"
 }
 
-# give_up MESSAGE: half a chain is of no use.
+# give_up MESSAGE: cancels what was submitted, since half a chain is of no use.
 give_up() {
   local stage role id rest code=$BAD_CONFIG
   while IFS=$'\t' read -r stage role id rest; do
-    if [[ -z $only ]]; then scancel "$id" && say "$stage $role: job $id taken back"; fi
+    if [[ -z $only ]]; then scancel "$id" && say "$stage $role: job $id cancelled"; fi
   done <"$submission/jobs.tsv"
   if [[ $1 == *'nable to contact'* ]]; then code=$NO_SERVICE; fi
-  fail "$code" 'sbatch refused the job' '' "$1" 'mend [cluster] of the experiment file (partitions: sinfo)'
+  fail "$code" 'sbatch refused the job' '' "$1" 'correct [cluster] of the experiment file (partitions: sinfo)'
 }
 
 # submit_workers STAGE COUNT DEPENDENCY COORDINATOR: an array, at most WORKERS_AT_ONCE of it at a time.

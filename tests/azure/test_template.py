@@ -143,8 +143,7 @@ def test_partitions_are_those_of_the_example_settings_of_the_wrappers(
     azure: Path, nodes: dict[str, dict[str, str]]
 ) -> None:
     settings = (azure.parent / "example.settings.env").read_text()
-    used = set(re.findall(r"^# ?\w*_PARTITION='(\w+)'|^\w*_PARTITION='(\w+)'", settings, re.MULTILINE))
-    names = {name for pair in used for name in pair if name}
+    names = set(re.findall(r"^(?:# ?)?\w*PARTITION\w*='(\w+)'", settings, re.MULTILINE))
     assert names
     assert names <= set(nodes)
 

@@ -77,6 +77,7 @@ def test_what_is_given_for_a_stage_wins_over_the_defaults(tmp_path: Path) -> Non
         'account = "neuro; rm -rf /"',
         'account = "$(id)"',
         'images = "/a,b"',
+        'modules = "apptainer; id"',
         'options = ["--wrap=id"]',
         'options = ["--export=ALL"]',
         'options = ["--comment=$(id)"]',
@@ -119,5 +120,8 @@ def test_the_readme_knows_every_key() -> None:
 def test_the_example_settings_know_every_setting(tmp_path: Path) -> None:
     """For a person without lsdflow: whatever `lsdflow submit` would write is in the example as well."""
     keys = set(re.findall(r"\b([A-Z][A-Z_]+)='", (WRAPPERS / "example.settings.env").read_text()))
-    written = {line.partition("=")[0] for line in settings_text(_experiment(tmp_path)).splitlines()}
+    lines = settings_text(_experiment(tmp_path, '[cluster]\nmodules = "apptainer"\n')).splitlines()
+    # PARTITION_CPU and PARTITION_GPU are the defaults of <STAGE>_PARTITION.
+    written = {key for key in (line.partition("=")[0] for line in lines) if not key.endswith("_PARTITION")}
     assert written - keys == {"EXPERIMENT"}
+    assert {"PARTITION_CPU", "PARTITION_GPU"} <= keys

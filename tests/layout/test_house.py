@@ -227,7 +227,7 @@ def test_no_file_is_named_for_nothing() -> None:
 def test_every_stage_has_an_image_a_job_and_a_service(stage: str) -> None:
     for name in ("containers/facts.py", "docker-bake.hcl"):
         assert f'"{stage}"' in (REPOSITORY / name).read_text()
-    assert f"main {stage} " in (REPOSITORY / "slurm_wrappers" / f"{stage}.sbatch").read_text()
+    assert f'/stage.sbatch" {stage} ' in (REPOSITORY / "slurm_wrappers" / f"{stage}.sbatch").read_text()
     compose = (REPOSITORY / "compose" / "compose.yaml").read_text()
     pin = f"{stage.upper().replace('-', '_')}_IMAGE"
     assert yaml.safe_load(compose)["services"][stage]["image"].startswith(f"${{{pin}:?")

@@ -57,6 +57,11 @@ class Cluster:
 
     folder: Path
 
+    def module(self, path: Path) -> dict[str, str]:
+        """Variables of a shell with the command `module`, which notes its words; `load singularity` adds a PATH."""
+        note = f'echo "$*" >>{str(self.folder / "modules")!r}'
+        return {"BASH_FUNC_module%%": f"() {{ {note}; [[ $2 == singularity ]] && PATH={str(path)!r}:$PATH; }}"}
+
     def answer(self, name: str, text: str = "", code: int = 0) -> None:
         """What a stand-in says from now on."""
         (self.folder / f"answer-{name}").write_text(text)

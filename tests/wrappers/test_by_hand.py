@@ -141,6 +141,62 @@ def test_inputs_outside_of_the_experiment_are_bound_to_be_read(
     assert bound[:-1] == [f"{path}:{path}:ro" for path in (volume, truth, mask)] + [str(experiment)]
 
 
+def test_the_settings_file_of_an_experiment_has_priority(
+    cluster: Cluster, spool: Path, experiment: Path, tmp_path: Path
+) -> None:
+    write_sif(tmp_path / "sifs", "watershed")
+    (experiment / "experiment.toml").write_text(f'[cluster]\nimages = "{experiment / "images"}"\nmodules = "other"\n')
+    lines = (
+        f"IMAGES='{tmp_path / 'sifs'}'",
+        "MODULES='singularity cuda/12'",
+        "SET='watershed.size=7'",
+        "BIND='/scratch'",
+    )
+    (experiment / "settings.env").write_text("".join(f"{line}\n" for line in lines))
+    done = _run(cluster, spool, experiment, **cluster.module(tmp_path))
+    assert done.returncode == 0, done.stderr
+    call = _executed(cluster)
+    assert str(tmp_path / "sifs" / SIF) in call
+    assert call[call.index("/scratch") - 1] == "--bind"
+    assert call[call.index("watershed.size=7") - 1] == "--set"
+    assert (cluster.folder / "modules").read_text() == "load singularity cuda/12\n"
+
+
+def test_modules_of_the_experiment_file_bring_the_program_of_the_containers(
+    cluster: Cluster, spool: Path, experiment: Path, tmp_path: Path
+) -> None:
+    (experiment / "experiment.toml").write_text('[cluster]\nmodules = "singularity"\n')
+    loaded = tmp_path / "loaded"
+    loaded.mkdir()
+    (cluster.folder / "bin" / "singularity").rename(loaded / "singularity")
+    done = _run(cluster, spool, experiment, **cluster.module(loaded))
+    assert done.returncode == 0, done.stderr
+    assert _executed(cluster)[0] == "exec"
+
+
+def test_a_module_that_is_not_there_is_an_error(
+    cluster: Cluster, spool: Path, experiment: Path, tmp_path: Path
+) -> None:
+    (experiment / "experiment.toml").write_text('[cluster]\nmodules = "nothing"\n')
+    done = _run(cluster, spool, experiment, **cluster.module(tmp_path))
+    assert done.returncode == 66
+    assert "module load nothing failed" in done.stderr
+    assert cluster.calls("singularity") == []
+
+
+def test_the_script_of_all_stages_may_be_submitted_with_the_name_of_one(
+    cluster: Cluster, spool: Path, experiment: Path
+) -> None:
+    shutil.copy(WRAPPERS / "stage.sbatch", spool)
+    cluster.answer("scontrol", f"JobId=104 JobName=stage.sbatch\n   Command={WRAPPERS}/stage.sbatch watershed exp\n")
+    done = cluster.run(["bash", spool, "watershed", experiment], **JOB)
+    assert done.returncode == 0, done.stderr
+    assert "watershed" in _executed(cluster)
+    unknown = cluster.run(["bash", spool, "flood", experiment], **JOB)
+    assert unknown.returncode == 2
+    assert "no stage flood" in unknown.stderr
+
+
 @pytest.mark.parametrize("code", [0, 65, 79])
 def test_the_exit_code_of_the_stage_is_that_of_the_job(
     cluster: Cluster, spool: Path, experiment: Path, code: int

@@ -105,6 +105,50 @@ def test_a_dry_run_needs_no_image(cluster: Cluster, experiment: Path, settings: 
     assert (done.returncode, done.stdout.count("$ sbatch")) == (0, 21)
 
 
+def test_the_experiment_alone_is_submitted_with_the_settings_in_its_folder(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    command = [WRAPPERS / "pipeline.sh", experiment, "--to", "prepare"]
+    without = cluster.run([*command])
+    assert without.returncode == 2
+    assert "EXPERIMENT/settings.env" in without.stderr
+    settings.rename(experiment / "settings.env")
+    done = cluster.run([*command])
+    assert done.returncode == 0, done.stderr
+    assert len(cluster.calls("sbatch")) == 2
+
+
+def test_a_stage_has_its_own_partition_else_that_of_the_site_for_its_kind(
+    cluster: Cluster, experiment: Path, settings: Path
+) -> None:
+    lines = (
+        "PARTITION_CPU='short'",
+        "PARTITION_GPU='a100'",
+        "WATERSHED_WORKER_PARTITION='spot'",
+        "VERIFY_PARTITION=''",
+    )
+    settings.write_text(settings.read_text() + "".join(f"{line}\n" for line in lines))
+    calls = _pipeline(cluster, experiment, settings, "--from", "predict", "--to", "watershed")
+    assert [_options(call, "partition") for call in calls] == ["short", "a100", "", "short", "spot", ""]
+
+
+def test_modules_are_loaded_before_the_images_are_checked(
+    cluster: Cluster, experiment: Path, settings: Path, tmp_path: Path
+) -> None:
+    settings.write_text(settings.read_text() + "MODULES='nothing'\n")
+    command = [WRAPPERS / "pipeline.sh", experiment, "--settings", settings, "--to", "prepare"]
+    done = cluster.run([*command], **cluster.module(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "module load nothing failed here" in done.stderr
+    loaded = tmp_path / "loaded"
+    loaded.mkdir()
+    (cluster.folder / "bin" / "singularity").rename(loaded / "singularity")
+    settings.write_text(settings.read_text() + "MODULES='singularity'\n")
+    checked = len(cluster.calls("singularity"))
+    assert cluster.run([*command], **cluster.module(loaded)).returncode == 0
+    assert len(cluster.calls("singularity")) == checked + 1
+
+
 def test_jobs_and_all_they_read_are_kept_with_the_submission(
     cluster: Cluster, experiment: Path, settings: Path
 ) -> None:
@@ -133,7 +177,7 @@ def test_workers_are_added_to_a_coordinator_in_the_queue_only(
 
 
 def test_a_chain_that_sbatch_refuses_is_taken_back(cluster: Cluster, experiment: Path, settings: Path) -> None:
-    settings.write_text(settings.read_text().replace("EVALUATE_PARTITION='cpu'", "EVALUATE_PARTITION='moon'"))
+    settings.write_text(settings.read_text() + "EVALUATE_PARTITION='moon'\n")
     script = cluster.folder / "bin" / "sbatch"
     script.write_text(script.read_text().replace('if name == "sbatch":', REFUSE_MOON))
     done = cluster.run(
@@ -169,8 +213,7 @@ def test_a_value_that_looks_like_a_command_stays_a_value(
     cluster: Cluster, experiment: Path, settings: Path, tmp_path: Path
 ) -> None:
     mark = tmp_path / "executed"
-    text = settings.read_text().replace("PREPARE_PARTITION='cpu'", f"PREPARE_PARTITION='$(touch {mark})`touch {mark}`'")
-    settings.write_text(text)
+    settings.write_text(settings.read_text() + f"PREPARE_PARTITION='$(touch {mark})`touch {mark}`'\n")
     calls = _pipeline(cluster, experiment, settings, "--to", "prepare")
     assert _options(calls[0], "partition") == f"$(touch {mark})`touch {mark}`"
     assert not mark.exists()

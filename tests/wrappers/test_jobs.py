@@ -378,6 +378,12 @@ def test_verify_that_is_stopped_leaves_running_workers_alone(cluster: Cluster, s
 
 
 # --- training on several nodes -------------------------------------------------------------------------------------
+def test_each_step_of_a_training_loads_the_modules(cluster: Cluster, submission: Path, tmp_path: Path) -> None:
+    _set(submission, "MODULES='singularity'")
+    assert _run(cluster, submission, "train-lsd", "step", **cluster.module(tmp_path)).returncode == 0
+    assert (cluster.folder / "modules").read_text() == "load singularity\n"
+
+
 def test_a_training_on_several_nodes_is_one_step_a_node(cluster: Cluster, submission: Path) -> None:
     assert _run(cluster, submission, "train-lsd", "run", SLURM_NNODES="4").returncode == 0
     assert cluster.calls("srun") == [

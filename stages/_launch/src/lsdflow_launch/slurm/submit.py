@@ -74,6 +74,7 @@ def settings_text(experiment: Experiment) -> str:
         ("STAGES", " ".join(stages_of(experiment))),
         ("IMAGES", str(experiment.resolve(table.images))),
         ("SINGULARITY", table.singularity),
+        ("MODULES", table.modules),
         *((("MONGO_URI_FILE", str(uri_file)),) if uri_file else ()),
         *(("BIND_RO", str(m.target)) for m in mounts_of(experiment) if not m.writable and m.target != uri_file),
         *(("BIND", str(experiment.resolve(path))) for path in table.binds),

@@ -31,6 +31,7 @@ Memory = Annotated[str, StringConstraints(pattern=r"^[0-9]+[KMGT]?$")]
 Time = Annotated[str, StringConstraints(pattern=r"^([0-9]+-)?[0-9]+(:[0-9]{2}){0,2}$")]
 Gres = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:,-]*$")]
 SbatchOption = Annotated[str, StringConstraints(pattern=r"^--[a-z][a-z-]*(=[A-Za-z0-9_.,:@/+&|*\[\]-]*)?$")]
+Modules = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+/ -]*$")]
 SafePath = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f'\"\\$`:,;]+$")]
 
 
@@ -82,6 +83,9 @@ class ClusterTable(StrictModel):
         default="images", description="folder with the SIF images, absolute or relative to this file"
     )
     singularity: SafePath = Field(default="singularity", description="command or path of singularity or apptainer")
+    modules: Modules = Field(
+        default="", description='names for `module load` before a job calls singularity, for example "apptainer/1.4"'
+    )
     binds: list[SafePath] = Field(
         default=[], description="further folders that the stages read or write; input volumes are bound automatically"
     )
