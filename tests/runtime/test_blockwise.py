@@ -249,10 +249,28 @@ def test_differences_name_inputs_and_nested_settings_and_end_after_six() -> None
         identity="i",
     )
     other = {**config, "a": {"x": 2, "y": (1, 2)}}
-    assert differences(earlier, other, {"predict": "2"}) == "a.x 1 -> 2, another predict"
+    assert differences(earlier, other, {"predict": "2"}) == "a.x 1 -> 2, another input: predict"
     many = differences(earlier, {"a": config["a"]}, {"predict": "1"})
     assert many.startswith("n0 0 -> none, n1 0 -> none")
     assert many.endswith("n5 0 -> none, and 1 more")
+
+
+def test_differences_list_what_a_user_set_with_short_values() -> None:
+    """They once listed "resolved.scheme...", "another faces" and whole tables."""
+    resolved = {"threshold": 0.48, "block_shape_vox": [256, 256, 256]}
+    earlier = Manifest(
+        writer=Writer(stage="toy", version="1"),
+        key="k",
+        config={"size": [1] * 20, "resolved": resolved},
+        inputs={"faces": "1", "pass 0": "1", "mask": "1"},
+        outputs={},
+        identity="i",
+    )
+    other = {"size": "a" * 80, "resolved": {**resolved, "threshold": 0.35}}
+    changed = differences(earlier, other, {"faces": "2", "pass 0": "2", "mask": "2"})
+    assert changed == f"size [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, … -> {'a' * 31}…, another input: mask"
+    same = {**other, "size": earlier.config["size"]}
+    assert differences(earlier, same, {**earlier.inputs, "faces": "2"}) == "threshold 0.48 -> 0.35"
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"begin_vox": [0, 0, 0]}', "no voxels", "no block", "two axes"])

@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 DIGEST_VARIABLE, JOB_VARIABLE = "LSDFLOW_IMAGE_DIGEST", "LSDFLOW_JOB"
 # In the facts, like the seal: programs of earlier contracts refuse a manifest with unknown fields.
 LIBRARIES_FACT = "libraries"
-# Differences that are listed one by one.
-LISTED = 6
+# Differences that are listed one by one, and the characters of each value.
+LISTED, LONGEST_VALUE = 6, 32
+# What follows from settings and inputs, in the recorded settings of a stage.
+RESOLVED = "resolved"
+# Inputs that an earlier pass of the same stage made.
+FROM_PASSES = ("faces", "lsds")
 
 
 class Writer(StrictModel):
@@ -192,23 +196,36 @@ def work_key(stage: str, parameters: dict[str, Any], inputs: dict[str, str]) -> 
 
 
 def differences(earlier: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """At most LISTED of "name old -> new" and "another NAME" (an input); empty if no recorded value differs."""
-    changed = [*_changed("", earlier.config, config)]
+    """At most LISTED of "name old -> new" and "another input: NAME"; empty if no recorded value differs.
+
+    Values that follow from the settings are listed only if nothing else differs. Inputs that an earlier pass of the
+    stage made are left out.
+    """
+    settings, before = ({name: table[name] for name in table if name != RESOLVED} for table in (config, earlier.config))
+    changed = [*_changed("", before, settings)]
     names = sorted({*earlier.inputs, *inputs})
-    changed += [f"another {name}" for name in names if earlier.inputs.get(name) != inputs.get(name)]
+    other = [name for name in names if _is_given(name) and earlier.inputs.get(name) != inputs.get(name)]
+    changed += [f"another input: {name}" for name in other]
+    changed = changed or [*_changed("", earlier.config.get(RESOLVED, {}), config.get(RESOLVED, {}))]
     more = [f"and {len(changed) - LISTED} more"] if len(changed) > LISTED else []
     return ", ".join([*changed[:LISTED], *more])
 
 
 def _changed(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted({*old, *new}):
-        before, now = old.get(name, "none"), new.get(name, "none")
+        before, now = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
             yield from _changed(f"{prefix}{name}.", before, now)
         # Tuples became lists in the JSON of the manifest.
         elif before != (list(now) if isinstance(now, tuple) else now):
-            yield f"{prefix}{name} {_said(before)} -> {_said(now)}"
+            yield f"{prefix}{name} {_short(before)} -> {_short(now)}"
 
 
-def _said(value: object) -> object:
-    return "none" if value is None else value
+def _short(value: object) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+def _is_given(name: str) -> bool:
+    """True for an input from outside the stage."""
+    return name not in FROM_PASSES and not name.startswith("pass ")

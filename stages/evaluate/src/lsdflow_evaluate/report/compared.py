@@ -22,8 +22,6 @@ from lsdflow_evaluate.report.volumes import PlaneBox, picture_of
 from lsdflow_runtime.io.volumes import open_volume
 
 MOST_PICTURES = 6
-# Inputs that an earlier pass of the same stage has made.
-FROM_PASSES = ("faces", "lsds")
 
 
 def compared_results(
@@ -102,11 +100,6 @@ def _settings(now: Mapping[str, Manifest], chain: Mapping[str, Manifest | None])
 
 
 def _differences(current: Manifest, other: Manifest) -> str:
-    """Settings as the user wrote them, and inputs that neither another stage nor another pass has made."""
-    config, known = ({name: m.config[name] for name in m.config if name != "resolved"} for m in (other, current))
-    inputs, known_inputs = ({n: m.inputs[n] for n in m.inputs if _is_from_outside(n)} for m in (other, current))
-    return differences(current.model_copy(update={"config": known, "inputs": known_inputs}), config, inputs)
-
-
-def _is_from_outside(name: str) -> bool:
-    return name not in (*STAGES, *FROM_PASSES) and not name.startswith("pass ")
+    """Settings as the user wrote them, and inputs that no stage has made."""
+    known, inputs = ({name: m.inputs[name] for name in m.inputs if name not in STAGES} for m in (current, other))
+    return differences(current.model_copy(update={"inputs": known}), other.config, inputs)
