@@ -71,6 +71,13 @@ def test_bf16_is_refused_by_validate_and_by_run_where_the_cpu_cannot_compute_in_
     assert not experiment.layout.results.exists()
 
 
+def test_a_gpu_that_does_not_exist_is_reported_once(make_experiment, monkeypatch):
+    """The check of main memory once reported it again; a cluster has GPUs that this machine has not."""
+    monkeypatch.setattr("lsdflow_predict.resources.gpu_count", lambda: 0)
+    experiment = make_experiment().experiment("compute.device=cuda:1")
+    assert [problem.what for problem in Predict().validate(experiment)] == ["there is no such GPU"]
+
+
 def test_another_lsd_network_than_trained_with(make_experiment, micro_bundle):
     experiment = make_experiment()
     other = micro_bundle(experiment.layout, "lsd", 4)

@@ -63,7 +63,7 @@ class Predict(BlockStage):
             lambda: read_manifest(experiment.layout, "prepare"),
             lambda: check_mode(experiment.common.mode, config),
         ]
-        # Jobs of a cluster have GPUs where the machine that validates has none.
+        # Jobs of a cluster may have GPUs that the machine that validates has not.
         if not experiment.uses_cluster or device == "cpu":
             checks.append(lambda: _check_precision(experiment.compute, config))
             if device != "auto":
@@ -255,18 +255,17 @@ def _open_mask(experiment: Experiment, config: PredictConfig, raw: Volume) -> Vo
 
 
 def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[StageError]:
-    """Problems of raw, mask, region and networks; main memory is checked once there are none."""
+    """Problems of raw, mask, region and networks; the main memory of workers on CPUs is checked once there are none."""
     try:
         raw = open_raw(experiment.layout.target_volume)
     except StageError as error:
         return [error]
-    voxel_size_nm = raw.geometry.voxel_size_nm
+    voxel_size_nm, compute = raw.geometry.voxel_size_nm, experiment.compute
 
     def check_memory() -> None:
         networks = choose_networks_of(experiment, config, voxel_size_nm)
         region = region_box(config.roi, voxel_size_nm, raw.box, "predict.roi")
         tiled = tile_networks(networks, config, region, voxel_size_nm)
-        compute = experiment.compute
         check_main_memory(*tiled, device=choose_device(compute.device), workers=_workers_here(compute))
 
     problems = problems_of(
@@ -276,7 +275,8 @@ def _problems_of_target(experiment: Experiment, config: PredictConfig) -> list[S
             lambda: check_weights(choose_networks_of(experiment, config, voxel_size_nm)),
         ]
     )
-    return problems or problems_of([check_memory])
+    # Workers on a named GPU need little main memory, and `problems` reports a GPU that does not exist.
+    return problems or ([] if compute.device.startswith("cuda") else problems_of([check_memory]))
 
 
 def _check_precision(compute: ComputeTable, config: PredictConfig) -> None:
