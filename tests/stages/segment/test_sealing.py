@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,23 @@ def test_a_run_writes_its_own_damaged_manifest_again_with_the_same_identity(make
     found = read_manifest(experiment.layout, "segment")
     assert (found.identity, found.facts["segments"]) == (before.identity, before.facts["segments"])
     assert json.loads(path.read_text())["facts"]["seal"]
+
+
+def test_results_of_two_thresholds_share_the_tables_and_both_are_verified(make_experiment: Make) -> None:
+    """The summary is that of the last run; after `lsdflow use`, verify once found no tables for the other result."""
+    automatic = make_experiment("a", *SETTINGS[:2])
+    Segment().run(automatic)
+    settings = {**automatic.tables["segment"], "threshold": 0.2}
+    lower = replace(automatic, tables={**automatic.tables, "segment": settings})
+    first = read_manifest(automatic.layout, "segment")
+    Segment().run(lower)
+    assert Segment().verify(lower)["verified"]
+    first.write(automatic.layout)
+    assert Segment().verify(automatic)["verified"]
+    assert Segment().status(automatic)["finished"]
+    path = tables_of(lower.layout) / lut_name("hist_quant_75", 0.1)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(BadData, match=r"0\.1000"):
+        Segment().verify(automatic)
+    Segment().repair(automatic)
+    assert Segment().verify(automatic)["verified"]

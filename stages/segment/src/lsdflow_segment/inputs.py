@@ -12,7 +12,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Box, Geometry, Vox3, region_box
 from lsdflow_contract.graph import DEFAULT_MERGE_FUNCTIONS
-from lsdflow_contract.manifest import read_manifest, work_key
+from lsdflow_contract.manifest import Manifest, read_manifest, work_key
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.blocks import BlockPlan, block_plan
 from lsdflow_runtime.io.target import Truth, open_truth, target_grid
@@ -23,6 +23,9 @@ from lsdflow_segment.tables import TableFolders
 from lsdflow_segment.threshold_selection import count_against_truth, thresholds_of
 
 STAGE = "segment"
+# Settings that choose among the tables, and those that decide which ones are computed.
+CHOOSING = ("threshold", "advice", "truth_dataset", "truth_roi")
+COMPUTING = ("thresholds_minmax", "thresholds_step", "extra_thresholds")
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,16 @@ class SegmentInputs:
     fragments: Volume
     plan: BlockPlan
 
+    def is_choice_of(self, manifest: Manifest) -> bool:
+        """True if a finished result chose its threshold by the settings of now, among the same tables."""
+        now = self.config.model_dump(mode="json")
+        same = all(manifest.config.get(name) == now[name] for name in (*CHOOSING, *COMPUTING))
+        of_graph = manifest.inputs == self.source.inputs
+        return same and of_graph and manifest.facts["merge_function"] == self.merge_function
+
     def tables_key(self, merge_function: str) -> str:
         """Key of the tables of a merge function: everything that decides them and the choice among them."""
-        chosen_by = self.config.model_dump(mode="json", include={"threshold", "advice", "truth_dataset", "truth_roi"})
+        chosen_by = self.config.model_dump(mode="json", include=set(CHOOSING))
         parameters = {"merge_function": merge_function, "thresholds": list(self.thresholds), **chosen_by}
         return work_key("segment-tables", parameters, self.source.inputs)
 

@@ -23,7 +23,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.lut import LUTS_FACT
-from lsdflow_contract.manifest import Manifest, read_manifest, remove_manifest, work_key
+from lsdflow_contract.manifest import Manifest, finished_manifests, read_manifest, remove_manifest, work_key
 from lsdflow_contract.sealing import require_sha256
 from lsdflow_metrics.contingency import Contingency
 from lsdflow_runtime.engine.block_stage import BlockStage
@@ -46,7 +46,14 @@ from lsdflow_segment.inputs import (
 from lsdflow_segment.partitioned_graph import PartitionedGraph, find_in_parts
 from lsdflow_segment.relabel import block_relabelling
 from lsdflow_segment.sizes import SegmentSizes, SizeCount, require_same_sizes
-from lsdflow_segment.tables import is_complete, read_summary, require_undamaged, write_mapped_lut, write_tables
+from lsdflow_segment.tables import (
+    is_complete,
+    read_summary,
+    require_tables,
+    require_undamaged,
+    write_mapped_lut,
+    write_tables,
+)
 from lsdflow_segment.threshold_selection import ThresholdChoice, choose_threshold, set_threshold, thresholds_of, why
 
 LOG = logging.getLogger("lsdflow.segment")
@@ -62,11 +69,7 @@ class Segment(BlockStage):
     def passes(self, experiment: Experiment) -> list[BlockTask]:
         """The relabelling of a run whose tables are written. Raises MissingInput (66) if they are not."""
         inputs = open_inputs(experiment)
-        summary = read_summary(inputs.folders, inputs.merge_function)
-        folder = inputs.folders.tables
-        if summary["key"] != inputs.tables_key(inputs.merge_function) or not is_complete(folder, summary):
-            raise MissingInput("the thresholds of this graph are not computed", where=folder, fix="run: segment run")
-        return [_relabelling(experiment, inputs, float(summary["chosen"]))]
+        return [_relabelling(experiment, inputs, _chosen_before(experiment, inputs))]
 
     def process(self, experiment: Experiment) -> Manifest:
         """Write the tables and the segmentation, and compare its voxels with the graph."""
@@ -97,6 +100,9 @@ class Segment(BlockStage):
         for merge_function in inputs.source.merge_functions:
             summary = read_summary(inputs.folders, merge_function)
             path = inputs.folders.summary(merge_function)
+            if summary["key"] != inputs.tables_key(merge_function):
+                require_tables(inputs.folders, merge_function, inputs.thresholds)
+                continue
             require_sha256(path, known.get(merge_function), "run: segment repair")
             require_undamaged(inputs.folders.tables, summary)
         return facts
@@ -148,6 +154,21 @@ class Segment(BlockStage):
         inputs = open_inputs(experiment)
         wanted = inputs.config.threshold
         return _relabelling(experiment, inputs, inputs.thresholds[0] if wanted == "auto" else wanted)
+
+
+def _chosen_before(experiment: Experiment, inputs: SegmentInputs) -> float:
+    """The threshold that a run with these settings chose. MissingInput (66) if there was none, or its tables are lost.
+
+    It is in the summary of the tables, or, if a run with other settings wrote that anew, in the manifest of the result.
+    """
+    summary = read_summary(inputs.folders, inputs.merge_function)
+    chosen = [float(summary["chosen"])] if summary["key"] == inputs.tables_key(inputs.merge_function) else []
+    finished = finished_manifests(experiment.layout, STAGE).values()
+    chosen += [float(made.facts["threshold"]) for made in finished if inputs.is_choice_of(made)]
+    if not chosen or not is_complete(inputs.folders, inputs.merge_function, inputs.thresholds):
+        where = inputs.folders.tables
+        raise MissingInput("the thresholds of this graph are not computed", where=where, fix="run: segment run")
+    return chosen[0]
 
 
 def _choose(

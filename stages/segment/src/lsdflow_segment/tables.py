@@ -11,6 +11,9 @@ the contract's `write_lut`, in the memory of a slice.
 
 Two thresholds may share the field's name (0.56 and 0.57 are both _56). Then only one of them gets it: the one that the
 number means (0.56), or else the lowest. The others have no file of that name, and the summary says so.
+
+Results with other settings of the same graph share its tables: a table depends on its threshold alone. The summary is
+that of the last run; the manifest of each result records its own choice.
 """
 
 from __future__ import annotations
@@ -141,10 +144,21 @@ def read_summary(folders: TableFolders, merge_function: str) -> dict[str, Any]:
     return summary
 
 
-def is_complete(folder: Path, summary: Mapping[str, Any]) -> bool:
-    """True if every lookup table that a summary names exists, with its side-car."""
-    paths = [folder / row["lut"] for row in summary["thresholds"]]
+def is_complete(folders: TableFolders, merge_function: str, thresholds: Sequence[float]) -> bool:
+    """True if the lookup tables of all thresholds exist, with their side-cars."""
+    paths = [folders.lut(merge_function, threshold) for threshold in thresholds]
     return all(path.exists() and path.with_suffix(".json").exists() for path in paths)
+
+
+def require_tables(folders: TableFolders, merge_function: str, thresholds: Sequence[float]) -> None:
+    """Check the tables of settings that the summary is not of: each against its side-car.
+
+    Raises BadData (65) for a damaged table or side-car, MissingInput (66) for a lost one.
+    """
+    for path in (folders.lut(merge_function, threshold) for threshold in thresholds):
+        if not path.exists():
+            raise MissingInput("a lookup table is lost", where=path, fix=_REPAIR)
+        require_sha256(path, read_side_car(path).get(NPZ_SHA256), _REPAIR)
 
 
 def require_undamaged(folder: Path, summary: Mapping[str, Any]) -> None:
