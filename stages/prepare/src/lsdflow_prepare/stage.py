@@ -19,7 +19,7 @@ from lsdflow_contract.manifest import Manifest, current_key, read_kept_manifest,
 from lsdflow_prepare.config import PrepareConfig
 from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.inputs import VolumeInputs, open_inputs
-from lsdflow_prepare.journal import adopt_journal
+from lsdflow_prepare.journal import adopt_journal, remove_unfinished_arrays
 from lsdflow_prepare.look import describe_volumes, look_at
 from lsdflow_prepare.report import (
     VolumeReport,
@@ -210,6 +210,7 @@ def _finish(
     seconds = time.time() - started
     manifest = make_manifest(experiment, table, reports, outputs, warnings=findings.warnings, seconds=seconds)
     _leave_manifest(experiment.layout, manifest)
+    remove_unfinished_arrays(experiment.layout)
 
 
 def _leave_manifest(layout: ExperimentLayout, manifest: Manifest) -> None:
