@@ -267,3 +267,16 @@ def test_a_map_of_an_earlier_contract_is_used_where_it_is(make_experiment: Make)
     assert np.array_equal(map_of(experiment), before)
     assert read_manifest(experiment.layout, "evaluate").outputs["lsd_error"] == "lsd_error.zarr/volumes/lsd_error"
     assert Evaluate().verify(experiment)["verified"]
+
+
+def test_repair_without_the_lsds_of_an_earlier_map_makes_no_map(make_experiment: Make) -> None:
+    """The files of the pass are left; repair once raised because its LSDs are no longer stored."""
+    experiment = make_experiment("a", *SET)
+    merged_cells(experiment)
+    Evaluate().run(experiment)
+    predict = read_manifest(experiment.layout, "predict")
+    outputs = {name: path for name, path in predict.outputs.items() if name != "lsds"}
+    predict.model_copy(update={"outputs": outputs}).write(experiment.layout)
+    Evaluate().repair(experiment)
+    assert "lsd_error" not in read_manifest(experiment.layout, "evaluate").outputs
+    assert Evaluate().verify(experiment)["verified"]

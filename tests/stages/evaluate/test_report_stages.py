@@ -28,12 +28,13 @@ from lsdflow_evaluate.evaluation import report_source, write_report
 from lsdflow_evaluate.report.collect import loss_curve, run_problems
 from lsdflow_evaluate.report.data import BlockState, Resources, StageRecord, StageRun
 from lsdflow_evaluate.report.figures import column_means, column_states, map_pictures
-from lsdflow_evaluate.report.stage_records import map_of, shown_pass, stage_record, stage_records
+from lsdflow_evaluate.report.stage_records import map_of, shown_pass, stage_blocks, stage_record, stage_records
 from lsdflow_evaluate.report.stages import busy_periods, timeline
 from lsdflow_evaluate.report.words import bytes_words
 from lsdflow_evaluate.scores.scores_file import present_result
 from lsdflow_evaluate.stage import Evaluate
 from lsdflow_runtime.blocks import BlockPlan, read_grid, write_grid
+from lsdflow_runtime.store.done_marks import DoneMarks
 
 Make = Callable[..., Experiment]
 DONE, RETRIED, MISSING, FAILED = BlockState.DONE, BlockState.RETRIED, BlockState.MISSING, BlockState.FAILED
@@ -286,6 +287,20 @@ def test_of_a_stage_with_several_passes_the_one_with_the_blocks_of_the_manifest_
     assert shown_pass(source, "evaluate", None, ["counting", "later"]) == "later"
     named = found.model_copy(update={"key": "later"})
     assert shown_pass(source, "evaluate", named, ["counting", "later"]) == "later"
+
+
+def test_of_prepare_the_blocks_of_all_passes_of_the_current_volumes_are_counted(make_experiment: Make) -> None:
+    experiment = make_experiment()
+    volume, other = "1c0f4a2b" + 56 * "0", "9e77d013" + 56 * "0"
+    for key, blocks in ((volume[:-1] + "1", 3), (volume[:-1] + "2", 2), (other, 7)):
+        marks = DoneMarks.of(experiment.layout.store, "prepare", key)
+        for number in range(blocks):
+            marks.mark_done(number, {"seconds": 1.0, "checksums": {}, "facts": {}})
+    prepared = read_manifest(experiment.layout, "watershed")
+    prepared = prepared.model_copy(update={"inputs": {"target": volume}, "facts": {}})
+    found = stage_blocks(report_source(experiment), "prepare", prepared)
+    assert found is not None
+    assert (found.done, found.failed, found.total, found.map) == (5, 0, 5, None)
 
 
 def test_the_grid_of_blocks_is_noted_when_their_work_begins(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsdflow_contract.arrays import LSD_ERROR
-from lsdflow_contract.errors import BadData, MissingInput, StageError
+from lsdflow_contract.errors import MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.hashing import hash_of, hash_of_array
 from lsdflow_contract.lut import Lut
@@ -202,14 +202,13 @@ def passes_begun(experiment: Experiment) -> list[BlockTask]:
     counting, root = find_counting(experiment), pass_files_root(experiment)
     found = [] if counting is None else [counting.task]
     for key in keys_of_pass_files(root):
-        try:
+        # A run writes damaged files again, and decides anew whether there can be a map of LSD errors.
+        with suppress(StageError):
             files = find_pass_files(root, key)
-        except BadData:
-            continue  # a run writes its files again
-        known = files.parameters.get("counting")
-        if known is None or (counting is not None and counting.task.key == known):
-            task = _pass_of_files(experiment, counting, files)
-            found += [task] if task.key == key else []
+            known = files.parameters.get("counting")
+            if known is None or (counting is not None and counting.task.key == known):
+                task = _pass_of_files(experiment, counting, files)
+                found += [task] if task.key == key else []
     return found
 
 

@@ -36,7 +36,7 @@ from lsdflow_evaluate.report.stage_records import (
     attempts_of,
     finished_stages,
     last_error,
-    marks_shown,
+    shown_passes,
     stage_blocks,
     stage_records,
 )
@@ -145,14 +145,11 @@ def run_problems(source: Source, manifests: Mapping[str, Manifest]) -> list[Prob
     for stage in STAGES[:-1]:
         if error := last_error(source.layout, stage):
             problems.append(problem_of(stage, error))
-        found = marks_shown(source, stage, manifests.get(stage))
-        if found is None:
-            continue
-        _, marks = found
         known = {failed.block for failed in accepted if failed.stage == stage}
-        for number in sorted(marks.failed() - known)[:MOST_FAILED_BLOCKS]:
-            record = problem_of(stage, marks.failure(number))
-            problems.append(Problem(stage, f"block {number}: {record.what}", record.where, fix=record.fix))
+        for marks in shown_passes(source, stage, manifests.get(stage)).values():
+            for number in sorted(marks.failed() - known)[:MOST_FAILED_BLOCKS]:
+                record = problem_of(stage, marks.failure(number))
+                problems.append(Problem(stage, f"block {number}: {record.what}", record.where, fix=record.fix))
     return problems
 
 

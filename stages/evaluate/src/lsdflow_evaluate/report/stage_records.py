@@ -38,8 +38,10 @@ from lsdflow_evaluate.report.data import (
 )
 from lsdflow_runtime.blocks import BlockPlan, grid_of_manifest
 from lsdflow_runtime.store.done_marks import BlockStore
-from lsdflow_runtime.store.stores import Store
+from lsdflow_runtime.store.stores import FilesStore, Store
 
+# So many letters of the key of a volume begin the keys of the passes that write it.
+VOLUME_LETTERS = 8
 LOG_LINES = 40
 LOG_BYTES = 1 << 16
 # Signals end a command with 128 + their number.
@@ -127,17 +129,21 @@ def last_error(layout: ExperimentLayout, stage: str) -> dict[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def marks_shown(source: Source, stage: str, manifest: Manifest | None) -> tuple[str, BlockStore] | None:
-    """Key and done marks of the pass whose blocks are shown; None if the stage has none that stands for all."""
+def shown_passes(source: Source, stage: str, manifest: Manifest | None) -> dict[str, BlockStore]:
+    """Keys and done marks of the passes whose blocks are shown: one, except for the volumes of prepare."""
+    if stage == "prepare" and manifest is not None:
+        # Its marks are files, also with a MongoDB; the keys of the passes begin like that of their volume.
+        store = FilesStore(source.layout.store)
+        volumes = tuple(key[:VOLUME_LETTERS] for key in manifest.inputs.values())
+        return {key: store.blocks(stage, key) for key in store.keys(stage) if key.startswith(volumes)}
     keys = source.store.keys(stage)
     key = shown_pass(source, stage, manifest, keys) if keys else ""
-    return (key, source.store.blocks(stage, key)) if key else None
+    return {key: source.store.blocks(stage, key)} if key else {}
 
 
 def shown_pass(source: Source, stage: str, manifest: Manifest | None, keys: Sequence[str]) -> str:
     """The key of the pass that is shown: the one that the manifest names, or that has the manifest's number of blocks
-    (evaluate has several passes, and names none); else the newest. Empty for a manifest without a number of blocks:
-    prepare has passes for each volume."""
+    (evaluate has several passes, and names none); else the newest. Empty for a manifest without a number of blocks."""
     if manifest is None or manifest.key in keys:
         return manifest.key if manifest is not None else keys[-1]
     grids = {key: source.grid_of(stage, key) for key in keys}
@@ -151,14 +157,27 @@ def shown_pass(source: Source, stage: str, manifest: Manifest | None, keys: Sequ
 def stage_blocks(
     source: Source, stage: str, manifest: Manifest | None, attempts: Sequence[Attempt] = ()
 ) -> StageBlocks | None:
-    """The blocks of the finished pass, or else of the newest; None if the stage has no blocks.
+    """The blocks of the finished pass, or else of the newest; of several passes their sum, without a map. None if the
+    stage has no blocks.
 
     Raises StageError for a mark that cannot be read.
     """
-    found = marks_shown(source, stage, manifest)
-    if found is None:
-        return None
-    key, marks = found
+    shown = shown_passes(source, stage, manifest)
+    found = [_blocks_of(source, stage, key, marks, manifest, attempts) for key, marks in shown.items()]
+    if len(found) < 2:
+        return found[0] if found else None
+    done, failed, total = (sum(getattr(blocks, name) for blocks in found) for name in ("done", "failed", "total"))
+    return StageBlocks(done, failed, total, np.concatenate([blocks.seconds for blocks in found]))
+
+
+def _blocks_of(
+    source: Source,
+    stage: str,
+    key: str,
+    marks: BlockStore,
+    manifest: Manifest | None,
+    attempts: Sequence[Attempt],
+) -> StageBlocks:
     done, failed = marks.done(), marks.failed()
     sample = sorted(done)[:: max(1, len(done) // MOST_RECORDS)]
     seconds = {number: float(marks.record(number).get("seconds", math.nan)) for number in sample}
