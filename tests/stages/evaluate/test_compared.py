@@ -19,7 +19,7 @@ from lsdflow_contract.sealing import read_sealed
 from lsdflow_contract.testing import made
 from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.evaluation import write_report
-from lsdflow_evaluate.report.compared import compared_results
+from lsdflow_evaluate.report.collect import compared_results
 from lsdflow_evaluate.report.content import compared_rows
 from lsdflow_evaluate.report.data import ComparedResult
 from lsdflow_evaluate.report.stage_records import finished_stages

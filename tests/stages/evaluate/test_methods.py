@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_evaluate.report.collect import networks_of
 from lsdflow_evaluate.report.data import ReportData
-from lsdflow_evaluate.report.methods import methods
+from lsdflow_evaluate.report.words import methods
 
 LSDS_SHA, AFFS_SHA = "a" * 64, "b" * 64
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from lsdflow_evaluate.report.curves import Axis, Line, Marks, histogram, line_chart, short, thinned
+from lsdflow_evaluate.report.charts import Axis, Line, Marks, histogram, line_chart, short, thinned
 
 X_AXIS, Y_AXIS = Axis("threshold"), Axis("bits", from_zero=True)
 

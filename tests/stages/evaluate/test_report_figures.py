@@ -22,7 +22,7 @@ from lsdflow_evaluate.report.figures import (
     scale_bar,
     three_channels,
 )
-from lsdflow_evaluate.report.volumes import central_planes, picture_of, shown_box
+from lsdflow_evaluate.report.volumes import central_planes, picture_of, pictured_box
 
 BOX = Box((2, 4, 6), (10, 20, 30))
 
@@ -144,10 +144,10 @@ def test_each_layer_becomes_its_kind_with_the_right_pixel_size() -> None:
 def test_pictures_are_the_middle_of_the_most_finished_volume() -> None:
     boxes = {name: Box((n, 0, 0), (9, 9, 9)) for n, name in enumerate(("raw", "truth", "fragments", "segmentation"))}
     volumes: Any = {name: SimpleNamespace(box=box) for name, box in boxes.items()}
-    assert shown_box(volumes) == boxes["segmentation"]
-    assert shown_box({name: volumes[name] for name in ("raw", "truth")}) == boxes["raw"]
+    assert pictured_box(volumes) == boxes["segmentation"]
+    assert pictured_box({name: volumes[name] for name in ("raw", "truth")}) == boxes["raw"]
     with pytest.raises(MissingInput):
-        shown_box({})
+        pictured_box({})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_evaluate.report.charts import charts
+from lsdflow_evaluate.report.charts import draw_charts
 from lsdflow_evaluate.report.content import score_values, stage_rows, tiles
 from lsdflow_evaluate.report.data import LossCurve, Picture, Problem, ReportData, StageBlocks, StageRecord
 from lsdflow_evaluate.report.page import render_pages
@@ -229,7 +229,7 @@ def test_every_value_of_the_chosen_score_stands_beside_its_name() -> None:
 
 
 def test_every_curve_of_quality_shows_its_own_values() -> None:
-    voi, rand = charts(_full())["quality"]
+    voi, rand = draw_charts(_full()).quality
     for title in ("split: 1 at 0.3", "merge: 0.5 at 0.3", "sum: 1.5 at 0.3"):
         assert f"<title>{title}</title>" in voi
     for title in ("split: 0.9 at 0.3", "merge: 0.8 at 0.3", "adapted error: 0.3 at 0.3"):

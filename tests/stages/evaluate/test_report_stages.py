@@ -27,9 +27,8 @@ from lsdflow_evaluate.config import EvaluateConfig
 from lsdflow_evaluate.evaluation import report_source, write_report
 from lsdflow_evaluate.report.collect import loss_curve, run_problems
 from lsdflow_evaluate.report.data import BlockState, Resources, StageRecord, StageRun
-from lsdflow_evaluate.report.figures import column_means, column_states, map_pictures
-from lsdflow_evaluate.report.stage_records import map_of, shown_pass, stage_blocks, stage_record, stage_records
-from lsdflow_evaluate.report.stages import busy_periods, timeline
+from lsdflow_evaluate.report.figures import busy_periods, column_means, column_states, map_pictures, timeline
+from lsdflow_evaluate.report.stage_records import map_of, select_pass, stage_blocks, stage_record, stage_records
 from lsdflow_evaluate.report.words import bytes_words
 from lsdflow_evaluate.scores.scores_file import present_result
 from lsdflow_evaluate.stage import Evaluate
@@ -283,10 +282,10 @@ def test_of_a_stage_with_several_passes_the_one_with_the_blocks_of_the_manifest_
         )
     watershed, source = read_manifest(experiment.layout, "watershed"), report_source(experiment)
     found = watershed.model_copy(update={"key": "of its own", "facts": {"blocks": 8}})
-    assert shown_pass(source, "evaluate", found, ["counting", "later"]) == "counting"
-    assert shown_pass(source, "evaluate", None, ["counting", "later"]) == "later"
+    assert select_pass(source, "evaluate", found, ["counting", "later"]) == "counting"
+    assert select_pass(source, "evaluate", None, ["counting", "later"]) == "later"
     named = found.model_copy(update={"key": "later"})
-    assert shown_pass(source, "evaluate", named, ["counting", "later"]) == "later"
+    assert select_pass(source, "evaluate", named, ["counting", "later"]) == "later"
 
 
 def test_of_prepare_the_blocks_of_all_passes_of_the_current_volumes_are_counted(make_experiment: Make) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lsdflow_contract.lut import Lut
 from lsdflow_evaluate.errors.ranking import write_worst
-from lsdflow_evaluate.report.content import chosen_lut, chosen_score, passed, worst_errors
+from lsdflow_evaluate.report.content import passed, worst_errors
 from lsdflow_evaluate.report.data import ReportData
 from lsdflow_evaluate.scores.run_length import Skeletons
 from lsdflow_evaluate.scores.truth_scores import ThresholdScore, best_of, runs_of
@@ -37,9 +37,9 @@ def test_the_chosen_row_is_that_of_the_merge_function_and_the_threshold() -> Non
     listed = [_row("mean", 0.3), _row("hist_quant_75", 0.2), _row("hist_quant_75", 0.3)]
     facts = tuple({**row, "segments": 2} for row in listed)
     data = ReportData("a", "now", scores={**listed[2], "thresholds": listed}, luts=facts)
-    assert (chosen_score(data), chosen_lut(data)) == (listed[2], facts[2])
+    assert (data.chosen_score, data.chosen_lut) == (listed[2], facts[2])
     nothing = ReportData("a", "now", luts=facts[:0])
-    assert (chosen_score(nothing), chosen_lut(nothing)) == (None, None)
+    assert (nothing.chosen_score, nothing.chosen_lut) == (None, None)
 
 
 def test_of_thresholds_with_the_same_voi_the_lowest_is_chosen() -> None:
@@ -63,7 +63,7 @@ def test_a_split_is_described_by_its_segments_and_a_merge_by_its_truth_objects()
     assert listed == [
         {
             "kind": "split",
-            "what": "truth 5 lies in 3 segments; the largest are 7 (1,500 vox) and 9 (40 vox)",
+            "what": "truth 5 is in 3 segments; the largest are 7 (1,500 vox) and 9 (40 vox)",
             "bits": 0.25,
             "voxel": [0, 0, 0],
             "at": "410,5.25,26.25",

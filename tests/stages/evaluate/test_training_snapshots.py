@@ -15,9 +15,9 @@ from PIL import Image
 
 from lsdflow_contract.experiment import Experiment
 from lsdflow_evaluate.evaluation import write_report
-from lsdflow_evaluate.report import training_snapshots as shown
+from lsdflow_evaluate.report import volumes
 from lsdflow_evaluate.report.content import training_view
-from lsdflow_evaluate.report.training_snapshots import training_snapshot, weighted_error
+from lsdflow_evaluate.report.volumes import training_snapshot, weighted_error
 
 Make = Callable[..., Experiment]
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -96,14 +96,14 @@ def test_the_names_are_those_that_a_training_writes() -> None:
     names = written_names()
     assert set(names) == {"lsd", "mtlsd", "acrlsd"}
     for kind, written in names.items():
-        assert (written["raw"], written["labels"], written["mask"]) == (shown.RAW, shown.LABELS, shown.MASK)
-        found = [o for o in shown.OUTPUTS if o.prediction in written.values()]
+        assert (written["raw"], written["labels"], written["mask"]) == (volumes.RAW, volumes.LABELS, volumes.MASK)
+        found = [o for o in volumes.OUTPUTS if o.prediction in written.values()]
         outputs = [key.removeprefix("pred_") for key in written if key.startswith("pred_")]
         assert {(o.target, o.prediction, o.weight) for o in found} == {
             tuple(written[f"{part}_{output}"] for part in ("gt", "pred", "weight")) for output in outputs
         }, kind
         assert {o.layer for o in found} == {{"lsds": "lsds", "affs": "affinities"}[output] for output in outputs}
-    assert names["acrlsd"]["lsds_u8"] == shown.FROZEN_LSDS
+    assert names["acrlsd"]["lsds_u8"] == volumes.FROZEN_LSDS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reads everything that the report shows, once. A part that cannot be read becomes a problem of the page.
+"""Reads everything that the report needs, once. A part that cannot be read becomes a problem of the page.
 
 done marks, runs, logs --stage_records--.
 loss.csv, snapshots of trainings --------+--> ReportData --page--> report/*.html
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,29 +24,38 @@ from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
 from lsdflow_contract.geometry import Geometry
 from lsdflow_contract.layout import ExperimentLayout
-from lsdflow_contract.manifest import Manifest
+from lsdflow_contract.manifest import Manifest, differences, finished_manifests
 from lsdflow_contract.shown_volumes import viewer_layers
 from lsdflow_contract.viewer_state import neuroglancer_state
 from lsdflow_evaluate.config import STAGE, EvaluateConfig
 from lsdflow_evaluate.inputs import Segmented
-from lsdflow_evaluate.report.compared import compared_results
-from lsdflow_evaluate.report.data import LossCurve, Neurites, Picture, Problem, ReportData, StageBlocks
+from lsdflow_evaluate.report.data import ComparedResult, LossCurve, Neurites, Picture, Problem, ReportData, StageBlocks
 from lsdflow_evaluate.report.neurites import largest_neurites
 from lsdflow_evaluate.report.stage_records import (
     Source,
     attempts_of,
     finished_stages,
     last_error,
-    shown_passes,
+    passes_of_stage,
     stage_blocks,
     stage_records,
 )
-from lsdflow_evaluate.report.training_snapshots import training_snapshot
-from lsdflow_evaluate.report.volumes import PlaneBox, central_planes, pictures, places_in, shown_box, volumes_shown
+from lsdflow_evaluate.report.volumes import (
+    PlaneBox,
+    central_planes,
+    picture_of,
+    pictured_box,
+    pictures,
+    places_in,
+    report_volumes,
+    training_snapshot,
+)
 from lsdflow_runtime.io.volumes import Volume, open_volume
 
 TRAINING = ("train-lsd", "train-acrlsd")
 MOST_FAILED_BLOCKS = 20
+# Of so many results the segmentations are compared.
+MOST_PICTURES = 6
 WRITERS = {"fragments": "watershed", "segmentation": "segment", "lsds": "predict", "affinities": "predict"}
 
 Value = TypeVar("Value")
@@ -92,7 +102,7 @@ def collect(
         of_stage = partial(stage_blocks, source, stage, manifests.get(stage), attempts[stage])
         if found := collector.collect(STAGE, of_stage, None):
             blocks[stage] = found
-    seen = _volumes(layout, config, grid, result, collector) if grid else _Seen()
+    volumes = _volumes(layout, config, grid, result, collector) if grid else _Volumes()
     snapshots = {stage: layout.train_dir(stage) / "snapshots" for stage in source.stages if stage in TRAINING}
     trained = (training_snapshot(path, stage, config.picture_edge_vox) for stage, path in snapshots.items())
     networks: tuple[Bundle, ...] = collector.collect(
@@ -114,10 +124,10 @@ def collect(
         trained=tuple(filter(None, trained)),
         voxel_size_nm=grid.voxel_size_nm if grid else None,
         shape_vox=grid.shape_vox if grid else None,
-        pictures=seen.pictures,
-        neurites=seen.neurites,
-        compared=compared_results(layout, manifests, result, grid, seen.plane),
-        viewer_state=seen.viewer_state,
+        pictures=volumes.pictures,
+        neurites=volumes.neurites,
+        compared=compared_results(layout, manifests, result, grid, volumes.plane),
+        viewer_state=volumes.viewer_state,
         viewer_url=config.viewer_url,
         problems=(*earlier, *collector.problems),
     )
@@ -146,7 +156,7 @@ def run_problems(source: Source, manifests: Mapping[str, Manifest]) -> list[Prob
         if error := last_error(source.layout, stage):
             problems.append(problem_of(stage, error))
         known = {failed.block for failed in accepted if failed.stage == stage}
-        for marks in shown_passes(source, stage, manifests.get(stage)).values():
+        for marks in passes_of_stage(source, stage, manifests.get(stage)).values():
             for number in sorted(marks.failed() - known)[:MOST_FAILED_BLOCKS]:
                 record = problem_of(stage, marks.failure(number))
                 problems.append(Problem(stage, f"block {number}: {record.what}", record.where, fix=record.fix))
@@ -201,7 +211,7 @@ def networks_of(layout: ExperimentLayout, predict: Manifest | None) -> tuple[Bun
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _Volumes:
     """What was made of the volumes that could be read; `plane`: that across z."""
 
     pictures: tuple[Picture, ...] = ()
@@ -212,29 +222,110 @@ class _Seen:
 
 def _volumes(
     layout: ExperimentLayout, config: EvaluateConfig, grid: Geometry, result: Manifest | None, collector: Collector
-) -> _Seen:
+) -> _Volumes:
     """Pictures of the volumes that exist; one that cannot be read is left out."""
-    shown = volumes_shown(layout, config.truth_dataset, result)
+    existing = report_volumes(layout, config.truth_dataset, result)
     opened: dict[str, Volume] = {}
-    for layer in shown:
+    for layer in existing:
         volume = collector.collect(
             _writer(layer.name), partial(open_volume, layer.container, layer.dataset, grid), None
         )
         opened |= {layer.name: volume} if volume is not None else {}
     if not opened:
-        return _Seen()
-    box, edge = shown_box(opened), config.picture_edge_vox
+        return _Volumes()
+    box, edge = pictured_box(opened), config.picture_edge_vox
     made: list[Picture] = []
     for name, volume in opened.items():
         made.extend(collector.collect(_writer(name), partial(pictures, volume, name, box, grid, edge), ()))
     neurites = None
     if "segmentation" in opened:
         neurites = collector.collect("segment", partial(largest_neurites, opened["segmentation"]), None)
-    layers = viewer_layers(places_in(layout.root, shown, opened))
+    layers = viewer_layers(places_in(layout.root, existing, opened))
     state = neuroglancer_state(layers, config.viewer_url, failed=failed_blocks_of_results(layout))
-    return _Seen(tuple(made), neurites, state, central_planes(box, edge)[0])
+    return _Volumes(tuple(made), neurites, state, central_planes(box, edge)[0])
 
 
 def _writer(layer: str) -> str:
     """The stage that writes a layer."""
     return WRITERS.get(layer, "prepare")
+
+
+def compared_results(
+    layout: ExperimentLayout,
+    manifests: Mapping[str, Manifest],
+    current: Manifest | None,
+    grid: Geometry | None,
+    plane: PlaneBox | None,
+) -> tuple[ComparedResult, ...]:
+    """The finished results of evaluate, the current one first, then the newest; none if there are fewer than two.
+
+    manifests: of the stages that have finished; current: the result of the present settings, which need not be on disk
+    yet; plane: the section of the segmentations on the target's grid: each once, of the first few results.
+    """
+    known = {stage: finished_manifests(layout, stage) for stage in STAGES}
+    now = {**manifests, **({STAGE: current} if current else {})}
+    others = {path: found for path, found in known[STAGE].items() if current is None or found.key != current.key}
+    rows = [*filter(None, [current]), *(others[path] for path in sorted(others, key=_age_s))]
+    pictures: dict[str, Picture | None] = {}
+    compared = []
+    for manifest in rows if len(rows) > 1 else ():
+        chain = _chain(manifest, known)
+        segment = chain.get("segment")
+        picture = None
+        if grid and plane and segment and segment.identity not in pictures and len(pictures) < MOST_PICTURES:
+            picture = pictures[segment.identity] = _section(layout, segment, grid, plane)
+        compared.append(
+            ComparedResult(
+                key=manifest.key[:8],
+                current=manifest is current,
+                settings=tuple(_settings(now, {**chain, STAGE: manifest})),
+                scores=manifest.facts,
+                segments=segment.facts.get("segments") if segment else None,
+                age_s=next((_age_s(path) for path, found in known[STAGE].items() if found == manifest), 0.0),
+                picture=picture,
+            )
+        )
+    return tuple(compared)
+
+
+def _section(layout: ExperimentLayout, segment: Manifest, grid: Geometry, plane: PlaneBox) -> Picture | None:
+    """One plane of a segmentation; None if it cannot be read."""
+    with suppress(StageError):
+        volume = open_volume(*segment.output_array(layout, "segmentation"), grid)
+        return picture_of("segmentation", volume.read(plane.box, outside="zero"), plane, grid.voxel_size_nm)
+    return None
+
+
+def _age_s(path: Path) -> float:
+    return max(time.time() - path.stat().st_mtime, 0.0)
+
+
+def _chain(result: Manifest, known: Mapping[str, Mapping[Path, Manifest]]) -> dict[str, Manifest | None]:
+    """The manifests of what a result was made from, by stage; None for one that is no longer there."""
+    chain: dict[str, Manifest | None] = {}
+    waiting = [result]
+    while waiting:
+        for stage, identity in waiting.pop().inputs.items():
+            if stage in known and stage not in chain:
+                chain[stage] = next((m for m in known[stage].values() if m.identity == identity), None)
+                waiting += filter(None, [chain[stage]])
+    return chain
+
+
+def _settings(now: Mapping[str, Manifest], chain: Mapping[str, Manifest | None]) -> Iterator[str]:
+    """How each stage of a chain differs from that of now, with the key of its result."""
+    for stage in STAGES:
+        made, current = chain.get(stage), now.get(stage)
+        if made is None:
+            if stage in chain:
+                yield f"{stage}: the result was dropped"
+        elif current is None or made.identity != current.identity:
+            changed = _differences(current, made) if current else ""
+            if changed or stage != STAGE:
+                yield f"{stage} {made.key[:8]}" + (f": {changed}" if changed else "")
+
+
+def _differences(current: Manifest, other: Manifest) -> str:
+    """Settings as the user wrote them, and inputs that no stage has made."""
+    known, inputs = ({name: m.inputs[name] for name in m.inputs if name not in STAGES} for m in (current, other))
+    return differences(current.model_copy(update={"inputs": known}), other.config, inputs)

@@ -1,11 +1,12 @@
-"""The contents of the page of an experiment: tiles, planes of figures, tables; from `ReportData` to plain values.
+"""The contents of the pages of an experiment and of its stages: tiles, planes of figures, tables.
 
-Pure functions; the template decides the layout. What is missing is put in words here.
+Pure functions from `ReportData` to plain values; the templates decide the layout. What is missing is put in words here.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,13 @@ import numpy as np
 
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.hashing import hash_of
-from lsdflow_evaluate.report.curves import short
+from lsdflow_evaluate.report.charts import short
 from lsdflow_evaluate.report.data import (
+    FAILED,
+    FINISHED,
+    NOT_STARTED,
+    STOPPED,
+    UNENDED,
     ComparedResult,
     DatasetFacts,
     ReportData,
@@ -50,6 +56,22 @@ COMPARED_SCORES = {
     "adapted Rand": ("adapted_rand_error", "{:.4f}"),
 }
 COMPARED_COLUMNS = (*COMPARED_SCORES, "segments", "age")
+# The layers that a stage writes, or, for evaluate, compares.
+WRITTEN = {
+    "prepare": ("Raw", "Truth"),
+    "predict": ("LSDs", "Affinities"),
+    "watershed": ("Fragments",),
+    "segment": ("Segmentation",),
+    "evaluate": ("Segmentation", "Truth", "LSD error"),
+}
+STATES = {
+    FINISHED: ("✓ finished", "good"),
+    FAILED: ("✗ failed", "bad"),
+    STOPPED: ("stopped", ""),
+    UNENDED: ("no outcome", ""),
+    NOT_STARTED: (NOTHING, ""),
+}
+NOTES = {STOPPED: "run it again to resume", UNENDED: "it runs, or was killed", NOT_STARTED: "not started"}
 
 
 @dataclass(frozen=True)
@@ -115,30 +137,9 @@ def passed(voi: float | None, limit: float) -> bool | None:
     return None if voi is None else voi < limit
 
 
-def chosen_threshold(data: ReportData) -> tuple[str, float] | None:
-    """Merge function and threshold that the report is about; None without a segmentation."""
-    segment = data.manifests.get("segment")
-    facts = data.scores if "threshold" in data.scores else segment.facts if segment and data.luts else None
-    return (str(facts["merge_function"]), float(facts["threshold"])) if facts else None
-
-
-def chosen_score(data: ReportData) -> Mapping[str, Any] | None:
-    """The scores of the chosen threshold, as in scores.json; None without scores."""
-    return _of_threshold(data.scores.get("thresholds", ()), chosen_threshold(data))
-
-
-def chosen_lut(data: ReportData) -> Mapping[str, Any] | None:
-    """The facts of the lookup table of the chosen threshold; None if there is none."""
-    return _of_threshold(data.luts, chosen_threshold(data))
-
-
-def _of_threshold(rows: Sequence[Mapping[str, Any]], chosen: tuple[str, float] | None) -> Mapping[str, Any] | None:
-    return next((row for row in rows if (row["merge_function"], row["threshold"]) == chosen), None)
-
-
 def tiles(data: ReportData) -> tuple[Tile, ...]:
     """The summary: quality first, then what was done."""
-    score, lut = chosen_score(data), chosen_lut(data)
+    score, lut = data.chosen_score, data.chosen_lut
     has_truth = data.scores.get("has_truth")
     success = passed(data.scores.get("voi"), data.voi_limit)
     state = {True: "good", False: "bad", None: ""}[success]
@@ -344,3 +345,64 @@ def _dataset_words(facts: DatasetFacts) -> tuple[str, ...]:
         if facts.share == 0:
             error = "no weight > 0: nothing is trained here"
     return facts.name, shape, facts.dtype, f"{facts.low:.4g} to {facts.high:.4g}", error
+
+
+def stage_tiles(data: ReportData, record: StageRecord) -> tuple[Tile, ...]:
+    """State, work, time, and the resources used."""
+    row, (value, state) = stage_row(data, record.stage), STATES[record.state]
+    processor, memory, read, written, gpu = row.used
+    code = f"exit code {record.last.exit_code}" if record.last and record.last.exit_code else ""
+    return (
+        Tile("State", value, code or NOTES.get(record.state, ""), state),
+        Tile("Work", row.work, f"{row.failed} failed" if row.failed else ""),
+        Tile("Run time", row.run_time, f"{len(record.runs)} runs" if len(record.runs) > 1 else ""),
+        Tile("Processor time", processor, "all processes together"),
+        Tile("Memory", memory, "the largest process" + ("" if gpu == NOTHING else f"; GPU {gpu}")),
+        Tile("Read", read, "" if written == NOTHING else f"{written} written"),
+    )
+
+
+def stage_panels(planes: Sequence[Plane], stage: str) -> list[tuple[str, list[tuple[Panel, Plane]]]]:
+    """For each layer that the stage writes its title, and its panels that have a figure, with their planes."""
+    rows = []
+    for title in WRITTEN.get(stage, ()):
+        row = [(panel, plane) for plane in planes for panel in plane.panels if panel.title == title and panel.figure]
+        if row:
+            rows.append((title, row))
+    return rows
+
+
+def run_rows(record: StageRecord) -> list[dict[str, Any]]:
+    """The runs in words, the newest first."""
+    rows = []
+    for run in reversed(record.runs):
+        ended = {"done": "✓ done", "going": "no outcome yet", "stopped": "stopped"}.get(run.state, f"✗ {run.exit_code}")
+        rows.append(
+            {
+                "begun": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.started)),
+                "run_time": duration(run.seconds) if run.seconds is not None else NOTHING,
+                "ended": f"{ended}: {run.what}" if run.what and run.state == "failed" else ended,
+                "style": {"done": "good", "failed": "bad"}.get(run.state, "quiet"),
+                "host": run.host or NOTHING,
+                "job": run.job or NOTHING,
+                "used": resource_words(run.resources),
+            }
+        )
+    return rows
+
+
+def result_rows(record: StageRecord) -> list[tuple[str, str]]:
+    """The outputs, identities and counts in the manifest; none if the stage has not finished."""
+    found = record.manifest
+    if found is None:
+        return []
+    facts = {k: v for k, v in found.facts.items() if isinstance(v, str | int | float) and not isinstance(v, bool)}
+    return [
+        *((f"output {name}", path) for name, path in found.outputs.items()),
+        ("identity", found.identity),
+        ("key of the work", found.key),
+        ("hash of the settings", hash_of(found.config)),
+        *((f"input {name}", identity) for name, identity in found.inputs.items()),
+        *((name, f"{value:,.6g}" if isinstance(value, float) else str(value)) for name, value in facts.items()),
+        ("contract", found.contract),
+    ]

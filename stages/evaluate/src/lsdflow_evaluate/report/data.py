@@ -57,7 +57,7 @@ class Neurites:
     largest first.
 
     `corners` (8, 2): row and column of the corners of the box, numbered by the bits z, y, x; `farthest`: the number of
-    the one that is farthest away. `part`: the box that is shown, if it is not the whole segmentation.
+    the one that is farthest away. `part`: the box in the picture, if it is not the whole segmentation.
     """
 
     pixels: NDArray[np.uint8]
@@ -105,7 +105,7 @@ class TrainingSnapshot:
 
 
 class BlockState(IntEnum):
-    """The state of a block; of several blocks the highest is shown."""
+    """The state of a block; of several blocks the highest counts."""
 
     DONE = 0
     RETRIED = 1
@@ -268,3 +268,29 @@ class ReportData:
     compared: tuple[ComparedResult, ...] = ()
     viewer_state: Mapping[str, Any] | None = None
     viewer_url: str = ""
+
+    @property
+    def chosen(self) -> tuple[str, float] | None:
+        """Merge function and threshold that the report is about; None without a segmentation."""
+        segment = self.manifests.get("segment")
+        facts = self.scores if "threshold" in self.scores else segment.facts if segment and self.luts else None
+        return (str(facts["merge_function"]), float(facts["threshold"])) if facts else None
+
+    @property
+    def chosen_score(self) -> Mapping[str, Any] | None:
+        """The scores of the chosen threshold, as in scores.json; None without scores."""
+        return self._of_chosen(self.scores.get("thresholds", ()))
+
+    @property
+    def chosen_lut(self) -> Mapping[str, Any] | None:
+        """The facts of the lookup table of the chosen threshold; None if there is none."""
+        return self._of_chosen(self.luts)
+
+    def _of_chosen(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        return next((row for row in rows if (row["merge_function"], row["threshold"]) == self.chosen), None)
+
+    @property
+    def segment_sizes(self) -> Mapping[str, Any] | None:
+        """The facts of segment with its histogram of sizes; None if it counted none."""
+        segment = self.manifests.get("segment")
+        return segment.facts if segment and self.luts and "size_edges_vox" in segment.facts else None

@@ -1,33 +1,35 @@
-"""Arrays as PNG pictures: slices of volumes, labels with outlines over the raw image, maps of blocks, the 3-D view.
+"""Pictures of the report: slices of volumes, labels with outlines over the raw image, maps of blocks, the timeline.
 
 1. Every picture becomes a PNG inside a `data:` address, so that the page needs no other file and no network.
 2. Labels get a colour that depends on nothing but their id: the same neuron has the same colour in every picture of
-   every report. They are half transparent, so that the raw image is seen beneath; outlines are opaque.
+   every report. They are half transparent, so that the raw image is visible beneath; outlines are opaque.
 3. The scale bar is a length in nm and its share of the width of the picture. The page draws it in that share, so it
-   stays right at whatever size the picture is shown.
+   stays right at whatever size the picture has.
+4. The timeline has a bar for every run on one time axis, in shares of its length; long pauses are cut short.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import itertools
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lsdflow_evaluate.report.data import BlockMap, BlockState, Neurites, Picture
+from lsdflow_evaluate.report.data import BlockMap, BlockState, Picture, StageRecord, StageRun
 from lsdflow_evaluate.report.words import duration
 
-LONGEST_SIDE_PX = 1024  # larger slices are shown reduced
+LONGEST_SIDE_PX = 1024  # larger slices are reduced
 OUTLINED_SIDE_PX = 800  # small slices of labels are enlarged to this, so that outlines are thin
 FILL_ALPHA = 118
 LARGEST_BAR_SHARE = 0.3
 MOST_PALETTE_COLOURS = 256
-MICROMETRE_NM, CUBIC_MICROMETRE_NM3 = 1000.0, 1e9
+MICROMETRE_NM = 1000.0
 STATE_COLOURS = {
     BlockState.DONE: (47, 158, 110),
     BlockState.RETRIED: (224, 165, 38),
@@ -42,6 +44,12 @@ STATE_NAMES = {
 }
 FAST, SLOW = np.array([214.0, 229.0, 245.0]), np.array([14.0, 60.0, 128.0])
 LARGEST_MAP_PX, LARGEST_CELL_PX = 720, 48
+MOST_RUNS = 200
+# In percent of the time axis: a shorter bar could not be seen; ticks nearer to each other would overlap.
+LEAST_BAR, LEAST_TICK = 0.4, 12.0
+# A pause longer than this share of all run times is a break of the axis, drawn with this width.
+LONG_PAUSE_SHARE, BREAK_SHARE = 0.5, 0.06
+STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800)
 
 Bytes = NDArray[np.uint8]
 
@@ -193,53 +201,8 @@ def three_channels(values: NDArray[Any]) -> Bytes:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """The 3-D view: a picture over the edges of its box (SVG path data in its pixels, behind it and in front of it), a
-    scale bar, and colour, id and volume of each neurite."""
-
-    uri: str
-    width: int
-    height: int
-    behind: str
-    before: str
-    bar: ScaleBar
-    neurites: tuple[tuple[str, str, str], ...]
-    alt: str
-    caption: str
-
-
-def scene_of(neurites: Neurites) -> Scene:
-    """The 3-D view of the largest segments."""
-    height, width = neurites.pixels.shape[:2]
-    edges: dict[bool, list[str]] = {True: [], False: []}
-    for first, second in itertools.combinations(range(8), 2):
-        # Corners that differ in one bit are joined; edges at the farthest corner are behind the picture.
-        if (first ^ second).bit_count() == 1:
-            (r0, c0), (r1, c1) = neurites.corners[first], neurites.corners[second]
-            edges[neurites.farthest in (first, second)].append(f"M{c0:.1f} {r0:.1f}L{c1:.1f} {r1:.1f}")
-    colours = colours_of_ids(np.array(neurites.ids, np.uint64))
-    listed = tuple(
-        (_hex(colour), str(label), f"{volume / CUBIC_MICROMETRE_NM3:.3g} µm³")
-        for colour, label, volume in zip(colours.tolist(), neurites.ids, neurites.volumes_nm3, strict=True)
-    )
-    largest = f"the {len(listed)} largest segments" if len(listed) > 1 else "the only segment"
-    where = f"the box in its middle, {neurites.part}" if neurites.part else "the whole segmentation"
-    return Scene(
-        uri=png_uri(neurites.pixels),
-        width=width,
-        height=height,
-        behind="".join(edges[True]),
-        before="".join(edges[False]),
-        bar=scale_bar(width * neurites.pixel_nm),
-        neurites=listed,
-        alt=f"3-D view of {largest} in {where}",
-        caption=f"{largest.capitalize()} of {where}; z points up.",
-    )
-
-
-@dataclass(frozen=True)
 class MapPicture:
-    """A map of blocks seen along z: a `data:` address, width / height, words for those who do not see it, a legend."""
+    """A map of blocks along z: a `data:` address, width / height, words for those who do not see it, a legend."""
 
     title: str
     uri: str
@@ -254,7 +217,7 @@ def map_pictures(blocks: BlockMap) -> tuple[MapPicture, ...]:
     _, height, width = blocks.block_shape_vox
     aspect = float(columns * width / (rows * height))
     counts = {state: int((blocks.states == state).sum()) for state in STATE_NAMES}
-    legend = tuple((_hex(STATE_COLOURS[s]), f"{n:,} {STATE_NAMES[s]}") for s, n in counts.items() if n)
+    legend = tuple((hex_colour(STATE_COLOURS[s]), f"{n:,} {STATE_NAMES[s]}") for s, n in counts.items() if n)
     alt = ", ".join(words for _, words in legend)
     states = column_states(blocks.states)
     palette = np.array([STATE_COLOURS[state] for state in sorted(STATE_COLOURS)], np.uint8)
@@ -267,7 +230,7 @@ def map_pictures(blocks: BlockMap) -> tuple[MapPicture, ...]:
         share = np.where(known, (seconds - low) / max(high - low, 1e-9), 0.0)[..., None]
         rgb = np.where(known[..., None], FAST + share * (SLOW - FAST), 150.0).round().astype(np.uint8)
         words = f"mean seconds per block along z, from {duration(low)} to {duration(high)}"
-        scale = ((_hex(tuple(FAST)), duration(low)), (_hex(tuple(SLOW)), duration(high)))
+        scale = ((hex_colour(tuple(FAST)), duration(low)), (hex_colour(tuple(SLOW)), duration(high)))
         uri = png_uri(_cells(rgb, np.zeros(seconds.shape, bool)))
         made.append(MapPicture("seconds per block", uri, aspect, words, scale))
     return tuple(made)
@@ -301,5 +264,112 @@ def _cells(colours: Bytes, crossed: NDArray[np.bool_]) -> Bytes:
     return pixels
 
 
-def _hex(colour: tuple[float, ...]) -> str:
+def hex_colour(colour: tuple[float, ...]) -> str:
+    """The colour as the page writes it."""
     return "#" + "".join(f"{round(part):02x}" for part in colour)
+
+
+class Bar(NamedTuple):
+    """One run: where it begins and how long it is in percent of the axis; `state` as that of a StageRun."""
+
+    left: float
+    width: float
+    state: str
+    note: str
+
+
+class Row(NamedTuple):
+    """The runs of one stage, and their run time."""
+
+    stage: str
+    bars: tuple[Bar, ...]
+    note: str
+
+
+class Timeline(NamedTuple):
+    """All rows, ticks of the axis (percent, text), and when it begins."""
+
+    rows: tuple[Row, ...]
+    ticks: tuple[tuple[float, str], ...]
+    begin: str
+
+
+@dataclass(frozen=True)
+class _TimeAxis:
+    """Periods in which something ran, one after another; between them a break of fixed width, however long it was."""
+
+    periods: tuple[tuple[float, float], ...]
+
+    @property
+    def _break_s(self) -> float:
+        return BREAK_SHARE * sum(end - begin for begin, end in self.periods)
+
+    @property
+    def length_s(self) -> float:
+        busy = sum(end - begin for begin, end in self.periods)
+        return busy + self._break_s * (len(self.periods) - 1)
+
+    def percent(self, moment: float) -> float:
+        """The position of a moment of a period on the axis."""
+        before = 0.0
+        for begin, end in self.periods:
+            if moment <= end:
+                return 100.0 * (before + max(moment - begin, 0.0)) / self.length_s
+            before += end - begin + self._break_s
+        return 100.0
+
+    def ticks(self) -> tuple[tuple[float, str], ...]:
+        """Round times since the start; after a break, the time at which the next period began."""
+        begin, end = self.periods[0]
+        step = next((s for s in STEPS_S if self.length_s / s <= 8), STEPS_S[-1])
+        first = [(self.percent(begin + s), duration(s) if s else "0") for s in range(0, int(end - begin) + 1, step)]
+        later = [(self.percent(b), f"‖ {duration(b - begin)}") for b, _ in self.periods[1:]]
+        kept: list[tuple[float, str]] = []
+        for tick in [*first, *later]:
+            if kept and tick[0] - kept[-1][0] < LEAST_TICK:
+                kept.pop()  # a later period is marked rather than a round time before it
+            kept.append(tick)
+        return tuple(kept)
+
+
+def timeline(stages: Sequence[StageRecord], now: float) -> Timeline | None:
+    """The timeline of all runs, the newest of each stage if there are many; None if nothing ran.
+
+    A run without an outcome goes on until `now`, or was killed: its bar is drawn to there.
+    """
+    started = [(record.stage, record.runs[-MOST_RUNS:]) for record in stages if record.runs]
+    if not started:
+        return None
+    axis = _TimeAxis(busy_periods([(run.started, _end(run, now)) for _, runs in started for run in runs]))
+    rows = tuple(Row(stage, tuple(_bar(run, axis, now) for run in runs), _run_time(runs)) for stage, runs in started)
+    begun = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(axis.periods[0][0]))
+    return Timeline(rows, axis.ticks(), begun)
+
+
+def busy_periods(runs: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Periods (begin, end) in which runs follow each other without a long pause: one much longer than all runs last."""
+    long_s = LONG_PAUSE_SHARE * sum(end - begin for begin, end in runs)
+    periods: list[tuple[float, float]] = []
+    for begin, end in sorted(runs):
+        if periods and begin - periods[-1][1] <= max(long_s, 1.0):
+            periods[-1] = (periods[-1][0], max(periods[-1][1], end))
+        else:
+            periods.append((begin, max(end, begin + 1e-3)))
+    return tuple(periods)
+
+
+def _end(run: StageRun, now: float) -> float:
+    return run.started + run.seconds if run.seconds is not None else max(now, run.started)
+
+
+def _bar(run: StageRun, axis: _TimeAxis, now: float) -> Bar:
+    left = min(axis.percent(run.started), 100.0 - LEAST_BAR)
+    width = max(axis.percent(_end(run, now)) - left, LEAST_BAR)
+    lasted = duration(run.seconds) if run.seconds is not None else "no end recorded"
+    ended = {"done": "done", "failed": f"exit code {run.exit_code}", "stopped": "stopped", "going": "no outcome yet"}
+    return Bar(left, min(width, 100.0 - left), run.state, f"{run.stage}: {ended[run.state]}, {lasted}")
+
+
+def _run_time(runs: Sequence[StageRun]) -> str:
+    total = duration(sum(run.seconds for run in runs if run.seconds is not None))
+    return total if len(runs) == 1 else f"{total} in {len(runs)} runs"

@@ -1,6 +1,6 @@
-"""A picture of the largest segments in 3-D: labels on a lattice, seen from a corner, shaded by depth.
+"""A picture of the largest segments in 3-D: labels on a lattice, visible from a corner, shaded by depth.
 
-Of a volume that is too large to be read for a picture, the box in its middle is shown, and the report says so.
+Of a volume that is too large to be read for a picture, only the box in its middle is drawn; the caption names it.
 
 1. The largest labels of the lattice are kept; of each, the points at its surface.
 2. Points are turned into the view (orthographic; z up, x to the right) and put on pixels about as large as a lattice
@@ -11,6 +11,7 @@ Of a volume that is too large to be read for a picture, the box in its middle is
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import cast
@@ -22,7 +23,7 @@ from scipy import ndimage
 from lsdflow_contract.geometry import Box, Nm3, Vox3
 from lsdflow_evaluate.lattice import strided
 from lsdflow_evaluate.report.data import Neurites
-from lsdflow_evaluate.report.figures import colours_of_ids
+from lsdflow_evaluate.report.figures import ScaleBar, colours_of_ids, hex_colour, png_uri, scale_bar
 from lsdflow_runtime.io.volumes import Volume
 
 MOST_NEURITES = 10
@@ -34,6 +35,7 @@ LIGHT = np.array([-0.45, 0.6, 0.66])  # right, up, towards the eye
 WIDTH_PX = 720
 HAZE = 0.45
 SMOOTHING_PX = 0.8
+CUBIC_MICROMETRE_NM3 = 1e9
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.uint64]
@@ -59,8 +61,8 @@ def largest_neurites(segmentation: Volume) -> Neurites | None:
     if not ids:
         return None
     spacing = cast(Nm3, tuple(s * v for s, v in zip(step, voxel_nm, strict=True)))
-    seen = picture_of_neurites(labels, spacing, ids, view_from())
-    return seen if box == segmentation.box else replace(seen, part=str(box))
+    visible = picture_of_neurites(labels, spacing, ids, view_from())
+    return visible if box == segmentation.box else replace(visible, part=str(box))
 
 
 def readable_box(box: Box, most_voxels: int) -> Box:
@@ -156,10 +158,10 @@ def _project(
     away = points_nm @ view.away
     for down, across in ((-0.35, -0.35), (-0.35, 0.35), (0.35, -0.35), (0.35, 0.35)):
         r, c = np.floor(rows + down).astype(int), np.floor(columns + across).astype(int)
-        seen = np.full(depth.shape, np.inf)
-        np.minimum.at(seen, (r, c), away)
-        nearer = seen < depth
-        depth[nearer], nearest[nearer] = seen[nearer], number
+        visible = np.full(depth.shape, np.inf)
+        np.minimum.at(visible, (r, c), away)
+        nearer = visible < depth
+        depth[nearer], nearest[nearer] = visible[nearer], number
 
 
 def _shaded(nearest: NDArray[np.int64], depth: Floats, colours: Colours, enlarge: int) -> NDArray[np.uint8]:
@@ -169,14 +171,14 @@ def _shaded(nearest: NDArray[np.int64], depth: Floats, colours: Colours, enlarge
     shares, depths = _enlarged(nearest, depth, len(colours), enlarge)
     best = shares.argmax(axis=0)
     cover = np.clip((shares.sum(axis=0) - 0.5) * enlarge + 0.5, 0, 1)
-    seen = np.take_along_axis(depths, best[None], axis=0)[0]
-    down, across = np.gradient(seen)
-    slope = np.stack([across, -down, np.ones_like(seen)], axis=-1)
+    visible = np.take_along_axis(depths, best[None], axis=0)[0]
+    down, across = np.gradient(visible)
+    slope = np.stack([across, -down, np.ones_like(visible)], axis=-1)
     light = np.clip((slope / np.linalg.norm(slope, axis=-1, keepdims=True)) @ (LIGHT / np.linalg.norm(LIGHT)), 0, 1)
-    inside = seen[cover > 0.5]
+    inside = visible[cover > 0.5]
     near, far = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
-    haze = HAZE * np.clip((seen - near) / max(far - near, 1e-6), 0, 1)
-    bright = (0.34 + 0.72 * light) * np.where(_ends(best, seen, enlarge), 0.45, 1.0)
+    haze = HAZE * np.clip((visible - near) / max(far - near, 1e-6), 0, 1)
+    bright = (0.34 + 0.72 * light) * np.where(_ends(best, visible, enlarge), 0.45, 1.0)
     rgb = colours[best].astype(np.float64) * bright[..., None]
     rgb = rgb * (1 - haze[..., None]) + 128.0 * haze[..., None]
     return np.dstack([np.clip(rgb, 0, 255), 255 * cover]).round().astype(np.uint8)
@@ -205,12 +207,57 @@ def _enlarging(length: int, enlarge: int) -> Floats:
     return np.asarray(ndimage.zoom(np.eye(length), (enlarge, 1), order=3, grid_mode=True, mode="nearest"), np.float64)
 
 
-def _ends(best: NDArray[np.int64], seen: Floats, enlarge: int) -> NDArray[np.bool_]:
+def _ends(best: NDArray[np.int64], visible: Floats, enlarge: int) -> NDArray[np.bool_]:
     """Where a neurite ends in front of another one, or of a far part of itself: the pixel in front."""
     lines = np.zeros(best.shape, bool)
     step = 2.5 * enlarge
     for axis in (0, 1):
         for shift in (1, -1):
-            behind = np.roll(seen, shift, axis) - seen
+            behind = np.roll(visible, shift, axis) - visible
             lines |= (behind > step) | ((np.roll(best, shift, axis) != best) & (behind > 0))
     return lines
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The 3-D view: a picture over the edges of its box (SVG path data in its pixels, behind it and in front of it), a
+    scale bar, and colour, id and volume of each neurite."""
+
+    uri: str
+    width: int
+    height: int
+    behind: str
+    before: str
+    bar: ScaleBar
+    neurites: tuple[tuple[str, str, str], ...]
+    alt: str
+    caption: str
+
+
+def scene_of(neurites: Neurites) -> Scene:
+    """The 3-D view of the largest segments."""
+    height, width = neurites.pixels.shape[:2]
+    edges: dict[bool, list[str]] = {True: [], False: []}
+    for first, second in itertools.combinations(range(8), 2):
+        # Corners that differ in one bit are joined; edges at the farthest corner are behind the picture.
+        if (first ^ second).bit_count() == 1:
+            (r0, c0), (r1, c1) = neurites.corners[first], neurites.corners[second]
+            edges[neurites.farthest in (first, second)].append(f"M{c0:.1f} {r0:.1f}L{c1:.1f} {r1:.1f}")
+    colours = colours_of_ids(np.array(neurites.ids, np.uint64))
+    listed = tuple(
+        (hex_colour(colour), str(label), f"{volume / CUBIC_MICROMETRE_NM3:.3g} µm³")
+        for colour, label, volume in zip(colours.tolist(), neurites.ids, neurites.volumes_nm3, strict=True)
+    )
+    largest = f"the {len(listed)} largest segments" if len(listed) > 1 else "the only segment"
+    where = f"the box in its middle, {neurites.part}" if neurites.part else "the whole segmentation"
+    return Scene(
+        uri=png_uri(neurites.pixels),
+        width=width,
+        height=height,
+        behind="".join(edges[True]),
+        before="".join(edges[False]),
+        bar=scale_bar(width * neurites.pixel_nm),
+        neurites=listed,
+        alt=f"3-D view of {largest} in {where}",
+        caption=f"{largest.capitalize()} of {where}; z points up.",
+    )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -25,12 +25,12 @@ from markupsafe import Markup
 from lsdflow_contract.citations import REFERENCES
 from lsdflow_contract.files import write_atomically, write_json
 from lsdflow_contract.geometry import Box
-from lsdflow_evaluate.report import content, stages
-from lsdflow_evaluate.report.charts import charts
+from lsdflow_evaluate.report import content
+from lsdflow_evaluate.report.charts import Charts, draw_charts
 from lsdflow_evaluate.report.data import ReportData, StageRecord
-from lsdflow_evaluate.report.figures import MapPicture, Scene, map_pictures, scene_of
-from lsdflow_evaluate.report.methods import methods
-from lsdflow_evaluate.report.words import findings, missing_parts
+from lsdflow_evaluate.report.figures import MapPicture, map_pictures, timeline
+from lsdflow_evaluate.report.neurites import Scene, scene_of
+from lsdflow_evaluate.report.words import findings, methods, missing_parts
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Drawn:
 
     planes: tuple[content.Plane, ...]
     scene: Scene | None
-    charts: dict[str, list[str]]
+    charts: Charts
     maps: dict[str, tuple[MapPicture, ...]]
     trained: dict[str, content.TrainingView]
 
@@ -66,7 +66,7 @@ def render_pages(data: ReportData) -> Iterator[tuple[str, str]]:
     drawn = _Drawn(
         planes=content.planes(data),
         scene=scene_of(data.neurites) if data.neurites else None,
-        charts=charts(data),
+        charts=draw_charts(data),
         maps={stage: map_pictures(found.map) for stage, found in blocks.items() if found and found.map},
         trained={snapshot.stage: content.training_view(snapshot) for snapshot in data.trained},
     )
@@ -76,7 +76,7 @@ def render_pages(data: ReportData) -> Iterator[tuple[str, str]]:
 
 
 def _experiment_page(data: ReportData, drawn: _Drawn) -> str:
-    chosen = content.chosen_score(data)
+    chosen, charts = data.chosen_score, drawn.charts
     grids = {stage for stage, found in data.blocks.items() if found.map and found.map.states.size > 1}
     return _render(
         "page.html.j2",
@@ -89,7 +89,7 @@ def _experiment_page(data: ReportData, drawn: _Drawn) -> str:
         compared=content.compared_rows(data.compared),
         compared_panels=content.compared_panels(data.compared),
         compared_columns=content.COMPARED_COLUMNS,
-        charts={name: _safe(svgs) for name, svgs in drawn.charts.items()},
+        charts=_safe((*charts.quality, *charts.counts, *charts.sizes, *charts.losses.values())),
         passed=content.passed(data.scores.get("voi"), data.voi_limit),
         scores=data.scores.get("thresholds", ()),
         chosen=chosen,
@@ -97,7 +97,7 @@ def _experiment_page(data: ReportData, drawn: _Drawn) -> str:
         findings=findings(data),
         missing=missing_parts(data),
         stages=content.stage_rows(data),
-        timeline=stages.timeline(data.stages, time.time()),
+        timeline=timeline(data.stages, time.time()),
         block_maps=[(stage, maps) for stage, maps in drawn.maps.items() if stage in grids],
         worst=content.worst_errors(data.scores),
         roi=_region(data.scores.get("roi")),
@@ -115,23 +115,23 @@ def _region(roi: Mapping[str, Any] | None) -> str:
 
 
 def _stage_page(data: ReportData, record: StageRecord, drawn: _Drawn) -> str:
-    panels = stages.stage_panels(drawn.planes, record.stage)
+    panels = content.stage_panels(drawn.planes, record.stage)
     over_raw = any(panel.figure and panel.figure.kind == "labels" for _, row in panels for panel, _ in row)
     return _render(
         "stage.html.j2",
         data=data,
         record=record,
         problems=[problem for problem in data.problems if problem.stage == record.stage],
-        tiles=stages.stage_tiles(data, record),
+        tiles=content.stage_tiles(data, record),
         panels=panels,
         planes=drawn.planes if over_raw else (),
         trained=drawn.trained.get(record.stage),
         scene=drawn.scene if record.stage == "segment" else None,
-        charts=_safe(stages.stage_charts(data, record.stage, drawn.charts)),
+        charts=_safe(drawn.charts.of_stage(record.stage)),
         maps=drawn.maps.get(record.stage, ()),
-        runs=stages.run_rows(record),
+        runs=content.run_rows(record),
         command=record.last.command if record.last else "",
-        result=stages.result_rows(record),
+        result=content.result_rows(record),
     )
 
 
@@ -153,7 +153,7 @@ def _render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(policy=_policy(script), **inlined, **values)
 
 
-def _safe(svgs: list[str]) -> list[Markup]:
+def _safe(svgs: Sequence[str]) -> list[Markup]:
     return [Markup(svg) for svg in svgs]  # noqa: S704 - all texts in them are escaped already
 
 

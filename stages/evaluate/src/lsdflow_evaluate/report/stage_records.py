@@ -129,20 +129,20 @@ def last_error(layout: ExperimentLayout, stage: str) -> dict[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def shown_passes(source: Source, stage: str, manifest: Manifest | None) -> dict[str, BlockStore]:
-    """Keys and done marks of the passes whose blocks are shown: one, except for the volumes of prepare."""
+def passes_of_stage(source: Source, stage: str, manifest: Manifest | None) -> dict[str, BlockStore]:
+    """Keys and done marks of the passes whose blocks are on the page: one, except for the volumes of prepare."""
     if stage == "prepare" and manifest is not None:
         # Its marks are files, also with a MongoDB; the keys of the passes begin like that of their volume.
         store = FilesStore(source.layout.store)
         volumes = tuple(key[:VOLUME_LETTERS] for key in manifest.inputs.values())
         return {key: store.blocks(stage, key) for key in store.keys(stage) if key.startswith(volumes)}
     keys = source.store.keys(stage)
-    key = shown_pass(source, stage, manifest, keys) if keys else ""
+    key = select_pass(source, stage, manifest, keys) if keys else ""
     return {key: source.store.blocks(stage, key)} if key else {}
 
 
-def shown_pass(source: Source, stage: str, manifest: Manifest | None, keys: Sequence[str]) -> str:
-    """The key of the pass that is shown: the one that the manifest names, or that has the manifest's number of blocks
+def select_pass(source: Source, stage: str, manifest: Manifest | None, keys: Sequence[str]) -> str:
+    """The key of the pass on the page: the one that the manifest names, or that has the manifest's number of blocks
     (evaluate has several passes, and names none); else the newest. Empty for a manifest without a number of blocks."""
     if manifest is None or manifest.key in keys:
         return manifest.key if manifest is not None else keys[-1]
@@ -162,8 +162,8 @@ def stage_blocks(
 
     Raises StageError for a mark that cannot be read.
     """
-    shown = shown_passes(source, stage, manifest)
-    found = [_blocks_of(source, stage, key, marks, manifest, attempts) for key, marks in shown.items()]
+    passes = passes_of_stage(source, stage, manifest)
+    found = [_blocks_of(source, stage, key, marks, manifest, attempts) for key, marks in passes.items()]
     if len(found) < 2:
         return found[0] if found else None
     done, failed, total = (sum(getattr(blocks, name) for blocks in found) for name in ("done", "failed", "total"))
