@@ -173,7 +173,7 @@ def test_the_key_of_work_changes_with_parameters_and_inputs_only() -> None:
     assert key not in {work_key(*o) for o in [*others, ("watershed", {"a": 1, "b": 2}, {"affs": "y"})]}
 
 
-def test_hashes_tell_dtype_and_shape_apart() -> None:
+def test_hashes_depend_on_dtype_and_shape() -> None:
     zeros = [np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.uint8), np.zeros((2, 3), np.int8), np.zeros(6, np.uint8)]
     assert len({hash_of_array(z) for z in zeros}) == 4
     assert hash_of({"a": 1}) != hash_of({"a": 2})

@@ -26,7 +26,7 @@ def _write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_defaults_stand_where_the_file_is_silent_and_overrides_win(tmp_path: Path) -> None:
+def test_defaults_apply_where_the_file_sets_nothing_and_overrides_win(tmp_path: Path) -> None:
     path = _write(tmp_path, '[watershed]\nblock_shape = "64 vox"\n')
     experiment = load_experiment(tmp_path, ["compute.workers=7", "watershed.threshold=0.25", "experiment.name=x"])
     assert (experiment.common.mode, experiment.compute.workers, experiment.common.name) == ("acrlsd", 7, "x")
@@ -83,7 +83,7 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     ("text", "database"),
     [('[experiment]\nname = "fib.25"', "fib_25"), ('[experiment]\nname = "a"\n[store]\ndatabase = "b"', "b")],
 )
-def test_the_database_is_named_as_told_or_as_the_experiment_without_dots(
+def test_the_database_has_the_given_name_or_that_of_the_experiment_without_dots(
     tmp_path: Path, text: str, database: str
 ) -> None:
     (tmp_path / "experiment.toml").write_text(text)
@@ -121,7 +121,7 @@ class Words(StrictModel):
         ({"metod": 1}, "unknown key words.metod", "did you mean 'method'?"),
     ],
 )
-def test_a_misspelt_key_or_word_is_told_with_the_nearest(
+def test_a_misspelt_key_or_word_is_reported_with_the_nearest(
     tmp_path: Path, table: dict[str, object], what: str, fix: str
 ) -> None:
     (tmp_path / "experiment.toml").write_text("")

@@ -47,7 +47,7 @@ def write_tables(folder: Path) -> None:
         write_lut(folder / lut_name("mean", threshold), Lut(fragments, fragments // np.uint64(3)), facts)
 
 
-def test_no_flipped_bit_of_a_manifest_changes_what_the_next_stage_is_told(tmp_path: Path) -> None:
+def test_no_flipped_bit_of_a_manifest_changes_what_the_next_stage_reads(tmp_path: Path) -> None:
     layout = ExperimentLayout(tmp_path)
     manifest().write(layout)
     refused = 0

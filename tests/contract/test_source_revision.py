@@ -29,27 +29,27 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_clone_tells_its_commit(clone: Path) -> None:
+def test_a_clone_reports_its_commit(clone: Path) -> None:
     git(clone, "tag", "v1")
     assert revision_of_clone(clone) == git(clone, "rev-parse", "HEAD")
 
 
-def test_a_clone_with_changed_code_says_so(clone: Path) -> None:
+def test_a_clone_with_changed_code_is_marked_as_changed(clone: Path) -> None:
     (clone / "code.py").write_text("2\n")
     assert revision_of_clone(clone) == git(clone, "rev-parse", "HEAD") + "-dirty"
 
 
-def test_a_folder_that_is_no_clone_tells_nothing_also_inside_one(clone: Path) -> None:
+def test_a_folder_that_is_no_clone_has_no_revision_also_inside_one(clone: Path) -> None:
     (clone / "inside").mkdir()
     assert revision_of_clone(clone / "inside") == ""
 
 
-def test_without_git_nothing_is_told(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_there_is_no_revision(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(clone))
     assert revision_of_clone(clone) == ""
 
 
-def test_what_an_image_tells_comes_first_and_a_manifest_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_revision_of_an_image_comes_first_and_a_manifest_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REVISION_VARIABLE, "of the image")
     assert source_revision() == "of the image" == Writer.of("watershed").revision
     monkeypatch.delenv(REVISION_VARIABLE)

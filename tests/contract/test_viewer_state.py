@@ -17,7 +17,7 @@ SHAPE_VOX = (20, 300, 400)
 
 
 def _layer(**changes: Any) -> ViewerLayer:
-    told = {
+    given = {
         "name": "raw",
         "kind": "image",
         "path": "data/target.zarr/volumes/raw",
@@ -25,7 +25,7 @@ def _layer(**changes: Any) -> ViewerLayer:
         "offset_nm": OFFSET_NM,
         "shape_vox": SHAPE_VOX,
     }
-    return ViewerLayer(**{**told, **changes})
+    return ViewerLayer(**{**given, **changes})
 
 
 def _world_nm(source: dict[str, Any], index: list[float]) -> dict[str, float]:
@@ -41,7 +41,7 @@ def _source(state: dict[str, Any], number: int = 0) -> dict[str, Any]:
     return found
 
 
-def test_every_voxel_lies_at_its_offset_plus_index_times_voxel_size() -> None:
+def test_every_voxel_is_at_its_offset_plus_index_times_voxel_size() -> None:
     state = neuroglancer_state((_layer(),), "http://127.0.0.1:9000")
     for index in ([0.0, 0.0, 0.0], [3.0, 5.0, 7.0]):
         world = _world_nm(_source(state), index)

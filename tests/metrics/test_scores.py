@@ -129,7 +129,7 @@ def test_unlabelled_truth_never_counts() -> None:
     assert found.adapted_rand_error == inside.adapted_rand_error
 
 
-def test_the_policy_for_segmentation_zero_is_said_and_moves_the_score() -> None:
+def test_the_policy_for_segmentation_zero_is_recorded_and_changes_the_score() -> None:
     truth = np.repeat(np.array([1, 2], np.uint64), 32).reshape(4, 4, 4)
     labels = truth.copy()
     labels[:, 0] = 0

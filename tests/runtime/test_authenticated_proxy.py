@@ -129,7 +129,7 @@ def test_many_bytes_arrive_in_order(inner: Inner, proxy: int) -> None:
     assert got == bytes(b + 1 for b in text)
 
 
-def test_another_secret_leads_nowhere_and_is_told(inner: Inner, proxy: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_secret_is_refused_and_reported(inner: Inner, proxy: int, caplog: pytest.LogCaptureFixture) -> None:
     with worker_proxy(ELSEWHERE, proxy, OTHER_SECRET) as port, socket.create_connection((LOOPBACK, port)) as connection:
         connection.sendall(b"abc")
         assert _all_of(connection) == b""
@@ -151,7 +151,7 @@ def test_a_stranger_learns_a_greeting_and_reaches_nothing(
     _wait(lambda: "refused: a connection" in caplog.text)
 
 
-def test_what_was_said_once_opens_the_proxy_no_second_time(inner: Inner, proxy: int) -> None:
+def test_a_recorded_handshake_does_not_open_the_proxy_again(inner: Inner, proxy: int) -> None:
     """A proof holds for the number that the proxy chose for this connection."""
     heard: list[bytes] = []
     listener = socket.create_server((ELSEWHERE, 0))
@@ -220,9 +220,7 @@ def test_another_user_of_the_worker_machine_is_refused_by_its_proxy(
     assert ("another user" in caplog.text) == may_become_another
 
 
-def test_looking_whether_somebody_listens_is_not_told(
-    inner: Inner, proxy: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_probe_of_the_port_is_not_reported(inner: Inner, proxy: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for _ in range(3):
         socket.create_connection((ELSEWHERE, proxy)).close()

@@ -127,7 +127,9 @@ def _files(experiment: Experiment) -> list[Path]:
     return [p for p in experiment.layout.root.rglob("*") if p.is_file()]
 
 
-def test_other_parameters_lie_beside_and_the_earlier_result_counts_again_without_a_block(make_experiment: Make) -> None:
+def test_other_parameters_make_another_result_and_the_earlier_one_is_reused_without_a_block(
+    make_experiment: Make,
+) -> None:
     experiment, changed = make_experiment("a", SERIAL), make_experiment("a", SERIAL, "experiment.seed=3")
     first, values = _run(experiment), _everything(experiment)[0]
     before = {p: p.read_bytes() for p in _files(experiment) if "results" in p.parts}

@@ -55,14 +55,14 @@ def _values(dtype: str = "u8", seed: int = 0) -> np.ndarray:
 
 
 def _made_by_zarr(
-    tmp_path: Path, form: str, dtype: str = "u8", fill: object = 0, *, ours: bool = True
+    tmp_path: Path, form: str, dtype: str = "u8", fill: object = 0, *, by_lsdflow: bool = True
 ) -> zarr.Array[Any]:
     return zarr.create_array(
         tmp_path / "v.zarr/a",
         shape=SHAPE,
         dtype=dtype,
         fill_value=fill,
-        attributes={"resolution": [8, 8, 8], **({"lsdflow": {"key": "k"}} if ours else {})},
+        attributes={"resolution": [8, 8, 8], **({"lsdflow": {"key": "k"}} if by_lsdflow else {})},
         **FORMS[form],
     )
 
@@ -109,21 +109,23 @@ def test_what_we_write_is_read_by_zarr_python_with_the_same_values(tmp_path: Pat
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("spec", [RAW, FRAGMENTS, AFFS, LSDS])
-def test_arrays_of_ours_are_read_by_zarr_python(tmp_path: Path, spec, zarr_format: int) -> None:
+def test_arrays_of_lsdflow_are_read_by_zarr_python(tmp_path: Path, spec, zarr_format: int) -> None:
     output, values = _ours(tmp_path, zarr_format, spec)
     assert np.array_equal(zarr.open_array(output.folder, mode="r")[:], values)
 
 
 @pytest.mark.parametrize(
-    ("form", "ours"), [(form, form in ("2 checksum", "3", "3 shards")) for form in FORMS if form != "3 defaults"]
+    ("form", "by_lsdflow"), [(form, form in ("2 checksum", "3", "3 shards")) for form in FORMS if form != "3 defaults"]
 )
-def test_arrays_of_another_form_than_we_make_are_left_to_zarr_python(tmp_path: Path, form: str, ours: bool) -> None:
+def test_arrays_of_another_form_than_we_make_are_left_to_zarr_python(
+    tmp_path: Path, form: str, by_lsdflow: bool
+) -> None:
     _made_by_zarr(tmp_path, form)
-    assert (_opened(tmp_path)._files is not None) == ours
+    assert (_opened(tmp_path)._files is not None) == by_lsdflow
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_voxels_of_ours_go_past_zarr_python(tmp_path: Path, zarr_format: int) -> None:
+def test_voxels_of_lsdflow_are_read_without_zarr_python(tmp_path: Path, zarr_format: int) -> None:
     output, _ = _ours(tmp_path, zarr_format)
     assert output.open()._files is not None
 
@@ -131,7 +133,7 @@ def test_voxels_of_ours_go_past_zarr_python(tmp_path: Path, zarr_format: int) ->
 @pytest.mark.parametrize("fill", [0, 7])
 @pytest.mark.parametrize("form", FORMS)
 def test_chunks_that_a_foreign_array_does_not_have_are_its_fill_value(tmp_path: Path, form: str, fill: int) -> None:
-    _made_by_zarr(tmp_path, form, fill=fill, ours=False)
+    _made_by_zarr(tmp_path, form, fill=fill, by_lsdflow=False)
     volume = _opened(tmp_path)
     assert np.array_equal(volume.read(volume.box), np.full(SHAPE, fill))
 
@@ -146,14 +148,14 @@ def test_chunks_of_the_fill_value_are_written(tmp_path: Path, form: str) -> None
     assert len(_chunk_files(tmp_path / "v.zarr/a")) == chunks
 
 
-def test_an_array_of_ours_has_a_shard_per_block_with_chunks_near_64() -> None:
+def test_an_array_of_lsdflow_has_a_shard_per_block_with_chunks_near_64() -> None:
     from lsdflow_runtime.io.chunk_files import inner_chunk
 
     lengths = (1, 40, 64, 96, 100, 120, 128, 160, 251, 256, 400)
     assert [inner_chunk(n) for n in lengths] == [1, 40, 64, 48, 50, 60, 64, 80, 251, 64, 80]
 
 
-def test_blocks_of_ours_are_one_file_each(tmp_path: Path) -> None:
+def test_blocks_of_lsdflow_are_one_file_each(tmp_path: Path) -> None:
     grid = Geometry((8.0, 8.0, 8.0), (0.0, 0.0, 0.0), (128, 128, 130))
     output = OutputArray(tmp_path / "v.zarr", RAW, grid, grid.box, (128, 128, 128))
     output.create({"key": "k"})
@@ -244,7 +246,7 @@ def test_a_chunk_of_zero_bytes_as_a_power_cut_leaves_it_is_an_error(tmp_path: Pa
         output.open().read(GRID.box)
 
 
-def test_a_chunk_lost_inside_a_shard_of_ours_is_an_error(tmp_path: Path) -> None:
+def test_a_chunk_lost_inside_a_shard_of_lsdflow_is_an_error(tmp_path: Path) -> None:
     grid = Geometry((8.0, 8.0, 8.0), (0.0, 0.0, 0.0), (128, 64, 64))
     output = OutputArray(tmp_path / "v.zarr", RAW, grid, grid.box, grid.shape_vox)
     output.create({"key": "k"})
@@ -283,7 +285,7 @@ def test_a_writer_that_is_killed_leaves_the_old_chunk_or_the_new_one(
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_full_disk_is_told_and_leaves_the_old_chunk(
+def test_a_full_disk_is_reported_and_leaves_the_old_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int
 ) -> None:
     output, values = _ours(tmp_path, zarr_format)

@@ -222,7 +222,7 @@ def test_workers_outlive_their_coordinator_and_join_the_next(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_worker_told_to_stop_ends_with_75_at_once(
+def test_a_worker_that_must_stop_ends_with_75_at_once(
     make_experiment: Make, start: Start, number: signal.Signals
 ) -> None:
     experiment = make_experiment("a")
@@ -239,7 +239,7 @@ def test_a_worker_told_to_stop_ends_with_75_at_once(
     assert _end(worker)[0] == 75
 
 
-def test_a_worker_without_a_coordinator_leaves_with_75_and_says_so(make_experiment: Make, start: Start) -> None:
+def test_a_worker_without_a_coordinator_ends_with_75_and_reports_it(make_experiment: Make, start: Start) -> None:
     code, text = _end(start("worker", make_experiment("a"), "compute.join_wait_s=1"))
     assert code == 75
     assert "no coordinator of toy answered" in text
@@ -326,7 +326,7 @@ def _finished(make_experiment: Make) -> Experiment:
     return experiment
 
 
-def test_verify_tells_the_identity_of_whole_results(make_experiment: Make) -> None:
+def test_verify_reports_the_identity_of_whole_results(make_experiment: Make) -> None:
     from lsdflow_toy.stage import verify
 
     experiment = _finished(make_experiment)

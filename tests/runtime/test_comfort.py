@@ -31,14 +31,14 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def bare_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Logging as in a command that has just started; put back after."""
-    root, ours = logging.getLogger(), logging.getLogger("lsdflow")
-    before = (root.handlers[:], root.level, ours.level)
+    root, logger = logging.getLogger(), logging.getLogger("lsdflow")
+    before = (root.handlers[:], root.level, logger.level)
     root.handlers.clear()
     monkeypatch.delenv(console.LOUDNESS_VARIABLE, raising=False)
     yield
     root.handlers[:] = before[0]
     root.setLevel(before[1])
-    ours.setLevel(before[2])
+    logger.setLevel(before[2])
     os.environ.pop(console.LOUDNESS_VARIABLE, None)
 
 
@@ -61,7 +61,7 @@ def speaking() -> Verbs:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "lines"),
     [
         ([], ["goes on", "went wrong"]),
         (["--quiet"], ["went wrong"]),
@@ -70,11 +70,11 @@ def speaking() -> Verbs:
     ],
 )
 def test_quiet_leaves_errors_and_the_result_verbose_adds_what_helps_to_find_a_fault(
-    bare_logging: None, options: list[str], told: list[str]
+    bare_logging: None, options: list[str], lines: list[str]
 ) -> None:
     done = CliRunner().invoke(speaking(), ["speak", "ha", "--often", "2", *options])
     assert (done.exit_code, done.stdout) == (0, "haha\n")
-    assert [line.split(" ", 1)[1] for line in done.stderr.splitlines()] == told
+    assert [line.split(" ", 1)[1] for line in done.stderr.splitlines()] == lines
 
 
 def test_what_a_command_starts_is_as_loud_as_the_command(bare_logging: None) -> None:

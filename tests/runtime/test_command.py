@@ -95,7 +95,7 @@ FAULTY = stage_app(StageCommand("faulty", StrictModel))
 
 
 @pytest.mark.parametrize("app", [APP, UNHELPFUL])
-def test_a_signal_in_the_middle_of_an_import_ends_with_75_and_says_so_in_the_outcome(
+def test_a_signal_in_the_middle_of_an_import_ends_with_75_also_in_the_outcome(
     experiment: Path, app: typer.Typer
 ) -> None:
     assert CliRunner().invoke(app, ["run", "-e", str(experiment)]).exit_code == 75
@@ -110,22 +110,22 @@ def test_the_old_option_replace_is_a_warning(
     assert ("--replace does nothing" in caplog.text) is bool(options)
 
 
-def test_a_fault_of_ours_ends_with_70_and_no_traceback(experiment: Path) -> None:
+def test_an_internal_error_ends_with_70_and_no_traceback(experiment: Path) -> None:
     done = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment)])
     assert done.exit_code == 70
     assert "internal: ZeroDivisionError" in done.output
     assert "Traceback" not in done.output
 
 
-def test_a_fault_of_ours_is_json_for_who_asked_for_json(experiment: Path) -> None:
+def test_an_internal_error_is_json_with_json(experiment: Path) -> None:
     done = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment), "--json"])
     assert done.exit_code == 70
-    told = json.loads(done.stdout)
-    assert (told["error"], told["exit_code"]) == ("InternalError", 70)
-    assert told["what"].startswith("internal: ZeroDivisionError")
+    answer = json.loads(done.stdout)
+    assert (answer["error"], answer["exit_code"]) == ("InternalError", 70)
+    assert answer["what"].startswith("internal: ZeroDivisionError")
 
 
-def test_a_stage_without_blocks_has_no_repair_and_says_what_to_do(experiment: Path) -> None:
+def test_a_stage_without_blocks_has_no_repair_and_reports_a_fix(experiment: Path) -> None:
     done = CliRunner().invoke(APP, ["repair", "-e", str(experiment)])
     assert done.exit_code == 2
     assert "sleepy run" in done.output
@@ -138,7 +138,7 @@ def test_debug_adds_the_traceback_and_changes_no_exit_code(experiment: Path, deb
     refusal = CliRunner().invoke(FAULTY, ["repair", "-e", str(experiment), "--set", "faulty.key=1", *debug])
     assert refusal.exit_code == 78
     assert "error: unknown table [faulty]" in refusal.stderr
-    assert ["Traceback" in told.stderr for told in (fault, refusal)] == [bool(debug)] * 2
+    assert ["Traceback" in answer.stderr for answer in (fault, refusal)] == [bool(debug)] * 2
 
 
 @pytest.mark.parametrize(
@@ -155,15 +155,15 @@ def test_a_wrong_command_line_is_json_for_who_asked_for_json_and_text_for_people
     toy = stage_app(StageCommand("toy", StrictModel))
     programs = CliRunner().invoke(toy, words, prog_name="toy")
     people = CliRunner().invoke(toy, [word for word in words if word != "--json"], prog_name="toy")
-    told = json.loads(programs.stdout)
-    assert (programs.exit_code, told["exit_code"], told["error"]) == (2, 2, "UsageError")
-    assert told["what"].startswith(what)
-    assert told["where"] == where
+    answer = json.loads(programs.stdout)
+    assert (programs.exit_code, answer["exit_code"], answer["error"]) == (2, 2, "UsageError")
+    assert answer["what"].startswith(what)
+    assert answer["where"] == where
     assert (people.exit_code, people.stdout) == (2, "")
     assert what.split(":", maxsplit=1)[0] in people.stderr
 
 
-def test_the_version_tells_the_code_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_includes_the_commit_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LSDFLOW_REVISION", "0123456789abcdef-dirty")
     contract = version("lsdflow-contract")
     line = version_line("predict", "lsdflow-predict")

@@ -96,7 +96,7 @@ def test_micro_sign_and_greek_mu_are_both_micrometres() -> None:
     assert nm_per("\u00b5m", "") == nm_per("\u03bcm", "") == nm_per("\\u00B5m", "") == 1000
 
 
-def test_typed_size_stands_above_conflicting_metadata() -> None:
+def test_a_typed_size_overrides_conflicting_metadata() -> None:
     size, _ = placed({"resolution": [40, 8, 8], "voxel_size": [1, 1, 1]}, voxel_size_nm=(30.0, 6.0, 6.0))
     assert size == (30, 6, 6)
 

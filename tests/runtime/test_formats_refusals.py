@@ -129,7 +129,7 @@ def test_voxels_that_look_like_a_zstd_chunk_are_read_where_nothing_is_compressed
     assert (source.read(source.box) == bomb).all()
 
 
-def test_unknown_format_lists_what_was_looked_for(tmp_path: Path) -> None:
+def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "a.raw").write_bytes(b"12345678")
     with pytest.raises(BadData) as caught:
         open_source(tmp_path / "a.raw")
@@ -264,7 +264,7 @@ def test_metadata_that_is_no_json_is_bad_data(container: Path) -> None:
         open_source(container, DATASET)
 
 
-def test_missing_chunks_are_told_from_zeros(container: Path) -> None:
+def test_missing_chunks_are_distinguished_from_zeros(container: Path) -> None:
     (container / DATASET / "0.1.0").unlink()
     with open_source(container, DATASET) as volume:
         assert volume.missing_chunks(volume.box) == [(0, 1, 0)]
@@ -300,8 +300,8 @@ def _open_zarr_of_empty_chunks(folder: Path) -> None:
 
 def _open_n5_of_empty_blocks(folder: Path) -> None:
     (folder / "a.n5").mkdir()
-    told = {"n5": "2.0.0", "dimensions": [8, 6, 4], "blockSize": [0, 3, 2], "dataType": "uint8"}
-    (folder / "a.n5" / "attributes.json").write_text(json.dumps({**told, "compression": {"type": "raw"}}))
+    metadata = {"n5": "2.0.0", "dimensions": [8, 6, 4], "blockSize": [0, 3, 2], "dataType": "uint8"}
+    (folder / "a.n5" / "attributes.json").write_text(json.dumps({**metadata, "compression": {"type": "raw"}}))
     open_source(folder / "a.n5")
 
 
@@ -347,6 +347,6 @@ def test_json_roi_without_voxels_is_refused(container: Path, size: object) -> No
         (RuntimeError("error during blosc decompression"), BadData),
     ],
 )
-def test_errors_of_the_libraries_become_ours(raised: Exception, wanted: type[StageError]) -> None:
+def test_errors_of_the_libraries_become_those_of_lsdflow(raised: Exception, wanted: type[StageError]) -> None:
     with pytest.raises(wanted, match=r"a\.zarr"), reading("a.zarr"):
         raise raised

@@ -63,7 +63,7 @@ def test_a_measurement_refuses_a_folder_that_holds_something(make_experiment: Ma
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
 
 
-def test_a_plan_tells_what_finished_blocks_took(make_experiment: Make) -> None:
+def test_a_plan_reports_what_finished_blocks_took(make_experiment: Make) -> None:
     from lsdflow_toy.stage import block_task, run
 
     experiment = make_experiment("a", "compute.runner=serial")

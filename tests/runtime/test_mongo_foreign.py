@@ -94,7 +94,7 @@ def damaged_gzip(whole: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (cut, "cut off within a document"),
         (cut_in_a_length, "cut off within a document"),
@@ -108,11 +108,11 @@ def damaged_gzip(whole: bytes) -> bytes:
     ],
 )
 def test_a_file_that_is_not_whole_bson_is_bad_data_with_its_place(
-    tmp_path: Path, spoil: Callable[[bytes], bytes], told: str
+    tmp_path: Path, spoil: Callable[[bytes], bytes], message: str
 ) -> None:
     path = tmp_path / "nodes.bson"
     path.write_bytes(spoil(encoded([{"id": n, "center_z": 1.0} for n in range(100)])))
-    with pytest.raises(BadData, match=told) as raised:
+    with pytest.raises(BadData, match=message) as raised:
         read_all(path)
     assert str(path) in raised.value.where
 

@@ -84,11 +84,11 @@ def test_nodes_and_edges_have_the_collections_fields_and_indexes_of_the_field(
     wanted = {"id": 2, "center_z": 3.0, "center_y": 4.0, "center_x": 5.0, "size": 6, "key": "k", "block": 4}
     assert node == wanted
     edges = [{n: v for n, v in d.items() if n != "_id"} for d in documents(mongod, experiment, "edges_hist_quant_75")]
-    ours = {"agglomerated": True, "key": "k", "block": 4}
+    common = {"agglomerated": True, "key": "k", "block": 4}
     signed = int(np.array(2**63 + 7, np.uint64).view(np.int64))
     assert edges == [
-        {"u": 1, "v": 2, "merge_score": float(np.float32(0.1)), **ours},
-        {"u": 2, "v": signed, "merge_score": None, **ours},
+        {"u": 1, "v": 2, "merge_score": float(np.float32(0.1)), **common},
+        {"u": 2, "v": signed, "merge_score": None, **common},
     ]
     assert documents(mongod, experiment, "meta")[0]["directed"] is False
     with mongod.admin() as client:
@@ -280,7 +280,7 @@ def test_a_user_of_another_database_is_refused(make_mongo: MakeMongo) -> None:
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])
-def test_a_secret_file_open_to_others_is_refused_with_the_command_that_mends_it(
+def test_a_secret_file_open_to_others_is_refused_with_the_command_that_closes_it(
     make_mongo: MakeMongo, mode: int, refused: bool
 ) -> None:
     experiment = make_mongo()
@@ -407,7 +407,7 @@ def test_replacing_leaves_the_rows_of_one_work_only_and_no_mark_without_its_rows
     assert store.keys("predict") == ["no-rows"]
 
 
-def test_works_of_evaluate_stand_side_by_side(make_mongo: MakeMongo) -> None:
+def test_passes_of_evaluate_are_kept_side_by_side(make_mongo: MakeMongo) -> None:
     """The counting, the look-up of skeletons and the search for places belong together: none takes the others' rows."""
     store = open_store(make_mongo())
     for key in ("counting", "places"):

@@ -84,7 +84,7 @@ def test_a_full_uri_with_the_authority_connects_and_stores(make_experiment: Make
     ("options", "told"),
     [("", "TLS"), ("tls=true", "certificate"), ("tls=true&tlsAllowInvalidHostnames=true", "certificate")],
 )
-def test_without_tls_or_without_the_authority_it_is_exit_69_at_once_and_the_password_is_not_shown(
+def test_without_tls_or_without_the_authority_it_is_exit_69_at_once_and_the_password_is_not_printed(
     make_experiment: Make, options: str, told: str
 ) -> None:
     experiment = make_experiment(options)

@@ -200,9 +200,9 @@ def test_every_flipped_bit_of_a_pack_is_noticed_or_does_no_harm(tmp_path: Path) 
     assert noticed > 40
 
 
-def look_around(folder: Path, floor: Path, failures: Any) -> None:
+def read_marks(folder: Path, floor: Path, failures: Any) -> None:
     """Look at the marks in every way while they are made and packed: block n is done if the file has n bytes."""
-    marks, chance, looks = DoneMarks(folder), random.Random(0), 0
+    marks, chance, reads = DoneMarks(folder), random.Random(0), 0
     least = 0
     while least < 300:
         least = floor.stat().st_size
@@ -213,10 +213,10 @@ def look_around(folder: Path, floor: Path, failures: Any) -> None:
             failures.put(f"count_done() told less than {least}")
         if least and not (marks.is_done(one) and marks.record(one)["block"] == one):
             failures.put(f"block {one} of {least} was not found")
-        if looks % 5 == 0 and not wanted <= set(marks.records()):
+        if reads % 5 == 0 and not wanted <= set(marks.records()):
             failures.put(f"records() missed some of {least}")
-        looks += 1
-    failures.put(looks)
+        reads += 1
+    failures.put(reads)
 
 
 @pytest.mark.usefixtures("small_packs")
@@ -225,7 +225,7 @@ def test_readers_in_other_processes_never_miss_a_done_mark_while_marks_are_packe
     floor.touch()
     context = multiprocessing.get_context("fork")
     told = context.Queue()
-    readers = [context.Process(target=look_around, args=(marks.folder, floor, told)) for _ in range(2)]
+    readers = [context.Process(target=read_marks, args=(marks.folder, floor, told)) for _ in range(2)]
     for reader in readers:
         reader.start()
     with floor.open("ab", buffering=0) as file:
@@ -233,10 +233,10 @@ def test_readers_in_other_processes_never_miss_a_done_mark_while_marks_are_packe
             marks.mark_done(number, record_of(number))
             file.write(b"x")
             marks.pack(300, all_of_them=number % 3 == 0)
-    looks = [told.get(timeout=600) for _ in readers]
+    reads = [told.get(timeout=600) for _ in readers]
     for reader in readers:
         reader.join(60)
-    assert all(isinstance(found, int) and found > 10 for found in looks), looks
+    assert all(isinstance(found, int) and found > 10 for found in reads), reads
 
 
 def test_old_folders_of_single_marks_are_read_as_they_are_and_packed_by_the_next_run_that_has_work(

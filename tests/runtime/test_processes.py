@@ -43,7 +43,7 @@ def test_the_second_is_refused_and_named_and_the_next_gets_in(tmp_path: Path) ->
         pass
 
 
-def test_a_file_system_without_locks_is_told_and_does_not_stop_the_work(
+def test_a_file_system_without_locks_is_reported_and_does_not_stop_the_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(_file: object, _how: int) -> None:
@@ -85,10 +85,10 @@ def _parent(folder: Path, late: bool) -> None:
 def test_no_process_outlives_the_one_that_started_it_even_if_that_ended_first(tmp_path: Path, late: bool) -> None:
     parent = multiprocessing.get_context("fork").Process(target=_parent, args=(tmp_path, late))
     parent.start()
-    told, ends = tmp_path / "pid", time.monotonic() + 60
-    while not (told.exists() and told.read_text()) and time.monotonic() < ends:
+    pid_file, ends = tmp_path / "pid", time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < ends:
         time.sleep(0.05)
-    child = int(told.read_text())
+    child = int(pid_file.read_text())
     os.kill(parent.pid or 0, signal.SIGKILL)
     parent.join()
     while _runs(child) and time.monotonic() < ends:

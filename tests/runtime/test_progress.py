@@ -22,42 +22,42 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_eta_is_that_of_the_units_or_of_the_time_allowed_whichever_is_sooner(
     clock: list[float], seconds: float | None, eta: str
 ) -> None:
-    shown = Progress("train", 1000, "iteration", seconds=seconds)
-    shown.advance(100)
+    bar = Progress("train", 1000, "iteration", seconds=seconds)
+    bar.advance(100)
     clock[0] = 100.0
-    assert shown.line() == f"train: 100/1000 iterations, 1 iteration/s, ETA {eta}"
+    assert bar.line() == f"train: 100/1000 iterations, 1 iteration/s, ETA {eta}"
 
 
 def test_a_log_shows_rate_and_eta_within_five_seconds_and_then_once_a_minute(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown = Progress("train", 1000, "iteration")
+    bar = Progress("train", 1000, "iteration")
     with caplog.at_level("INFO", logger="lsdflow.progress"):
         for second in range(1, 126):
             clock[0] = float(second)
-            shown.advance(1)
+            bar.advance(1)
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split()[1] for line in lines] == ["3/1000", "63/1000", "123/1000"]
     assert "1 iteration/s, ETA 16m37s" in lines[0]
 
 
 def test_units_of_an_earlier_run_do_not_count_for_the_rate(clock: list[float]) -> None:
-    shown = Progress("predict", 40, "block", already=20)
-    shown.advance(10)
+    bar = Progress("predict", 40, "block", already=20)
+    bar.advance(10)
     clock[0] = 5.0
-    assert shown.line() == "predict: 30/40 blocks, 2 block/s, ETA 0m05s"
+    assert bar.line() == "predict: 30/40 blocks, 2 block/s, ETA 0m05s"
 
 
 def test_what_is_over_has_no_eta(clock: list[float]) -> None:
-    shown = Progress("predict", 4, "block")
-    shown.advance(4)
+    bar = Progress("predict", 4, "block")
+    bar.advance(4)
     clock[0] = 2.0
-    assert shown.line() == "predict: 4/4 blocks, 2 block/s"
+    assert bar.line() == "predict: 4/4 blocks, 2 block/s"
 
 
-def test_blocks_that_failed_are_told_beside_those_that_are_done(clock: list[float]) -> None:
-    shown = Progress("predict", 8, "block")
-    shown.advance(4)
-    shown.failed = 2
+def test_failed_blocks_are_reported_beside_those_that_are_done(clock: list[float]) -> None:
+    bar = Progress("predict", 8, "block")
+    bar.advance(4)
+    bar.failed = 2
     clock[0] = 2.0
-    assert shown.line() == "predict: 4/8 blocks, 2 failed, 2 block/s, ETA 0m02s"
+    assert bar.line() == "predict: 4/8 blocks, 2 failed, 2 block/s, ETA 0m02s"

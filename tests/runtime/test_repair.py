@@ -142,9 +142,9 @@ def test_a_damaged_pack_of_marks_is_named_and_its_blocks_are_made_again_with_the
 
     before, single = state(finished), mark_of(finished)
     damage(pack_of(finished))
-    for look in (lambda: run(finished), lambda: verify(finished), lambda: status(finished)):
+    for verb in (lambda: run(finished), lambda: verify(finished), lambda: status(finished)):
         with pytest.raises(BadData, match="damaged pack of done marks") as caught:
-            look()
+            verb()
         assert caught.value.exit_code == 65
         assert caught.value.where == str(pack_of(finished))
         assert "toy repair" in caught.value.fix
@@ -186,13 +186,13 @@ def test_results_of_other_parameters_are_refused_and_left_alone(finished: Experi
     assert state(finished) == before
 
 
-def test_the_verb_tells_what_it_made_again(finished: Experiment) -> None:
+def test_the_verb_reports_what_it_recomputed(finished: Experiment) -> None:
     from lsdflow_toy.cli import app
 
     chunk_of(finished, "doubled").unlink()
     done = CliRunner().invoke(app, ["repair", "-e", str(finished.path), "--set", "compute.runner=serial", "--json"])
-    told = json.loads(done.stdout)
-    assert (done.exit_code, told["broken"], told["parts"]) == (0, 1, {str(BROKEN): "doubled"})
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["broken"], answer["parts"]) == (0, 1, {str(BROKEN): "doubled"})
 
 
 def test_a_late_worker_of_other_settings_writes_into_the_result_of_its_own_key_alone(make_experiment: Make) -> None:

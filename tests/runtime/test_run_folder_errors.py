@@ -49,7 +49,7 @@ def ended(folder: Path, raised: str, *options: str) -> tuple[subprocess.Complete
 
 
 @pytest.mark.parametrize("options", [[], ["--debug"]])
-def test_a_fault_of_ours_names_the_log_that_has_its_traceback_and_shows_it_only_to_debug(
+def test_an_internal_error_names_the_log_with_its_traceback_and_prints_it_only_with_debug(
     tmp_path: Path, options: list[str]
 ) -> None:
     done, run = ended(tmp_path, FAULT, *options)
@@ -61,7 +61,7 @@ def test_a_fault_of_ours_names_the_log_that_has_its_traceback_and_shows_it_only_
     assert json.loads((run / "outcome.json").read_text())["error"] == {"error": "ZeroDivisionError", "what": "by zero"}
 
 
-def test_a_refusal_stands_whole_in_both_logs_and_once_on_stderr(tmp_path: Path) -> None:
+def test_a_refusal_is_whole_in_both_logs_and_once_on_stderr(tmp_path: Path) -> None:
     done, run = ended(tmp_path, REFUSAL)
     assert done.returncode == 65
     assert done.stderr.count("damaged") == 1
@@ -73,10 +73,10 @@ def test_a_refusal_stands_whole_in_both_logs_and_once_on_stderr(tmp_path: Path) 
     assert event["message"].startswith("damaged\n")
 
 
-def test_a_fault_of_ours_is_json_where_json_is_asked_for(tmp_path: Path) -> None:
+def test_an_internal_error_is_json_with_json(tmp_path: Path) -> None:
     done, run = ended(tmp_path, FAULT, "--json")
-    told = json.loads(done.stdout)
-    assert (told["exit_code"], told["where"]) == (70, str(run / "log.txt"))
+    answer = json.loads(done.stdout)
+    assert (answer["exit_code"], answer["where"]) == (70, str(run / "log.txt"))
 
 
 @pytest.mark.parametrize(

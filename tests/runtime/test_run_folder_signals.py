@@ -73,26 +73,26 @@ def outcome(experiment: Experiment) -> dict[str, Any]:
     return dict(read_json(path))
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 @pytest.mark.parametrize("runner", ["serial", "daisy"])
 def test_a_signal_to_the_whole_group_ends_with_75_one_message_and_no_traceback_of_anybody(
-    make_experiment: Make, start: Start, runner: str, told: signal.Signals
+    make_experiment: Make, start: Start, runner: str, sent: signal.Signals
 ) -> None:
     experiment = slowed(make_experiment("a"))
     process = start(experiment, runner)
     wait_for_a_block(experiment, process)
-    if told == signal.SIGTERM:
-        process.send_signal(told)  # as a scheduler does; terminals send the others, to the group
+    if sent == signal.SIGTERM:
+        process.send_signal(sent)  # as a scheduler does; terminals send the others, to the group
     else:
-        os.killpg(process.pid, told)
+        os.killpg(process.pid, sent)
     _, text = process.communicate(timeout=600)
     assert process.returncode == 75, text
     assert "Traceback" not in text
-    assert text.count(f"error: stopped by {told.name}") == 1
+    assert text.count(f"error: stopped by {sent.name}") == 1
     assert "fix: run the same command again" in text
     found = outcome(experiment)
     assert (found["exit_code"], found["error"]["error"]) == (75, "Interrupted")
-    assert told.name in found["error"]["what"]
+    assert sent.name in found["error"]["what"]
 
 
 def test_ctrl_c_that_comes_twice_still_leaves_its_outcome(make_experiment: Make, start: Start) -> None:
@@ -167,7 +167,7 @@ def test_what_a_command_was_started_to_ignore_stays_ignored(number: signal.Signa
         signal.signal(number, before)
 
 
-def test_a_killed_worker_is_replaced_and_one_line_says_so(make_experiment: Make, start: Start) -> None:
+def test_a_killed_worker_is_replaced_and_one_line_reports_it(make_experiment: Make, start: Start) -> None:
     experiment = slowed(make_experiment("a"))
     process = start(experiment, "daisy")
     wait_for_a_block(experiment, process)
@@ -188,16 +188,16 @@ def test_a_reader_of_stderr_that_is_gone_stops_nobody_who_writes_while_daisy_ser
         "import os\nfrom lsdflow_runtime.engine.daisy_server import daisy_warnings_logged\n"
         "with daisy_warnings_logged():\n    for _ in range(3000):\n        os.write(2, b'x' * 1000)\nprint('done')\n"
     )
-    ours, theirs = os.pipe()
-    os.close(ours)
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, timeout=300, check=True)
-    os.close(theirs)
+    local, remote = os.pipe()
+    os.close(local)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=remote, timeout=300, check=True)
+    os.close(remote)
     assert done.stdout == b"done\n"
 
 
 def test_progress_on_a_terminal_is_drawn_while_daisy_serves(make_experiment: Make) -> None:
     experiment = slowed(make_experiment("a"))
-    ours, theirs = pty.openpty()
+    local, remote = pty.openpty()
     words = [
         sys.executable,
         "-m",
@@ -209,13 +209,13 @@ def test_progress_on_a_terminal_is_drawn_while_daisy_serves(make_experiment: Mak
         "compute.runner=daisy",
     ]
     environment = {**os.environ, "PYTHONPATH": str(TOY), "TERM": "xterm"}
-    shown = b""
-    with subprocess.Popen(words, env=environment, stderr=theirs, start_new_session=True) as process:
-        os.close(theirs)
+    output = b""
+    with subprocess.Popen(words, env=environment, stderr=remote, start_new_session=True) as process:
+        os.close(remote)
         with contextlib.suppress(OSError):  # EIO: the other end is closed
-            while part := os.read(ours, 65536):
-                shown += part
-    os.close(ours)
-    assert process.returncode == 0, shown
-    drawn = {int(number) for number in re.findall(rb"(\d+)/12", shown)}
-    assert len(drawn) >= 3, shown
+            while part := os.read(local, 65536):
+                output += part
+    os.close(local)
+    assert process.returncode == 0, output
+    drawn = {int(number) for number in re.findall(rb"(\d+)/12", output)}
+    assert len(drawn) >= 3, output

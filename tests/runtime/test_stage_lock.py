@@ -72,7 +72,7 @@ def test_a_lock_that_nobody_renewed_is_taken_over(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_was_taken_between_look_and_takeover_stays(tmp_path: Path) -> None:
+def test_a_lock_that_was_taken_between_check_and_takeover_stays(tmp_path: Path) -> None:
     dead, own = Holder(**ELSEWHERE), tmp_path / "own"
     living = {**ELSEWHERE, "id": "y"}
     (tmp_path / "lock").write_text(json.dumps(living))

@@ -78,7 +78,7 @@ def test_a_storage_that_goes_on_failing_is_an_error(pauses: list[float]) -> None
 @pytest.mark.parametrize(
     "error", [failing(errno.ENOSPC), failing(errno.EACCES), BadData("damaged"), ValueError("a fault of the block")]
 )
-def test_what_no_pause_mends_is_an_error_at_once(pauses: list[float], error: Exception) -> None:
+def test_what_no_retry_can_solve_is_an_error_at_once(pauses: list[float], error: Exception) -> None:
     assert not is_of_storage(error)
     with pytest.raises(type(error)):
         try_block(Disk(error).do_block, 1)

@@ -107,7 +107,7 @@ def test_levels_double_until_one_super_block_is_the_whole() -> None:
     assert super_blocks(Box((0, 0, 0), (8, 8, 8)), (8, 8, 8), (16, 16, 16)).levels == 1
 
 
-def test_every_super_block_is_a_part_of_one_of_the_next_level_and_lies_in_it() -> None:
+def test_every_super_block_is_inside_one_of_the_next_level() -> None:
     work = super_blocks(Box((3, 0, 5), (40, 90, 31)), (8, 10, 16), (16, 20, 16))
     for level in range(2, work.levels + 1):
         below, found = work.plan(level - 1), []

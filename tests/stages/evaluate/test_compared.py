@@ -95,7 +95,7 @@ def test_the_page_compares_results_if_there_are_several(finished: Experiment, ma
     assert section.count(">current<") == 1
 
 
-def test_scores_of_an_earlier_result_are_shown_at_once_when_it_is_current_again(
+def test_scores_of_an_earlier_result_are_reported_at_once_when_it_is_current_again(
     finished: Experiment, made_twice: Experiment, copy_of: Make
 ) -> None:
     experiment = copy_of(made_twice, "a")
@@ -126,7 +126,7 @@ def test_results_of_the_same_segmentation_share_a_picture(finished: Experiment, 
     assert other.settings == ("evaluate " + other.key + ": zeros label -> ignore",)
 
 
-def test_damaged_kept_scores_are_found_and_not_shown(made_twice: Experiment, copy_of: Make) -> None:
+def test_damaged_kept_scores_are_found_and_not_reported(made_twice: Experiment, copy_of: Make) -> None:
     experiment = copy_of(made_twice, "a")
     key = read_manifest(experiment.layout, "evaluate").key
     assert Evaluate().verify(experiment)["verified"]

@@ -57,7 +57,7 @@ def test_the_view_is_not_mirrored_and_its_directions_are_at_right_angles(azimuth
     assert up[2] > 0 if abs(elevation) < 90 else True
 
 
-def test_what_lies_nearer_hides_what_lies_behind() -> None:
+def test_a_nearer_segment_hides_a_farther_one() -> None:
     labels = np.zeros((20, 30, 20), np.uint64)
     labels[4:16, 2:8, 4:16] = 1  # small y: in front
     labels[:, 20:28, :] = 2

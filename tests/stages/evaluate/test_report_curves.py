@@ -27,7 +27,7 @@ def _place_of_x(svg: str, value: str) -> float:
     )
 
 
-def test_the_chosen_threshold_stands_at_its_place_on_the_axis() -> None:
+def test_the_chosen_threshold_is_at_its_place_on_the_axis() -> None:
     svg = line_chart("VOI", [_line([0.0, 0.5, 1.0], [2.0, 1.0, 3.0])], X_AXIS, Y_AXIS, Marks(0.4, "chosen 0.4"))
     (mark,) = _by_class(svg, "chosen")
     assert float(mark.get("x1", "")) == pytest.approx(_place_of_x(svg, "0.4"), abs=0.2)

@@ -57,7 +57,7 @@ def test_neighbouring_ids_differ_in_colour_and_none_is_black() -> None:
     assert np.mean(np.abs(np.diff(colours, axis=0)).sum(axis=1) > 40) > 0.9
 
 
-def test_outlines_lie_on_both_sides_of_every_border_and_nowhere_else() -> None:
+def test_outlines_are_on_both_sides_of_every_border_and_nowhere_else() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, (9, 11)).astype(np.uint64)
     slow = np.zeros(labels.shape, bool)

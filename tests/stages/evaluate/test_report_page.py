@@ -12,9 +12,10 @@ import pytest
 
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_evaluate.report.charts import draw_charts
-from lsdflow_evaluate.report.content import score_values, stage_rows, tiles
+from lsdflow_evaluate.report.content import stage_rows, tiles
 from lsdflow_evaluate.report.data import LossCurve, Picture, Problem, ReportData, StageBlocks, StageRecord
 from lsdflow_evaluate.report.page import render_pages
+from lsdflow_evaluate.report.words import score_values
 
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}</style>"
 KINDS = {"raw": "grey", "lsds": "colour", "affinities": "colour", "fragments": "labels", "segmentation": "labels"}
@@ -114,11 +115,11 @@ def test_the_page_forbids_the_network_and_all_scripts_but_its_own() -> None:
     assert "http" not in policy
 
 
-def test_every_layer_is_shown_in_every_plane() -> None:
-    shown = [image["alt"] or "" for image in _Page(render_report(_full())).all("img")]
+def test_every_layer_has_a_picture_in_every_plane() -> None:
+    alts = [image["alt"] or "" for image in _Page(render_report(_full())).all("img")]
     for layer in ("Raw", "LSDs", "Affinities", "Fragments", "Segmentation", "Truth"):
         for plane in ("xy", "xz", "yz"):
-            assert sum(alt.startswith(f"{layer}, {plane} plane") for alt in shown) == 1
+            assert sum(alt.startswith(f"{layer}, {plane} plane") for alt in alts) == 1
 
 
 def test_scale_bars_have_the_share_of_the_picture_that_they_name() -> None:
@@ -129,7 +130,7 @@ def test_scale_bars_have_the_share_of_the_picture_that_they_name() -> None:
     assert widths_nm == {160, 120}
 
 
-def test_hostile_names_are_shown_as_text_wherever_they_come_from() -> None:
+def test_hostile_names_are_escaped_wherever_they_come_from() -> None:
     full = _full()
     advice = {"threshold": 0.4, "method": HOSTILE, "reason": HOSTILE}
     data = dataclasses.replace(
@@ -190,7 +191,7 @@ def test_a_missing_layer_has_a_placeholder_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(("limit", "text"), [(2.0, "✓ passed"), (1.5, "✗ failed")])
-def test_success_is_said_in_words_and_not_by_colour_alone(limit: float, text: str) -> None:
+def test_success_is_in_words_and_not_in_colour_alone(limit: float, text: str) -> None:
     html = render_report(dataclasses.replace(_full(), voi_limit=limit))
     assert text in html
     other = {"✓ passed", "✗ failed"} - {text}
@@ -213,7 +214,7 @@ def test_the_summary_carries_the_numbers_of_the_chosen_threshold() -> None:
         assert text in summary
 
 
-def test_every_value_of_the_chosen_score_stands_beside_its_name() -> None:
+def test_every_value_of_the_chosen_score_is_beside_its_name() -> None:
     runs = {"expected_run_length_nm": 2500.0, "max_erl_nm": 5000.0, "normalized_erl": 0.5}
     assert dict(score_values({**_score(0.4), "nvi_merge": 0.15, **runs})) == {
         "VOI split": "1.0000 bits",
@@ -237,7 +238,7 @@ def test_every_curve_of_quality_shows_its_own_values() -> None:
 
 
 @pytest.mark.parametrize(("limit", "state"), [(2.0, "good"), (1.5, "bad")])
-def test_the_tile_of_the_voi_looks_as_its_verdict(limit: float, state: str) -> None:
+def test_the_tile_of_the_voi_has_the_style_of_its_verdict(limit: float, state: str) -> None:
     assert tiles(dataclasses.replace(_full(), voi_limit=limit))[0].state == state
 
 

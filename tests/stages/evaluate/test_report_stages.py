@@ -71,7 +71,7 @@ def _run(stage: str, started: float, seconds: float | None, code: int | None, **
     return StageRun(stage, "r", started, seconds, code, **more)  # type: ignore[arg-type]
 
 
-def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_say_how_they_ended() -> None:
+def test_bars_of_a_timeline_have_the_shares_of_their_run_times_and_their_outcome() -> None:
     stages = [
         StageRecord("prepare", "finished", (_run("prepare", 1000, 10, 0),)),
         StageRecord("predict", "failed", (_run("predict", 1010, 20, 75), _run("predict", 1040, 40, 65))),
@@ -201,7 +201,7 @@ def test_a_damaged_done_mark_of_a_stage_leaves_the_blocks_of_the_others_on_the_p
     assert _pages_with_blocks(experiment) == {"index", "evaluate"}
 
 
-def test_scores_that_were_changed_after_the_run_are_not_shown(finished: Experiment, copy_of: Make) -> None:
+def test_scores_that_were_changed_after_the_run_are_not_reported(finished: Experiment, copy_of: Make) -> None:
     experiment = copy_of(finished, "a")
     path = experiment.layout.report / "scores.json"
     write_json(path, {**json.loads(path.read_text()), "voi": 0.001})
@@ -246,7 +246,9 @@ def test_the_log_of_a_stage_is_the_end_of_that_of_its_newest_run(make_experiment
 
 
 @pytest.mark.parametrize(("failing", "state"), [(False, "finished"), (True, "failed")])
-def test_the_run_that_writes_the_page_is_shown_as_it_will_end(make_experiment: Make, failing: bool, state: str) -> None:
+def test_the_run_that_writes_the_page_has_the_outcome_that_it_will_have(
+    make_experiment: Make, failing: bool, state: str
+) -> None:
     experiment = make_experiment()
     _outcome(experiment, "evaluate", f"20260101T000000-{os.getpid()}")
     own = stage_records(report_source(experiment), {}, {}, failing)[-1]
@@ -255,7 +257,7 @@ def test_the_run_that_writes_the_page_is_shown_as_it_will_end(make_experiment: M
     assert stage_records(report_source(experiment), {}, {}, failing)[-1].state == "unended"
 
 
-def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_settings_of_now(
+def test_scores_are_reported_again_only_for_the_present_segmentation_and_settings(
     finished: Experiment, copy_of: Make
 ) -> None:
     experiment = copy_of(finished, "a")
@@ -273,7 +275,9 @@ def test_scores_are_shown_again_only_if_they_are_of_the_segmentation_and_setting
     assert "evaluate run makes them" in (experiment.layout.report / "index.html").read_text()
 
 
-def test_of_a_stage_with_several_passes_the_one_with_the_blocks_of_the_manifest_is_shown(make_experiment: Make) -> None:
+def test_of_a_stage_with_several_passes_the_one_with_the_blocks_of_the_manifest_is_selected(
+    make_experiment: Make,
+) -> None:
     experiment = make_experiment()
     grid = {"begin_vox": [0, 0, 0], "shape_vox": [18, 24, 26]}
     for key, block in (("counting", [9, 12, 13]), ("later", [18, 24, 26])):

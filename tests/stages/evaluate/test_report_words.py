@@ -66,5 +66,5 @@ def test_the_lsd_error_is_reported_with_the_worst_segments_and_only_where_it_was
         (1e5, "1 d 3 h"),
     ],
 )
-def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_are_written_as_people_read_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text

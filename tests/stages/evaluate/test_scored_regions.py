@@ -176,7 +176,7 @@ def test_traced_nodes_merge_by_one_thinned_ones_by_five_or_as_the_settings_say(
     assert found('evaluate.skeletons="truth"')[1] is True
 
 
-def test_thinned_truth_of_a_region_lies_in_its_neurons(make_experiment: Make) -> None:
+def test_thinned_truth_of_a_region_is_in_its_neurons(make_experiment: Make) -> None:
     roi = 'evaluate.roi={begin="3, 5, 2 vox", shape="10, 15, 20 vox"}'
     experiment = make_experiment("a", roi, "evaluate.skeleton_lattice=[1, 2, 1]")
     skeletons, truth = traced_of(experiment).skeletons, require_counting(experiment).volumes.truth

@@ -49,7 +49,7 @@ def test_of_thresholds_with_the_same_voi_the_lowest_is_chosen() -> None:
     assert best_of([ThresholdScore(name, at, 2, found, None) for name, at, found in made], "a") == 0.3
 
 
-def test_a_node_in_no_fragment_lies_in_no_segment() -> None:
+def test_a_node_in_no_fragment_is_in_no_segment() -> None:
     skeletons = Skeletons(
         np.array([[0.0, 0, 0], [0, 0, 5], [0, 0, 9]]), np.ones(3, np.uint64), np.array([[0, 1], [1, 2]])
     )
@@ -80,7 +80,7 @@ def test_a_split_is_described_by_its_segments_and_a_merge_by_its_truth_objects()
     assert worst_errors({}) == ([], [])
 
 
-def test_six_of_each_kind_of_the_worst_are_shown_first_and_none_is_lost() -> None:
+def test_six_of_each_kind_of_the_worst_are_first_and_none_is_lost() -> None:
     kinds = ["split"] * 8 + ["merge"] * 3
     first, others = worst_errors({"worst": [{**ERROR, "kind": kind, "id": n} for n, kind in enumerate(kinds)]})
     assert [row["what"].split()[1] for row in first] == ["0", "1", "2", "3", "4", "5", "8", "9", "10"]

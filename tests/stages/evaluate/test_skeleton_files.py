@@ -63,7 +63,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str, words: st
         read_skeletons(tmp_path / name)
 
 
-def test_bytes_that_are_no_text_and_absent_files_are_said(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_and_absent_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(bytes(np.arange(255, 100, -1, dtype=np.uint8)))
     with pytest.raises(BadData, match="not a text file"):
         read_skeletons(tmp_path / "a.csv")

@@ -20,7 +20,7 @@ def node_labels(labels: np.ndarray, positions_nm: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nodes_lie_in_their_neuron_and_edges_form_a_forest_of_neighbours(seed: int) -> None:
+def test_nodes_are_in_their_neuron_and_edges_form_a_forest_of_neighbours(seed: int) -> None:
     labels = voronoi_labels((20, 24, 28), 6, seed) * np.uint64(2**40)
     labels[labels == 2**40] = 0
     skeletons = skeletons_of(labels, SPACING, FIRST)

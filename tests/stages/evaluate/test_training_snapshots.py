@@ -216,7 +216,7 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_with_a_sentence(tmp_path: Pa
     assert sentence.startswith("batch_2.hdf is left out: ")
 
 
-def test_of_many_damaged_snapshots_the_newest_are_named_and_none_is_shown(tmp_path: Path) -> None:
+def test_of_many_damaged_snapshots_the_newest_are_named_and_none_has_pictures(tmp_path: Path) -> None:
     for iteration in range(8):
         (tmp_path / f"batch_{iteration}.hdf").write_text("damaged")
     found = training_snapshot(tmp_path, "train-lsd", 100)
@@ -225,7 +225,7 @@ def test_of_many_damaged_snapshots_the_newest_are_named_and_none_is_shown(tmp_pa
     assert [sentence.split()[0] for sentence in found.left_out] == [f"batch_{n}.hdf" for n in (7, 6, 5, 4, 3)]
 
 
-def test_the_pages_show_it_while_the_training_goes_on_and_say_what_is_left_out(make_experiment: Make) -> None:
+def test_the_pages_have_it_during_the_training_and_name_what_is_left_out(make_experiment: Make) -> None:
     experiment = make_experiment()
     assert write_report(experiment, refresh_s=60) == []
     report = experiment.layout.report

@@ -38,7 +38,7 @@ def test_low_mask_coverage_warns_below_one_half_only() -> None:
     assert "33.3%" in label_warnings(counted(ids, [1, 1, 0, 0, 0, 0]), complete=True)[0]
 
 
-def test_special_looking_ids_warn_with_the_option() -> None:
+def test_ids_that_seem_special_warn_with_the_option() -> None:
     assert "ignore_ids = [-3]" in label_warnings(counted([1, 2, 3, 4, 5, 2**64 - 3], [1] * 6), complete=True)[0]
 
 

@@ -441,7 +441,7 @@ def test_workers_write_the_same_volume_as_one_process(put: Put, experiment: Make
     assert one.facts["volumes"]["training/a"]["components"] == 9
 
 
-def test_plan_and_status_tell_shape_and_progress(container: Path, experiment: Make) -> None:
+def test_plan_and_status_report_shape_and_progress(container: Path, experiment: Make) -> None:
     loaded = experiment()
     assert Prepare().plan(loaded)["training/a"]["shape_vox"] == [70, 66, 68]
     assert Prepare().status(loaded) == {"finished": False, "training a": "not begun"}

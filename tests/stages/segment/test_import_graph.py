@@ -119,9 +119,9 @@ def assert_same_segmentation(found: Experiment, wanted: Experiment) -> None:
     assert len(tables) == 42
     assert tables == sorted(path.name for path in tables_of(found.layout).glob("lut_*.npz"))
     for name in tables:
-        ours, theirs = (read_lut(tables_of(e.layout) / name) for e in (found, wanted))
-        assert np.array_equal(ours.fragments, theirs.fragments), name
-        assert np.array_equal(ours.segments, theirs.segments), name
+        imported, expected = (read_lut(tables_of(e.layout) / name) for e in (found, wanted))
+        assert np.array_equal(imported.fragments, expected.fragments), name
+        assert np.array_equal(imported.segments, expected.segments), name
     volumes = [open_volume(made(e.layout, "segment"), SEGMENTATION.dataset) for e in (found, wanted)]
     assert np.array_equal(*(volume.read(volume.box) for volume in volumes))
     facts = [read_manifest(e.layout, "segment").facts for e in (found, wanted)]
@@ -199,8 +199,8 @@ def test_single_files_of_one_merge_function(
     other = make_bare("other")
     run_import(other, dump, merge_functions=("mean",))
     Segment().run(other)
-    ours = read_lut(tables_of(other.layout) / "lut_mean_0.1500.npz")
-    assert np.array_equal(ours.segments, read_lut(tables_of(native.layout) / "lut_mean_0.1500.npz").segments)
+    imported = read_lut(tables_of(other.layout) / "lut_mean_0.1500.npz")
+    assert np.array_equal(imported.segments, read_lut(tables_of(native.layout) / "lut_mean_0.1500.npz").segments)
 
 
 def test_ids_above_2_to_the_63_come_back_from_their_signed_form(

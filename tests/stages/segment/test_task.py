@@ -67,8 +67,8 @@ def test_one_table_per_threshold_under_both_names(make_experiment: Make) -> None
     assert side_car["fingerprint"] == "agglomerate-key-identity"
     for row in json.loads((tables_of(experiment.layout) / "thresholds_hist_quant_75.json").read_text())["thresholds"]:
         if row["legacy_lut"]:
-            ours, legacy = (read_lut(tables_of(experiment.layout) / row[name]) for name in ("lut", "legacy_lut"))
-            assert np.array_equal(ours.segments, legacy.segments)
+            own, legacy = (read_lut(tables_of(experiment.layout) / row[name]) for name in ("lut", "legacy_lut"))
+            assert np.array_equal(own.segments, legacy.segments)
 
 
 def test_with_truth_the_threshold_with_the_smallest_voi_is_chosen(make_experiment: Make) -> None:

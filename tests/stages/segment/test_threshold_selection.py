@@ -106,7 +106,7 @@ def test_a_step_of_a_hundredth_gives_a_hundred_and_one_different_names() -> None
     assert lut_name("m", 0.28) != lut_name("m", 0.29)
 
 
-def test_the_published_names_collide_where_ours_do_not() -> None:
+def test_the_published_names_collide_where_those_of_lsdflow_do_not() -> None:
     assert legacy_lut_name("m", 0.28) == legacy_lut_name("m", 0.29)
     assert legacy_lut_name("m", 0.56) == legacy_lut_name("m", 0.57)
 

@@ -100,7 +100,7 @@ def test_a_volume_smaller_than_a_block_is_one_block(make_experiment: MakeExperim
     assert same_partition(fragments_of(experiment), number_components(made)[0])
 
 
-def test_predicted_part_of_a_target_lies_where_it_was_predicted(
+def test_predicted_part_of_a_target_is_where_it_was_predicted(
     make_experiment: MakeExperiment, affs: NDArray[np.uint8]
 ) -> None:
     experiment = make_experiment(affs, PUBLISHED, begin_vox=(3, 5, 7), target_vox=(60, 60, 70))

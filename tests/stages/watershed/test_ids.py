@@ -50,7 +50,7 @@ def test_nothing_is_no_fragment() -> None:
 
 @given(block=st.integers(0, 2**20), voxels=st.integers(1, 2**30), number=st.integers(1, 2**30))
 @settings(max_examples=50, deadline=None)
-def test_an_id_tells_its_block(block: int, voxels: int, number: int) -> None:
+def test_an_id_encodes_its_block(block: int, voxels: int, number: int) -> None:
     number = min(number, voxels)
     (found,) = global_ids(np.array([number], np.uint64), block, voxels)
     assert (int(found) - 1) // voxels == block

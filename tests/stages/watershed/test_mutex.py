@@ -98,7 +98,7 @@ def test_fragments_equal_the_slow_reference(seed: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 3), (1, 1, 1), (1, 1, 5)])
-def test_boxes_in_which_no_edge_lies_have_no_fragments_there(shape: tuple[int, int, int]) -> None:
+def test_boxes_without_an_edge_have_no_fragments(shape: tuple[int, int, int]) -> None:
     affs = np.full((4, *shape), 255, np.uint8)
     found = mutex_watershed(affs, mutex_channels((*AFFINITY_NEIGHBORHOOD, (0, 0, -9)), (), ()))
     assert found.shape == shape

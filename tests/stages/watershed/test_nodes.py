@@ -22,7 +22,7 @@ def test_centres_and_sizes_equal_the_slow_reference() -> None:
         assert nodes.size_vox[number - 1] == (numbers == number).sum()
 
 
-def test_a_fragment_of_one_voxel_lies_at_that_voxel() -> None:
+def test_a_fragment_of_one_voxel_is_at_that_voxel() -> None:
     nodes = fragment_nodes(np.ones((1, 1, 1), np.uint64), 1, first_id=1, begin_vox=(2, 3, 4), grid=GRID)
     assert nodes.center_nm.tolist() == [[480.0, 8.5, 35.5]]
     assert nodes.size_vox.tolist() == [1]

@@ -39,9 +39,9 @@ def experiment_folders(incomplete: str) -> list[str]:
         found = sorted(p for p in parent.iterdir() if p.is_dir() and p.name.startswith(begin))
     except OSError:
         return []
-    shown = [p for p in found if begin.startswith(".") or not p.name.startswith(".")]
-    experiments = [str(p) for p in shown if ExperimentLayout(p).experiment_toml.is_file()]
-    return experiments + [f"{p}/" for p in shown if str(p) not in experiments]
+    offered = [p for p in found if begin.startswith(".") or not p.name.startswith(".")]
+    experiments = [str(p) for p in offered if ExperimentLayout(p).experiment_toml.is_file()]
+    return experiments + [f"{p}/" for p in offered if str(p) not in experiments]
 
 
 def settings(context: typer.Context, incomplete: str) -> list[str]:

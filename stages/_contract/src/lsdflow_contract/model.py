@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class StrictModel(BaseModel):
     """A frozen pydantic model that refuses unknown keys and never coerces silently into NaN or infinity."""
 
-    # pydantic's errors quote the value, which may be a misplaced secret; ours show only values that are not secret.
+    # pydantic's errors quote the value, which may be a misplaced secret; those of lsdflow contain no secret values.
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
     )

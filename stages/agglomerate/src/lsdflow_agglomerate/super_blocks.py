@@ -256,9 +256,9 @@ def _by_part(scores: RagEdges, left: dict[int, FaceGraph]) -> dict[int, RagEdges
 
 def _is_among(edges: RagEdges, graph: FaceGraph) -> NDArray[np.bool_]:
     pair = np.dtype([("u", np.uint64), ("v", np.uint64)])
-    ours, theirs = np.empty(len(edges), pair), np.empty(len(graph), pair)
-    ours["u"], ours["v"], theirs["u"], theirs["v"] = edges.u, edges.v, graph.u, graph.v
-    return np.isin(ours, theirs)
+    scored, known = np.empty(len(edges), pair), np.empty(len(graph), pair)
+    scored["u"], scored["v"], known["u"], known["v"] = edges.u, edges.v, graph.u, graph.v
+    return np.isin(scored, known)
 
 
 def _rows(edges: RagEdges, chosen: NDArray[np.bool_]) -> RagEdges:

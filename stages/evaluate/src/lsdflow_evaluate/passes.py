@@ -202,7 +202,7 @@ def passes_begun(experiment: Experiment) -> list[BlockTask]:
     counting, root = find_counting(experiment), pass_files_root(experiment)
     found = [] if counting is None else [counting.task]
     for key in keys_of_pass_files(root):
-        # A run writes damaged files again, and decides anew whether there can be a map of LSD errors.
+        # A run writes damaged files again, and decides again whether there can be a map of LSD errors.
         with suppress(StageError):
             files = find_pass_files(root, key)
             known = files.parameters.get("counting")

@@ -1,4 +1,4 @@
-"""The stage: passes that count, look up and search, as far as there is truth; and the report, always written anew.
+"""The stage: passes that count, look up and search, as far as there is truth; every run writes the report.
 
 What scores and draws takes long to load, so it is imported where it is needed.
 """

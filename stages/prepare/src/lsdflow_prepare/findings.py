@@ -55,12 +55,12 @@ def raw_warnings(raw: RawStatistics) -> list[str]:
     if raw.is_constant:
         found.append(f"raw is constant: all {raw.voxels} voxels seen are {raw.minimum:g}")
     if raw.voxels and raw.clipped / raw.voxels > CLIPPED_SHARE:
-        found.append(f"{raw.clipped / raw.voxels:.1%} of raw lies outside raw_range and is cut off")
+        found.append(f"{raw.clipped / raw.voxels:.1%} of raw is outside raw_range and is cut off")
     return found
 
 
 def label_warnings(labels: LabelStatistics, complete: bool) -> list[str]:
-    """Warn about few neurons, few voxels to train on, and ids that look like special values."""
+    """Warn about few neurons, few voxels to train on, and ids that seem to be special values."""
     found = []
     if complete and labels.neurons < FEW_NEURONS:
         found.append(f"only {labels.neurons} neurons are labelled; at least {FEW_NEURONS} are advised")

@@ -192,7 +192,7 @@ def _warn_override(raw: SourceVolume, table: TrainingVolume | TargetVolume, name
     typed = table.voxel_size.to_nm((1.0, 1.0, 1.0))
     for claim in raw.claims:
         if claim.voxel_size_nm is not None and claim.voxel_size_nm != typed:
-            findings.warn(name, f"voxel_size {typed} nm stands over {claim.voxel_size_nm} nm of {claim.source}")
+            findings.warn(name, f"voxel_size {typed} nm is used instead of {claim.voxel_size_nm} nm of {claim.source}")
 
 
 def _refuse_channels(raw: SourceVolume, channel: int | None) -> None:

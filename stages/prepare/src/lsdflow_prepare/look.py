@@ -21,7 +21,7 @@ from lsdflow_prepare.findings import Findings
 from lsdflow_prepare.inputs import Resolve, VolumeInputs, open_inputs
 from lsdflow_prepare.report import VolumeReport, make_manifest
 from lsdflow_prepare.statistics import LabelStatistics
-from lsdflow_prepare.survey import look_until, sample_boxes
+from lsdflow_prepare.survey import read_until, sample_boxes
 from lsdflow_prepare.volume_passes import STAGE, bytes_needed, passes_of
 from lsdflow_runtime.engine.planning import describe_outputs
 from lsdflow_runtime.formats.detect import open_source
@@ -38,13 +38,13 @@ def look_at(inputs: VolumeInputs, resolve: Resolve, deadline: float) -> dict[str
     values: list[NDArray[np.generic]] = []
     labels = LabelStatistics()
 
-    def look(box: Box) -> None:
+    def sample(box: Box) -> None:
         values.append(inputs.read_raw(box)[::EVERY_NTH_VOXEL, ::EVERY_NTH_VOXEL, ::EVERY_NTH_VOXEL].ravel())
         if inputs.labels is not None:
             block = inputs.read_labels(box)
             labels.add(block.ids, block.states)
 
-    complete = look_until(boxes, deadline, look) and whole
+    complete = read_until(boxes, deadline, sample) and whole
     return {
         "where": inputs.raw.where,
         "format": inputs.raw.form,

@@ -89,42 +89,42 @@ def sample_boxes(region: Box) -> tuple[list[Box], bool]:
 
 
 def _survey_raw(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float, *, whole: bool) -> None:
-    seen = RawStatistics()
+    statistics = RawStatistics()
     where = inputs.raw.where
 
-    def look(box: Box) -> None:
+    def sample(box: Box) -> None:
         block: NDArray[np.generic] = inputs.read_raw(box)
-        seen.add(block)
+        statistics.add(block)
         refuse_non_finite(block, f"{where} {box}")
 
     with findings.collecting():
-        complete = look_until(boxes, deadline, look) and whole
+        complete = read_until(boxes, deadline, sample) and whole
         sampled = "" if complete else "in a sample: "
         if inputs.table.raw_range is None:
-            refuse_unknown_range(inputs.raw.dtype, seen.minimum, seen.maximum, where, sampled)
-    for text in rules.raw_warnings(seen):
+            refuse_unknown_range(inputs.raw.dtype, statistics.minimum, statistics.maximum, where, sampled)
+    for text in rules.raw_warnings(statistics):
         findings.warn(inputs.name, text)
 
 
 def _survey_labels(inputs: VolumeInputs, findings: Findings, boxes: list[Box], deadline: float, *, whole: bool) -> None:
-    seen = LabelStatistics()
+    statistics = LabelStatistics()
 
-    def look(box: Box) -> None:
+    def sample(box: Box) -> None:
         block = inputs.read_labels(box)
-        seen.add(block.ids, block.states)
+        statistics.add(block.ids, block.states)
 
     complete = False
     with findings.collecting():
-        complete = look_until(boxes, deadline, look) and whole
+        complete = read_until(boxes, deadline, sample) and whole
     if complete:
-        for text in rules.label_warnings(seen, complete):
+        for text in rules.label_warnings(statistics, complete):
             findings.warn(inputs.name, text)
 
 
-def look_until(boxes: list[Box], deadline: float, look: Callable[[Box], None]) -> bool:
-    """Call `look` for boxes until the deadline, at least once; returns whether all boxes were read."""
+def read_until(boxes: list[Box], deadline: float, read: Callable[[Box], None]) -> bool:
+    """Call `read` for boxes until the deadline, at least once; returns whether all boxes were read."""
     for number, box in enumerate(boxes):
         if number and time.monotonic() > deadline:
             return False
-        look(box)
+        read(box)
     return True

@@ -73,7 +73,7 @@ class Partition:
 
 
 class IdHistogram:
-    """Numbers of ids in ranges of equal width, which are doubled when an id lies beyond the last range."""
+    """Numbers of ids in ranges of equal width, which are doubled when an id is beyond the last range."""
 
     def __init__(self, ranges: int = 1 << 20) -> None:
         self._counts = np.zeros(ranges, np.int64)

@@ -159,7 +159,7 @@ class Segment(BlockStage):
 def _chosen_before(experiment: Experiment, inputs: SegmentInputs) -> float:
     """The threshold that a run with these settings chose. MissingInput (66) if there was none, or its tables are lost.
 
-    It is in the summary of the tables, or, if a run with other settings wrote that anew, in the manifest of the result.
+    It is in the summary of the tables, or, after a run with other settings, in the manifest of the result.
     """
     summary = read_summary(inputs.folders, inputs.merge_function)
     chosen = [float(summary["chosen"])] if summary["key"] == inputs.tables_key(inputs.merge_function) else []

@@ -215,18 +215,18 @@ def _watched(task: BlockTask, progress: Progress, already: int) -> Iterator[None
     """Show progress from the done marks while other processes write them, and pack the marks."""
     stop = threading.Event()
 
-    def look(seen: int) -> int:
+    def update(counted: int) -> int:
         now = task.marks.count_done()
         progress.failed = task.marks.count_failed()
-        progress.advance(now - seen)
+        progress.advance(now - counted)
         return now
 
     def watch() -> None:
-        seen, packing = already, True
+        counted, packing = already, True
         while not stop.wait(POLL_SECONDS[task.experiment.compute.runner]):
-            seen = look(seen)
+            counted = update(counted)
             packing = packing and _packed(task)
-        look(seen)
+        update(counted)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -13,7 +13,7 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.files import read_json
 
 SEARCH_DEPTH = 6
-SHOWN = 12
+MOST_LISTED = 12
 
 
 def folder_of(container: Path, dataset: str) -> Path:
@@ -56,7 +56,7 @@ def no_such_dataset(container: Path, dataset: str, existing: Iterable[str]) -> M
         f"no dataset {dataset!r} in the container",
         where=container,
         wanted=dataset or "an array",
-        found=", ".join(known[:SHOWN]) + (" ..." if len(known) > SHOWN else "") or "no arrays",
+        found=", ".join(known[:MOST_LISTED]) + (" ..." if len(known) > MOST_LISTED else "") or "no arrays",
         fix=f"did you mean {near[0]!r}?" if near else "name one of the datasets found",
     )
 

@@ -67,7 +67,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class MongoAddress:
-    """The address of the store. `hosts` may be shown; `uri` and `secrets` must not be."""
+    """The address of the store. `hosts` may be printed; `uri` and `secrets` must not be."""
 
     file: Path
     hosts: str
@@ -81,10 +81,10 @@ class MongoAddress:
 
     def clean(self, text: object) -> str:
         """The text without any part of the URI's secrets."""
-        shown = str(text)
+        masked = str(text)
         for secret in self.secrets:
-            shown = shown.replace(secret, "***")
-        return shown
+            masked = masked.replace(secret, "***")
+        return masked
 
 
 def mongo_address(experiment: Experiment) -> MongoAddress:
@@ -101,7 +101,7 @@ def address_in(file: Path, database: str | None = None) -> MongoAddress:
     try:
         parts = parse_uri(uri)
     except (PyMongoError, ValueError, OSError):
-        # The library quotes parts of the URI, such as a password with an unescaped "/", so its text is not shown.
+        # The library quotes parts of the URI, such as a password with an unescaped "/", so its text is not printed.
         raise ConfigError(
             "not a MongoDB URI",
             where=file,

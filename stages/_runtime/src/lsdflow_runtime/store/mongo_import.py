@@ -30,7 +30,7 @@ from lsdflow_runtime.store.mongo_dump import BsonFile
 
 # A page of edges has about 5 MB.
 PAGE = 50_000
-OURS = "lsdflow"
+OWN_COLLECTION = "lsdflow"
 EDGES = re.compile(edges_collection("([A-Za-z0-9_]+)"))
 BLOCKS = re.compile(r"blocks_.+|.+_completed")
 DUMPED = re.compile(r"(.+)\.bson(\.gz)?")
@@ -205,7 +205,7 @@ def collections_in(source: Path, database: str | None, retry_s: float) -> list[t
     if _begins_with_uri(source):
         connection = MongoConnection(address_in(source, database), retry_s)
         names = connection.call(lambda db: db.list_collection_names())
-        if OURS in names:
+        if OWN_COLLECTION in names:
             raise UsageError(
                 "the database of an experiment of lsdflow",
                 where=connection.address,

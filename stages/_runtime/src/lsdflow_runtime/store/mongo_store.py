@@ -192,8 +192,8 @@ class MongoBlocks:
 
     def records(self) -> dict[int, dict[str, Any]]:
         """The records of all finished blocks, read at once."""
-        wanted, shown = {"key": self.key}, {"block_id": 1, "record": 1}
-        found = self.connection.call(lambda db: list(db[self._collection].find(wanted, shown)))
+        wanted, fields = {"key": self.key}, {"block_id": 1, "record": 1}
+        found = self.connection.call(lambda db: list(db[self._collection].find(wanted, fields)))
         return {document["block_id"]: document["record"] for document in found}
 
     def remove_all(self) -> None:
@@ -276,8 +276,8 @@ class MongoBlocks:
         return [name for name in names if name.startswith(f"{self._collection}_")]
 
     def _numbers(self, collection: str) -> set[int]:
-        find, shown = self._all, {"block_id": 1, "_id": 0}
-        return {d["block_id"] for d in self.connection.call(lambda db: list(db[collection].find(find, shown)))}
+        find, fields = self._all, {"block_id": 1, "_id": 0}
+        return {d["block_id"] for d in self.connection.call(lambda db: list(db[collection].find(find, fields)))}
 
     def _put(self, collection: str, number: int, document: Document) -> None:
         if collection not in self.connection.prepared:

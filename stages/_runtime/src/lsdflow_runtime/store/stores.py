@@ -137,7 +137,7 @@ def _server_facts(connection: Any) -> dict[str, Any]:
     hello = connection.call(lambda db: db.command("hello"))
     after = time.time()
     # Dates of the driver have no time zone; they are UTC.
-    theirs = (hello["localTime"] - type(hello["localTime"])(1970, 1, 1)).total_seconds()
+    server_time = (hello["localTime"] - type(hello["localTime"])(1970, 1, 1)).total_seconds()
     return {
         "version": version,
         "w": DURABLE.document["w"],
@@ -145,7 +145,7 @@ def _server_facts(connection: Any) -> dict[str, Any]:
         "replica_set": hello.get("setName", ""),
         "lets_strangers_in": warn_if_open(connection.address),
         "seconds_to_answer": after - before,
-        "clock_ahead_s": theirs - (before + after) / 2,
+        "clock_ahead_s": server_time - (before + after) / 2,
     }
 
 

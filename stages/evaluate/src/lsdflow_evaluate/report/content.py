@@ -15,7 +15,6 @@ import numpy as np
 
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.hashing import hash_of
-from lsdflow_evaluate.report.charts import short
 from lsdflow_evaluate.report.data import (
     FAILED,
     FINISHED,
@@ -41,7 +40,7 @@ LAYERS = {
     "segmentation": ("Segmentation", "segment has not finished here"),
     "truth": ("Truth", "no truth was given for this volume"),
 }
-# Shown where they exist; no placeholder where they do not.
+# Only where they exist; no placeholder where they do not.
 FURTHER_LAYERS = {"lsd_error": "LSD error"}
 PLANES = {"z": "xy", "y": "xz", "x": "yz"}
 WORST_SHOWN = 6
@@ -200,24 +199,6 @@ def _plane(data: ReportData, axis: str) -> Plane:
     return Plane(axis, PLANES[axis], position, tuple(panels), under, aspect)
 
 
-def score_values(score: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """All values of one row of scores.json with their names, for the table of details."""
-    values = [
-        ("VOI split", f"{score['voi_split']:.4f} bits"),
-        ("VOI merge", f"{score['voi_merge']:.4f} bits"),
-        ("Rand split", f"{score['rand_split']:.4f}"),
-        ("Rand merge", f"{score['rand_merge']:.4f}"),
-        ("adapted Rand error", f"{score['adapted_rand_error']:.4f}"),
-        ("NVI split", f"{score['nvi_split']:.4f}"),
-        ("NVI merge", f"{score['nvi_merge']:.4f}"),
-    ]
-    if "expected_run_length_nm" in score:
-        best = f" of {short(score['max_erl_nm'] / 1000)} µm" if score["max_erl_nm"] else ""
-        values.append(("expected run length", f"{score['expected_run_length_nm'] / 1000:.2f} µm{best}"))
-        values.append(("normalised ERL", f"{score['normalized_erl']:.4f}"))
-    return tuple(values)
-
-
 def worst_errors(scores: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The worst few errors of each kind, and the others: kind, `what` in words, bits, voxel, and `at` in nm."""
     rows = [
@@ -282,7 +263,6 @@ def _block_time(blocks: StageBlocks | None) -> str:
 
 def version_rows(data: ReportData) -> list[dict[str, str]]:
     """Every stage that has finished: who wrote its result, with which settings, and what it is."""
-    hashes = {record.stage: hash_of(record.manifest.config) for record in data.stages if record.manifest}
     return [
         {
             "stage": stage,
@@ -290,7 +270,7 @@ def version_rows(data: ReportData) -> list[dict[str, str]]:
             "digest": found.writer.image_digest or "no image",
             "revision": found.writer.revision or "unknown",
             "contract": found.contract,
-            "config_hash": hashes.get(stage, NOTHING),
+            "config_hash": hash_of(found.config),
             "identity": found.identity,
         }
         for stage, found in data.manifests.items()
@@ -305,22 +285,21 @@ def compared_rows(results: Sequence[ComparedResult]) -> list[dict[str, Any]]:
             text.format(result.scores[name]) if name in result.scores else NOTHING
             for name, text in COMPARED_SCORES.values()
         ]
-        segments = NOTHING if result.segments is None else f"{result.segments:,}"
-        texts = (*scores, segments, duration(result.age_s))
+        texts = (*scores, NOTHING if result.segments is None else f"{result.segments:,}", duration(result.age_s))
         rows.append({"key": result.key, "current": result.current, "settings": result.settings, "texts": texts})
     return rows
 
 
 def compared_panels(results: Sequence[ComparedResult]) -> tuple[Panel, ...]:
     """The segmentations of the results that have a picture, with their threshold and VOI if they are known."""
-    panels = []
-    for result in results:
-        if result.picture is not None:
-            title = f"{result.key}, current" if result.current else result.key
-            if "voi" in result.scores:
-                title += f": threshold {result.scores['threshold']:g}, VOI {result.scores['voi']:.3f}"
-            panels.append(Panel(title, figure_of(result.picture)))
-    return tuple(panels)
+    return tuple(Panel(_compared_title(result), figure_of(result.picture)) for result in results if result.picture)
+
+
+def _compared_title(result: ComparedResult) -> str:
+    title = f"{result.key}, current" if result.current else result.key
+    if "voi" not in result.scores:
+        return title
+    return f"{title}: threshold {result.scores['threshold']:g}, VOI {result.scores['voi']:.3f}"
 
 
 def training_view(snapshot: TrainingSnapshot) -> TrainingView:

@@ -239,7 +239,7 @@ class ComparedResult:
 class ReportData:
     """Everything the pages show. Only `experiment` and `created` are always there.
 
-    `folder`: the name of the experiment's folder; `refresh_s`: the page is loaded again after so long (a run goes on);
+    `folder`: the name of the experiment's folder; `refresh_s`: during a run, pages are loaded again after it;
     `scores`: what scores.json holds; `voi_limit`: success is a VOI below it; `luts`: the facts of each lookup table of
     a segmentation that fits its fragments, else none; `fragment_voxels`: voxels of the volume of these fragments;
     `manifests`: of the stages that have finished; `networks`: those of the prediction, in the order in which they are

@@ -335,7 +335,7 @@ class _TimeAxis:
 def timeline(stages: Sequence[StageRecord], now: float) -> Timeline | None:
     """The timeline of all runs, the newest of each stage if there are many; None if nothing ran.
 
-    A run without an outcome goes on until `now`, or was killed: its bar is drawn to there.
+    A run without an outcome is in progress at `now`, or was killed: its bar is drawn to there.
     """
     started = [(record.stage, record.runs[-MOST_RUNS:]) for record in stages if record.runs]
     if not started:

@@ -30,7 +30,7 @@ from lsdflow_evaluate.report.charts import Charts, draw_charts
 from lsdflow_evaluate.report.data import ReportData, StageRecord
 from lsdflow_evaluate.report.figures import MapPicture, map_pictures, timeline
 from lsdflow_evaluate.report.neurites import Scene, scene_of
-from lsdflow_evaluate.report.words import findings, methods, missing_parts
+from lsdflow_evaluate.report.words import findings, methods, missing_parts, score_values
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _experiment_page(data: ReportData, drawn: _Drawn) -> str:
         passed=content.passed(data.scores.get("voi"), data.voi_limit),
         scores=data.scores.get("thresholds", ()),
         chosen=chosen,
-        score_values=content.score_values(chosen) if chosen else (),
+        score_values=score_values(chosen) if chosen else (),
         findings=findings(data),
         missing=missing_parts(data),
         stages=content.stage_rows(data),

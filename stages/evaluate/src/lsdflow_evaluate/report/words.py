@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lsdflow_contract.checkpoint import Bundle
+from lsdflow_evaluate.report.charts import short
 from lsdflow_evaluate.report.data import ReportData, Resources
 
 NOTHING = "\u2013"  # where a value would be
@@ -72,6 +73,24 @@ def resource_words(used: Resources) -> tuple[str, ...]:
         bytes_words(used.written_bytes),
         gpu or NOTHING,
     )
+
+
+def score_values(score: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """All values of one row of scores.json with their names, for the table of details."""
+    values = [
+        ("VOI split", f"{score['voi_split']:.4f} bits"),
+        ("VOI merge", f"{score['voi_merge']:.4f} bits"),
+        ("Rand split", f"{score['rand_split']:.4f}"),
+        ("Rand merge", f"{score['rand_merge']:.4f}"),
+        ("adapted Rand error", f"{score['adapted_rand_error']:.4f}"),
+        ("NVI split", f"{score['nvi_split']:.4f}"),
+        ("NVI merge", f"{score['nvi_merge']:.4f}"),
+    ]
+    if "expected_run_length_nm" in score:
+        best = f" of {short(score['max_erl_nm'] / 1000)} µm" if score["max_erl_nm"] else ""
+        values.append(("expected run length", f"{score['expected_run_length_nm'] / 1000:.2f} µm{best}"))
+        values.append(("normalised ERL", f"{score['normalized_erl']:.4f}"))
+    return tuple(values)
 
 
 def findings(data: ReportData) -> tuple[tuple[str, str], ...]:
