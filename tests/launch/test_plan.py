@@ -23,11 +23,11 @@ from lsdflow_launch.output import duration, money, plain_console, size
 from lsdflow_launch.planning import cli as plan_cli
 from lsdflow_launch.planning import evidence as evidence_module
 from lsdflow_launch.planning import plan as plan_module
+from lsdflow_launch.planning.cli import show_plan, text_of
 from lsdflow_launch.planning.evidence import Quantity, record_of, total
 from lsdflow_launch.planning.plan import Offer, PlanOptions, Prices, cost_of, make_plan
 from lsdflow_launch.planning.resources import FreeSpace, disk_use, free_space, memory_bytes, time_limit_s
 from lsdflow_launch.planning.stored import compare, store_plan
-from lsdflow_launch.planning.table import show_plan, text_of
 
 Ask = Callable[[str, Sequence[str]], Any]
 MIB = 2**20
