@@ -19,7 +19,7 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
-from lsdflow_launch.checkpoint_check.cli import Checks, Wanted
+from lsdflow_launch.checkpoint_check.cli import Checks
 from lsdflow_launch.checkpoint_check.experiment import region_of
 from lsdflow_launch.checkpoint_check.scores import read_rows
 from lsdflow_network.bundle import save_bundle
@@ -126,7 +126,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 def test_the_better_network_by_labels_that_count_is_chosen_and_predict_takes_it(experiment: Experiment) -> None:
     box = {"raw_shape_vox": SHAPE_VOX, "labels_begin_vox": (0, 0, 0), "labels_shape_vox": SHAPE_VOX}
     region = region_of("a", {**box, "held_out_sections": HELD_OUT})
-    checks = Checks(experiment, region, Wanted(), run_here)
+    checks = Checks(experiment, region, caller=run_here)
     assert checks.update() == 0
     seeing, blind = read_rows(checks.path)
     assert (seeing.iteration, blind.iteration) == (10, 20)

@@ -17,7 +17,7 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput, OutputCo
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_launch.checkpoint_check.cli import STAGES_OF_A_CHECK, Checks, Wanted
+from lsdflow_launch.checkpoint_check.cli import STAGES_OF_A_CHECK, Checks
 from lsdflow_launch.checkpoint_check.experiment import check_folder, check_text, find_region, region_of
 from lsdflow_launch.checkpoint_check.scores import read_rows
 
@@ -135,8 +135,8 @@ def experiment(tmp_path: Path) -> Experiment:
     return loaded
 
 
-def checks_of(experiment: Experiment, caller: StandIn, **wanted: Any) -> Checks:
-    return Checks(experiment, REGION, Wanted(**wanted), caller)
+def checks_of(experiment: Experiment, caller: StandIn, **options: Any) -> Checks:
+    return Checks(experiment, REGION, caller=caller, **options)
 
 
 def test_the_checked_region_is_the_end_that_the_training_held_out() -> None:

@@ -153,5 +153,5 @@ add_trace_verb(app)
 add_plan_verb(app)
 add_run_verb(app)
 add_start_verbs(app)
-_PLACES = {verb: place for place, verb in enumerate(VERBS)}
-app.registered_commands.sort(key=lambda c: _PLACES.get(str(c.name or getattr(c.callback, "__name__", "")), len(VERBS)))
+_ORDER = {verb: position for position, verb in enumerate(VERBS)}
+app.registered_commands.sort(key=lambda c: _ORDER.get(str(c.name or getattr(c.callback, "__name__", "")), len(VERBS)))

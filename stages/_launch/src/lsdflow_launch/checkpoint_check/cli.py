@@ -77,7 +77,7 @@ def add_check_verb(app: typer.Typer) -> None:
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, override or [])
             region = find_region(experiment, volume, ask_stage)
-            checks = Checks(experiment, region, Wanted(every, keep))
+            checks = Checks(experiment, region, every, keep)
             with stdout_for_json(as_json):
                 code = checks.follow() if follow else checks.update()
             facts: dict[str, Any] = {"exit_code": code, "table": str(checks.path), "region": region.words}
@@ -92,20 +92,13 @@ def add_check_verb(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The checkpoints to check, every N iterations, and whether to `keep` the arrays of a check."""
-
-    every: int = 1
-    keep: bool = False
-
-
-@dataclass(frozen=True)
 class Checks:
-    """The checks of one experiment on one region."""
+    """The checks of one experiment on one region: every N iterations; keep: also keep the arrays of a check."""
 
     experiment: Experiment
     region: CheckedRegion
-    wanted: Wanted
+    every: int = 1
+    keep: bool = False
     caller: RunStage = run_stage
 
     @property
@@ -176,7 +169,7 @@ class Checks:
         """Return the checkpoints to check: every N iterations, and the last one of a finished training."""
         there = self._iterations()
         last = {there[-1]} if self.training_finished else set()
-        return [iteration for iteration in there if iteration % self.wanted.every == 0 or iteration in last]
+        return [iteration for iteration in there if iteration % self.every == 0 or iteration in last]
 
     def _check(self, bundle: Bundle) -> int:
         """Run the stages of one check; write its row if they succeed. Returns the exit code."""
@@ -193,7 +186,7 @@ class Checks:
             "iteration %d: VOI %.3f bits (split %.3f + merge %.3f), adapted Rand error %.3f, threshold %g",
             *(row.iteration, row.voi, row.voi_split, row.voi_merge, row.adapted_rand_error, row.threshold),
         )
-        if not self.wanted.keep:
+        if not self.keep:
             _remove_arrays(ExperimentLayout(folder))
         return 0
 

@@ -58,11 +58,11 @@ class Containers:
         engine: str | None = None,
         sifs: Path | None = None,
         network: str | None = None,
-        beside: Sequence[Path] = (),
+        writable: Sequence[Path] = (),
     ) -> None:
-        """`beside`: more folders that the stages read and write, such as those that the experiment links to."""
+        """`writable`: more folders that the stages read and write, such as those that the experiment links to."""
         self.experiment = experiment
-        self.beside = tuple(beside)
+        self.writable = tuple(writable)
         self.engine: Engine = engine_named(engine, sifs or sif_folder(experiment))
         self.network = network
         self._pins = read_pins(experiment.layout.images_env)
@@ -98,7 +98,7 @@ class Containers:
         call = Call(
             name=f"lsdflow-{self.experiment.common.name}-{stage}-{os.getpid()}",
             arguments=arguments,
-            mounts=mounts_of(self.experiment, self.beside),
+            mounts=mounts_of(self.experiment, self.writable),
             environment=environment,
             network=self._network(),
             gpu=stage in USES_GPU

@@ -44,14 +44,14 @@ class Mount:
     writable: bool = False
 
 
-def mounts_of(experiment: Experiment, beside: Sequence[Path] = ()) -> list[Mount]:
+def mounts_of(experiment: Experiment, writable: Sequence[Path] = ()) -> list[Mount]:
     """Return the mounts, outer folders first.
 
-    The experiment's folder and those in `beside` are writable; inputs elsewhere that its tables name are read-only.
+    writable: folders that are writable like the experiment's; inputs elsewhere that its tables name are read-only.
     Raises ConfigError (78) if a table names the root of the file system.
     """
     root = experiment.path.parent
-    found = {folder: Mount(folder, folder, writable=True) for folder in (root, *beside)}
+    found = {folder: Mount(folder, folder, writable=True) for folder in (root, *writable)}
     for path in (*_inputs(experiment), *_secrets(experiment)):
         if path == Path("/"):
             raise ConfigError("an input is the root of the file system", where=experiment.path)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("lsdflow.plan")
 EXPERIMENT = "experiment"
-PLACES = {"": None, "local": False, "slurm": True}
+ON_SLURM = {"": None, "local": False, "slurm": True}
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("blocks", "blocks", count),
     ("a block", "seconds_per_block", duration),
@@ -84,12 +84,12 @@ def add_plan_verb(app: typer.Typer) -> None:
         """Estimate disk, files, memory, hours and cost of a run from measured blocks; writes DIR/plan.json."""
         with exit_codes(debug, as_json):
             experiment = load_experiment(folder, [*(override or []), *_worker_settings(folder, workers)])
-            if on not in PLACES:
-                raise UsageError(f"unknown backend {on!r}", wanted="local or slurm", fix=nearest(on, list(PLACES)))
+            if on not in ON_SLURM:
+                raise UsageError(f"unknown backend {on!r}", wanted="local or slurm", fix=nearest(on, list(ON_SLURM)))
             if compared:
                 _compare(experiment, as_json)
                 return
-            options = PlanOptions(measure, like, prices, PLACES[on], _shape_of(volume_shape))
+            options = PlanOptions(measure, like, prices, ON_SLURM[on], _shape_of(volume_shape))
             estimated = make_plan(experiment, options, choose_ask(experiment))
             _show(experiment, estimated, as_json, store=options.volume_shape is None)
             certain = [warn for warn in estimated.warnings if warn.certain]

@@ -28,7 +28,7 @@ from lsdflow_launch.sweep.file import load_sweep
 from lsdflow_launch.sweep.folder import PLAN_NAME, PlannedRun, SweepFolder, open_sweep, planned, write_folders
 from lsdflow_launch.sweep.grid import groups_of, runs_where
 from lsdflow_launch.sweep.merge import Merged, estimate, grid_runs, merged, runs_of_part
-from lsdflow_launch.sweep.run import PLACES, SweepRunner, caller_at, exit_code_of, prepare_volumes
+from lsdflow_launch.sweep.run import BACKENDS, SweepRunner, caller_at, exit_code_of, prepare_volumes
 from lsdflow_launch.sweep.table import summary, write_merged
 
 
@@ -121,7 +121,7 @@ def run(
     part: Annotated[str | None, typer.Option(help="run only a part: 2/4 is the second of four")] = None,
     where: Annotated[list[str] | None, typer.Option(help=WHERE, autocompletion=axis_values)] = None,
     array: Annotated[bool, typer.Option("--array", help="run the part of this task of a SLURM array")] = False,
-    on: Annotated[str, typer.Option(help="where: local or container", autocompletion=one_of(PLACES))] = "local",
+    on: Annotated[str, typer.Option(help="where: local or container", autocompletion=one_of(BACKENDS))] = "local",
     engine: Engine = None,
     images: Images = None,
     network: Network = None,

@@ -28,22 +28,24 @@ LOG = logging.getLogger("lsdflow.sweep")
 Caller = Callable[[str, Sequence[str]], int]
 Outcome = Literal["done", "failed", "at work elsewhere", "waits"]
 POLL_SECONDS = 5.0
-PLACES = ("local", "container")
+BACKENDS = ("local", "container")
 
 
-def caller_at(place: str, sweep: SweepFolder, containing: ContainerOptions) -> Caller:
+def caller_at(backend: str, sweep: SweepFolder, containers: ContainerOptions) -> Caller:
     """Return the function that runs a stage, as a command or in its image. UsageError (2) for an unknown place."""
-    if place not in PLACES:
-        raise UsageError(f"no place {place!r} to run", wanted=", ".join(PLACES), fix=did_you_mean(place, PLACES))
-    if place == "local":
+    if backend not in BACKENDS:
+        raise UsageError(
+            f"no place {backend!r} to run", wanted=", ".join(BACKENDS), fix=did_you_mean(backend, BACKENDS)
+        )
+    if backend == "local":
         return run_stage
     # The base names the folder of SIFs relative to itself. Runs link to results in the base and in shared/.
-    sifs = containing.sifs or sif_folder(load_experiment(sweep.root / sweep.plan.base_file))
-    beside = (sweep.root, sweep.base_folder)
+    sifs = containers.sifs or sif_folder(load_experiment(sweep.root / sweep.plan.base_file))
+    writable = (sweep.root, sweep.base_folder)
 
     def call(stage: str, arguments: Sequence[str]) -> int:
         experiment = load_experiment(Path(arguments[arguments.index("--experiment") + 1]))
-        return Containers(experiment, containing.engine, sifs, containing.network, beside)(stage, arguments)
+        return Containers(experiment, containers.engine, sifs, containers.network, writable)(stage, arguments)
 
     return call
 
