@@ -139,8 +139,9 @@ def test_status_joins_queue_blocks_speed_and_failures_with_their_logs(queue: Que
     assert predict["verify"] == "13 PENDING (Dependency)"
     # Of 40 blocks 10 were done before this run began, and 10 in its 5 minutes.
     assert (predict["blocks_done"], predict["blocks"], predict["failed"]) == (20, 40, 2)
-    assert predict["blocks_per_minute"] == pytest.approx(2, rel=0.05)
-    assert predict["minutes_left"] == pytest.approx(10, rel=0.05)
+    # On a loaded machine, seconds pass between both.
+    assert predict["blocks_per_minute"] == pytest.approx(2, rel=0.2)
+    assert predict["minutes_left"] == pytest.approx(10, rel=0.2)
     log = logs / "exp-predict-workers.12_6.log"
     assert predict["failures"] == {"7": f"RuntimeError: out of memory (log: {log})", "31": "no log knows it"}
     assert predict["logs"] == [str(log)]

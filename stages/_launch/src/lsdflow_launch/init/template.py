@@ -10,6 +10,7 @@ left out.
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ HEADER = """\
 # All keys of a stage: `<stage> schema`. Check: `lsdflow validate .`   Run: `lsdflow run .`
 """
 WIDTH = 110
+_BARE_KEY = re.compile(r"^[A-Za-z0-9_-]+$")
 DIALECT = "http://json-schema.org/draft-07/schema#"
 # Keys that pydantic adds for programs, and that an editor would show twice.
 _LEFT_OUT = ("$defs", "title", "prefixItems", "$ref", "anyOf", "default")
@@ -64,8 +66,13 @@ def toml_value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + " }"
     return "[" + ", ".join(toml_value(v) for v in value) + "]"
+
+
+def toml_key(name: str) -> str:
+    """Return a key of a TOML table, quoted if necessary."""
+    return name if _BARE_KEY.match(name) else toml_value(name)
 
 
 def _table(name: str, schema: dict[str, Any], chosen: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:

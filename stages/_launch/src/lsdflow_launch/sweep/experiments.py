@@ -20,7 +20,7 @@ from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.lut import luts_of
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.trainings import TRAININGS, current_training, move_to_results
-from lsdflow_launch.init.template import toml_value
+from lsdflow_launch.init.template import toml_key, toml_value
 
 # Keys that hold a path in any table. Some may hold a word like "truth" or "best", which is no file.
 PATH_KEYS = {
@@ -29,7 +29,6 @@ PATH_KEYS = {
 }
 WORDS = {"", "auto", "truth", "none", "best", "trained_with"}
 LONGEST_DATABASE = 50
-_BARE_KEY = re.compile(r"^[A-Za-z0-9_-]+$")
 WITH_ARRAYS = ("prepare", "predict", "watershed", "segment")
 
 
@@ -47,7 +46,7 @@ def experiment_text_of(base: Experiment, settings: Mapping[str, Any], name: str,
     tables = _moved(tables, base.path.parent.resolve(), folder.resolve())
     lines = [f"# A run of a sweep: the tables of {base.path.name} of {base.common.name}, and the keys of this run."]
     for table, content in tables.items():
-        lines += ["", f"[{table}]", *(f"{_key(key)} = {_inline(value)}" for key, value in content.items())]
+        lines += ["", f"[{table}]", *(f"{toml_key(key)} = {toml_value(value)}" for key, value in content.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -77,17 +76,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # a name that is too long, or a NUL: the text is not a path
         return False
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.match(name) else toml_value(name)
-
-
-def _inline(value: Any) -> str:
-    """Return a value as TOML on one line; keys of inner tables are quoted if necessary."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(name)} = {_inline(part)}" for name, part in value.items()) + " }"
-    return "[" + ", ".join(_inline(part) for part in value) + "]" if isinstance(value, list) else toml_value(value)
 
 
 def results_of(stage: str, layout: ExperimentLayout) -> Iterator[Path]:
