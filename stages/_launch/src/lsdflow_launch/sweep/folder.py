@@ -61,6 +61,11 @@ class PlannedRun(StrictModel):
     at: dict[str, str]
     nodes: tuple[PlannedNode, ...]
 
+    def links(self) -> Iterator[tuple[PlannedNode, PlannedNode, tuple[str, ...]]]:
+        """Yield each folder but the last, the next one, and the stages whose results are linked from it to the next."""
+        for number, (node, after) in enumerate(itertools.pairwise(self.nodes), 1):
+            yield node, after, tuple(stage for earlier in self.nodes[:number] for stage in earlier.stages)
+
 
 def planned_runs(sweep: Sweep, root: Path) -> tuple[PlannedRun, ...]:
     """Return all runs of a sweep whose folder is `root`."""

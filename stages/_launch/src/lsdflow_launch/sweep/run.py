@@ -98,7 +98,7 @@ class SweepRunner:
 
     def _shared(self, run: PlannedRun) -> dict[str, Any] | None:
         """Run and link the shared stages of a run; return how they ended, None while another process computes one."""
-        for node, after in zip(run.nodes, run.nodes[1:], strict=False):
+        for node, after, earlier in run.links():
             folder = self.sweep.folder(node)
             experiment = load_experiment(folder)
             if folder not in self._failed and open_stages(experiment, node):
@@ -111,7 +111,6 @@ class SweepRunner:
                     self._failed[folder] = ended
             if folder in self._failed:
                 return self._failed[folder]
-            earlier = [stage for earlier in run.nodes[: run.nodes.index(after)] for stage in earlier.stages]
             link_stages(earlier, folder, self.sweep.folder(after))
         return _ended(0)
 
@@ -139,8 +138,8 @@ def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
             if code:
                 return code
     for run in sweep.plan.runs:
-        for node, after in zip(run.nodes, run.nodes[1:], strict=False):
-            if STAGES[0] in {s for n in run.nodes[: run.nodes.index(after)] for s in n.stages}:
+        for node, after, earlier in run.links():
+            if STAGES[0] in earlier:
                 link_stages(STAGES[:1], sweep.folder(node), sweep.folder(after))
     return 0
 
