@@ -159,7 +159,7 @@ def test_a_folder_in_a_volume_is_refused_and_the_volume_stays_as_it_is(
     before = sorted(tmp_path.rglob("*"))
     done = CliRunner().invoke(app, ["init", str(tmp_path / place), "--volume", str(tmp_path / "vol.zarr")])
     assert done.exit_code == 2, done.output
-    assert "an experiment cannot lie in a volume" in done.stderr
+    assert "an experiment cannot be in a volume" in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 

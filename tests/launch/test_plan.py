@@ -542,12 +542,12 @@ def test_of_several_processes_it_is_said_that_one_alone_was_measured(tmp_path: P
     experiment = make(tmp_path / "a")
     plan = make_plan(experiment, PlanOptions(measure=True), of_training({**TRAINING, "processes": 4}, STEPS))
     estimated = plan.estimates["train-acrlsd"]
-    alone = "50 iterations measured on n1, cpu, one process alone of the 4 that will train together"
-    assert estimated["seconds"].source == f"{alone}: their steps take longer, each waits for the slowest"
-    assert estimated["rss_per_worker_bytes"].source == alone
+    note = "50 iterations measured on n1, cpu, one of the 4 processes that will train together"
+    assert estimated["seconds"].source == f"{note}: their steps take longer, each waits for the slowest"
+    assert estimated["rss_per_worker_bytes"].source == note
     printed = io.StringIO()
     show_plan(plan, plain_console(file=printed))
-    assert printed.getvalue().count(alone) == 2
+    assert printed.getvalue().count(note) == 2
 
 
 def test_a_training_that_is_never_measured_says_why_and_what_would_measure_its_speed(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_cancel_ends_the_last_jobs_first_and_nobody_elses(queue: Queue) -> None:
     queue.answer("squeue", text + "16|RUNNING|None|n2|0:01|0|0|/somebody/else|\n")
     done = queue.lsdflow("cancel", queue.experiment)
     assert queue.calls("scancel") == [["13"], ["11"]]
-    assert "job 16 is not ours: /somebody/else" in done.stdout
+    assert "job 16 belongs to something else: /somebody/else" in done.stdout
 
 
 def test_run_on_slurm_follows_what_is_in_the_queue_and_ends_with_the_code_of_the_failed_stage(queue: Queue) -> None:

@@ -26,8 +26,8 @@ WRONG = {
     "no list": ("[axes]\n'segment.threshold' = 0.2", "an axis is a list of values", ""),
     "a date": ("[axes]\n'segment.threshold' = [2026-11-21]", "no value of a setting", ""),
     "infinite": ("[axes]\n'segment.threshold' = [inf]", "no value of a setting", ""),
-    "twice": ("[axes]\n'segment.threshold' = [0.2, 0.4, 0.2]", "a value stands twice on the axis", ""),
-    "twice as another type": ("[axes]\n'segment.threshold' = [1, 1.0]", "a value stands twice on the axis", ""),
+    "twice": ("[axes]\n'segment.threshold' = [0.2, 0.4, 0.2]", "a value occurs twice on the axis", ""),
+    "twice as another type": ("[axes]\n'segment.threshold' = [1, 1.0]", "a value occurs twice on the axis", ""),
     "a key on two axes": (
         f"{GOOD}[axes.both]\na = {{ 'segment.threshold' = 0.1 }}",
         "two axes set segment.threshold",

@@ -138,7 +138,7 @@ def test_another_sweep_in_the_same_folder_is_refused_before_a_byte_changes(sweep
     _, made = prepared(sweep_file("[axes]\n'segment.threshold' = [0.2]\n"))
     before = {path: path.read_bytes() for path in made.root.rglob("*") if path.is_file()}
     (base / "experiment.toml").write_text((base / "experiment.toml").read_text().replace("0.1", "0.05"))
-    with pytest.raises(OutputConflict, match="another sweep lies in this folder"):
+    with pytest.raises(OutputConflict, match="another sweep is in this folder"):
         prepared(sweep_file("[axes]\n'segment.threshold' = [0.1, 0.2]\n"))
     assert {path: path.read_bytes() for path in made.root.rglob("*") if path.is_file()} == before
 
@@ -165,7 +165,7 @@ def test_a_link_never_replaces_what_is_there(tmp_path: Path) -> None:
     link_stages(["prepare"], tmp_path / "a", tmp_path / "b")
     link_stages(["prepare"], tmp_path / "a", tmp_path / "b")
     (tmp_path / "c" / VOLUME).mkdir(parents=True)
-    with pytest.raises(OutputConflict, match="something else stands"):
+    with pytest.raises(OutputConflict, match="something else is where"):
         link_stages(["prepare"], tmp_path / "a", tmp_path / "c")
 
 

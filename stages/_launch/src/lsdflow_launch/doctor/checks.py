@@ -57,7 +57,7 @@ def scheduler_findings(experiment: Experiment | None) -> Iterator[Finding]:
         partitions = existing_partitions()
     except StageError as error:
         if error.exit_code == 66 and not wanted:
-            yield ok("scheduler", "no SLURM here: needed for lsdflow submit alone")
+            yield ok("scheduler", "no SLURM here: needed for lsdflow submit only")
         else:
             yield fail("scheduler", f"{error.what} {error.found}".strip(), error.fix or "run on a login node")
         return
@@ -88,7 +88,7 @@ def _partition_findings(
         say = fail if certain else warn
         yield say("partitions of [cluster]", f"there is no {', '.join(missing)}", fix)
     if down:
-        yield warn("partitions of [cluster]", f"not up: {', '.join(down)}", "jobs will wait; sinfo tells")
+        yield warn("partitions of [cluster]", f"not up: {', '.join(down)}", "jobs will wait; see sinfo")
     if not missing and not down:
         yield ok("partitions of [cluster]", ", ".join(sorted(named)) or "the default one")
 
@@ -103,7 +103,7 @@ def store_findings(experiment: Experiment | None) -> Iterator[Finding]:
     sets = [part for override in experiment.overrides for part in ("--set", override)]
     answer = ask_stage_in_time(STORE_STAGE, ["doctor", "--experiment", str(experiment.path), "--json", *sets], STORE_S)
     if "problem" in answer:
-        yield fail("store", f"mongo: {answer['problem']}", "lsdflow validate DIR tells more")
+        yield fail("store", f"mongo: {answer['problem']}", "lsdflow validate DIR shows more")
         return
     yield from store_findings_of(answer["store"])
 
@@ -133,5 +133,7 @@ def _safety(facts: Mapping[str, Any]) -> Finding:
         return ok("writes of the store", f"{found}, replica set {facts['replica_set']}")
     if (8, 0, 32) <= version <= (8, 0, 38):
         fix = "a replica set of one member, or 7.0"
-        return warn("writes of the store", f"{found}; this version alone may lose them when it is killed", fix)
+        return warn(
+            "writes of the store", f"{found}; a single server of this version may lose them when it is killed", fix
+        )
     return ok("writes of the store", f"{found}, one server")

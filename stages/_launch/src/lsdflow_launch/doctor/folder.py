@@ -80,14 +80,14 @@ def _kind(folder: Path, kind: str) -> Finding:
         )
     if kind == "overlay":
         return warn("file system", f"{folder}: overlay, inside a container", "mount a folder of the machine there")
-    return ok("file system", f"{folder}: {kind or 'unknown'}, of this machine alone")
+    return ok("file system", f"{folder}: {kind or 'unknown'}, of this machine only")
 
 
 def _room(folder: Path, facts: Mapping[str, Any]) -> Finding:
     free, files = facts["free_bytes"], facts["free_files"]
     found = f"{free / GIB:.1f} GiB" + ("" if files is None else f" and {files} files") + f" free in {folder}"
     if free < FREE_BYTES or (files is not None and files < FREE_FILES):
-        return fail("room", found, "a run writes about 30 bytes per voxel (lsdflow plan DIR tells): free some space")
+        return fail("room", found, "a run writes about 30 bytes per voxel (see lsdflow plan DIR): free some space")
     return ok("room", found)
 
 

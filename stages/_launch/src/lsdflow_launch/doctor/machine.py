@@ -36,7 +36,7 @@ ENGINE_COMMANDS = {
 }
 ENGINE_FIXES = {
     "docker": "start the daemon, or let an administrator put you into the group docker",
-    "podman": "podman info tells; rootless podman wants entries in /etc/subuid and /etc/subgid",
+    "podman": "see podman info; rootless podman needs entries in /etc/subuid and /etc/subgid",
 }
 
 
@@ -127,8 +127,8 @@ def torch_finding(stage: str, facts: Mapping[str, Any], gpus: int) -> Finding:
     """Return whether torch of a stage sees the GPUs that the driver reports."""
     subject = f"torch of {stage}"
     if "problem" in facts or "torch" not in facts:
-        return fail(subject, str(facts.get("problem", "no answer")), f"{stage} doctor --debug tells more; make setup")
-    built = f"CUDA {facts['cuda']}" if facts.get("cuda") else "the CPU alone"
+        return fail(subject, str(facts.get("problem", "no answer")), f"{stage} doctor --debug shows more; make setup")
+    built = f"CUDA {facts['cuda']}" if facts.get("cuda") else "the CPU only"
     found = f"{facts['torch']} built for {built}, sees {facts['devices']} GPUs"
     if not gpus or facts["devices"] >= gpus:
         return ok(subject, found)
@@ -147,7 +147,7 @@ def container_findings() -> Iterator[Finding]:
     here = {name: answer for name, answer in answers.items() if answer.here}
     yield from (_engine_finding(name, answer) for name, answer in here.items())
     if not here:
-        yield ok("containers", "no docker, podman or apptainer: needed for --on container, compose and clusters alone")
+        yield ok("containers", "no docker, podman or apptainer: needed for --on container, compose and clusters only")
 
 
 def _engine_finding(name: str, answer: Answer) -> Finding:

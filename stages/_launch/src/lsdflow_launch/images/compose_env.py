@@ -17,7 +17,7 @@ from lsdflow_launch.images.container import require_image
 from lsdflow_launch.images.engines import DockerLike, mounts_of
 from lsdflow_launch.images.pins import Pin, key_of, pin_of_stage, read_pins
 
-HEADER = "# Written by `lsdflow compose-env`: this machine, this user, this experiment. Pins stand in images.env.\n"
+HEADER = "# Written by `lsdflow compose-env`: this machine, this user, this experiment. Pins are in images.env.\n"
 # This service waits for the last stage, so that `up` fails when that stage failed.
 LAST_SERVICE = "end"
 # In an env file of compose, text in single quotes is literal; a colon would separate two paths of a volume.
@@ -111,7 +111,7 @@ def _folder_of_inputs(experiment: Experiment) -> Path | None:
     common = Path(os.path.commonpath([path if path.is_dir() else path.parent for path in paths]))
     if common == Path("/"):
         fix = "put them (or links to them) below one folder, or: lsdflow run --on container"
-        raise ConfigError("the inputs lie all over the machine", found=", ".join(map(str, paths)), fix=fix)
+        raise ConfigError("the inputs are all over the machine", found=", ".join(map(str, paths)), fix=fix)
     return common
 
 

@@ -226,7 +226,7 @@ def refuse_folder_in_volume(root: Path, sources: Sequence[Path]) -> None:
     found = next((path for path in (folder, *folder.parents) if path in used or _is_volume(path)), None)
     if found is not None:
         raise UsageError(
-            "an experiment cannot lie in a volume",
+            "an experiment cannot be in a volume",
             where=root,
             found=f"{found} is a volume",
             fix="name a folder of its own: lsdflow init DIR --volume VOLUME",

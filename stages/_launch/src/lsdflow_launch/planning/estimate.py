@@ -55,7 +55,7 @@ class StageEstimate:
         return {"share_left": self.share_left, **{name: q.as_dict() for name, q in self.numbers.items()}}
 
     def __getitem__(self, name: str) -> Quantity:
-        return self.numbers.get(name, unknown("not told for this stage"))
+        return self.numbers.get(name, unknown("not known for this stage"))
 
 
 def estimate(stage: str, evidence: Evidence, workers: StageWorkers) -> StageEstimate:
@@ -130,7 +130,7 @@ def _measured_part(name: str, evidence: Evidence, fact: str) -> Quantity:
     if "not known" in measured:
         return unknown(measured["not known"])
     if measured.get(fact) is None:
-        return unknown(NOT_MEASURED if fact == "seconds" else "only --measure tells")
+        return unknown(NOT_MEASURED if fact == "seconds" else "known only from --measure")
     if fact == "seconds" and evidence.has_gpu and measured.get("device") == "cpu":
         return unknown("the block was measured on the CPU, but its workers have GPUs: measure there")
     if measured.get("pass", name) != name:
@@ -159,10 +159,8 @@ def _outside_blocks(stage: str, evidence: Evidence) -> Quantity:
         if seconds is not None:
             fixed = min(FIXED_SECONDS.get(stage, 0.0), seconds)
             scale = evidence.here.facts["voxels"] / record.facts["voxels"] if serial else 1
-            return Quantity(fixed + (seconds - fixed) * scale, f"beside the blocks as {record.where}")
-    return unknown(
-        "the start and what one process does alone is known from --like" if serial else "the start not known"
-    )
+            return Quantity(fixed + (seconds - fixed) * scale, f"outside the blocks as {record.where}")
+    return unknown("the start and the serial part are known from --like" if serial else "the start not known")
 
 
 def _read(name: str, evidence: Evidence) -> Quantity:
@@ -346,7 +344,7 @@ def _memory(evidence: Evidence) -> dict[str, Quantity]:
 def _source(evidence: Evidence) -> str:
     measured, processes = evidence.measured, _processes(evidence)
     device = measured.get("device_name", measured["device"])
-    note = "" if processes == 1 else f", one process alone of the {processes} that will train together"
+    note = "" if processes == 1 else f", one of the {processes} processes that will train together"
     return f"{measured['iteration']} iterations measured on {measured['host']}, {device}{note}"
 
 

@@ -150,7 +150,7 @@ def refuse_if_queued(experiment: Experiment) -> None:
         raise OutputConflict(
             "this experiment's jobs are in the queue",
             found=", ".join(f"{job.stage} {job.role} {job.job}" for job in found[:4]),
-            fix="lsdflow status; to begin anew: lsdflow cancel; more workers: lsdflow submit --only-workers",
+            fix="lsdflow status; to start again: lsdflow cancel; more workers: lsdflow submit --only-workers",
         )
 
 
@@ -256,5 +256,5 @@ def cancel_submission(experiment: Experiment) -> list[str]:
             ask_slurm(["scancel", job.job])
             lines.append(f"{job.stage} {job.role}: job {job.job} cancelled ({waiting[0].state})")
         elif waiting:
-            lines.append(f"{job.stage} {job.role}: job {job.job} is not ours: {waiting[0].folder}")
+            lines.append(f"{job.stage} {job.role}: job {job.job} belongs to something else: {waiting[0].folder}")
     return lines or [f"nothing of {submission.name} waits or runs"]

@@ -114,7 +114,7 @@ def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool
 
 def _pipeline(experiment: Experiment, options: Sequence[str], settings: str, dry_run: bool) -> int:
     if not dry_run and shutil.which("sbatch") is None:
-        raise MissingInput("no sbatch here", fix="run this on a login node of the cluster, or look with --dry-run")
+        raise MissingInput("no sbatch here", fix="run this on a login node of the cluster, or use --dry-run")
     command = [str(wrappers_folder() / "pipeline.sh"), "--experiment", str(experiment.path.parent), *options]
     command += ["--dry-run"] if dry_run else []
     return subprocess.run(command, input=settings, text=True, check=False).returncode

@@ -138,4 +138,4 @@ def _link(path: Path, link: Path) -> None:
             if link.exists() and link.samefile(path):
                 return
             fix = "a run of a sweep is no place for other results: move it away"
-            raise OutputConflict("something else stands where a shared result belongs", where=link, fix=fix) from error
+            raise OutputConflict("something else is where a shared result belongs", where=link, fix=fix) from error

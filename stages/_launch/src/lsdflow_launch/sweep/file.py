@@ -166,7 +166,7 @@ def _distinct(points: Sequence[Point], where: str) -> tuple[Point, ...]:
     for number, point in enumerate(points):
         for other in points[:number]:
             if point.settings == other.settings and _kinds(point.settings) == _kinds(other.settings):
-                raise ConfigError("a value stands twice on the axis", where=where, found=point.label)
+                raise ConfigError("a value occurs twice on the axis", where=where, found=point.label)
     labels = [point.label for point in points]
     if len(set(labels)) < len(labels):
         return tuple(Point(f"{p.label} ({n})", p.settings) for n, p in enumerate(points, 1))
@@ -193,7 +193,7 @@ def _refuse_shared_keys(axes: Sequence[Axis], path: Path) -> None:
     owners: dict[str, str] = {}
     for axis in axes:
         if axis.name in owners.values():
-            raise ConfigError(f"the axis {axis.name} stands twice", where=path)
+            raise ConfigError(f"the axis {axis.name} occurs twice", where=path)
         for key in axis.keys:
             for other, owner in owners.items():
                 if key == other or key.startswith(f"{other}.") or other.startswith(f"{key}."):

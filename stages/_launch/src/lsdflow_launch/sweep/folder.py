@@ -223,7 +223,7 @@ def write_folders(sweep: Sweep, root: Path) -> SweepFolder:
     for path, text in texts.items():
         if path.is_file() and path.read_text(encoding="utf-8") != text:
             fix = "prepare into another folder; an axis may grow at any time, its keys and the base may not change"
-            raise OutputConflict("another sweep lies in this folder", where=path, fix=fix)
+            raise OutputConflict("another sweep is in this folder", where=path, fix=fix)
     images = sweep.base.layout.images_env
     for path, text in texts.items():
         write_if_changed(path, text.encode())

@@ -73,7 +73,7 @@ class RunResult(StrictModel):
     status: Literal["done", "failed"]
     exit_code: int
     failed_stage: str = ""
-    error: dict[str, Any] = Field(default_factory=dict, description="the error of the failed stage, as it told it")
+    error: dict[str, Any] = Field(default_factory=dict, description="the error of the failed stage, as it reported it")
     scores: dict[str, float] = Field(default_factory=dict, description="numbers of report/scores.json")
     chosen: dict[str, str] = Field(default_factory=dict, description="words of it: the merge function")
     seconds: dict[str, float] = Field(default_factory=dict, description="run time of every stage")
