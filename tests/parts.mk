@@ -154,7 +154,6 @@ TESTS_OF_launch := \
   tests/launch/test_cluster_table.py \
   tests/launch/test_completion.py \
   tests/launch/test_compose.py \
-  tests/launch/test_export_verb.py \
   tests/launch/test_init.py \
   tests/launch/test_json.py \
   tests/launch/test_next_steps.py \
@@ -166,7 +165,7 @@ TESTS_OF_launch := \
   tests/launch/test_schema.py \
   tests/launch/test_start_of_command.py \
   tests/launch/test_status.py \
-  tests/launch/test_view_verb.py \
+  tests/launch/test_view.py \
   tests/launch/test_preflight.py
 TESTS_OF_prepare := tests/stages/prepare
 TESTS_OF_predict := tests/stages/predict

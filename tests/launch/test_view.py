@@ -1,4 +1,4 @@
-"""`lsdflow view` calls the command of the viewers' environment with what it was told, and says how to get it."""
+"""`lsdflow view` and `export` call the command of the viewers' environment with the options, and say how to get it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def experiment(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a stand-in for lsdflow-view was told."""
+    """The arguments that a stand-in for lsdflow-view got."""
     fake = tmp_path / "lsdflow-view"
     fake.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/received\nexit 2\n')
     fake.chmod(0o755)
@@ -54,5 +54,23 @@ def test_without_that_environment_it_says_how_to_make_it(experiment: Path, monke
     monkeypatch.setattr(commands.Path, "is_file", lambda self: self.name != "lsdflow-view" and real(self))
     monkeypatch.setattr(commands.shutil, "which", lambda name: None)
     done = CliRunner().invoke(app, ["view", str(experiment)])
+    assert done.exit_code == 66
+    assert "make setup-view" in done.output
+
+
+def test_export_passes_arguments_options_and_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "lsdflow-view"
+    fake.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done > {tmp_path}/received\nexit 73\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv(commands.BIN_VARIABLE, str(tmp_path))
+    arguments = ["precomputed", "exp", "a folder", "--meshes", "10", "--layer=raw", "--help"]
+    assert CliRunner().invoke(app, ["export", *arguments]).exit_code == 73
+    assert (tmp_path / "received").read_text().splitlines() == ["export", *arguments]
+
+
+def test_without_that_environment_export_says_how_to_make_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(commands.shutil, "which", lambda name: None)
+    done = CliRunner().invoke(app, ["export", "ome", "exp", "out"])
     assert done.exit_code == 66
     assert "make setup-view" in done.output
