@@ -6,11 +6,10 @@ speed, the retries of blocks and the newest log; SLURM knows the jobs. All times
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +28,7 @@ from lsdflow_launch.commands import ask_stage
 from lsdflow_launch.descriptions import Ask
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.output import duration
-from lsdflow_launch.planning.evidence import MAX_ATTEMPT_BYTES
+from lsdflow_launch.planning.evidence import MAX_ATTEMPT_BYTES, speed_so_far
 from lsdflow_launch.planning.stored import planned_seconds
 from lsdflow_launch.slurm.jobs import job_facts, newest_submission, slurm_logs, submitted_overrides
 
@@ -243,12 +242,10 @@ def _blocks(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dic
 def _training(experiment: Experiment, stage: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the iterations of a training, their speed, and the remaining minutes at this speed."""
     begun = newest_run(experiment, stage)
-    try:
-        with (experiment.layout.train_dir(stage) / "loss.csv").open(newline="") as file:
-            (last,) = deque(csv.DictReader(file), maxlen=1)
-        done, speed = int(last["iteration"]), float(last["it_per_s"])
-    except (OSError, KeyError, TypeError, ValueError):
+    last = speed_so_far(experiment.layout.train_dir(stage) / "loss.csv")
+    if not last:
         return {}
+    done, speed = last["iteration"], last["it_per_s"]
     config = _json(begun / "config.resolved.json").get("config", {}) if begun else {}
     wanted = config.get("max_iteration") or done
     found = {"iterations_done": done, "iterations_wanted": wanted, "iterations_per_second": speed}

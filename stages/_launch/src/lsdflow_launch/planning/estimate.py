@@ -70,7 +70,7 @@ def estimate(stage: str, evidence: Evidence, workers: StageWorkers) -> StageEsti
         nothing = unknown(str(why or "its blocks are not known yet"))
         done = finished or nothing_to_do is not None
         return StageEstimate({"seconds": nothing, "walltime_s": nothing}, 0.0 if done else 1.0)
-    estimated = preparation(evidence) if stage == "prepare" else training(evidence)
+    estimated = _preparation(evidence) if stage == "prepare" else _training(evidence)
     spent = _hours(estimated.numbers["seconds"], estimated.numbers["walltime_s"], workers)
     return StageEstimate({**estimated.numbers, **spent}, estimated.share_left)
 
@@ -257,7 +257,7 @@ def _hours(seconds: Quantity, walltime: Quantity, workers: StageWorkers) -> dict
     }
 
 
-def preparation(evidence: Evidence) -> StageEstimate:
+def _preparation(evidence: Evidence) -> StageEstimate:
     """Estimate the copy of the volumes: bytes as prepare expects them, seconds scaled from finished copies."""
     here = evidence.here
     volumes = _volumes(here.facts)
@@ -275,7 +275,7 @@ def preparation(evidence: Evidence) -> StageEstimate:
     return StageEstimate(numbers, 0.0 if here.finished else left / expected if expected else 1.0)
 
 
-def training(evidence: Evidence) -> StageEstimate:
+def _training(evidence: Evidence) -> StageEstimate:
     """Estimate a training from its own speed so far, a measurement, or the same training elsewhere."""
     here = evidence.here
     wanted, minutes = here.facts.get("max_iteration"), here.facts.get("max_minutes")
@@ -288,13 +288,13 @@ def training(evidence: Evidence) -> StageEstimate:
     if minutes is not None and (seconds.value is None or seconds.value > 60 * minutes):
         seconds = Quantity(60 * float(minutes), "its limit, max_minutes")
     done = int(here.facts.get("done_iterations") or 0)
-    record = (here, *evidence.like)
+    records = (here, *evidence.like)
     numbers = {
         "iterations": Quantity(wanted, "train plan") if wanted else unknown("no max_iteration"),
         "seconds": seconds,
         "walltime_s": seconds,
-        "bytes_written": first_known((_counted(one, "size_bytes") for one in record), NEVER_RUN),
-        "files": first_known((_counted(one, "files") for one in record), NEVER_RUN),
+        "bytes_written": first_known((_counted(one, "size_bytes") for one in records), NEVER_RUN),
+        "files": first_known((_counted(one, "files") for one in records), NEVER_RUN),
         **_memory(evidence),
     }
     return StageEstimate(numbers, 0.0 if here.finished else max(0.0, 1 - done / wanted) if wanted else 1.0)

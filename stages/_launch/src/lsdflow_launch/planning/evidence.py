@@ -150,7 +150,7 @@ def record_of(experiment: Experiment, stage: str, facts: Facts, where: str = "he
     try:
         manifest = read_manifest(experiment.layout, stage).facts
     except StageError:
-        manifest, finished = _speed_so_far(experiment.layout.train_dir(stage) / "loss.csv"), False
+        manifest, finished = speed_so_far(experiment.layout.train_dir(stage) / "loss.csv"), False
     disk, seconds = disk_use(result_folders(experiment.layout, stage)), seconds_of_runs(experiment, stage)
     workers = 1 if experiment.compute.runner == "serial" else experiment.compute.workers
     attempts = use_of_attempts(experiment.layout.stage_runs(stage))
@@ -164,7 +164,7 @@ def seconds_of_runs(experiment: Experiment, stage: str) -> float | None:
     return sum(seconds) if seconds else None
 
 
-def _speed_so_far(losses: Path) -> Facts:
+def speed_so_far(losses: Path) -> Facts:
     """Return the iterations and the speed of an unfinished training; empty if there is none."""
     try:
         with losses.open(newline="") as file:
