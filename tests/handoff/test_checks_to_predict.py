@@ -19,9 +19,8 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_contract.testing import membrane_raw, voronoi_labels
-from lsdflow_launch.checkpoint_check.cli import Checks
+from lsdflow_launch.checkpoint_check.checks import Checks, read_rows
 from lsdflow_launch.checkpoint_check.experiment import region_of
-from lsdflow_launch.checkpoint_check.scores import read_rows
 from lsdflow_network.bundle import save_bundle
 from lsdflow_network.unet import UNet
 

@@ -17,9 +17,8 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput, OutputCo
 from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Box
 from lsdflow_contract.manifest import Manifest, Writer
-from lsdflow_launch.checkpoint_check.cli import STAGES_OF_A_CHECK, Checks
+from lsdflow_launch.checkpoint_check.checks import STAGES_OF_A_CHECK, Checks, read_rows
 from lsdflow_launch.checkpoint_check.experiment import check_folder, check_text, find_region, region_of
-from lsdflow_launch.checkpoint_check.scores import read_rows
 
 STAGE = "train-acrlsd"
 FACTS = {

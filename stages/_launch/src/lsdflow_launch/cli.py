@@ -15,7 +15,7 @@ from lsdflow_command.console import start_logging
 from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_launch.chain import Chain, finished_repairable_stages
-from lsdflow_launch.checkpoint_check.cli import add_check_verb
+from lsdflow_launch.checkpoint_check.checks import add_check_verb
 from lsdflow_launch.images.compose_env import write_compose_env
 from lsdflow_launch.init.cli import add_start_verbs
 from lsdflow_launch.migrate import add_migrate_verb
