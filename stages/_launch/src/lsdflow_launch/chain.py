@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lsdflow_contract.errors import Interrupted, MissingInput, StageError, UsageError
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
-from lsdflow_launch.commands import PASSED_ON, run_stage
+from lsdflow_launch.commands import PASSED_ON, Call, run_stage
 
 LOG = logging.getLogger("lsdflow.run")
 FIRST, LAST = "prepare", "evaluate"
@@ -24,7 +24,7 @@ class Chain:
 
     experiment: Experiment
     stages: tuple[str, ...]
-    caller: Callable[[str, Sequence[str]], int] = run_stage
+    caller: Call = run_stage
     verb: str = "run"
 
     def run(self) -> int:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -34,7 +34,9 @@ from lsdflow_contract.errors import InternalError, MissingInput, StageError, fix
 LOG = logging.getLogger("lsdflow.run")
 BIN_VARIABLE = "LSDFLOW_BIN"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-LOG = logging.getLogger("lsdflow.run")
+# Run a stage command with these arguments: for its answer, parsed from JSON; or for its exit code.
+Ask = Callable[[str, Sequence[str]], Any]
+Call = Callable[[str, Sequence[str]], int]
 
 
 def stage_command(stage: str) -> Path:

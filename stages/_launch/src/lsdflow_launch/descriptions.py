@@ -16,7 +16,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,10 +32,9 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_contract.sealing import seal_array
 from lsdflow_contract.trainings import TRAININGS
 from lsdflow_launch.chain import stage_arguments, stages_of
-from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.planning.resources import result_folders
 
-Ask = Callable[[str, Sequence[str]], Any]
 PREFIX = ".descriptions-"
 MISSING = {"exit_code": MissingInput.exit_code}
 

@@ -33,9 +33,8 @@ from lsdflow_contract.errors import problems_of as errors_of
 from lsdflow_contract.experiment import STAGES, Experiment
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_launch.chain import stage_arguments, stages_of
-from lsdflow_launch.commands import ask_stage
+from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.descriptions import (
-    Ask,
     ask_described,
     described_bytes,
     descriptions_of,

@@ -24,8 +24,7 @@ from lsdflow_contract.failed_blocks import FAILED_BLOCKS, own_failed_blocks
 from lsdflow_contract.files import read_json
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments, stages_of
-from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.descriptions import Ask
+from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.images.container import choose_ask
 from lsdflow_launch.output import duration
 from lsdflow_launch.planning.evidence import MAX_ATTEMPT_BYTES, speed_so_far

@@ -50,15 +50,13 @@ from lsdflow_launch.checkpoint_check.experiment import (
     find_region,
     settings_of,
 )
-from lsdflow_launch.commands import ask_stage, run_stage
+from lsdflow_launch.commands import Call, ask_stage, run_stage
 from lsdflow_launch.options import Debug, Folder, Json, Set
 from lsdflow_launch.output import print_answer, stdout_for_json
 
 LOG = logging.getLogger("lsdflow.check")
 STAGES_OF_A_CHECK = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
 POLL_S = 15.0
-
-RunStage = Callable[[str, Sequence[str]], int]
 
 
 def add_check_verb(app: typer.Typer) -> None:
@@ -103,7 +101,7 @@ class Checks:
     region: CheckedRegion
     every: int = 1
     keep: bool = False
-    caller: RunStage = run_stage
+    caller: Call = run_stage
 
     @property
     def path(self) -> Path:

@@ -29,8 +29,7 @@ from lsdflow_contract.experiment import Experiment, did_you_mean
 from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_contract.hashing import hash_of
 from lsdflow_launch.chain import stage_arguments
-from lsdflow_launch.commands import error_of
-from lsdflow_launch.descriptions import Ask
+from lsdflow_launch.commands import Ask, error_of
 from lsdflow_launch.init.template import toml_value
 
 STAGE = "train-acrlsd"

@@ -26,7 +26,7 @@ TEMPORARY_BYTES, SHARED_BYTES = 2 * GIB, GIB
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
 # One stage of each environment: prediction, and the trainings.
-TORCH_STAGES = ("predict", "train-acrlsd")
+ONE_OF_EACH_TORCH = ("predict", "train-acrlsd")
 # Commands that succeed only if this user may use the engine.
 ENGINE_COMMANDS = {
     "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
@@ -107,7 +107,7 @@ def _room(subject: str, folder: Path, wanted: int, fix: str) -> Finding:
 def gpu_findings() -> Iterator[Finding]:
     """Yield findings about the driver and its GPUs, then about torch in each environment."""
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda stage: ask_stage_in_time(stage, ["doctor", "--json"]), TORCH_STAGES)
+        answers = pool.map(lambda stage: ask_stage_in_time(stage, ["doctor", "--json"]), ONE_OF_EACH_TORCH)
         answer = ask_program(QUERY)
         gpus = [line for line in answer.out.splitlines() if line.strip()] if answer.fine else []
         if not answer.here:
@@ -119,7 +119,7 @@ def gpu_findings() -> Iterator[Finding]:
         for line in gpus:
             name, total, free, driver = (part.strip() for part in line.split(","))
             yield ok("GPU", f"{name}, {free} of {total} MiB free, driver {driver}")
-        for stage, facts in zip(TORCH_STAGES, answers, strict=True):
+        for stage, facts in zip(ONE_OF_EACH_TORCH, answers, strict=True):
             yield torch_finding(stage, facts, len(gpus))
 
 

@@ -19,8 +19,7 @@ from lsdflow_contract.errors import ContractMismatch, MissingInput, StageError
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.manifest import DIGEST_VARIABLE
 from lsdflow_launch.chain import stages_of
-from lsdflow_launch.commands import ask_stage, run_command, stage_command
-from lsdflow_launch.descriptions import Ask
+from lsdflow_launch.commands import Ask, ask_stage, run_command, stage_command
 from lsdflow_launch.images.engines import (
     URI_FILE_VARIABLE,
     Call,

@@ -27,8 +27,7 @@ from lsdflow_contract.experiment import (
     did_you_mean,
 )
 from lsdflow_contract.model import StrictModel
-from lsdflow_launch.commands import ask_stage
-from lsdflow_launch.descriptions import Ask
+from lsdflow_launch.commands import Ask, ask_stage
 from lsdflow_launch.slurm.table import ClusterTable
 
 HEADER = """\

@@ -29,7 +29,7 @@ from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import read_json, storage_errors
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_launch.chain import BLOCK_STAGES, stage_arguments
-from lsdflow_launch.descriptions import Ask
+from lsdflow_launch.commands import Ask
 from lsdflow_launch.planning.resources import DiskUse, disk_use, result_folders
 
 # The attempts at 10^6 blocks fill some 100 MB, which would take too long to read.

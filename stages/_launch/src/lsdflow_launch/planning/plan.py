@@ -28,8 +28,8 @@ from lsdflow_contract.experiment import Experiment, load_experiment
 from lsdflow_contract.geometry import Vox3
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.chain import BLOCK_STAGES
+from lsdflow_launch.commands import Ask
 from lsdflow_launch.descriptions import (
-    Ask,
     plans_of,
 )
 from lsdflow_launch.output import duration, size

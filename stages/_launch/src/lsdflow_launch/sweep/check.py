@@ -25,7 +25,7 @@ from lsdflow_contract.experiment import (
 from lsdflow_contract.hashing import hash_of
 from lsdflow_contract.model import StrictModel
 from lsdflow_launch.chain import stage_arguments, stages_of
-from lsdflow_launch.descriptions import Ask
+from lsdflow_launch.commands import Ask
 from lsdflow_launch.slurm.table import ClusterTable, cluster_of
 from lsdflow_launch.sweep.experiments import experiment_text_of
 from lsdflow_launch.sweep.file import TABLES, Sweep

@@ -18,20 +18,19 @@ from lsdflow_contract.errors import BlocksFailed, Interrupted, OutputConflict, U
 from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, load_experiment
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import STOPPED, Chain
-from lsdflow_launch.commands import run_stage
+from lsdflow_launch.commands import Call, run_stage
 from lsdflow_launch.images.container import ContainerOptions, Containers, sif_folder
 from lsdflow_launch.sweep.experiments import link_stages
 from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, open_stages
 from lsdflow_launch.sweep.result import AtWorkElsewhere, claimed, last_error, read_result, write_result
 
 LOG = logging.getLogger("lsdflow.sweep")
-Caller = Callable[[str, Sequence[str]], int]
 Outcome = Literal["done", "failed", "at work elsewhere", "waits"]
 POLL_SECONDS = 5.0
 BACKENDS = ("local", "container")
 
 
-def caller_at(backend: str, sweep: SweepFolder, containers: ContainerOptions) -> Caller:
+def caller_at(backend: str, sweep: SweepFolder, containers: ContainerOptions) -> Call:
     """Return the function that runs a stage, as a command or in its image. UsageError (2) for an unknown place."""
     if backend not in BACKENDS:
         raise UsageError(
@@ -55,7 +54,7 @@ class SweepRunner:
     """Computes runs of a prepared sweep; `caller` runs a stage's command."""
 
     sweep: SweepFolder
-    caller: Caller
+    caller: Call
     wait: Callable[[float], None] = time.sleep
     _failed: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
@@ -123,7 +122,7 @@ class SweepRunner:
         return _ended(code, stage, last_error(experiment, stage)) if code else _ended(0)
 
 
-def prepare_volumes(sweep: SweepFolder, caller: Caller) -> int:
+def prepare_volumes(sweep: SweepFolder, caller: Call) -> int:
     """Run the stage prepare once in each folder that needs it. Returns the exit code of the first that failed, else 0.
 
     Raises OutputConflict (73) if another process is computing the same folder.
