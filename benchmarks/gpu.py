@@ -213,8 +213,8 @@ def rank_lines(device: str, sizes: Sizes, _folder: Path) -> Iterator[Line]:
 
 def training_step(device: str, sizes: Sizes, edge: int, precision: Any, *, chain: bool) -> Callable[[], Any]:
     """Forward, backward and optimiser on one patch."""
-    from lsdflow_training.network_step import Gradients, train_step
-    from lsdflow_training.patch import Patch
+    from lsdflow_training.data.patch import Patch
+    from lsdflow_training.step import Gradients, train_step
 
     where, shape = torch.device(device), sizes.cube(edge)
     name, channels = ("affs", 3) if chain else ("lsds", 10)

@@ -21,13 +21,13 @@ from lsdflow_contract.geometry import Vox3
 from lsdflow_network.precision import choose_precision, memory_format
 from lsdflow_network.shapes import output_shape_vox
 from lsdflow_network.unet import UNet
-from lsdflow_training.network_step import train_step
-from lsdflow_training.patch import Patch
-from lsdflow_training.processes.distribution import Distribution
-from lsdflow_training.processes.group import Group
-from lsdflow_training.processes.meeting import sockets_of
+from lsdflow_training.data.patch import Patch
+from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.ranks import Ranks
+from lsdflow_training.processes.rendezvous import sockets_of
 from lsdflow_training.processes.sharding import share
+from lsdflow_training.settings import Distribution
+from lsdflow_training.step import train_step
 
 WARM_UP = 3
 LEARNING_RATE = 1e-4

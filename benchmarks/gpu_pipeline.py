@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from lsdflow_training.stage import Prepared
+    from lsdflow_training.run import Prepared
 
 WARM_UP = 3
 
@@ -25,9 +25,9 @@ def pipeline_rows(
     device: str, folder: Path, network: dict[str, Any], volume_edge: int, rounds: int
 ) -> Iterator[tuple[str, str, str, str]]:
     """What, size, rate and goal, for LSD and AcrLSD and each pipeline; network: options of the training."""
+    from lsdflow_command.machine import available_cores
     from lsdflow_network.inference import load_network
-    from lsdflow_training.resolve import available_cores
-    from lsdflow_training.trainer import FrozenLsd
+    from lsdflow_training.build import FrozenLsd
 
     make_volume(folder, volume_edge)
     bundle = next((folder / "network").glob("*/weights.safetensors")).parent
@@ -76,7 +76,7 @@ def prepared(folder: Path, kind: str, options: dict[str, Any], lsd: Any) -> Prep
     """A resolved training on the volume."""
     from lsdflow_contract.experiment import load_experiment
     from lsdflow_training.config import AffinityTrainingConfig
-    from lsdflow_training.stage import prepare_training
+    from lsdflow_training.run import prepare_training
 
     toml = folder / f"{kind}.toml"
     lines = ["[experiment]", 'mode = "acrlsd"', 'profile = "standard"', "[compute]", 'device = "cpu"', "[train-acrlsd]"]
@@ -90,12 +90,12 @@ def prepared(folder: Path, kind: str, options: dict[str, Any], lsd: Any) -> Prep
 
 def measured(training: Prepared, folder: Path, lsd: Any, rounds: int, train: bool) -> tuple[float, float]:
     """(Patches or iterations per second, share of the time spent waiting for patches), after some to warm up."""
-    from lsdflow_training.data.profiling import NodeTimes
+    from lsdflow_training.compiled import compile_everything
+    from lsdflow_training.data.patch import to_patch
     from lsdflow_training.data.streams import BatchNumbers, make_stream
-    from lsdflow_training.network_step import train_step
-    from lsdflow_training.patch import to_patch
+    from lsdflow_training.step import train_step
+    from lsdflow_training.timing import NodeTimes
     from lsdflow_training.trainer import Trainer
-    from lsdflow_training.warm_up import compile_everything
 
     compile_everything()
     made = Trainer(training.recipe, training.sources, folder / "run", training.key, lsd)

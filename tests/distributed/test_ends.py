@@ -13,9 +13,9 @@ from worlds import Training  # noqa: E402
 
 from lsdflow_contract.errors import Interrupted, StoreUnreachable  # noqa: E402
 from lsdflow_network.bundle import tensors_equal  # noqa: E402
-from lsdflow_training.processes.group import open_group  # noqa: E402
-from lsdflow_training.processes.meeting import LOOPBACK, serve  # noqa: E402
+from lsdflow_training.processes.collectives import open_group  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
+from lsdflow_training.processes.rendezvous import LOOPBACK, serve  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from lsdflow_contract.errors import InternalError, Interrupted
 from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_train_acrlsd.stage import TrainAcrlsd
-from lsdflow_training.processes import local_processes
-from lsdflow_training.processes.distribution import Distribution
+from lsdflow_training.processes import launch
 from lsdflow_training.processes.ranks import Ranks
+from lsdflow_training.settings import Distribution
 
 
 def test_two_processes_are_started_and_leave_one_training(training) -> None:
@@ -34,13 +34,13 @@ def stand_in(monkeypatch, *commands: list[str]) -> None:
     def start(_arguments, ranks: Ranks) -> subprocess.Popen[bytes]:
         return subprocess.Popen(commands[ranks.rank])
 
-    monkeypatch.setattr(local_processes, "_start", start)
+    monkeypatch.setattr(launch, "_start", start)
 
 
 def run(training, processes: int) -> None:
     experiment = load_experiment(training("none").toml, [])
     how = Distribution(processes=processes, peer_timeout_s=1.0)
-    local_processes.run_local_processes(experiment, "train-acrlsd", how, Ranks())
+    launch.run_local_processes(experiment, "train-acrlsd", how, Ranks())
 
 
 def test_a_process_that_is_killed_is_named_and_the_others_do_not_stay(training, monkeypatch) -> None:

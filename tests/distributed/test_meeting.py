@@ -15,9 +15,8 @@ torch = pytest.importorskip("torch")
 from torch.distributed import PrefixStore  # noqa: E402
 
 from lsdflow_contract.errors import StoreUnreachable  # noqa: E402
-from lsdflow_training.processes.group import _meet  # noqa: E402
-from lsdflow_training.processes.meeting import LOOPBACK, serve  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
+from lsdflow_training.processes.rendezvous import LOOPBACK, _meet, serve  # noqa: E402
 
 
 @pytest.fixture

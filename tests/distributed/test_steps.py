@@ -11,12 +11,13 @@ from lsdflow_contract.checkpoint import UNetSpec  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_network.unet import UNet  # noqa: E402
 from lsdflow_training.config import TrainingConfig  # noqa: E402
-from lsdflow_training.network_step import Gradients, train_step  # noqa: E402
-from lsdflow_training.patch import Patch  # noqa: E402
-from lsdflow_training.processes.distribution import StepOptions, resolve_distribution  # noqa: E402
+from lsdflow_training.data.patch import Patch  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
 from lsdflow_training.processes.sharding import compute_again  # noqa: E402
+from lsdflow_training.resolve import resolve_distribution  # noqa: E402
 from lsdflow_training.schedule import scaled  # noqa: E402
+from lsdflow_training.settings import StepOptions  # noqa: E402
+from lsdflow_training.step import Gradients, train_step  # noqa: E402
 
 SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))
 

@@ -14,8 +14,8 @@ from typing import Any
 from lsdflow_contract.checkpoint import Bundle, bundle_folder, bundle_iterations, read_bundle
 from lsdflow_contract.errors import StageError
 from lsdflow_network.bundle import load_bundle
-from lsdflow_training.processes.meeting import LOOPBACK, read_errors, serve
 from lsdflow_training.processes.ranks import Ranks, as_environment, of_local_process
+from lsdflow_training.processes.rendezvous import LOOPBACK, read_errors, serve
 from lsdflow_training.testing import micro_experiment
 
 STAGE = "train-acrlsd"
@@ -27,7 +27,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "lsdflow_training.trainer",
-        "lsdflow_training.processes.one_process",
+        "lsdflow_training.processes.launch",
         "lsdflow_train_acrlsd.stage",
         "lsdflow_train_lsd.stage",
     ]
@@ -37,11 +37,11 @@ FORKS.set_forkserver_preload(
 def be_process(environment: dict[str, str], arguments: Sequence[str], before: Callable[[], None] | None) -> None:
     """Body of a process of a training; before: called first, to change something in it."""
     os.environ.update(environment)
-    from lsdflow_training.processes import one_process
+    from lsdflow_training.processes import launch
 
     if before is not None:
         before()
-    os._exit(one_process.main(arguments))
+    os._exit(launch.main(arguments))
 
 
 @dataclass

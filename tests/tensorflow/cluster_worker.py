@@ -11,8 +11,7 @@ def work(rank: int, addresses: tuple[str, ...], parts: dict[str, Any], rate: flo
 
     from lsdflow_network.unet import UNet
     from lsdflow_tensorflow.cluster import Cluster
-    from lsdflow_tensorflow.engine import Engine, make_strategy
-    from lsdflow_tensorflow.runtime import start_tensorflow
+    from lsdflow_tensorflow.engine import Engine, make_strategy, start_tensorflow
 
     recipe, patches = parts["recipe"], parts["patches"]
     start_tensorflow(1, "cpu")

@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow", reason="make setup-tensorflow installs it
 
 @pytest.fixture(scope="session", autouse=True)
 def _two_devices() -> None:
-    from lsdflow_tensorflow.runtime import start_tensorflow
+    from lsdflow_tensorflow.engine import start_tensorflow
 
     start_tensorflow(1, "cpu", cpus=2)
 
@@ -24,8 +24,7 @@ def prepared(tmp_path: Path) -> Callable[..., Any]:
     """prepared("mtlsd", option=value, ...) -> the resolved micro training of that kind."""
     from lsdflow_contract.experiment import load_experiment
     from lsdflow_training.config import AffinityTrainingConfig
-    from lsdflow_training.prepared import Prepared
-    from lsdflow_training.stage import prepare_training
+    from lsdflow_training.run import Prepared, prepare_training
     from lsdflow_training.testing import micro_experiment
 
     def make(kind: str = "mtlsd", lsd=None, voxel_size_nm=(8.0, 8.0, 8.0), **options) -> Prepared:
@@ -93,7 +92,7 @@ def _patch(recipe: Any) -> Any:
     """Random raw and targets; a third of the weights are 0."""
     import torch
 
-    from lsdflow_training.patch import Patch
+    from lsdflow_training.data.patch import Patch
 
     shapes = {name: (1, channels, *recipe.shapes.output_vox) for name, channels in recipe.outputs.items()}
     weights = {name: torch.rand(shape) * (torch.rand(shape) > 1 / 3) for name, shape in shapes.items()}

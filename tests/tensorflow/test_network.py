@@ -14,12 +14,9 @@ from lsdflow_contract.errors import BadData  # noqa: E402
 from lsdflow_network.quantise import dequantise_u8 as torch_dequantise  # noqa: E402
 from lsdflow_network.quantise import quantise_u8 as torch_quantise  # noqa: E402
 from lsdflow_network.unet import UNet as TorchUNet  # noqa: E402
-from lsdflow_tensorflow.composition import dequantise_u8, quantise_u8  # noqa: E402
-from lsdflow_tensorflow.losses import weighted_mse  # noqa: E402
-from lsdflow_tensorflow.unet import UNet  # noqa: E402
-from lsdflow_tensorflow.weights import to_tensorflow, to_torch  # noqa: E402
-from lsdflow_training.losses import weighted_mse as torch_weighted_mse  # noqa: E402
-from lsdflow_training.network_step import forward_loss, train_step  # noqa: E402
+from lsdflow_tensorflow.network import UNet, dequantise_u8, quantise_u8, to_tensorflow, to_torch, weighted_mse  # noqa: E402
+from lsdflow_training.step import forward_loss, train_step  # noqa: E402
+from lsdflow_training.step import weighted_mse as torch_weighted_mse  # noqa: E402
 
 KINDS = ["lsd", "acrlsd", "mtlsd", "affinities"]
 

@@ -17,7 +17,7 @@ import torch  # noqa: E402
 from lsdflow_network.unet import UNet as TorchUNet  # noqa: E402
 from lsdflow_tensorflow.cluster import Cluster  # noqa: E402
 from lsdflow_tensorflow.engine import make_strategy  # noqa: E402
-from lsdflow_training.network_step import forward_loss  # noqa: E402
+from lsdflow_training.step import forward_loss  # noqa: E402
 
 STEPS = 2
 RATE = 1e-3

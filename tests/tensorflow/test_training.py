@@ -24,12 +24,15 @@ from lsdflow_contract.manifest import read_manifest  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_network.inference import load_network  # noqa: E402
 from lsdflow_tensorflow import trainer as trainer_module  # noqa: E402
-from lsdflow_tensorflow.cluster import Cluster  # noqa: E402
+from lsdflow_tensorflow.cluster import (  # noqa: E402
+    Cluster,
+    require_possible,
+    shared_among,
+)
 from lsdflow_tensorflow.engine import Engine  # noqa: E402
-from lsdflow_tensorflow.limits import require_possible, shared_among  # noqa: E402
 from lsdflow_tensorflow.trainer import train  # noqa: E402
 from lsdflow_train_acrlsd.cli import app  # noqa: E402
-from lsdflow_training import loss_bands  # noqa: E402
+from lsdflow_training import validation  # noqa: E402
 from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
 from lsdflow_training.testing import micro_experiment  # noqa: E402
 from lsdflow_training.trainer import train as train_with_torch  # noqa: E402
@@ -97,7 +100,7 @@ def test_the_bundle_is_read_by_torch_and_says_what_tensorflow_said(trained, tmp_
             assert file[name].shape[-3:]
         raw = torch.from_numpy(file["volumes/raw"][:])[None, None]
         assert abs(file["volumes/affs_gradient"][:]).max() > 0
-    from lsdflow_tensorflow.unet import UNet
+    from lsdflow_tensorflow.network import UNet
 
     ours = UNet(bundle.unet, bundle.outputs, network.state_dict())(tf.constant(raw.numpy()[..., None][0]))
     with torch.no_grad():
@@ -117,7 +120,7 @@ def test_tensorboard_has_the_pictures_that_torch_has(trained, tmp_path) -> None:
 
 
 def test_a_loss_no_better_than_a_constant_answer_is_told(prepared, tmp_path, caplog, monkeypatch) -> None:
-    monkeypatch.setattr(loss_bands, "SETTLED_ITERATIONS", 1)
+    monkeypatch.setattr(validation, "SETTLED_ITERATIONS", 1)
     training = prepared("affinities", validation_fraction=0.3)
     with caplog.at_level(logging.WARNING):
         run(training, tmp_path / "t", max_iteration=1, learning_rate=1e-9)

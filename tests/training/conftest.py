@@ -16,8 +16,7 @@ def prepared(tmp_path: Path) -> Callable[..., Any]:
     from lsdflow_contract.checkpoint import Bundle
     from lsdflow_contract.experiment import load_experiment
     from lsdflow_training.config import AffinityTrainingConfig
-    from lsdflow_training.prepared import Prepared
-    from lsdflow_training.stage import prepare_training
+    from lsdflow_training.run import Prepared, prepare_training
     from lsdflow_training.testing import micro_experiment
 
     def make(kind: str = "mtlsd", lsd: Bundle | None = None, voxel_size_nm=(8.0, 8.0, 8.0), **options) -> Prepared:

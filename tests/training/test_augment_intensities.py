@@ -10,17 +10,10 @@ import pytest
 gp = pytest.importorskip("gunpowder")
 
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
-from lsdflow_training.data.intensities import (  # noqa: E402
-    Damage,
-    Damages,
-    blurred,
-    changed_gamma,
-    covering,
-    damaged,
-    draw_artifact,
-)
-from lsdflow_training.data.intensity_nodes import after_intensity, before_intensity  # noqa: E402
-from lsdflow_training.recipe import Augmentation  # noqa: E402
+from lsdflow_training.augmentation.cpu import blurred, changed_gamma, covering, damaged  # noqa: E402
+from lsdflow_training.augmentation.description import Damage, Damages, draw_artifact  # noqa: E402
+from lsdflow_training.augmentation.nodes import after_intensity, before_intensity  # noqa: E402
+from lsdflow_training.settings import Augmentation  # noqa: E402
 
 SHAPE = (12, 40, 44)
 OFF = Augmentation(

@@ -14,8 +14,8 @@ gp = pytest.importorskip("gunpowder")
 from lsdflow_contract.arrays import RAW  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_contract.experiment import ExperimentTable, load_experiment  # noqa: E402
+from lsdflow_training.augmentation.nodes import elastic_augment  # noqa: E402
 from lsdflow_training.config import AffinityTrainingConfig  # noqa: E402
-from lsdflow_training.data.augmentation import elastic_augment  # noqa: E402
 from lsdflow_training.data.batches import batch_seed, batch_stream, seeded  # noqa: E402
 from lsdflow_training.data.pipeline import (  # noqa: E402
     batch_request,

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lsdflow_training.averaged_weights import AveragedWeights  # noqa: E402
+from lsdflow_training.step import AveragedWeights  # noqa: E402
 
 
 def network(value: float) -> torch.nn.Conv3d:

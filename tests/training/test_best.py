@@ -12,7 +12,7 @@ import torch
 from lsdflow_contract.checkpoint import WEIGHTS, BestCheckpoint, Bundle, UNetSpec, bundle_folder, read_best, write_best
 from lsdflow_contract.manifest import Writer
 from lsdflow_network.bundle import save_bundle
-from lsdflow_training.best import choose_best
+from lsdflow_training.checkpoints import choose_best
 
 KEY = "training"
 

@@ -16,15 +16,15 @@ from lsdflow_contract.arrays import LABELS, MASK, RAW, MaskState  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
 from lsdflow_network.unet import UNet  # noqa: E402
-from lsdflow_training.data import location  # noqa: E402
+from lsdflow_training.data import random_location  # noqa: E402
 from lsdflow_training.data.batches import batch_seed, seeded  # noqa: E402
-from lsdflow_training.data.label_states import states_of_labels  # noqa: E402
+from lsdflow_training.data.nodes import states_of_labels  # noqa: E402
+from lsdflow_training.data.patch import to_patch  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
 from lsdflow_training.data.trained_places import box_sum, has_place, integral_image, random_place  # noqa: E402
 from lsdflow_training.data.volumes import Source, open_training_volume  # noqa: E402
-from lsdflow_training.network_step import forward_loss  # noqa: E402
-from lsdflow_training.patch import to_patch  # noqa: E402
-from lsdflow_training.resolve import training_parameters  # noqa: E402
+from lsdflow_training.settings import training_parameters  # noqa: E402
+from lsdflow_training.step import forward_loss  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 
 ORIGIN = (0.0, 0.0, 0.0)
@@ -189,7 +189,7 @@ def sparse_labels() -> np.ndarray:
 def test_few_labelled_voxels_are_found_at_once_and_nothing_else_is_trained(prepared, monkeypatch) -> None:
     training = prepared("mtlsd", sparse_labels=True, elastic_probability=1.0)
     rewrite(training, sparse_labels())
-    monkeypatch.setattr(location, "MAX_TRIES", 3)
+    monkeypatch.setattr(random_location, "MAX_TRIES", 3)
     found = batches(training, 6)
     for batch in found:
         trained = batch[KEYS.mask].data == MaskState.TRAIN
@@ -212,7 +212,7 @@ def test_a_rare_place_is_found_by_looking_at_all(prepared, monkeypatch) -> None:
     states = np.zeros((40, 40, 40), np.uint8)
     states[20:32, 9:21, 3:15] = 1
     rewrite(training, labels_of(), states)
-    monkeypatch.setattr(location, "MAX_TRIES", 2)
+    monkeypatch.setattr(random_location, "MAX_TRIES", 2)
     for batch in batches(training, 3):
         assert (batch[KEYS.mask].data > 0).mean() >= 0.8, "0.9 before mirroring, which moves a patch by a voxel"
 

@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lsdflow_training import stage
+from lsdflow_training import run
 from lsdflow_training.curves import Curves
-from lsdflow_training.data_wait import FIRST_STEPS, DataWait
+from lsdflow_training.timing import FIRST_STEPS, DataWait
 
 
 class Day:
@@ -74,6 +74,6 @@ def test_the_share_is_a_curve_of_its_own(tmp_path) -> None:
 
 def test_the_manifest_of_a_training_has_the_share(prepared) -> None:
     training = prepared("affinities", max_iteration=3)
-    stage.run_training(training)
+    run.run_training(training)
     manifest = training.experiment.layout.manifest("train-acrlsd")
     assert 0 < json.loads(manifest.read_text())["facts"]["data_wait_share"] < 1

@@ -8,8 +8,8 @@ import pytest
 gp = pytest.importorskip("gunpowder")
 augment = pytest.importorskip("augment")
 
-from lsdflow_training.data.augmentation import ElasticAugment  # noqa: E402
-from lsdflow_training.data.deformation import gather_linear, gather_nearest, upsample_field  # noqa: E402
+from lsdflow_training.augmentation.cpu import gather_linear, gather_nearest, upsample_field  # noqa: E402
+from lsdflow_training.augmentation.nodes import ElasticAugment  # noqa: E402
 
 
 def a_field(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:

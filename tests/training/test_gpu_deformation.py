@@ -11,17 +11,9 @@ pytest.importorskip("numba")
 from scipy import ndimage  # noqa: E402
 
 from lsdflow_contract.geometry import Box  # noqa: E402
-from lsdflow_training.data.deformation import upsample_field  # noqa: E402
-from lsdflow_training.gpu.deformation import (  # noqa: E402
-    Region,
-    Turn,
-    Warp,
-    apply_step,
-    fine_field,
-    gather_linear,
-    nearest_places,
-    source_box,
-)
+from lsdflow_training.augmentation.cpu import source_box, upsample_field  # noqa: E402
+from lsdflow_training.augmentation.description import Region, Turn, Warp  # noqa: E402
+from lsdflow_training.augmentation.device import apply_step, fine_field, gather_linear, nearest_places  # noqa: E402
 
 
 def random_field(rng: np.random.Generator, shape, source) -> np.ndarray:

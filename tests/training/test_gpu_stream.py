@@ -13,11 +13,10 @@ torch = pytest.importorskip("torch")
 from lsdflow_contract.arrays import MASK, MaskState  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError  # noqa: E402
 from lsdflow_training.data.batches import batch_stream  # noqa: E402
+from lsdflow_training.data.device_patches import CropReader  # noqa: E402
+from lsdflow_training.data.patch import DevicePatch  # noqa: E402
 from lsdflow_training.data.pipeline import batch_request, make_keys, training_pipeline  # noqa: E402
-from lsdflow_training.gpu.crops import CropReader  # noqa: E402
-from lsdflow_training.gpu.slots import SharedSlots  # noqa: E402
-from lsdflow_training.gpu.stream import gpu_stream  # noqa: E402
-from lsdflow_training.patch import DevicePatch  # noqa: E402
+from lsdflow_training.data.streams import SharedSlots, gpu_stream  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -92,7 +91,7 @@ def test_the_same_bits_whoever_makes_a_patch_and_whatever_its_stride(prepared, w
 
 
 def test_crops_larger_than_a_slot_go_through_the_pipe(prepared, monkeypatch) -> None:
-    from lsdflow_training.gpu import stream as module
+    from lsdflow_training.data import streams as module
 
     training, keys = prepared("affinities"), make_keys()
     here = device_patches(training, keys, 2)
@@ -109,9 +108,9 @@ def test_slots_are_overwritten_in_turn_and_no_sooner() -> None:
 
 
 def test_what_a_worker_meets_is_told_by_the_stream(prepared, monkeypatch) -> None:
-    from lsdflow_training.data import location
+    from lsdflow_training.data import random_location
 
-    monkeypatch.setattr(location, "MAX_TRIES", 50)
+    monkeypatch.setattr(random_location, "MAX_TRIES", 50)
     training = prepared("affinities", elastic_probability=0.0)
     volume = training.sources[0].volume
     write_zarr2(volume.path, MASK.dataset, np.zeros((40, 40, 40), np.uint8), volume.voxel_size_nm, (0.0, 0.0, 0.0))
@@ -164,14 +163,14 @@ def test_noise_has_gunpowders_deviation_and_the_same_bits_from_any_worker(prepar
 
 def test_the_worker_works_on_no_voxel_of_the_patch(prepared, monkeypatch) -> None:
     """It reads and draws: deforming and describing are left to the device."""
-    from lsdflow_training.data import deformation
+    from lsdflow_training.augmentation import cpu
     from lsdflow_training.targets import lsd_node
 
     def never(*_arguments: object, **_options: object) -> None:
         raise AssertionError("computed in a worker")
 
     training, keys = prepared("mtlsd", elastic_probability=1.0), make_keys()
-    for module, name in ((deformation, "_gather_linear"), (deformation, "_gather_nearest")):
+    for module, name in ((cpu, "_gather_linear"), (cpu, "_gather_nearest")):
         monkeypatch.setattr(module, name, never)
     monkeypatch.setattr(lsd_node, "local_shape_descriptors", never)
     assert len(device_patches(training, keys, 2)) == 2

@@ -14,7 +14,7 @@ h5py = pytest.importorskip("h5py")
 from lsdflow_contract.checkpoint import bundle_folder  # noqa: E402
 from lsdflow_contract.errors import ConfigError  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
-from lsdflow_training.resolve import training_parameters  # noqa: E402
+from lsdflow_training.settings import training_parameters  # noqa: E402
 from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
 

@@ -8,11 +8,10 @@ import pytest
 pytest.importorskip("gunpowder")
 torch = pytest.importorskip("torch")
 
-from lsdflow_training.loss_bands import constant_answer_loss, doubt  # noqa: E402
-from lsdflow_training.losses import total_loss  # noqa: E402
-from lsdflow_training.network_step import StepResult  # noqa: E402
-from lsdflow_training.patch import Patch  # noqa: E402
-from lsdflow_training.pictures import pictures  # noqa: E402
+from lsdflow_training.data.patch import Patch  # noqa: E402
+from lsdflow_training.snapshots import pictures  # noqa: E402
+from lsdflow_training.step import StepResult, total_loss  # noqa: E402
+from lsdflow_training.validation import constant_answer_loss, doubt  # noqa: E402
 
 
 def patch(seed: int, shape: tuple[int, ...] = (1, 3, 4, 5, 6)) -> Patch:

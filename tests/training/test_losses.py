@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lsdflow_training.losses import total_loss, weighted_mse  # noqa: E402
+from lsdflow_training.step import total_loss, weighted_mse  # noqa: E402
 
 
 def values(seed: int) -> "torch.Tensor":

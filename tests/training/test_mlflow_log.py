@@ -19,11 +19,9 @@ from typer.testing import CliRunner
 from lsdflow_contract.checkpoint import bundle_folder
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted
 from lsdflow_train_lsd.cli import app
-from lsdflow_training import mlflow_uri
-from lsdflow_training.mlflow_log import MlflowLog, import_mlflow
-from lsdflow_training.mlflow_run import RunFacts, parameters
-from lsdflow_training.mlflow_uri import checked_uri, tracking_uri
-from lsdflow_training.prepared import Prepared
+from lsdflow_training import mlflow_log
+from lsdflow_training.mlflow_log import MlflowLog, RunFacts, checked_uri, import_mlflow, parameters, tracking_uri
+from lsdflow_training.run import Prepared
 from lsdflow_training.testing import micro_experiment
 from lsdflow_training.trainer import train
 
@@ -127,7 +125,7 @@ def test_other_addresses_and_passwords_in_them_are_refused_without_showing_them(
 
 
 def test_without_mlflow_the_option_is_refused_before_anything_is_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(mlflow_uri.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(mlflow_log.importlib.util, "find_spec", lambda name: None)
     toml = micro_experiment(tmp_path, options={"mlflow": "local"})
     for verb in ("validate", "run"):
         result = CliRunner().invoke(app, [verb, "--experiment", str(toml)])

@@ -8,7 +8,7 @@ import pytest
 
 gp = pytest.importorskip("gunpowder")
 
-from lsdflow_training.data.profiling import NodeTimes  # noqa: E402
+from lsdflow_training.timing import NodeTimes  # noqa: E402
 
 
 class Slow(gp.BatchFilter):

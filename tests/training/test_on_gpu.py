@@ -14,7 +14,7 @@ from lsdflow_contract.checkpoint import bundle_folder  # noqa: E402
 from lsdflow_network.bundle import load_bundle  # noqa: E402
 from lsdflow_network.devices import cpu_computes_bf16  # noqa: E402
 from lsdflow_training.data.pipeline import make_keys  # noqa: E402
-from lsdflow_training.gpu.stream import gpu_stream  # noqa: E402
+from lsdflow_training.data.streams import gpu_stream  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -253,9 +253,9 @@ def test_padding_lets_any_voxel_be_a_patch_centre(prepared) -> None:
 
 
 def test_a_volume_without_enough_trained_voxels_is_refused_instead_of_searched_for_ever(prepared, monkeypatch) -> None:
-    from lsdflow_training.data import location
+    from lsdflow_training.data import random_location
 
-    monkeypatch.setattr(location, "MAX_TRIES", 50)
+    monkeypatch.setattr(random_location, "MAX_TRIES", 50)
     training = prepared("affinities", elastic_probability=0.0)
     states = np.zeros((40, 40, 40), np.uint8)
     states[0, 0, 0] = 1

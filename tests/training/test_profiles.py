@@ -15,10 +15,9 @@ from lsdflow_contract.manifest import Writer
 from lsdflow_network.shapes import context_vox
 from lsdflow_training.config import AffinityTrainingConfig
 from lsdflow_training.data.pipeline import Source
-from lsdflow_training.data.sampling import source_problems
-from lsdflow_training.data.volumes import TrainingVolume
-from lsdflow_training.recipe import Recipe
+from lsdflow_training.data.volumes import TrainingVolume, source_problems
 from lsdflow_training.resolve import resolve_recipe
+from lsdflow_training.settings import Recipe
 
 THIN: Vox3 = (20, 512, 512)
 THICK_NM = (30.0, 6.0, 6.0)

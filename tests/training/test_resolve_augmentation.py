@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("gunpowder")
 
 from lsdflow_contract.experiment import load_experiment
+from lsdflow_training.augmentation.nodes import elastic_augment
 from lsdflow_training.config import AffinityTrainingConfig
-from lsdflow_training.data.augmentation import elastic_augment
-from lsdflow_training.recipe import Augmentation
 from lsdflow_training.resolve import resolve_recipe
+from lsdflow_training.settings import Augmentation
 
 ISOTROPIC, THICK = (8.0, 8.0, 8.0), (40.0, 4.0, 4.0)
 

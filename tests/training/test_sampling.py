@@ -10,8 +10,13 @@ from lsdflow_contract.errors import BadData, ConfigError, MissingInput
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import Manifest, Writer
 from lsdflow_training.config import LsdTrainingConfig
-from lsdflow_training.data.sampling import chosen_volumes, common_voxel_size, prepared_probabilities
-from lsdflow_training.data.volumes import TrainingVolume, open_training_volume
+from lsdflow_training.data.volumes import (
+    TrainingVolume,
+    chosen_volumes,
+    common_voxel_size,
+    open_training_volume,
+    prepared_probabilities,
+)
 from lsdflow_training.testing import micro_volume
 
 

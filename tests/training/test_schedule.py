@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("gunpowder")
 
-from lsdflow_training.recipe import Schedule, Schedules
 from lsdflow_training.schedule import learning_rate, progress, seconds_left, used_up
+from lsdflow_training.settings import Schedule, Schedules
 
 RATE = 1e-3
 

@@ -12,7 +12,7 @@ pytest.importorskip("gunpowder")
 pytest.importorskip("torch")
 h5py = pytest.importorskip("h5py")
 
-from lsdflow_training.prepared import Prepared  # noqa: E402
+from lsdflow_training.run import Prepared  # noqa: E402
 from lsdflow_training.snapshots import dataset_names, snapshot_path  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
 

@@ -20,15 +20,14 @@ from lsdflow_contract.arrays import MASK  # noqa: E402
 from lsdflow_contract.checkpoint import bundle_folder, bundle_iterations, read_best, read_bundle  # noqa: E402
 from lsdflow_contract.errors import BadData, ConfigError, Interrupted, OutputConflict  # noqa: E402
 from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
-from lsdflow_training import loss_bands  # noqa: E402
 from lsdflow_training import trainer as trainer_module  # noqa: E402
+from lsdflow_training import validation  # noqa: E402
+from lsdflow_training.checkpoints import read_state  # noqa: E402
 from lsdflow_training.checks import training_problems  # noqa: E402
-from lsdflow_training.outcome import Outcome  # noqa: E402
-from lsdflow_training.stage import Prepared, run_training  # noqa: E402
-from lsdflow_training.steering import Steering  # noqa: E402
+from lsdflow_training.run import Outcome, Prepared, run_training  # noqa: E402
+from lsdflow_training.settings import Steering  # noqa: E402
 from lsdflow_training.testing import write_zarr2  # noqa: E402
 from lsdflow_training.trainer import train  # noqa: E402
-from lsdflow_training.training_state import read_state  # noqa: E402
 
 DECAY = 0.6
 
@@ -169,7 +168,7 @@ def test_tensorboard_has_pictures_of_targets_predictions_and_weights(prepared, t
 
 
 def test_a_loss_no_better_than_a_constant_answer_is_told(prepared, tmp_path, caplog, monkeypatch) -> None:
-    monkeypatch.setattr(loss_bands, "SETTLED_ITERATIONS", 1)
+    monkeypatch.setattr(validation, "SETTLED_ITERATIONS", 1)
     made = prepared("affinities", validation_fraction=0.4)
     with caplog.at_level(logging.WARNING):
         run(made, tmp_path / "t", max_iteration=1, learning_rate=1e-9)

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from lsdflow_contract.checkpoint import bundle_folder
 from lsdflow_network.bundle import load_bundle, tensors_equal
-from lsdflow_training.prepared import Prepared
+from lsdflow_training.run import Prepared
 from lsdflow_training.trainer import train
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lsdflow_training.steering import Steering
-from lsdflow_training.stop_rules import verdict
+from lsdflow_training.settings import Steering
+from lsdflow_training.validation import verdict
 
 RULES = Steering(patience=300, min_improvement=0.01)
 

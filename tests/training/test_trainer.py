@@ -28,11 +28,10 @@ from lsdflow_network.bundle import load_bundle, tensors_equal  # noqa: E402
 from lsdflow_network.composition import AcrLsd  # noqa: E402
 from lsdflow_network.inference import load_network, load_predictor  # noqa: E402
 from lsdflow_training import trainer as trainer_module  # noqa: E402
-from lsdflow_training.best import choose_best  # noqa: E402
+from lsdflow_training.checkpoints import choose_best, read_state  # noqa: E402
 from lsdflow_training.curves import Curves  # noqa: E402
 from lsdflow_training.snapshots import snapshot_path  # noqa: E402
 from lsdflow_training.trainer import FrozenLsd, Trainer, train  # noqa: E402
-from lsdflow_training.training_state import read_state  # noqa: E402
 
 
 def run(prepared, folder, lsd=None, **schedules):

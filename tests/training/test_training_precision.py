@@ -13,10 +13,10 @@ from lsdflow_contract.checkpoint import UNetSpec  # noqa: E402
 from lsdflow_network.unet import UNet  # noqa: E402
 from lsdflow_training import build  # noqa: E402
 from lsdflow_training.build import build_network, training_precision  # noqa: E402
-from lsdflow_training.network_step import Gradients, train_step  # noqa: E402
-from lsdflow_training.patch import Patch  # noqa: E402
-from lsdflow_training.processes.group import Group  # noqa: E402
+from lsdflow_training.data.patch import Patch  # noqa: E402
+from lsdflow_training.processes.collectives import Group  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
+from lsdflow_training.step import Gradients, train_step  # noqa: E402
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 SPEC = UNetSpec(in_channels=1, num_fmaps=2, fmap_inc_factor=2, downsample_factors=((2, 2, 2),))

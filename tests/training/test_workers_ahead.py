@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("gunpowder")
 
 from lsdflow_contract.errors import BadData, InternalError
-from lsdflow_training.data.workers_ahead import BatchWorker
+from lsdflow_training.data.batches import BatchWorker
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> bool:

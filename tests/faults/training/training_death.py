@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from lsdflow_contract.manifest import Manifest
-from lsdflow_training import best, checkpoints, network_step, trainer
+from lsdflow_training import checkpoints, step, trainer
 from lsdflow_training.curves import Curves
 
 SCOPES: dict[str, tuple[Any, str]] = {
     "checkpoint": (checkpoints, "save_checkpoint"),
-    "best": (best, "write_best"),
+    "best": (checkpoints, "write_best"),
     "old": (checkpoints, "remove_old"),
     "curves": (Curves, "flush"),
     "snapshot": (trainer, "write_snapshot"),
@@ -38,7 +38,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
 }
 STEP: dict[str, tuple[Any, str]] = {
     "step/begin": (trainer, "train_step"),
-    "step/loss": (network_step, "total_loss"),
+    "step/loss": (step, "total_loss"),
     "step/backward": (torch.Tensor, "backward"),
     "step/optimizer": (torch.optim.Adam, "step"),
     "step/log": (trainer.Trainer, "_log"),

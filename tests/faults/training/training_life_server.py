@@ -20,7 +20,7 @@ import lsdflow_train_acrlsd.cli
 import lsdflow_train_acrlsd.stage
 import lsdflow_train_lsd.cli
 import lsdflow_train_lsd.stage
-from lsdflow_training.warm_up import compile_everything
+from lsdflow_training.compiled import compile_everything
 
 COMMANDS = {"train-lsd": lsdflow_train_lsd.cli.main, "train-acrlsd": lsdflow_train_acrlsd.cli.main}
 

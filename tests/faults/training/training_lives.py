@@ -21,8 +21,8 @@ from lsdflow_contract.errors import StageError
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
 from lsdflow_network.bundle import load_bundle
+from lsdflow_training.checkpoints import read_state
 from lsdflow_training.testing import micro_experiment
-from lsdflow_training.training_state import read_state
 
 KILLED = -signal.SIGKILL
 OPTIONS = {

@@ -245,7 +245,7 @@ def test_the_standard_profile_is_the_published_training(tmp_path) -> None:
         2,
         1,
     )
-    from lsdflow_training.bundle_facts import make_bundle
+    from lsdflow_training.settings import make_bundle
 
     bundle = make_bundle(lsd, 1, "k", None, None)
     affinities = resolve_recipe(experiment, config, "train-acrlsd", "acrlsd", voxel_size_nm=size, lsd=bundle)

@@ -20,16 +20,92 @@ import torch
 
 from lsdflow_contract.errors import InternalError, Interrupted
 from lsdflow_network.unet import UNet as TorchUNet
-from lsdflow_tensorflow.adam import Adam
 from lsdflow_tensorflow.cluster import Cluster
-from lsdflow_tensorflow.composition import AcrLsd
-from lsdflow_tensorflow.losses import losses_by_output
-from lsdflow_tensorflow.unet import UNet, crop_centre
-from lsdflow_tensorflow.weights import to_torch
+from lsdflow_tensorflow.network import AcrLsd, UNet, crop_centre, losses_by_output, to_tensorflow, to_torch
 from lsdflow_training.build import FrozenLsd
-from lsdflow_training.network_step import StepResult
-from lsdflow_training.patch import Patch
-from lsdflow_training.recipe import Recipe
+from lsdflow_training.data.patch import Patch
+from lsdflow_training.settings import Recipe
+from lsdflow_training.step import StepResult
+
+
+def start_tensorflow(threads: int, device: str, cpus: int = 1) -> None:
+    """Set the threads per operation; on CPUs also make results reproducible. Only the first call of a process counts.
+
+    cpus: number of logical devices into which the CPU is divided.
+    """
+    if tf.config.threading.get_intra_op_parallelism_threads() != threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+    if device != "cpu":
+        return
+    tf.config.experimental.enable_op_determinism()
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    if len(tf.config.get_logical_device_configuration(cpu) or [0]) < cpus:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * cpus)
+
+
+def local_devices(device: str, count: int) -> list[str]:
+    """The `count` devices that this process trains on: its GPUs ("cuda"), one of them ("cuda:1"), or its CPU."""
+    if ":" in device:
+        return [f"GPU:{device.split(':')[1]}"]
+    return [f"{'CPU' if device == 'cpu' else 'GPU'}:{number}" for number in range(count)]
+
+
+class Adam:
+    """Moments of `variables`, which correspond one to one to the parameters of `source`.
+
+    Create it within strategy.scope().  Raises InternalError for options of torch's Adam that are not implemented here.
+    """
+
+    def __init__(self, variables: Sequence[tf.Variable], source: torch.optim.Adam) -> None:
+        (group,) = source.param_groups
+        if group["weight_decay"] or group["amsgrad"] or group["maximize"]:
+            raise InternalError("this Adam has no weight decay, no AMSGrad, and minimises", found=group)
+        self.betas, self.epsilon = group["betas"], group["eps"]
+        self.variables = list(variables)
+        states = [source.state.get(parameter, {}) for parameter in group["params"]]
+        self.steps = max((int(state["step"]) for state in states if state), default=0)
+        self.first = [_slot(v, state, "exp_avg") for v, state in zip(self.variables, states, strict=True)]
+        self.second = [_slot(v, state, "exp_avg_sq") for v, state in zip(self.variables, states, strict=True)]
+
+    def next_corrections(self) -> tuple[float, float]:
+        """Count the next step, t; return 1 - b1^t and the square root of 1 - b2^t."""
+        self.steps += 1
+        return 1 - self.betas[0] ** self.steps, float((1 - self.betas[1] ** self.steps) ** 0.5)
+
+    def apply(self, strategy: tf.distribute.Strategy, gradients: Sequence[Any], factors: Any) -> None:
+        """Update moments and variables on every device. The gradients are equal on all. Call in cross-replica context.
+
+        factors: float64 (learning rate / first correction, second correction).
+        """
+        for variable, first, second, gradient in zip(self.variables, self.first, self.second, gradients, strict=True):
+            strategy.extended.update(variable, self._update, args=(first, second, gradient, factors))
+
+    def _update(
+        self, variable: tf.Variable, first: tf.Variable, second: tf.Variable, gradient: tf.Tensor, factors: tf.Tensor
+    ) -> tf.Operation:
+        beta1, beta2 = self.betas
+        step_size, correction = tf.unstack(tf.cast(factors, tf.float32))
+        m = first.assign(first + (gradient - first) * (1 - beta1))
+        v = second.assign(second * beta2 + tf.square(gradient) * (1 - beta2))
+        return variable.assign_sub(step_size * m / (tf.sqrt(v) / correction + self.epsilon))
+
+    def export(self, target: torch.optim.Adam) -> None:
+        """Copy the moments and the step count into a torch Adam with the same parameters."""
+        (group,) = target.param_groups
+        if not self.steps:
+            return
+        for parameter, first, second in zip(group["params"], self.first, self.second, strict=True):
+            target.state[parameter] = {
+                "step": torch.tensor(float(self.steps)),
+                "exp_avg": to_torch(first.numpy()),
+                "exp_avg_sq": to_torch(second.numpy()),
+            }
+
+
+def _slot(variable: tf.Variable, state: dict[str, torch.Tensor], name: str) -> tf.Variable:
+    values = to_tensorflow(state[name]) if state else tf.zeros(variable.shape, tf.float32)
+    return tf.Variable(values, trainable=False, name=f"{variable.name.split(':')[0]}_{name}")
+
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,32 +23,28 @@ import torch
 
 from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import Interrupted
-from lsdflow_tensorflow.cluster import Cluster, find_cluster
-from lsdflow_tensorflow.limits import require_possible
+from lsdflow_tensorflow.cluster import Cluster, find_cluster, require_possible, shared_among
 from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.build import FrozenLsd, new_network
-from lsdflow_training.bundle_facts import make_bundle
-from lsdflow_training.curves import Curves
+from lsdflow_training.checkpoints import TrainingState
+from lsdflow_training.compiled import compile_everything
+from lsdflow_training.curves import Curves, count_iteration, tell_validation, training_progress
+from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Source, make_keys
-from lsdflow_training.data.profiling import NodeTimes
 from lsdflow_training.data.streams import BatchNumbers, make_stream
-from lsdflow_training.interruption import StopRequest, stop_on_signals
-from lsdflow_training.not_finite import TOO_LARGE, all_finite, batches_of, not_finite
-from lsdflow_training.outcome import Outcome
-from lsdflow_training.patch import Patch, to_patch
-from lsdflow_training.pictures import pictures
-from lsdflow_training.processes.group import Group
-from lsdflow_training.recipe import Recipe
+from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, not_finite, stop_on_signals
+from lsdflow_training.processes.collectives import Group
+from lsdflow_training.processes.sharding import all_finite
+from lsdflow_training.run import Outcome, Prepared
 from lsdflow_training.schedule import learning_rate, scaled, used_up
-from lsdflow_training.snapshots import snapshot_path, write_snapshot
-from lsdflow_training.training_progress import count_iteration, tell_validation, training_progress
-from lsdflow_training.training_state import TrainingState
-from lsdflow_training.validation import read_patches
-from lsdflow_training.warm_up import compile_everything
-from lsdflow_training.watch import Watch
+from lsdflow_training.settings import Recipe, make_bundle
+from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
+from lsdflow_training.timing import NodeTimes
+from lsdflow_training.validation import Watch, read_patches
 
 if TYPE_CHECKING:
     from lsdflow_tensorflow.engine import Engine, Step
+
 
 LOG = logging.getLogger("lsdflow.training")
 
@@ -148,8 +145,7 @@ class TensorflowTrainer:
 
     def _start(self) -> Engine:
         """Start TensorFlow, after the processes that make patches were forked."""
-        from lsdflow_tensorflow.engine import Engine, make_strategy
-        from lsdflow_tensorflow.runtime import local_devices, start_tensorflow
+        from lsdflow_tensorflow.engine import Engine, local_devices, make_strategy, start_tensorflow
 
         device = self.recipe.device
         start_tensorflow(self.recipe.threads, device, self.replicas)
@@ -237,3 +233,24 @@ class TensorflowTrainer:
 
     def _finished(self) -> bool:
         return used_up(self.recipe.schedules, self.iteration, self.minutes) is not None
+
+
+def prepare(prepared: Prepared) -> tuple[Prepared, bool]:
+    """The training as shared by the processes of TF_CONFIG or SLURM, and whether this process writes the results.
+
+    Raises ConfigError (78) for options that are not available with TensorFlow.
+    """
+    cluster = find_cluster(os.environ)
+    recipe = shared_among(prepared.recipe, cluster)
+    require_possible(recipe, cluster)
+    return replace(prepared, recipe=recipe), cluster.is_chief
+
+
+def train_alone(
+    recipe: Recipe, sources: Sequence[Source], folder: Path, training_key: str, lsd: FrozenLsd | None = None
+) -> Outcome:
+    """Train in this process alone and ignore TF_CONFIG and SLURM. Used to measure a few steps."""
+    alone = Cluster()
+    shared = shared_among(recipe, alone)
+    require_possible(shared, alone)
+    return TensorflowTrainer(shared, sources, folder, training_key, lsd, alone).run()

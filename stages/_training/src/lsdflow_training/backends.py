@@ -54,8 +54,8 @@ def where_tensorflow_is() -> str:
 
 
 def tensorflow_backend() -> ModuleType:
-    """The module lsdflow_tensorflow.backend. Raises NotInstalled (78) if it is missing."""
+    """The module lsdflow_tensorflow.trainer. Raises NotInstalled (78) if it is missing."""
     problems = tensorflow_problems("tensorflow")
     if problems:
         raise problems[0]
-    return importlib.import_module("lsdflow_tensorflow.backend")
+    return importlib.import_module("lsdflow_tensorflow.trainer")

@@ -14,10 +14,10 @@ from lsdflow_network.bundle import load_bundle
 from lsdflow_network.composition import AcrLsd
 from lsdflow_network.precision import choose_precision, memory_format
 from lsdflow_network.unet import UNet
-from lsdflow_training.network_step import Gradients, TrainingPrecision
-from lsdflow_training.processes.group import Group
+from lsdflow_training.processes.collectives import Group
 from lsdflow_training.processes.sharding import compute_again, set_exchange, share
-from lsdflow_training.recipe import Recipe
+from lsdflow_training.settings import Recipe
+from lsdflow_training.step import Gradients, TrainingPrecision
 
 LOG = logging.getLogger("lsdflow.training")
 

@@ -1,18 +1,29 @@
-"""Checkpoints of a training: write bundles, resume from the newest valid one, and keep a limited number.
+"""Checkpoints of a training: write bundles, resume from the newest valid one, choose the best, delete old ones.
 
 A checkpoint is valid if its weights match the sha256 in bundle.json, resume.pt matches its checksums and the hash of
 the rest of bundle.json that it stores, and the name of the folder is its iteration.
+
+resume.pt holds everything apart from the weights that is needed to resume a training without a difference. It is a zip
+file, as torch writes it. torch does not compare its checksums, so a flipped bit would give a slightly different
+optimizer state. They are compared here before anything is read.
+
+best.json names the checkpoint that the next stage uses; a damaged one is never chosen. A training chooses by validation
+loss. A choice by VOI (`lsdflow check-checkpoints`) takes precedence as long as its checkpoint exists, also when the
+training is resumed: newer checkpoints compete only once they have been checked too.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import shutil
 import uuid
+import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +32,133 @@ from lsdflow_contract.checkpoint import (
     BUNDLE_JSON,
     DESCRIPTION_HASH,
     RESUME,
+    WEIGHTS,
     BestCheckpoint,
     Bundle,
     bundle_folder,
+    bundle_iterations,
     hash_of_description,
+    read_best,
+    read_bundle,
+    write_best,
 )
-from lsdflow_contract.errors import BadData, MissingInput, OutputConflict
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, OutputConflict
 from lsdflow_contract.files import TEMPORARY_SUFFIX, read_json, storage_errors
+from lsdflow_contract.hashing import hash_of_file
 from lsdflow_network.bundle import load_bundle, save_bundle
-from lsdflow_training.averaged_weights import AveragedWeights
-from lsdflow_training.best import choose_best
 from lsdflow_training.processes.sharding import share_optimizer, shares_of
-from lsdflow_training.training_state import TrainingState, read_state, state_to_bytes
+from lsdflow_training.step import AveragedWeights
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Optimizer state, torch's random state, minutes trained so far; the hash of bundle.json ("" in old files).
+
+    scaler: state of the loss scaling of fp16. weights: those of the last step, if the bundle has their average.
+    Both are otherwise empty and not in the file.
+    """
+
+    optimizer: dict[str, Any]
+    torch_rng: Tensor
+    minutes: float
+    description_sha256: str = ""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+_NOT_IF_EMPTY = ("scaler", "weights")
+
+
+def state_to_bytes(state: TrainingState) -> bytes:
+    """Content of resume.pt: only tensors and plain values, so that it can be read with weights_only."""
+    buffer = io.BytesIO()
+    torch.save({name: value for name, value in vars(state).items() if name not in _NOT_IF_EMPTY or value}, buffer)
+    return buffer.getvalue()
+
+
+def read_state(path: Path) -> TrainingState:
+    """Read resume.pt (weights_only: no code in it is executed). Raises BadData if it is absent or damaged."""
+    try:
+        file = io.BytesIO(path.read_bytes())
+        damaged = zipfile.ZipFile(file).testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"{damaged} does not have its checksum")
+        file.seek(0)
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        described = str(content.get("description_sha256", ""))
+        minutes, later = float(content["minutes"]), {name: dict(content.get(name, {})) for name in _NOT_IF_EMPTY}
+        return TrainingState(content["optimizer"], content["torch_rng"], minutes, described, **later)
+    except Exception as error:  # torch.load fails with many types on damaged files
+        raise BadData("the training state is missing or damaged", where=path, found=error) from error
+
 
 LOG = logging.getLogger("lsdflow.training")
+
+
+def choose_best(folder: Path, training_key: str) -> BestCheckpoint:
+    """Write best.json: the checkpoint with the lowest validation loss, or the newest if none was validated.
+
+    A choice by VOI is kept. Raises MissingInput (66) if this training has no undamaged checkpoint.
+    """
+    checkpoints = folder / "checkpoints"
+    bundles = [b for b in _readable(checkpoints) if b.training_key == training_key]
+    chosen = next((b for b in sorted(bundles, key=_rank) if _has_its_weights(checkpoints, b)), None)
+    if chosen is None:
+        raise MissingInput("training has left no checkpoint", where=checkpoints)
+    best = BestCheckpoint(
+        iteration=chosen.iteration, weights_sha256=chosen.weights_sha256, validation_loss=chosen.validation_loss
+    )
+    # Read after hashing the weights, during which check-checkpoints may write best.json.
+    by_voi = _chosen_by_voi(folder, bundles)
+    if by_voi is not None:
+        return by_voi
+    write_best(folder / "best.json", best)
+    return best
+
+
+def _chosen_by_voi(folder: Path, bundles: list[Bundle]) -> BestCheckpoint | None:
+    """The choice by VOI, if there is one and its checkpoint is undamaged and of this training."""
+    try:
+        best = read_best(folder / "best.json")
+    except MissingInput:
+        return None
+    except BadData as error:
+        LOG.warning("best.json cannot be used, chosen by loss again: %s", error.what)
+        return None
+    if best.chosen_by != "voi":
+        return None
+    own = [b for b in bundles if (b.iteration, b.weights_sha256) == (best.iteration, best.weights_sha256)]
+    if not own or not _has_its_weights(folder / "checkpoints", own[0]):
+        LOG.warning(
+            "the checkpoint that was chosen by VOI (iteration %d) is gone: chosen by loss again", best.iteration
+        )
+        return None
+    if max(b.iteration for b in bundles) > best.iteration:
+        LOG.info("best.json stays at iteration %d, chosen by VOI (lsdflow check-checkpoints)", best.iteration)
+    return best
+
+
+def _readable(checkpoints: Path) -> list[Bundle]:
+    bundles = []
+    for iteration in bundle_iterations(checkpoints):
+        try:
+            bundles.append(read_bundle(bundle_folder(checkpoints, iteration)))
+        except (BadData, ContractMismatch) as error:
+            LOG.warning("checkpoint %s is left out of the choice of the best: %s", error.where, error.what)
+    return bundles
+
+
+def _has_its_weights(checkpoints: Path, bundle: Bundle) -> bool:
+    weights = bundle_folder(checkpoints, bundle.iteration) / WEIGHTS
+    if weights.exists() and hash_of_file(weights) == bundle.weights_sha256:
+        return True
+    LOG.warning("checkpoint %s is left out of the choice of the best: its weights are damaged", weights)
+    return False
+
+
+def _rank(bundle: Bundle) -> tuple[float, int]:
+    loss = bundle.validation_loss
+    return (float("inf") if loss is None else loss, -bundle.iteration)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from lsdflow_contract.manifest import read_manifest
 from lsdflow_network.devices import gpu_count
 from lsdflow_training.backends import lsds_problems, tensorflow_problems
 from lsdflow_training.config import TrainingConfig
-from lsdflow_training.data.sampling import (
+from lsdflow_training.data.volumes import (
+    TrainingVolume,
     chosen_volumes,
     common_voxel_size,
     make_sources,
@@ -21,10 +22,9 @@ from lsdflow_training.data.sampling import (
     prepared_probabilities,
     source_problems,
 )
-from lsdflow_training.data.volumes import TrainingVolume
-from lsdflow_training.mlflow_uri import mlflow_problems
-from lsdflow_training.recipe import Recipe
+from lsdflow_training.mlflow_log import mlflow_problems
 from lsdflow_training.resolve import choose_device, resolve_recipe
+from lsdflow_training.settings import Recipe
 
 Known = tuple[Sequence[TrainingVolume], Mapping[str, float]]
 T = TypeVar("T")

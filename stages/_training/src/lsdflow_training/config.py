@@ -11,10 +11,8 @@ from pydantic import Field, PositiveFloat, field_validator
 
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
 from lsdflow_contract.geometry import PositiveLengths, Vox3
-from lsdflow_training.data.patch_maker import DataPath
-from lsdflow_training.distributed_config import DistributedConfig
-from lsdflow_training.records import RecordsConfig
-from lsdflow_training.steering import SteeringConfig
+from lsdflow_training.run_config import DistributedConfig, RecordsConfig, SteeringConfig
+from lsdflow_training.settings import DataPath
 
 Probability = Annotated[float, Field(ge=0, le=1)] | None
 Factor = Annotated[int, Field(ge=1, le=8)]

@@ -1,10 +1,11 @@
-"""Curves of a training for users: loss.csv (iteration, loss, it/s, ...), TensorBoard scalars in log/, MLflow."""
+"""Curves of a training for users: loss.csv (iteration, loss, it/s, ...), TensorBoard (log/), MLflow, progress line."""
 
 from __future__ import annotations
 
 import csv
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,8 +13,11 @@ from typing import Self
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
+from lsdflow_command.progress import MONITOR, Progress
 from lsdflow_contract.files import storage_errors, write_atomically
 from lsdflow_training.mlflow_log import MlflowLog
+from lsdflow_training.schedule import seconds_left
+from lsdflow_training.settings import Recipe
 
 COLUMNS = ("iteration", "loss", "it_per_s", "learning_rate", "validation_loss")
 
@@ -107,3 +111,26 @@ def _truncate(path: Path, last_iteration: int) -> None:
             line for line in lines if line.split(",", 1)[0].isdigit() and int(line.split(",", 1)[0]) <= last_iteration
         ]
     write_atomically(path, lambda file: file.write(("\n".join(kept) + "\n").encode()))
+
+
+def training_progress(recipe: Recipe, iteration: int, minutes: float, shown: bool) -> Progress | nullcontext[None]:
+    """Progress from `iteration` on, `minutes` after the start; an empty context unless `shown` (the first process)."""
+    if not shown:
+        return nullcontext()
+    how = recipe.schedules
+    progress = Progress(recipe.stage, how.max_iteration, "iteration", iteration, seconds_left(how, minutes))
+    progress.gauges["patches_per_iteration"] = recipe.step.effective_batch
+    return progress
+
+
+def count_iteration(progress: Progress, losses: Mapping[str, float], learning_rate: float) -> None:
+    """Count one more iteration. losses: by output; their sum is the loss."""
+    progress.gauges["learning_rate"] = learning_rate
+    progress.advance(1, losses, loss=sum(losses.values()))
+
+
+def tell_validation(loss: float) -> None:
+    """Set the newest validation loss in the metrics of this process."""
+    monitor = MONITOR.get()
+    if monitor is not None and monitor.progress is not None:
+        monitor.progress.gauges["validation_loss"] = loss

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lsdflow_contract.errors import OutputConflict
 from lsdflow_training.backends import tensorflow_backend
-from lsdflow_training.prepared import Prepared
-from lsdflow_training.processes.distribution import Distribution
-from lsdflow_training.recipe import Recipe
-from lsdflow_training.records import Records
-from lsdflow_training.steering import Steering
+from lsdflow_training.run import Prepared
+from lsdflow_training.settings import Distribution, Recipe, Records, Steering
 
 if TYPE_CHECKING:
     from lsdflow_training.build import FrozenLsd

@@ -15,7 +15,7 @@ from typing import Any
 
 from lsdflow_contract.checkpoint import Kernels, Kind
 from lsdflow_contract.geometry import Vox3
-from lsdflow_training.recipe import Schedule
+from lsdflow_training.settings import Schedule
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,42 @@
-"""Make a Recipe from the experiment file: profile values for omitted options, lengths in nm, checked shapes."""
+"""Make the settings of a training from the experiment file: profile values for omitted options, lengths in nm, checked
+shapes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import os
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lsdflow_command.machine import available_cores
 from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD
-from lsdflow_contract.checkpoint import Bundle, Kind, UNetSpec
-from lsdflow_contract.errors import ConfigError
+from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, Kind, UNetSpec, bundle_folder, read_best, read_bundle
+from lsdflow_contract.errors import ConfigError, ContractMismatch, MissingInput
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.geometry import Nm3, Vox3
 from lsdflow_network import shapes
 from lsdflow_network.chain import chain_input_for
-from lsdflow_network.devices import gpu_count
+from lsdflow_network.devices import gpu_count, require_precision
 from lsdflow_training.config import MOST_FMAPS, AffinityTrainingConfig, TrainingConfig
-from lsdflow_training.data.patch_maker import checked_data_path
-from lsdflow_training.initial_weights import InitialWeights, find_initial_weights
-from lsdflow_training.processes.distribution import resolve_distribution, resolve_step
-from lsdflow_training.processes.ranks import ranks_of_environment
+from lsdflow_training.mlflow_log import checked_uri
+from lsdflow_training.processes.ranks import Ranks, ranks_of_environment
 from lsdflow_training.profiles import PROFILES, Profile
-from lsdflow_training.recipe import Augmentation, Recipe, Schedules, Shapes, Targets
-from lsdflow_training.records import resolve_records
-from lsdflow_training.steering import resolve_steering
+from lsdflow_training.run_config import DistributedConfig, RecordsConfig, SteeringConfig
+from lsdflow_training.settings import (
+    Augmentation,
+    DataPath,
+    Distribution,
+    InitialWeights,
+    Recipe,
+    Records,
+    Schedules,
+    Shapes,
+    Steering,
+    StepOptions,
+    Targets,
+)
 
 T = TypeVar("T")
 ANISOTROPY_FROM = 2.0
@@ -98,49 +110,12 @@ def resolve_recipe(
     )
 
 
-def training_parameters(recipe: Recipe) -> dict[str, Any]:
-    """The parameters that the result of a training depends on, for its key; not its length or what is kept.
-
-    Fields that were added later count only if they differ from their default, so earlier trainings keep their key.
-    """
-    everything = dataclasses.asdict(recipe)
-    everything["augmentation"] = _without_defaults(recipe.augmentation)
-    everything["targets"] = _without_defaults(recipe.targets)
-    for key in ("num_workers", "cache_size", "threads", "device", "precision", "predict_input_vox"):
-        del everything[key]
-    del (
-        everything["distribution"],
-        everything["step"],
-        everything["steering"],
-        everything["records"],
-        everything["initial"],
-    )
-    if recipe.step.parameters():
-        everything["step"] = recipe.step.parameters()
-    if everything["pipeline"] == "gunpowder":
-        del everything["pipeline"]
-    if recipe.steering.average_decay is not None:
-        everything["average_decay"] = recipe.steering.average_decay
-    if recipe.initial is not None:
-        everything["initial_weights"] = recipe.initial.sha256
-    how = everything.pop("schedules")
-    everything["schedules"] = {key: how[key] for key in ("learning_rate", "schedule", "betas")}
-    everything["unet"] = recipe.unet.model_dump()
-    return everything
-
-
 def _initial(
     experiment: Experiment, config: TrainingConfig, unet: UNetSpec, outputs: dict[str, int]
 ) -> InitialWeights | None:
     if config.initial_weights is None:
         return None
     return find_initial_weights(experiment.resolve(config.initial_weights), unet, outputs)
-
-
-def _without_defaults(part: Augmentation | Targets) -> dict[str, Any]:
-    return {
-        field.name: value for field in dataclasses.fields(part) if (value := getattr(part, field.name)) != field.default
-    }
 
 
 def choose_device(wanted: str) -> str:
@@ -298,3 +273,121 @@ def _schedules(config: TrainingConfig, profile: Profile, kind: Kind) -> Schedule
 
 def _or(given: T | None, otherwise: T) -> T:
     return otherwise if given is None else given
+
+
+BEFORE_THE_DEVICE = ("ignore_ids", "sparse_labels")  # applied to the data that is read, before either data path
+
+
+def checked_data_path(pipeline: DataPath, lsd_engine: str, targets: Any) -> DataPath:
+    """The data path. Raises ConfigError for options that only gunpowder supports.
+
+    targets: of the recipe. The device supports their published options, which are the fields without a default.
+    """
+    if pipeline == "gunpowder":
+        return pipeline
+    asked = [f.name for f in dataclasses.fields(targets) if _is_asked_for(targets, f)]
+    asked += ["lsd_engine"] if lsd_engine != "lsdflow" else []
+    if asked:
+        raise ConfigError(
+            'pipeline = "gpu" does not do all that this training asks for',
+            where="pipeline",
+            wanted="these options at their defaults",
+            found=", ".join(sorted(asked)),
+            fix='use pipeline = "gunpowder"',
+        )
+    return pipeline
+
+
+def _is_asked_for(targets: Any, field: dataclasses.Field[Any]) -> bool:
+    later = field.default is not dataclasses.MISSING and field.name not in BEFORE_THE_DEVICE
+    return bool(later and getattr(targets, field.name) != field.default)
+
+
+def resolve_distribution(config: DistributedConfig, device: str, ranks: Ranks) -> Distribution:
+    """Processes and strategy. Raises ConfigError for what the device does not support."""
+    processes = 1
+    if not ranks.started_by_us:
+        processes = _gpus(device) if config.processes == "auto" else config.processes
+    if config.precision == "fp16" and (device == "cpu" or config.strategy == "fsdp"):
+        raise ConfigError(
+            "fp16 needs loss scaling, which is there for GPUs and strategy ddp",
+            where="precision",
+            wanted="auto, float32 or bf16",
+            found=f"fp16 on {device} with {config.strategy}",
+        )
+    require_precision(device, config.precision, "precision")
+    if config.fsdp_cpu_offload and device == "cpu":
+        raise ConfigError("without a GPU there is nothing to offload", where="fsdp_cpu_offload", found=f"on {device}")
+    return Distribution(
+        processes=processes,
+        strategy=config.strategy,
+        reshard=config.fsdp_reshard,
+        min_num_params=config.fsdp_min_num_params,
+        cpu_offload=config.fsdp_cpu_offload,
+        peer_timeout_s=config.peer_timeout_s,
+        check_weights_every=config.check_weights_every,
+    )
+
+
+def resolve_step(config: DistributedConfig, processes: int) -> StepOptions:
+    """The options of a step of `processes` processes in total."""
+    return StepOptions(
+        accumulate=config.accumulate,
+        effective_batch=config.accumulate * processes,
+        optimizer=config.optimizer,
+        weight_decay=config.weight_decay,
+        clip_gradient=config.clip_gradient,
+        learning_rate_scaling=config.learning_rate_scaling,
+        checkpoint_activations=config.checkpoint_activations,
+    )
+
+
+def _gpus(device: str) -> int:
+    """One process per GPU; one if there is no GPU, or if one GPU is named."""
+    if device != "cuda":
+        return 1
+    return max(1, gpu_count())
+
+
+def resolve_records(config: RecordsConfig, experiment: str) -> Records:
+    """The options for the recipe. Raises ConfigError for a URI that cannot be used."""
+    return Records(config.profile_steps, checked_uri(config.mlflow), experiment)
+
+
+def resolve_steering(config: SteeringConfig) -> Steering:
+    """The options for the recipe."""
+    return Steering(config.patience_iterations, config.min_improvement, config.average_decay)
+
+
+def find_initial_weights(place: Path, unet: UNetSpec, outputs: dict[str, int]) -> InitialWeights:
+    """The weights of a bundle (its folder, or train/<stage> of an experiment for the best one) for this network.
+
+    Raises MissingInput (66), BadData (65), and ContractMismatch (76) if they are of another network.
+    """
+    folder = place
+    if not (place / BUNDLE_JSON).is_file():
+        if not (place / "best.json").is_file():
+            raise MissingInput(
+                "no weights to begin with",
+                where=place,
+                wanted=f"the folder of a checkpoint ({BUNDLE_JSON}), or train/<stage> of an experiment (best.json)",
+                fix="correct initial_weights",
+            )
+        folder = bundle_folder(place / "checkpoints", read_best(place / "best.json").iteration)
+    bundle = read_bundle(folder)
+    _require_same_network(bundle, unet, outputs, folder)
+    return InitialWeights(folder, bundle.weights_sha256)
+
+
+def _require_same_network(bundle: Bundle, unet: UNetSpec, outputs: dict[str, int], folder: Path) -> None:
+    theirs = {**bundle.unet.model_dump(), "outputs": bundle.outputs}
+    ours = {**unet.model_dump(), "outputs": outputs}
+    differ = [name for name in ours if ours[name] != theirs[name]]
+    if differ:
+        raise ContractMismatch(
+            "the weights to begin with are those of another network",
+            where=folder,
+            wanted=", ".join(f"{name} {ours[name]}" for name in differ),
+            found=", ".join(f"{name} {theirs[name]}" for name in differ),
+            fix="set num_fmaps, fmap_inc_factor and downsample_factors as the bundle has them",
+        )

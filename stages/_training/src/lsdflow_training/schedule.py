@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from lsdflow_training.recipe import Schedules
+from lsdflow_training.settings import Schedules
 
 # With max_minutes, the warm-up ends at the latest after this share of the training.
 LONGEST_WARM_UP = 0.1

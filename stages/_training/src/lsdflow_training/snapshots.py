@@ -1,6 +1,7 @@
-"""Snapshots: input, targets and predictions at an iteration in snapshots/batch_<iteration>.hdf, with usual names.
+"""What users see of a batch: snapshots (HDF5 files), and pictures for TensorBoard.
 
-In addition, volumes/lsds_weight and volumes/affs_weight hold the weight of each voxel in the loss (0: not trained).
+Input, targets and predictions at an iteration are written to snapshots/batch_<iteration>.hdf, with usual names. In
+addition, volumes/lsds_weight and volumes/affs_weight hold the weight of each voxel in the loss (0: not trained).
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import gunpowder as gp
 import h5py
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors
 from lsdflow_contract.geometry import Nm3
+from lsdflow_training.data.patch import DevicePatch, Patch
 from lsdflow_training.data.pipeline import Keys
-from lsdflow_training.network_step import StepResult
-from lsdflow_training.patch import DevicePatch
+from lsdflow_training.step import StepResult
 
 _NAMES: dict[str, dict[str, str]] = {
     "lsd": {
@@ -93,3 +95,32 @@ def _arrays(batch: gp.Batch, keys: Keys, result: StepResult) -> dict[str, npt.ND
     if "lsds_u8" in result.predictions:
         arrays["lsds_u8"] = result.predictions["lsds_u8"][0].cpu().numpy()
     return arrays
+
+
+def pictures(patch: Patch, result: StepResult) -> dict[str, np.ndarray]:
+    """Pictures by name, (y, x, 3) uint8: raw, and for each output its target, prediction and weight.
+
+    LSDs show the offset to the centre of mass (channels 0 to 2) as colours, affinities the three nearest neighbours.
+    """
+    drawn = {"raw": _grey((patch.raw[0, 0] + 1) / 2)}
+    for name, target in patch.targets.items():
+        weight = patch.weights[name][0].amax(0)
+        drawn[f"{name}/target"] = _colours(target[0])
+        drawn[f"{name}/prediction"] = _colours(result.predictions[name].detach()[0])
+        drawn[f"{name}/weight"] = _grey(weight / weight.max().clamp(min=1e-6))
+    return drawn
+
+
+def _colours(channels: Tensor) -> np.ndarray:
+    """(c, z, y, x) in [0, 1], c >= 3 -> the first three channels of the middle section."""
+    return _bytes(channels[:3, channels.shape[1] // 2].permute(1, 2, 0))
+
+
+def _grey(volume: Tensor) -> np.ndarray:
+    """(z, y, x) in [0, 1] -> the middle section."""
+    return _bytes(volume[volume.shape[0] // 2][..., None].expand(-1, -1, 3))
+
+
+def _bytes(picture: Tensor) -> np.ndarray:
+    values: np.ndarray = picture.float().clamp(0, 1).mul(255).round().byte().cpu().numpy()
+    return values

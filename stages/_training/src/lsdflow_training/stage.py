@@ -1,15 +1,13 @@
-"""What train-lsd and train-acrlsd share: read inputs, check, train, write a manifest."""
+"""TrainStage: a stage that trains a network. train-lsd and train-acrlsd define what; the commands are here."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lsdflow_command.monitoring import hand_over
+from lsdflow_command.stage import Stage
 from lsdflow_contract.checkpoint import (
     BUNDLE_JSON,
     PLANNED,
@@ -21,140 +19,124 @@ from lsdflow_contract.checkpoint import (
     read_best,
     write_best,
 )
-from lsdflow_contract.errors import BadData, MissingInput, StageError
+from lsdflow_contract.errors import BadData, MissingInput, StageError, UsageError, problems_of
 from lsdflow_contract.experiment import Experiment
 from lsdflow_contract.files import write_json
 from lsdflow_contract.hashing import hash_of
-from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest
-from lsdflow_contract.trainings import make_current, training_outputs
+from lsdflow_contract.manifest import Manifest, Writer, read_manifest
 from lsdflow_network.costs import multiply_adds
-from lsdflow_training.backends import tensorflow_backend
-from lsdflow_training.bundle_facts import make_bundle
-from lsdflow_training.checks import device_of_jobs, recipe_problems
+from lsdflow_training.checks import training_problems
 from lsdflow_training.config import TrainingConfig
-from lsdflow_training.data.sampling import (
-    chosen_volumes,
-    common_voxel_size,
-    make_sources,
-    prepared_probabilities,
-    source_problems,
-)
-from lsdflow_training.data.volumes import Source, TrainingVolume
-from lsdflow_training.mlflow_uri import mlflow_problems
-from lsdflow_training.prepared import Prepared
-from lsdflow_training.processes.ranks import ranks_of_environment
-from lsdflow_training.resolve import resolve_recipe
+from lsdflow_training.data.volumes import Source
+from lsdflow_training.measured import measure_training
+from lsdflow_training.run import PATCHES_PER_STEP, Prepared, prepare_training, run_training
+from lsdflow_training.settings import make_bundle
 
 if TYPE_CHECKING:
-    from lsdflow_training.outcome import Outcome
+    from lsdflow_training.build import FrozenLsd
+
 
 LOG = logging.getLogger("lsdflow.training")
-PATCHES_PER_STEP = "patches_per_step"
+# The network to check settings with if the LSD network before it is not trained.
+WITHOUT_LSDS: Kind = "affinities"
 
 
-def prepare_training(
-    experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
-) -> Prepared:
-    """Read the volumes' metadata and resolve the recipe. Raises the first problem found, before anything is written."""
-    made = read_manifest(experiment.layout, "prepare")
-    inputs = {"prepare": made.identity}
-    if lsd is not None:
-        inputs["lsd_weights"] = lsd.weights_sha256
-    probabilities = prepared_probabilities(made)
-    volumes = _volumes(experiment, config, probabilities)
-    device = device_of_jobs(experiment) if experiment.descriptions else None
-    size_nm = common_voxel_size(volumes)
-    recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
-    return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
+class TrainStage(Stage):
+    """A stage that trains one network from the prepared training volumes."""
+
+    config: ClassVar[type[TrainingConfig]]
+
+    @abstractmethod
+    def kind(self, experiment: Experiment) -> Kind:
+        """The kind of network, which determines what it predicts."""
+
+    def not_needed(self, experiment: Experiment) -> str | None:
+        """A text that says why the experiment has no such network; None if it has one."""
+        del experiment
+        return None
+
+    def lsd_bundle(self, experiment: Experiment) -> Bundle | None:
+        """The description of the trained LSD network that this network depends on; None if it depends on none."""
+        del experiment
+        return None
+
+    def frozen_lsd(self, experiment: Experiment) -> FrozenLsd | None:
+        """The same LSD network with its weights."""
+        del experiment
+        return None
+
+    def prepare(self, experiment: Experiment) -> Prepared:
+        """The training, resolved from settings and volumes. Raises errors that can be found before it starts."""
+        table = experiment.table(self.name, self.config)
+        return prepare_training(experiment, table, self.name, self.kind(experiment), self.lsd_bundle(experiment))
+
+    def run(self, experiment: Experiment) -> None:
+        """Train. If the network is not needed or was imported, log that and do nothing."""
+        reason = self._nothing_to_do(experiment)
+        if reason is not None:
+            LOG.info("%s: nothing to do, %s", self.name, reason)
+            return
+        run_training(self.prepare(experiment), self.frozen_lsd(experiment))
+
+    def validate(self, experiment: Experiment) -> list[StageError]:
+        """All problems that can be found before a training."""
+        if self._nothing_to_do(experiment):
+            return []
+        table, kind = experiment.table(self.name, self.config), self.kind(experiment)
+        try:
+            lsd = self.lsd_bundle(experiment)
+        except StageError as error:
+            return [*training_problems(experiment, table, self.name, WITHOUT_LSDS), error]
+        problems = training_problems(experiment, table, self.name, kind, lsd)
+        return problems or problems_of([lambda: self.prepare(experiment)])
+
+    def plan(self, experiment: Experiment) -> dict[str, Any]:
+        """The plan of a run, or why there is nothing to do."""
+        reason = self._nothing_to_do(experiment)
+        return training_plan(self.prepare(experiment)) if reason is None else {"nothing_to_do": reason}
+
+    def describe(self, experiment: Experiment) -> None:
+        """Write the description of the network to be trained to `experiment.descriptions`."""
+        if self._nothing_to_do(experiment) is None:
+            describe_network(self.prepare(experiment), self.lsd_bundle(experiment))
+
+    def measure(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
+        """Speed and memory of some steps, whose files are written to `folder`."""
+        reason = self._nothing_to_do(experiment)
+        if reason is not None:
+            raise UsageError(f"{self.name} has nothing to do: {reason}")
+        return measure_training(self.prepare(experiment), folder, self.frozen_lsd(experiment))
+
+    def status(self, experiment: Experiment) -> dict[str, Any]:
+        """The status of the training so far."""
+        reason = self._nothing_to_do(experiment)
+        return {**training_status(experiment, self.name), **({} if reason is None else {"nothing_to_do": reason})}
+
+    def verify(self, experiment: Experiment) -> dict[str, Any]:
+        """Load the best bundle of the finished training and check its weights."""
+        reason = self.not_needed(experiment)
+        return verify_training(experiment, self.name) if reason is None else {"nothing_to_do": reason, "verified": True}
+
+    def _nothing_to_do(self, experiment: Experiment) -> str | None:
+        return self.not_needed(experiment) or imported(experiment, self.name)
 
 
-def run_training(prepared: Prepared, lsd: Any = None) -> None:
-    """Train in the folder of the key and write a manifest; the training becomes the current one when it begins.
+# Key in the inputs of the manifest: sha256 of the checkpoint's files.
+IMPORTED_CHECKPOINT = "imported_checkpoint"
 
-    Raises what trainer.train raises.
+
+def imported(experiment: Experiment, stage: str) -> str | None:
+    """A text that says what the network of a stage was imported from; None if it was not imported.
+
+    An imported network is not used without the link train/<stage>: a user removes the link to train a network.
     """
-    recipe = prepared.recipe
-    problems = [*mlflow_problems(prepared.config.mlflow), *recipe_problems(recipe)]
-    problems += source_problems(prepared.sources, recipe)
-    if problems:
-        raise problems[0]
-    if prepared.config.backend == "tensorflow":
-        _train_with_tensorflow(prepared, lsd)
-        return
-    ranks, how = ranks_of_environment(os.environ), recipe.distribution
-    if how.processes > 1:
-        from lsdflow_training.processes.local_processes import run_local_processes
-
-        if ranks.rank == 0:  # the first process on the first node exports the metrics instead of this one
-            hand_over()
-        run_local_processes(prepared.experiment, recipe.stage, how, ranks)
-        return
-    from lsdflow_training.processes.group import open_group
-    from lsdflow_training.trainer import train
-
-    with open_group(ranks, recipe.device, how.peer_timeout_s) as group:
-        if group.writes:
-            _report_other_settings(prepared)
-            make_current(prepared.experiment.layout, recipe.stage, prepared.key)
-        group.wait_for_all()
-        outcome = train(recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
-        if outcome.best is not None:
-            _leave_manifest(prepared, outcome, outcome.best)
-
-
-def _train_with_tensorflow(prepared: Prepared, lsd: Any) -> None:
-    backend = tensorflow_backend()
-    shared, writes = backend.prepare(prepared)
-    if writes:
-        _report_other_settings(shared)
-        make_current(shared.experiment.layout, shared.recipe.stage, shared.key)
-    outcome = backend.train(shared.recipe, shared.sources, shared.folder, shared.key, lsd)
-    if outcome.best is not None:
-        _leave_manifest(shared, outcome, outcome.best)
-
-
-def _report_other_settings(prepared: Prepared) -> None:
-    """Log how the training differs from the current one, which stays in the results."""
-    with suppress(StageError):
-        earlier = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
-        changed = differences(earlier, prepared.config.recorded(), prepared.inputs)
-        if earlier.key != prepared.key:
-            LOG.warning(
-                "%s: another training than the current one (%s): %s. It has a folder of its own in results/; "
-                "`lsdflow use` makes the earlier one current again",
-                prepared.recipe.stage,
-                earlier.key[:8],
-                changed or "another number of processes",
-            )
-
-
-def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) -> None:
-    facts = {
-        "iteration": outcome.iteration,
-        "ended_by": outcome.ended_by,
-        "best_iteration": best.iteration,
-        "validation_loss": best.validation_loss,
-        "minutes": round(outcome.minutes, 3),
-        "seconds": round(60 * outcome.minutes, 1),
-        "it_per_s": round(outcome.it_per_s, 4),
-        "kind": prepared.recipe.kind,
-    }
-    if prepared.recipe.step.effective_batch > 1:
-        facts[PATCHES_PER_STEP] = prepared.recipe.step.effective_batch
-        facts["samples_per_s"] = round(outcome.it_per_s * prepared.recipe.step.effective_batch, 4)
-    if outcome.data_wait_share is not None:
-        facts["data_wait_share"] = round(outcome.data_wait_share, 4)
-    stage = prepared.recipe.stage
-    Manifest(
-        writer=Writer.of(stage),
-        key=prepared.key,
-        config=prepared.config.recorded(),
-        inputs=prepared.inputs,
-        outputs=training_outputs(prepared.experiment.layout, stage, prepared.key),
-        facts=facts,
-        identity=hash_of({"key": prepared.key, "weights": best.weights_sha256}),
-    ).finish(prepared.experiment.layout)
-    LOG.info("%s: %s", stage, facts)
+    try:
+        manifest = read_manifest(experiment.layout, stage)
+    except MissingInput:
+        return None
+    if IMPORTED_CHECKPOINT not in manifest.inputs or not experiment.layout.train_dir(stage).exists():
+        return None
+    return f"the network of iteration {manifest.facts.get('iteration')} was imported from {manifest.facts.get('from')}"
 
 
 def training_plan(prepared: Prepared) -> dict[str, Any]:
@@ -251,9 +233,3 @@ def lsd_bundle_folder(experiment: Experiment, wanted: str | int) -> Path:
     if wanted == "best":
         wanted = read_best(layout.best_checkpoint("train-lsd")).iteration
     return bundle_folder(layout.checkpoints("train-lsd"), int(wanted))
-
-
-def _volumes(
-    experiment: Experiment, config: TrainingConfig, probabilities: Mapping[str, float]
-) -> Sequence[TrainingVolume]:
-    return chosen_volumes(experiment.layout, config, tuple(probabilities))

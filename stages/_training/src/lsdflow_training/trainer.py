@@ -27,33 +27,24 @@ from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint
 from lsdflow_contract.errors import Interrupted
 from lsdflow_training import checkpoints as ckpt
-from lsdflow_training.averaged_weights import AveragedWeights
 from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer, new_network, training_precision
-from lsdflow_training.bundle_facts import make_bundle
-from lsdflow_training.curves import Curves
+from lsdflow_training.checkpoints import TrainingState
+from lsdflow_training.compiled import compile_everything
+from lsdflow_training.curves import Curves, count_iteration, tell_validation, training_progress
+from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, Source, make_keys
-from lsdflow_training.data.profiling import NodeTimes
 from lsdflow_training.data.streams import BatchNumbers, make_stream, next_batches
-from lsdflow_training.data_wait import DataWait
-from lsdflow_training.interruption import StopRequest, stop_on_signals
+from lsdflow_training.failures import StopRequest, memory_errors, stop_on_signals
 from lsdflow_training.mlflow_log import open_mlflow
-from lsdflow_training.network_step import StepResult, train_step
-from lsdflow_training.out_of_memory import memory_errors
-from lsdflow_training.outcome import Outcome
-from lsdflow_training.patch import Patch, to_patch
-from lsdflow_training.pictures import pictures
-from lsdflow_training.processes.agreement import Agreement
-from lsdflow_training.processes.group import Group
+from lsdflow_training.processes.collectives import Agreement, Group
 from lsdflow_training.processes.sharding import require_same_weights, whole_optimizer, whole_weights
-from lsdflow_training.recipe import Recipe
+from lsdflow_training.run import Outcome
 from lsdflow_training.schedule import learning_rate, scaled, used_up
-from lsdflow_training.snapshots import snapshot_path, write_snapshot
-from lsdflow_training.step_profile import step_profile
-from lsdflow_training.training_progress import count_iteration, tell_validation, training_progress
-from lsdflow_training.training_state import TrainingState
-from lsdflow_training.validation import read_patches, shared_validation_loss
-from lsdflow_training.warm_up import compile_everything
-from lsdflow_training.watch import Watch
+from lsdflow_training.settings import Recipe, make_bundle
+from lsdflow_training.snapshots import pictures, snapshot_path, write_snapshot
+from lsdflow_training.step import AveragedWeights, StepResult, train_step
+from lsdflow_training.timing import DataWait, NodeTimes, step_profile
+from lsdflow_training.validation import Watch, read_patches, shared_validation_loss
 
 LOG = logging.getLogger("lsdflow.training")
 

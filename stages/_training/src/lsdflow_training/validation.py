@@ -1,23 +1,41 @@
-"""Held-out validation: fixed patches in a slab of each volume that is never trained."""
+r"""Held-out validation: fixed patches that are never trained, their loss, and what it says about the training.
+
+Is the loss plausible? It must be below that of the best answer that ignores the image: a network that has learnt
+anything is below it. One that is still above it after its first hundreds of iterations sees no relation between image
+and targets: labels of another place, a wrong axis order, an image without contrast.
+
+Should the training stop early? If the loss has stopped falling, or rises while the training loss falls:
+
+        | best before               | no better for `patience` iterations
+loss    |  \__                      |
+        |     \___  .best           |   validation rises, training falls -> "overfit"
+        |          \________________|___validation stays               -> "plateau"
+"""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, get_args
 
 import gunpowder as gp
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lsdflow_command.interruption import end_if_asked
+from lsdflow_contract.errors import BadData
 from lsdflow_contract.geometry import Box, Vox3
+from lsdflow_training.curves import read_curves
 from lsdflow_training.data.batches import batch_seed, seeded
+from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, batch_request, validation_pipeline
 from lsdflow_training.data.volumes import Source
-from lsdflow_training.network_step import TrainingPrecision, forward_loss
-from lsdflow_training.patch import Patch, to_patch
-from lsdflow_training.processes.group import Group
-from lsdflow_training.recipe import Recipe
+from lsdflow_training.processes.collectives import Group
+from lsdflow_training.settings import Recipe, Steering
+from lsdflow_training.step import TrainingPrecision, forward_loss
 
 
 def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
@@ -107,3 +125,115 @@ def _losses(
             losses.append(float(forward_loss(network, moved, precision).loss))
     network.train()
     return losses
+
+
+Verdict = Literal["go on", "plateau", "overfit"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+def verdict(validations: Mapping[int, float], losses: Mapping[int, float], rules: Steering) -> Verdict:
+    """Whether a training should end, judged from its curves so far (iteration -> loss).
+
+    "plateau" or "overfit" once no validation loss of the last `patience` iterations was below (1 - min_improvement)
+    times the best one before them. "overfit" if also their mean is above (1 + min_improvement) times that best one,
+    and the mean training loss of these iterations is below that of as many iterations before.
+    """
+    if rules.patience is None or not validations:
+        return "go on"
+    since = max(validations) - rules.patience
+    before = [loss for iteration, loss in validations.items() if iteration <= since]
+    recent = [loss for iteration, loss in validations.items() if iteration > since]
+    if not before or min(recent) < min(before) * (1 - rules.min_improvement):
+        return "go on"
+    if fmean(recent) > min(before) * (1 + rules.min_improvement) and _falls(losses, since, rules.patience):
+        return "overfit"
+    return "plateau"
+
+
+def _falls(losses: Mapping[int, float], since: int, patience: int) -> bool:
+    recent = [loss for iteration, loss in losses.items() if iteration > since]
+    before = [loss for iteration, loss in losses.items() if since - patience < iteration <= since]
+    return bool(recent and before) and fmean(recent) < fmean(before)
+
+
+SETTLED_ITERATIONS = 500
+CLOSE_TO_CONSTANT = 0.95
+
+
+def constant_answer_loss(patches: Sequence[Patch]) -> float:
+    """Mean loss (see losses.py) over patches of the best constant answer: per channel, the weighted mean of targets.
+
+    Infinity if there are no patches.
+    """
+    if not patches:
+        return float("inf")
+    losses = torch.zeros(len(patches), dtype=torch.float64)
+    for name in patches[0].targets:
+        constant = _weighted_mean([p.targets[name] for p in patches], [p.weights[name] for p in patches])
+        for number, patch in enumerate(patches):
+            weight = patch.weights[name].double()
+            squares = (weight * (patch.targets[name].double() - constant).square()).sum()
+            losses[number] += squares / (weight > 0).sum().clamp(min=1)
+    return float(losses.mean())
+
+
+def _weighted_mean(targets: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """(1, c, 1, 1, 1): the mean over all patches by channel; each voxel weighs as in the loss of its patch."""
+    shares = [w.double() / (w > 0).sum().clamp(min=1) for w in weights]
+    over = (0, 2, 3, 4)
+    total = torch.stack([(s * t.double()).sum(over, keepdim=True) for s, t in zip(shares, targets, strict=True)])
+    count = torch.stack([s.sum(over, keepdim=True) for s in shares])
+    mean: Tensor = total.sum(0) / count.sum(0).clamp(min=1e-12)
+    return mean
+
+
+def doubt(loss: float, constant: float, iteration: int) -> str:
+    """Why a validation loss at this iteration is not plausible; "" if it is."""
+    if iteration < SETTLED_ITERATIONS or loss < CLOSE_TO_CONSTANT * constant:
+        return ""
+    return (
+        f"iteration {iteration}: the validation loss {loss:.4g} is no better than that of an answer that ignores the "
+        f"image ({constant:.4g}); look at a snapshot: are labels and image of the same place, is there contrast?"
+    )
+
+
+LOG = logging.getLogger("lsdflow.training")
+
+
+class Watch:
+    """verdict: whether the training should continue, judged from its curves in `folder`."""
+
+    def __init__(self, folder: Path, rules: Steering, group: Group) -> None:
+        self._folder, self._rules, self._group = folder, rules, group
+        self._constant = float("inf")
+        self.verdict: Verdict = "go on"
+
+    def begin(self, patches: Sequence[Patch]) -> None:
+        """Prepare with the validation patches; all processes together. BadData if early stopping has no patches."""
+        self._constant = constant_answer_loss(patches)
+        if self._rules.patience is not None and not any(row[0] for row in self._group.gather([len(patches)])):
+            raise BadData(
+                "`validation_fraction` selects no labelled voxels, so early stopping cannot be used",
+                where="the end in z of the training volumes",
+                wanted="voxels there that the mask trains",
+                fix="raise validation_fraction, correct the mask, or leave patience_iterations out",
+            )
+
+    def look(self, iteration: int, validation_loss: float) -> None:
+        """Check a new validation loss, which must already be in the curves."""
+        reason = doubt(validation_loss, self._constant, iteration)
+        if reason and self._group.writes:
+            LOG.warning(reason)
+        self.judge(iteration)
+
+    def judge(self, iteration: int) -> None:
+        """Update the verdict from the curves up to an iteration; all processes together."""
+        if self._rules.patience is None:
+            return
+        found = 0
+        if self._group.writes:
+            validations, losses = read_curves(self._folder, iteration)
+            found = VERDICTS.index(verdict(validations, losses, self._rules))
+        self.verdict = VERDICTS[int(self._group.of_first(found))]
+        if self.verdict != "go on":
+            LOG.info("%s: the validation loss was no better for %d iterations", self.verdict, self._rules.patience)

@@ -7,7 +7,7 @@ import math
 from lsdflow_contract.checkpoint import Bundle
 from lsdflow_contract.errors import ContractMismatch
 from lsdflow_contract.geometry import Nm3
-from lsdflow_training.recipe import Targets
+from lsdflow_training.settings import Targets
 
 _SETTINGS = "experiment.toml: train-lsd and train-acrlsd, sigma or volumes"
 

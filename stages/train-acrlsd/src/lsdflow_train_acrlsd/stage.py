@@ -14,9 +14,8 @@ from lsdflow_contract.checkpoint import Bundle, Kind, read_bundle
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_acrlsd.agreement import check_lsd_bundle
 from lsdflow_train_acrlsd.config import TrainAcrlsdConfig
-from lsdflow_training.prepared import Prepared
-from lsdflow_training.stage import lsd_bundle_folder
-from lsdflow_training.train_stage import TrainStage
+from lsdflow_training.run import Prepared
+from lsdflow_training.stage import TrainStage, lsd_bundle_folder
 
 if TYPE_CHECKING:
     from lsdflow_training.build import FrozenLsd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsdflow_contract.checkpoint import Kind
 from lsdflow_contract.experiment import Experiment
 from lsdflow_train_lsd.config import TrainLsdConfig
-from lsdflow_training.train_stage import TrainStage
+from lsdflow_training.stage import TrainStage
 
 
 class TrainLsd(TrainStage):

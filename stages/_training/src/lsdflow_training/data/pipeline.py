@@ -23,22 +23,22 @@ import gunpowder as gp
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_training.data.augmentation import elastic_augment
-from lsdflow_training.data.intensity_nodes import after_intensity, before_intensity
-from lsdflow_training.data.label_states import DropIgnoredLabels, LabelStates
-from lsdflow_training.data.location import RandomLocation
+from lsdflow_training.augmentation.nodes import after_intensity, before_intensity, elastic_augment
 from lsdflow_training.data.nodes import (
     AllTrained,
     ApplyBackground,
     CompactIds,
+    DropIgnoredLabels,
     GrowBoundary,
+    LabelStates,
     Pad,
     RestrictMask,
     TrainedVoxels,
 )
+from lsdflow_training.data.random_location import RandomLocation
 from lsdflow_training.data.volumes import Source as Source  # noqa: PLC0414 (the trainer imports it from here)
 from lsdflow_training.data.volumes import TrainingVolume
-from lsdflow_training.recipe import Augmentation, Recipe, Targets
+from lsdflow_training.settings import Augmentation, Recipe, Targets
 from lsdflow_training.targets.lsd_node import AddLsdTargets
 
 

@@ -1,16 +1,30 @@
-"""Training volumes in data/training/<name>.zarr (zarr format 2), described from their metadata files alone."""
+"""Training volumes: their metadata, which are chosen, how often each is drawn, and whether a patch fits in them.
+
+They lie in data/training/<name>.zarr (zarr format 2) and are described from their metadata files alone.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from lsdflow_contract.arrays import LABELS, MASK, RAW, ArraySpec
-from lsdflow_contract.errors import BadData, MissingInput
+from lsdflow_contract.errors import BadData, ConfigError, MissingInput, StageError
+from lsdflow_contract.experiment import did_you_mean
 from lsdflow_contract.files import read_json
 from lsdflow_contract.geometry import Box, Geometry, Nm3
+from lsdflow_contract.layout import ExperimentLayout
+from lsdflow_contract.manifest import Manifest
 from lsdflow_contract.metadata import read_geometry, understanding_metadata
 from lsdflow_contract.sealing import require_sealed_array
+from lsdflow_training.config import TrainingConfig
+from lsdflow_training.data.trained_places import has_place
+from lsdflow_training.settings import Recipe
 
 
 @dataclass(frozen=True)
@@ -89,3 +103,145 @@ def _box_on(raw: Geometry, other: Geometry, where: Path) -> Box:
     if not raw.box.contains(box):
         raise BadData("the array lies outside the raw data", where=where, wanted=f"within {raw.box}", found=str(box))
     return box
+
+
+_TRAINING = "training/"
+
+
+def prepared_probabilities(prepared: Manifest) -> dict[str, float]:
+    """Name -> probability of a training volume from prepare (given, or by labelled voxels), in prepare's order."""
+    volumes = prepared.facts.get("volumes", {})
+    return {k.removeprefix(_TRAINING): v["probability"] for k, v in volumes.items() if k.startswith(_TRAINING)}
+
+
+def chosen_volumes(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> list[TrainingVolume]:
+    """The volumes named in the config, or all that prepare made (`there`). Raises as chosen_names, and BadData."""
+    return [open_training_volume(layout.training_volume(name)) for name in chosen_names(layout, config, there)]
+
+
+def chosen_names(layout: ExperimentLayout, config: TrainingConfig, there: Sequence[str]) -> tuple[str, ...]:
+    """The names in the config, or all of `there`. Raises MissingInput (66) if there are none, ConfigError (78)."""
+    if not there:
+        where, fix = layout.manifest("prepare"), "give [[prepare.training]] and run prepare"
+        raise MissingInput("no training volumes", where=where, fix=fix)
+    for name in config.volumes:
+        if name not in there:
+            raise ConfigError(f"no training volume {name!r}", where="volumes", fix=did_you_mean(name, there))
+    names = config.volumes or tuple(there)
+    if config.probabilities and len(config.probabilities) != len(names):
+        raise ConfigError(
+            "one probability per volume is needed",
+            where="probabilities",
+            wanted=f"{len(names)} for {', '.join(names)}",
+            found=f"{len(config.probabilities)}",
+        )
+    return tuple(names)
+
+
+def common_voxel_size(volumes: Sequence[TrainingVolume]) -> Nm3:
+    """The voxel size of all volumes. Raises BadData if they differ."""
+    first = volumes[0]
+    for other in volumes[1:]:
+        pairs = zip(first.voxel_size_nm, other.voxel_size_nm, strict=True)
+        if not all(math.isclose(a, b, rel_tol=1e-6) for a, b in pairs):
+            raise BadData(
+                "training volumes have different voxel sizes",
+                where=other.path,
+                wanted=f"{list(first.voxel_size_nm)} nm, as {first.name}",
+                found=f"{list(other.voxel_size_nm)} nm",
+                fix="name those of one voxel size in volumes, or resample the others yourself before prepare",
+            )
+    return first.voxel_size_nm
+
+
+def make_sources(
+    volumes: Sequence[TrainingVolume], config: TrainingConfig, recipe: Recipe, prepared: Mapping[str, float]
+) -> list[Source]:
+    """Volumes with probabilities (from this config, else from prepare, scaled to sum 1) and validation slabs."""
+    weights = [prepared[volume.name] for volume in volumes]
+    given = config.probabilities or tuple(weight / sum(weights) for weight in weights)
+    return [
+        Source(volume, probability, validation_slab(volume.labels, recipe.validation_fraction))
+        for volume, probability in zip(volumes, given, strict=True)
+    ]
+
+
+def source_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+    """Errors of volumes that are too small, or of early stopping without validation data."""
+    return [*_size_problems(sources, recipe), *_held_out_problems(sources, recipe)]
+
+
+def mask_problems(sources: Sequence[Source], recipe: Recipe, prepared: Manifest) -> list[StageError]:
+    """Errors of volumes whose masks leave too few voxels for any patch.
+
+    Reads only masks that leave less than `min_masked` of their volume, as measured by prepare.
+    """
+    problems: list[StageError] = []
+    for source in sources:
+        facts = prepared.facts.get("volumes", {}).get(f"{_TRAINING}{source.volume.name}", {})
+        if source.volume.mask is None or facts.get("trained_fraction", 1.0) >= recipe.min_masked:
+            continue
+        wanted = recipe.min_masked * math.prod(recipe.shapes.output_vox)
+        if not has_place(_trained_voxels(source, recipe), recipe.shapes.output_vox, wanted):
+            problems.append(
+                BadData(
+                    "the mask leaves too few voxels for any patch of the training",
+                    where=source.volume.path,
+                    wanted=f"somewhere {recipe.min_masked:.0%} of {list(recipe.shapes.output_vox)} vox that are not "
+                    "ignored",
+                    found=f"{facts['trained_fraction']:.1%} of the volume is not ignored",
+                    fix="lower min_masked or input_shape_vox, set sparse_labels if few voxels are labelled, or leave "
+                    "the volume out of `volumes`",
+                )
+            )
+    return problems
+
+
+def _trained_voxels(source: Source, recipe: Recipe) -> npt.NDArray[np.bool_]:
+    """Voxels of the mask that can be trained, (z, y, x), as the pipeline reads them; without the validation slab."""
+    import gunpowder as gp
+
+    from lsdflow_training.data.pipeline import make_keys, volume_source
+    from lsdflow_training.data.random_location import read_trained
+
+    keys = make_keys()
+    with gp.build(volume_source(keys, source.volume, recipe.targets, (0, 0, 0), outside=source.validation)) as provider:
+        return read_trained(provider.request_batch, keys.mask, provider.spec[keys.mask].roi)
+
+
+def _held_out_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+    """Early stopping requires a validation loss, and so a held-out part in some volume."""
+    if recipe.steering.patience is None or any(source.validation for source in sources):
+        return []
+    return [
+        ConfigError(
+            "without `validation_fraction` there is no validation loss, so early stopping cannot be used",
+            where=f"{recipe.stage}.patience_iterations",
+            wanted="validation_fraction above 0",
+            found=f"patience_iterations = {recipe.steering.patience}, "
+            f"validation_fraction = {recipe.validation_fraction:g}",
+            fix="set validation_fraction = 0.05, or leave patience_iterations out",
+        )
+    ]
+
+
+def _size_problems(sources: Sequence[Source], recipe: Recipe) -> list[StageError]:
+    """Volumes too small for training: the share of a patch's output that fits inside is below min_masked."""
+    problems: list[StageError] = []
+    for source in sources:
+        held_out = source.validation.shape_vox[0] if source.validation else 0
+        z, y, x = source.volume.labels.shape_vox
+        have = (z - held_out, y, x)
+        wanted = [math.ceil(n * max(recipe.min_masked, 0.1)) for n in recipe.shapes.output_vox]
+        inside = [min(h, o) / o for h, o in zip(have, recipe.shapes.output_vox, strict=True)]
+        if math.prod(inside) < max(recipe.min_masked, 0.1):
+            problems.append(
+                BadData(
+                    "the training volume is too small for the network's output",
+                    where=source.volume.path,
+                    wanted=f"at least about {list(recipe.shapes.output_vox)} vox of labels (minimum {wanted})",
+                    found=f"{list(have)} vox (without the validation slab)",
+                    fix="use a larger volume, a smaller input_shape_vox, or a smaller validation_fraction",
+                )
+            )
+    return problems

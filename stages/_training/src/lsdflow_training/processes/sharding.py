@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from lsdflow_network.unet import UNet
-from lsdflow_training.processes.distribution import Distribution
-from lsdflow_training.processes.group import Group
+from lsdflow_training.settings import Distribution
+
+if TYPE_CHECKING:
+    from lsdflow_training.processes.collectives import Group
 
 
 def share(network: UNet, group: Group, how: Distribution, device: torch.device) -> nn.Module:
@@ -123,3 +125,8 @@ def _mesh(group: Group, how: Distribution, device: torch.device) -> DeviceMesh:
     if how.reshard == "hybrid" and on_node < world:
         return init_device_mesh(device.type, (world // on_node, on_node), mesh_dim_names=("copies", "shares"))
     return init_device_mesh(device.type, (world,))
+
+
+def all_finite(network: nn.Module) -> bool:
+    """True if no weight is NaN or infinite; checks only the share of this process if the weights are shared."""
+    return all(bool(torch.isfinite(share_here(weight)).all()) for weight in network.parameters())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lsdflow_contract.arrays import MaskState
 from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_training.recipe import Targets
+from lsdflow_training.settings import Targets
 from lsdflow_training.targets.lsd import CHANNELS, context_vox, local_shape_descriptors
 
 SLAB = 3  # far neighbours differ more often than near ones: balance three channels at a time, as published

@@ -1,0 +1,100 @@
+"""How a training ends before its time: signals, too little memory, losses and weights that are not finite.
+
+SIGTERM, SIGINT, SIGHUP and SIGUSR2: finish the step, write a checkpoint, then stop.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from lsdflow_command.interruption import end_if_asked, heard
+from lsdflow_contract.errors import BadData, ConfigError
+from lsdflow_network.out_of_memory import first_line, is_out_of_memory
+from lsdflow_training.settings import Recipe
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+
+
+class StopRequest:
+    """Stores the name of the signal that requested a stop; false until one arrives."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """In the context, a signal is stored instead of ending the process; a second one ends it as usual.
+
+    Raises Interrupted at once if a signal arrived earlier and was lost (see `end_if_asked`).
+    """
+    request = StopRequest()
+    before = {number: signal.getsignal(number) for number in heard(SIGNALS)}
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        request.name = signal.Signals(number).name
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, remember)
+    try:
+        for handler in before.values():
+            end_if_asked(handler)
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def memory_errors(recipe: Recipe) -> Iterator[None]:
+    """Replace an error for lack of memory by a ConfigError that names options which need less."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise does_not_fit(
+            error, f"{recipe.stage} on {recipe.device}, patches of {list(recipe.shapes.raw_vox)} vox"
+        ) from error
+
+
+def does_not_fit(error: BaseException, where: str) -> ConfigError:
+    """A ConfigError that says which options to change."""
+    return ConfigError(
+        "the training does not fit in memory",
+        where=where,
+        found=first_line(error),
+        fix='smaller input_shape_vox or num_fmaps; on a GPU precision = "bf16" (before Ampere "fp16") or '
+        "checkpoint_activations = true; if it is the memory of the machine: fewer num_workers",
+    )
+
+
+# Used when the weights are not finite although the loss was.
+TOO_LARGE = "the loss was finite, its gradient was too large for these numbers"
+
+
+def batches_of(number: int, effective_batch: int) -> range:
+    """The batches of all processes for the step that makes iteration `number`."""
+    return range((number - 1) * effective_batch + 1, number * effective_batch + 1)
+
+
+def not_finite(
+    what: str, found: str, *, number: int, saved: int, batches: Sequence[int], process: int | None = None
+) -> BadData:
+    """The error of the step that made iteration `number` from these batches; saved: the newest checkpoint, 0 = none."""
+    named = f"batch{'es' if len(batches) > 1 else ''} {', '.join(map(str, batches))}"
+    by = "" if process is None else f"process {process}, "
+    kept = f"the last checkpoint is that of iteration {saved}" if saved else "there is no checkpoint yet"
+    return BadData(
+        f"the {what} not finite",
+        where=f"iteration {number}, {by}{named}",
+        found=found,
+        fix=f"lower learning_rate, or look for NaN in the volumes (prepare validate); {kept}",
+    )

@@ -1,1 +1,0 @@
-"""Patches made on the training device (pipeline = "gpu")."""

@@ -1,0 +1,356 @@
+"""Import a checkpoint that another program trained: write its bundle, best.json and manifest, as if trained here.
+
+1. Read and check everything before anything is written: the network, its JSON files, the LSD bundle (acrlsd).
+2. Write the bundle, then best.json, then the manifest, whose inputs hold the sha256 of the checkpoint's files.
+
+The JSON files beside a published checkpoint are config.json or test_net.json (prediction), and train_net.json:
+
+    {"input_shape": [268, 268, 268], "output_shape": [164, 164, 164], "lsds_iteration": 300000, ...}
+
+They do not contain voxel size and sigma; `voxel_size` and `sigma` (nm) are read if a lab has added them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_contract.arrays import AFFINITY_NEIGHBORHOOD, is_neighborhood
+from lsdflow_contract.checkpoint import (
+    DESCRIPTION_HASH,
+    BestCheckpoint,
+    Bundle,
+    Kind,
+    UNetSpec,
+    bundle_folder,
+    hash_of_description,
+    read_best,
+    read_bundle,
+    write_best,
+)
+from lsdflow_contract.errors import BadData, ContractMismatch, MissingInput, UsageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.files import read_json
+from lsdflow_contract.geometry import Lengths, Nm3, Vox3
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, work_key
+from lsdflow_contract.trainings import make_current, training_outputs
+from lsdflow_network import shapes
+from lsdflow_network.bundle import save_bundle
+from lsdflow_training.importers.checkpoints import ForeignCheckpoint, read_foreign
+from lsdflow_training.profiles import PROFILES
+from lsdflow_training.stage import IMPORTED_CHECKPOINT
+
+_PREDICTION, _TRAINING = ("config.json", "test_net.json"), "train_net.json"
+
+
+@dataclass(frozen=True)
+class NetJson:
+    """Facts from the files; None if absent. Shapes in voxels z,y,x."""
+
+    predict_input_vox: Vox3 | None = None
+    train_input_vox: Vox3 | None = None
+    voxel_size_nm: Nm3 | None = None
+    sigma_nm: Nm3 | None = None
+    lsd_iteration: int | None = None
+
+
+def read_net_json(folder: Path, chosen: Path | None, unet: UNetSpec) -> NetJson:
+    """Read `chosen`, or the first of config.json and test_net.json in `folder`; and train_net.json in `folder`.
+
+    Raises MissingInput if `chosen` is absent, BadData if a file is invalid or describes another network than `unet`.
+    """
+    if chosen is not None and not chosen.is_file():
+        raise MissingInput("there is no such file", where=chosen, fix="correct --config")
+    path = chosen or next((folder / name for name in _PREDICTION if (folder / name).is_file()), None)
+    prediction = {} if path is None else _table(path)
+    training = _table(folder / _TRAINING) if (folder / _TRAINING).is_file() else {}
+    return NetJson(
+        predict_input_vox=_input_shape(prediction, unet, path),
+        train_input_vox=_input_shape(training, unet, folder / _TRAINING),
+        voxel_size_nm=_lengths(prediction, "voxel_size", path),
+        sigma_nm=_lengths(prediction, "sigma", path),
+        lsd_iteration=_whole(prediction, "lsds_iteration", path),
+    )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise BadData(
+            "not a description of a network", where=path, wanted="a JSON object", found=type(content).__name__
+        )
+    return content
+
+
+def _input_shape(table: dict[str, Any], unet: UNetSpec, path: Path | None) -> Vox3 | None:
+    """The input shape in the file. Raises BadData if the network does not give the output shape in the file.
+
+    Later versions of the lineage crop more: an output that is smaller by an even number of voxels is also accepted.
+    """
+    shape, output = (_numbers(table, key, path) for key in ("input_shape", "output_shape"))
+    if shape is None:
+        return None
+    wanted = (int(shape[0]), int(shape[1]), int(shape[2]))
+    ours = shapes.output_shape_vox(unet, wanted) if shapes.is_valid_input(unet, wanted) else None
+    if ours is None or not _is_part(output, ours):
+        raise BadData(
+            "the file describes another network than the checkpoint holds",
+            where=path,
+            wanted=f"input {list(wanted)} -> output {list(ours)}" if ours else "an input shape that the network takes",
+            found=f"input {list(wanted)} -> output {None if output is None else [int(n) for n in output]}",
+            fix="give the file of this network: --config FILE",
+        )
+    return wanted
+
+
+def _is_part(output: list[float] | None, ours: Vox3) -> bool:
+    """True if the output is our shape, our shape cropped evenly, or not given."""
+    return output is None or all(o >= t and (o - t) % 2 == 0 for o, t in zip(ours, output, strict=True))
+
+
+def _lengths(table: dict[str, Any], key: str, path: Path | None) -> Nm3 | None:
+    """Three lengths in nm; a single number counts for all axes."""
+    value = table.get(key)
+    found = _numbers({key: [value] * 3} if isinstance(value, int | float) else table, key, path)
+    return None if found is None else (found[0], found[1], found[2])
+
+
+def _numbers(table: dict[str, Any], key: str, path: Path | None) -> list[float] | None:
+    value = table.get(key)
+    if value is None:
+        return None
+    right = isinstance(value, list) and len(value) == 3
+    if not right or not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in value):
+        raise BadData(f"{key} must be three numbers, z,y,x", where=path, found=value)
+    return [float(v) for v in value]
+
+
+def _whole(table: dict[str, Any], key: str, path: Path | None) -> int | None:
+    value = table.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise BadData(f"{key} must be a whole number", where=path, found=value)
+    return value
+
+
+LOG = logging.getLogger("lsdflow.training")
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Facts that are not in the checkpoint, from the command line."""
+
+    path: Path
+    kind: Kind | None = None
+    config: Path | None = None
+    voxel_size: Lengths | None = None
+    sigma: Lengths | None = None
+    factors: tuple[Vox3, ...] | None = None
+    neighborhood: tuple[Vox3, ...] = AFFINITY_NEIGHBORHOOD
+    iteration: int | None = None
+    lsd_checkpoint: str = "best"
+
+
+def import_checkpoint(experiment: Experiment, stage: str, options: ImportOptions) -> dict[str, Any]:
+    """Import a checkpoint as the current training of `stage`; returns the imported facts. Other trainings stay.
+
+    Raises MissingInput (66), BadData (65), UsageError (2: an option is needed), ContractMismatch (76: the experiment
+    needs another kind of network). In these cases nothing is written.
+    """
+    wanted = _wanted_kind(experiment, stage, options)
+    read = read_foreign(options.path, options.factors)
+    _require_kind(read, wanted)
+    told = read_net_json(read.path.parent, options.config, read.network.unet)
+    lsd = _lsd_bundle(experiment, options.lsd_checkpoint, told) if wanted == "acrlsd" else None
+    bundle = _bundle(experiment, stage, read, options, told, lsd)
+    return _write(experiment, stage, bundle, read)
+
+
+def _wanted_kind(experiment: Experiment, stage: str, options: ImportOptions) -> Kind:
+    """The kind of network that later stages expect from this stage."""
+    mode = experiment.common.mode
+    if stage == "train-lsd" and mode != "acrlsd":
+        raise UsageError(
+            f"mode {mode} has no separate LSD network", where=experiment.path, fix="train-acrlsd import-checkpoint"
+        )
+    wanted: Kind = "lsd" if stage == "train-lsd" else mode
+    if options.kind not in (None, wanted):
+        raise ContractMismatch(
+            "this experiment needs another kind of network here",
+            where=f"{experiment.path}: mode {mode}, {stage}",
+            wanted=wanted,
+            found=f"--kind {options.kind}",
+            fix="lsd goes to train-lsd, others to train-acrlsd; or correct experiment.mode",
+        )
+    return wanted
+
+
+def _require_kind(read: ForeignCheckpoint, wanted: Kind) -> None:
+    found = read.network
+    if found.kind != wanted:
+        raise ContractMismatch(
+            "the checkpoint holds another kind of network",
+            where=read.path,
+            wanted=wanted,
+            found=f"{found.kind}: {found.unet.in_channels} channels in, gives {found.outputs}",
+            fix="lsd goes to train-lsd, others to train-acrlsd in an experiment of their mode (experiment.mode)",
+        )
+
+
+def _lsd_bundle(experiment: Experiment, wanted: str, told: NetJson) -> Bundle:
+    layout = experiment.layout
+    if wanted != "best" and not wanted.isdigit():
+        raise UsageError(
+            "no such LSD checkpoint", where="--lsd-checkpoint", wanted="best or an iteration", found=wanted
+        )
+    try:
+        iteration = read_best(layout.best_checkpoint("train-lsd")).iteration if wanted == "best" else int(wanted)
+        bundle = read_bundle(bundle_folder(layout.checkpoints("train-lsd"), iteration))
+    except MissingInput as error:
+        error.fix = "import the LSD network that it was trained with first: train-lsd import-checkpoint"
+        raise
+    if told.lsd_iteration is not None and bundle.iteration != told.lsd_iteration:
+        raise ContractMismatch(
+            "the affinity network was trained with the LSD network of another iteration",
+            where=layout.train_dir("train-lsd"),
+            wanted=f"iteration {told.lsd_iteration} (lsds_iteration beside the checkpoint)",
+            found=f"iteration {bundle.iteration}",
+            fix="import that LSD checkpoint, or name it: --lsd-checkpoint",
+        )
+    return bundle
+
+
+def _bundle(
+    experiment: Experiment,
+    stage: str,
+    read: ForeignCheckpoint,
+    options: ImportOptions,
+    told: NetJson,
+    lsd: Bundle | None,
+) -> Bundle:
+    network, profile = read.network, PROFILES[experiment.common.profile]
+    usual = (
+        told.train_input_vox or shapes.nearest_valid_input_shapes(network.unet, profile.input_shape_vox)[1],
+        told.predict_input_vox or shapes.nearest_valid_input_shapes(network.unet, profile.predict_input_shape_vox)[1],
+    )
+    voxel_size = _voxel_size(options, told, lsd)
+    bundle = Bundle(
+        writer=Writer.of(stage),
+        kind=network.kind,
+        iteration=_iteration(read, options),
+        unet=network.unet,
+        outputs=network.outputs,
+        neighborhood=_neighborhood(network.outputs, options),
+        train_input_shape_vox=usual[0],
+        train_output_shape_vox=shapes.output_shape_vox(network.unet, usual[0]),
+        predict_input_shape_vox=usual[1],
+        predict_output_shape_vox=shapes.output_shape_vox(network.unet, usual[1]),
+        voxel_size_nm=voxel_size,
+        sigma_nm=_sigma(network.kind, options, told, lsd, voxel_size),
+        lsd_bundle_sha256=None if lsd is None else lsd.weights_sha256,
+    )
+    return bundle.model_copy(update={"training_key": work_key(stage, _parameters(bundle), _inputs(bundle, read))})
+
+
+def _parameters(bundle: Bundle) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads(bundle.model_dump_json(exclude={"writer", "training_key", "contract"}))
+    return described
+
+
+def _inputs(bundle: Bundle, read: ForeignCheckpoint) -> dict[str, str]:
+    inputs = {IMPORTED_CHECKPOINT: read.sha256}
+    return inputs if bundle.lsd_bundle_sha256 is None else {**inputs, "lsd_weights": bundle.lsd_bundle_sha256}
+
+
+def _iteration(read: ForeignCheckpoint, options: ImportOptions) -> int:
+    found = read.iteration if options.iteration is None else options.iteration
+    if found is None:
+        raise UsageError(
+            "the name of the checkpoint tells no iteration", where=read.path, wanted="..._<iteration>, or --iteration"
+        )
+    return found
+
+
+def _neighborhood(outputs: dict[str, int], options: ImportOptions) -> tuple[Vox3, ...]:
+    affinities, offsets = outputs.get("affs"), options.neighborhood
+    if affinities is None:
+        return ()
+    if affinities != len(offsets) or not is_neighborhood(offsets):
+        raise UsageError(
+            "the offsets of the affinities are not in the checkpoint",
+            where="--neighborhood",
+            wanted=f'{affinities} offsets z,y,x, the nearest three first: "-1,0,0; 0,-1,0; 0,0,-1; ..."',
+            found=f"{len(offsets)}: {[list(offset) for offset in offsets]}",
+        )
+    return offsets
+
+
+def _voxel_size(options: ImportOptions, told: NetJson, lsd: Bundle | None) -> Nm3:
+    """The voxel size from the command line; else from the JSON files; else that of the LSD network before it."""
+    if options.voxel_size is not None:
+        if options.voxel_size.unit == "vox":
+            raise UsageError("a voxel size needs a length", where="--voxel-size", wanted='"8 nm" or "40, 4, 4 nm"')
+        size = options.voxel_size.to_nm((1.0, 1.0, 1.0))
+    elif told.voxel_size_nm is not None or lsd is not None:
+        size = told.voxel_size_nm or lsd.voxel_size_nm  # type: ignore[union-attr]
+    else:
+        raise UsageError(
+            "the voxel size that the network was trained at is not in the checkpoint",
+            where=options.path,
+            wanted='--voxel-size "8 nm" (or "40, 4, 4 nm": z, y, x)',
+        )
+    if min(size) <= 0:
+        raise UsageError("a voxel size is larger than 0", where="--voxel-size", found=size)
+    if lsd is not None and any(abs(a - b) > 1e-6 * b for a, b in zip(size, lsd.voxel_size_nm, strict=True)):
+        raise ContractMismatch(
+            "the LSD network has another voxel size", where="train-lsd", wanted=size, found=lsd.voxel_size_nm
+        )
+    return size
+
+
+def _sigma(kind: Kind, options: ImportOptions, told: NetJson, lsd: Bundle | None, voxel_size_nm: Nm3) -> Nm3 | None:
+    if kind == "affinities":
+        return None
+    given = None if options.sigma is None else options.sigma.to_nm(voxel_size_nm)
+    found = given or (lsd.sigma_nm if lsd is not None else told.sigma_nm)
+    if found is None or min(found) <= 0:
+        raise UsageError(
+            "the sigma of the LSDs that the network learnt is not in the checkpoint",
+            where=options.path,
+            wanted='--sigma "80 nm" (FIB-25, hemibrain, CREMI: 80 nm; zebra finch: 120 nm)',
+        )
+    if lsd is not None and found != lsd.sigma_nm:
+        raise ContractMismatch("the LSD network has another sigma", where="--sigma", wanted=lsd.sigma_nm, found=found)
+    return found
+
+
+def _write(experiment: Experiment, stage: str, bundle: Bundle, read: ForeignCheckpoint) -> dict[str, Any]:
+    layout = experiment.layout
+    make_current(layout, stage, bundle.training_key)
+    described = f"{hash_of_description(json.loads(bundle.model_dump_json()))}\n".encode()
+    written = save_bundle(layout.checkpoints(stage), bundle, read.network.weights, {DESCRIPTION_HASH: described})
+    write_best(
+        layout.best_checkpoint(stage),
+        BestCheckpoint(iteration=written.iteration, weights_sha256=written.weights_sha256),
+    )
+    facts = {
+        "iteration": written.iteration,
+        "best_iteration": written.iteration,
+        "kind": written.kind,
+        "from": str(read.path),
+    }
+    identity = hash_of({"key": written.training_key, "weights": written.weights_sha256})
+    Manifest(
+        writer=written.writer,
+        key=written.training_key,
+        config=_parameters(written),
+        inputs=_inputs(written, read),
+        outputs=training_outputs(layout, stage, written.training_key),
+        facts=facts,
+        identity=identity,
+    ).write(layout)
+    LOG.info("%s: imported %s", stage, facts)
+    return {**facts, "unet": written.unet.model_dump(mode="json"), "outputs": written.outputs, "identity": identity}

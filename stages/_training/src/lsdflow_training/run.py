@@ -1,0 +1,190 @@
+"""Run a training: read inputs, check, train with either backend, write a manifest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lsdflow_command.monitoring import hand_over
+from lsdflow_contract.checkpoint import BestCheckpoint, Bundle, Kind
+from lsdflow_contract.errors import StageError
+from lsdflow_contract.experiment import Experiment
+from lsdflow_contract.hashing import hash_of
+from lsdflow_contract.manifest import Manifest, Writer, differences, read_manifest, work_key
+from lsdflow_contract.trainings import make_current, training_folder, training_outputs
+from lsdflow_training.backends import tensorflow_backend
+from lsdflow_training.checks import device_of_jobs, recipe_problems
+from lsdflow_training.config import TrainingConfig
+from lsdflow_training.data.volumes import (
+    Source,
+    TrainingVolume,
+    chosen_volumes,
+    common_voxel_size,
+    make_sources,
+    prepared_probabilities,
+    source_problems,
+)
+from lsdflow_training.mlflow_log import mlflow_problems
+from lsdflow_training.processes.ranks import ranks_of_environment
+from lsdflow_training.resolve import resolve_recipe
+from lsdflow_training.settings import Recipe, training_parameters
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Last iteration of a training, best checkpoint (None: another process has it), total minutes, and speed.
+
+    ended_by: max_iteration, max_minutes, or the verdict on the validation loss (plateau, overfit).
+    data_wait_share: share of the time spent waiting for batches.
+    """
+
+    iteration: int
+    best: BestCheckpoint | None
+    minutes: float
+    it_per_s: float
+    ended_by: str
+    data_wait_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training that is ready to start: everything is resolved and checked, nothing is written."""
+
+    experiment: Experiment
+    config: TrainingConfig
+    recipe: Recipe
+    sources: list[Source]
+    inputs: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """Key of the training: a hash of its parameters and inputs."""
+        return work_key(self.recipe.stage, json.loads(json.dumps(training_parameters(self.recipe))), self.inputs)
+
+    @property
+    def folder(self) -> Path:
+        """The folder in the results that the training writes to; named by its key."""
+        return training_folder(self.experiment.layout, self.recipe.stage, self.key)
+
+
+PATCHES_PER_STEP = "patches_per_step"
+
+
+def prepare_training(
+    experiment: Experiment, config: TrainingConfig, stage: str, kind: Kind, lsd: Bundle | None = None
+) -> Prepared:
+    """Read the volumes' metadata and resolve the recipe. Raises the first problem found, before anything is written."""
+    made = read_manifest(experiment.layout, "prepare")
+    inputs = {"prepare": made.identity}
+    if lsd is not None:
+        inputs["lsd_weights"] = lsd.weights_sha256
+    probabilities = prepared_probabilities(made)
+    volumes = _volumes(experiment, config, probabilities)
+    device = device_of_jobs(experiment) if experiment.descriptions else None
+    size_nm = common_voxel_size(volumes)
+    recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
+    return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
+
+
+def _volumes(
+    experiment: Experiment, config: TrainingConfig, probabilities: Mapping[str, float]
+) -> Sequence[TrainingVolume]:
+    return chosen_volumes(experiment.layout, config, tuple(probabilities))
+
+
+def run_training(prepared: Prepared, lsd: Any = None) -> None:
+    """Train in the folder of the key and write a manifest; the training becomes the current one when it begins.
+
+    Raises what trainer.train raises.
+    """
+    recipe = prepared.recipe
+    problems = [*mlflow_problems(prepared.config.mlflow), *recipe_problems(recipe)]
+    problems += source_problems(prepared.sources, recipe)
+    if problems:
+        raise problems[0]
+    if prepared.config.backend == "tensorflow":
+        _train_with_tensorflow(prepared, lsd)
+        return
+    ranks, how = ranks_of_environment(os.environ), recipe.distribution
+    if how.processes > 1:
+        from lsdflow_training.processes.launch import run_local_processes
+
+        if ranks.rank == 0:  # the first process on the first node exports the metrics instead of this one
+            hand_over()
+        run_local_processes(prepared.experiment, recipe.stage, how, ranks)
+        return
+    from lsdflow_training.processes.collectives import open_group
+    from lsdflow_training.trainer import train
+
+    with open_group(ranks, recipe.device, how.peer_timeout_s) as group:
+        if group.writes:
+            _report_other_settings(prepared)
+            make_current(prepared.experiment.layout, recipe.stage, prepared.key)
+        group.wait_for_all()
+        outcome = train(recipe, prepared.sources, prepared.folder, prepared.key, lsd, group)
+        if outcome.best is not None:
+            _leave_manifest(prepared, outcome, outcome.best)
+
+
+def _train_with_tensorflow(prepared: Prepared, lsd: Any) -> None:
+    backend = tensorflow_backend()
+    shared, writes = backend.prepare(prepared)
+    if writes:
+        _report_other_settings(shared)
+        make_current(shared.experiment.layout, shared.recipe.stage, shared.key)
+    outcome = backend.train(shared.recipe, shared.sources, shared.folder, shared.key, lsd)
+    if outcome.best is not None:
+        _leave_manifest(shared, outcome, outcome.best)
+
+
+def _report_other_settings(prepared: Prepared) -> None:
+    """Log how the training differs from the current one, which stays in the results."""
+    with suppress(StageError):
+        earlier = read_manifest(prepared.experiment.layout, prepared.recipe.stage)
+        changed = differences(earlier, prepared.config.recorded(), prepared.inputs)
+        if earlier.key != prepared.key:
+            LOG.warning(
+                "%s: another training than the current one (%s): %s. It has a folder of its own in results/; "
+                "`lsdflow use` makes the earlier one current again",
+                prepared.recipe.stage,
+                earlier.key[:8],
+                changed or "another number of processes",
+            )
+
+
+def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) -> None:
+    facts = {
+        "iteration": outcome.iteration,
+        "ended_by": outcome.ended_by,
+        "best_iteration": best.iteration,
+        "validation_loss": best.validation_loss,
+        "minutes": round(outcome.minutes, 3),
+        "seconds": round(60 * outcome.minutes, 1),
+        "it_per_s": round(outcome.it_per_s, 4),
+        "kind": prepared.recipe.kind,
+    }
+    if prepared.recipe.step.effective_batch > 1:
+        facts[PATCHES_PER_STEP] = prepared.recipe.step.effective_batch
+        facts["samples_per_s"] = round(outcome.it_per_s * prepared.recipe.step.effective_batch, 4)
+    if outcome.data_wait_share is not None:
+        facts["data_wait_share"] = round(outcome.data_wait_share, 4)
+    stage = prepared.recipe.stage
+    Manifest(
+        writer=Writer.of(stage),
+        key=prepared.key,
+        config=prepared.config.recorded(),
+        inputs=prepared.inputs,
+        outputs=training_outputs(prepared.experiment.layout, stage, prepared.key),
+        facts=facts,
+        identity=hash_of({"key": prepared.key, "weights": best.weights_sha256}),
+    ).finish(prepared.experiment.layout)
+    LOG.info("%s: %s", stage, facts)
+
+
+LOG = logging.getLogger("lsdflow.training")

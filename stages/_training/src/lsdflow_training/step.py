@@ -1,0 +1,185 @@
+"""One training step: patches -> forward -> loss -> backward at a precision -> optimizer -> average of the weights.
+
+The loss of all networks is the mean squared error with a weight per voxel and channel; weight 0 adds exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lsdflow_network.precision import autocast
+from lsdflow_network.unet import crop_centre
+from lsdflow_training.data.patch import Patch
+
+
+def weighted_mse(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Sum of weight * (prediction - target)^2 over the number of voxels with weight > 0 (0 if there are none).
+
+    prediction, target, weight: same shape, float32; weight >= 0.  Ignored voxels are set to 0 before squaring, so that
+    NaN or infinity there reaches neither the loss nor a gradient.  The denominator is that of the published networks
+    (tf.losses, SUM_BY_NONZERO_WEIGHTS).
+    """
+    counted = weight > 0
+    zero = torch.zeros((), dtype=prediction.dtype, device=prediction.device)
+    difference = torch.where(counted, prediction, zero) - torch.where(counted, target, zero)
+    total = (weight * difference.square()).sum()
+    return total / counted.sum().clamp(min=1)
+
+
+def total_loss(
+    predictions: dict[str, Tensor], targets: dict[str, Tensor], weights: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, float]]:
+    """The sum of the losses of all outputs in `targets`, and the value of each by name."""
+    losses = {name: weighted_mse(predictions[name], targets[name], weights[name]) for name in targets}
+    return torch.stack(list(losses.values())).sum(), {name: float(loss.detach()) for name, loss in losses.items()}
+
+
+TrainingPrecision = Literal["float32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Loss of a step (sum and by output), and the predictions, which hold their gradients if these are requested."""
+
+    loss: Tensor
+    losses: dict[str, float]
+    predictions: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """How gradients become a step; the defaults are for one process and one patch.
+
+    clip: largest norm of the gradient. scaler: of losses at fp16. exchange: a switch, on while the gradients of a
+    backward pass are averaged over the processes. agree: called with the result of this process before the
+    optimizer's step; returns the common result, or raises in all processes.
+    """
+
+    clip: float | None = None
+    scaler: torch.amp.GradScaler | None = None
+    exchange: Callable[[bool], None] = lambda _on: None
+    agree: Callable[[StepResult], StepResult] | None = None
+
+
+def forward_loss(network: nn.Module, patch: Patch, precision: TrainingPrecision) -> StepResult:
+    """Predictions cropped to the targets, and the loss (still attached to the graph)."""
+    with _numbers(patch.raw.device, precision):
+        predictions = network(patch.raw)
+    cropped = {name: crop_centre(predictions[name], patch.targets[name].shape[2:]) for name in patch.targets}
+    loss, losses = total_loss(cropped, patch.targets, patch.weights)
+    return StepResult(loss=loss, losses=losses, predictions={**predictions, **cropped})
+
+
+def train_step(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    patches: Sequence[Patch],
+    precision: TrainingPrecision,
+    *,
+    keep_gradients: bool = False,
+    how: Gradients | None = None,
+) -> StepResult:
+    """One optimizer step with the mean of the patches' gradients; with keep_gradients the predictions keep `.grad`.
+
+    Returns the result of the last patch, with losses averaged over the patches.  If a loss is not finite there is no
+    optimizer step: a single process returns the result; among several processes, how.agree raises.
+    """
+    how = how or Gradients()
+    optimizer.zero_grad(set_to_none=True)
+    results: list[StepResult] = []
+    for number, patch in enumerate(patches, start=1):
+        last = number == len(patches)
+        how.exchange(last)
+        result = forward_loss(network, patch, precision)
+        if keep_gradients and last:
+            for name in patch.targets:
+                result.predictions[name].retain_grad()
+        if how.agree is None and not torch.isfinite(result.loss):
+            return result
+        _backward(result.loss if len(patches) == 1 else result.loss / len(patches), how.scaler)
+        if keep_gradients and last and how.scaler is not None:
+            for name in patch.targets:
+                _unscale(result.predictions[name].grad, how.scaler)
+        results.append(replace(result, loss=result.loss.detach()))
+    mean = _mean(results)
+    if how.agree is not None:
+        mean = how.agree(mean)
+    _optimize(network, optimizer, how)
+    return mean
+
+
+def _mean(results: Sequence[StepResult]) -> StepResult:
+    """The last result, with the mean losses of all."""
+    if len(results) == 1:
+        return results[0]
+    names = results[0].losses
+    return replace(results[-1], losses={name: sum(r.losses[name] for r in results) / len(results) for name in names})
+
+
+def _backward(loss: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+    scaled = loss if scaler is None else scaler.scale(loss)
+    scaled.backward()  # type: ignore[no-untyped-call]
+
+
+def _unscale(gradient: Tensor | None, scaler: torch.amp.GradScaler) -> None:
+    """Undo the scaling of a stored gradient; the optimizer's step does it for those of the weights."""
+    if gradient is not None:
+        gradient.div_(scaler.get_scale())
+
+
+def _optimize(network: nn.Module, optimizer: torch.optim.Optimizer, how: Gradients) -> None:
+    if how.scaler is not None:
+        how.scaler.unscale_(optimizer)
+    if how.clip is not None:
+        nn.utils.clip_grad_norm_([p for p in network.parameters() if p.grad is not None], how.clip)
+    if how.scaler is None:
+        optimizer.step()
+    else:
+        how.scaler.step(optimizer)
+        how.scaler.update()
+
+
+def _numbers(device: torch.device, precision: TrainingPrecision) -> AbstractContextManager[object]:
+    if precision == "fp16":
+        return torch.autocast(device.type, dtype=torch.float16)
+    return autocast(device, precision)
+
+
+class AveragedWeights:
+    """The average of the weights of `network`, on its device."""
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self._network, self._decay = network, decay
+        self._average: dict[str, Tensor] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Set the average to the weights of the network."""
+        self._average = _copies(self._network)
+
+    @torch.no_grad()
+    def update(self, iteration: int) -> None:
+        """Include the weights after step `iteration` (1, 2, ...)."""
+        decay = min(self._decay, (1 + iteration) / (10 + iteration))
+        for name, value in self._network.state_dict().items():
+            self._average[name].lerp_(value, 1 - decay)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Give the network the averaged weights within the block; restore its own afterwards."""
+        own = _copies(self._network)
+        self._network.load_state_dict(self._average)
+        try:
+            yield
+        finally:
+            self._network.load_state_dict(own)
+
+
+def _copies(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
