@@ -79,7 +79,7 @@ def test_a_process_that_does_not_fit_in_memory_ends_all_with_what_to_change(trai
 def test_processes_that_do_not_come_are_named() -> None:
     store, port = serve(LOOPBACK, 0, 60.0)
     store.set("0/here/1", "1")
-    here = Ranks(rank=0, world=4, local_world=4, address=LOOPBACK, port=port, store_runs=True)
+    here = Ranks(rank=0, world_size=4, local_world_size=4, address=LOOPBACK, port=port, store_runs=True)
     with pytest.raises(StoreUnreachable) as caught, open_group(here, "cpu", 0.2):
         pass
     assert caught.value.found == "missing: process 2, 3"
@@ -87,7 +87,9 @@ def test_processes_that_do_not_come_are_named() -> None:
 
 def test_a_first_process_that_does_not_come_is_named() -> None:
     _, free = serve(LOOPBACK, 0, 60.0)
-    nobody = Ranks(rank=1, world=2, local_world=2, address=LOOPBACK, port=free + 1 if free < 65535 else free - 1)
+    nobody = Ranks(
+        rank=1, world_size=2, local_world_size=2, address=LOOPBACK, port=free + 1 if free < 65535 else free - 1
+    )
     with pytest.raises(StoreUnreachable) as caught, open_group(nobody, "cpu", 0.2):
         pass
     assert caught.value.found == "missing: process 0"

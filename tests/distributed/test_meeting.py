@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore  # noqa: E402
 
 from lsdflow_contract.errors import StoreUnreachable  # noqa: E402
 from lsdflow_training.processes.ranks import Ranks  # noqa: E402
-from lsdflow_training.processes.rendezvous import LOOPBACK, _meet, serve  # noqa: E402
+from lsdflow_training.processes.rendezvous import LOOPBACK, rendezvous, serve  # noqa: E402
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def test_who_met_a_dying_process_of_the_attempt_before_meets_the_new_ones() -> N
     dying = [store]
     first, second = (Ranks(rank, 2, rank, 2, LOOPBACK, port, attempt="1") for rank in (0, 1))
     with ThreadPoolExecutor(2) as pool:
-        late = pool.submit(_meet, second, 30.0)
+        late = pool.submit(rendezvous, second, 30.0)
         PrefixStore("1", store).wait(["here/1"])
         del store
         Timer(0.5, dying.clear).start()
-        early = pool.submit(_meet, first, 30.0)
+        early = pool.submit(rendezvous, first, 30.0)
         served, found = early.result(60), late.result(60)
     served.set("word", "new")
     assert found.get("word") == b"new"
@@ -70,5 +70,5 @@ def test_who_meets_a_process_that_leaves_and_nobody_after_it_is_told_so() -> Non
     del store
     Timer(0.5, leaving.clear).start()
     with pytest.raises(StoreUnreachable) as caught:
-        _meet(Ranks(1, 2, 1, 2, LOOPBACK, port), 1.5)
+        rendezvous(Ranks(1, 2, 1, 2, LOOPBACK, port), 1.5)
     assert caught.value.found == "missing: process 0, which has been here and has left"

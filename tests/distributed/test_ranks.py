@@ -15,7 +15,7 @@ def test_without_variables_it_is_alone() -> None:
 
 
 def test_a_batch_script_without_srun_is_one_process_however_many_tasks_the_job_has() -> None:
-    assert ranks_of_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}).world == 1
+    assert ranks_of_environment({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}).world_size == 1
 
 
 def test_torchrun_is_understood() -> None:
@@ -61,7 +61,7 @@ def test_variables_that_contradict_are_an_error(wrong: dict[str, str]) -> None:
 
 
 def test_processes_of_a_node_read_what_they_were_given() -> None:
-    node = Ranks(rank=1, world=2, address="10.0.0.1", port=5, attempt="3")
+    node = Ranks(rank=1, world_size=2, address="10.0.0.1", port=5, attempt="3")
     mine = of_local_process(node, 4, 2)
-    assert (mine.rank, mine.world, mine.local_rank, mine.local_world) == (6, 8, 2, 4)
+    assert (mine.rank, mine.world_size, mine.local_rank, mine.local_world_size) == (6, 8, 2, 4)
     assert ranks_of_environment(as_environment(mine)) == mine

@@ -10,9 +10,9 @@ import pytest
 gp = pytest.importorskip("gunpowder")
 
 from lsdflow_contract.testing import membrane_raw, voronoi_labels  # noqa: E402
-from lsdflow_training.augmentation.cpu import blurred, changed_gamma, covering, damaged  # noqa: E402
-from lsdflow_training.augmentation.description import Damage, Damages, draw_artifact  # noqa: E402
-from lsdflow_training.augmentation.nodes import after_intensity, before_intensity  # noqa: E402
+from lsdflow_training.augmentation.cpu import blurred, changed, covering, damaged  # noqa: E402
+from lsdflow_training.augmentation.description import Damage, Damages, Exponents, draw_artifact  # noqa: E402
+from lsdflow_training.augmentation.nodes import IntensityAugment, intensity_nodes  # noqa: E402
 from lsdflow_training.settings import Augmentation  # noqa: E402
 
 SHAPE = (12, 40, 44)
@@ -71,8 +71,9 @@ def augmented(seed: int = 1, **options) -> np.ndarray:
     """The patch after the nodes that these options switch on, as a batch of the seed."""
     how, key = dataclasses.replace(OFF, **options), gp.ArrayKey("RAW")
     pipeline = Patch(key, a_patch())
-    for node in (*before_intensity(key, how), *after_intensity(key, how)):
-        pipeline += node
+    for node in intensity_nodes(key, how):
+        if not isinstance(node, IntensityAugment):
+            pipeline += node
     request = gp.BatchRequest(random_seed=seed)
     request[key] = gp.ArraySpec(roi=gp.Roi((0, 0, 0), SHAPE))
     with gp.build(pipeline):
@@ -83,9 +84,8 @@ def changed_sections(result: np.ndarray) -> np.ndarray:
     return (result != a_patch()).any(axis=(1, 2))
 
 
-def test_nothing_is_switched_on_by_itself() -> None:
-    key = gp.ArrayKey("RAW")
-    assert [*before_intensity(key, OFF), *after_intensity(key, OFF)] == []
+def test_only_the_published_change_is_enabled_by_default() -> None:
+    assert [type(node) for node in intensity_nodes(gp.ArrayKey("RAW"), OFF)] == [IntensityAugment]
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -116,7 +116,7 @@ def test_gamma_is_a_power_within_its_range() -> None:
     sections = augmented(**EACH["gamma of sections"])
     at = [np.log(sections[z][inner[z]]).sum() / np.log(raw[z][inner[z]]).sum() for z in range(len(raw))]
     assert np.unique(np.round(at, 3)).size == len(raw)
-    np.testing.assert_array_equal(changed_gamma(raw, np.array([1.0])), raw)
+    np.testing.assert_array_equal(changed(raw, Exponents(np.array([1.0]))), raw)
 
 
 def test_noise_has_the_stated_standard_deviation_on_the_stated_share_of_patches() -> None:

@@ -11,7 +11,8 @@ pytest.importorskip("numba")
 from scipy import ndimage  # noqa: E402
 
 from lsdflow_contract.geometry import Box  # noqa: E402
-from lsdflow_training.augmentation.cpu import source_box, upsample_field  # noqa: E402
+from lsdflow_training.augmentation import cpu  # noqa: E402
+from lsdflow_training.augmentation.cpu import source_box  # noqa: E402
 from lsdflow_training.augmentation.description import Region, Turn, Warp  # noqa: E402
 from lsdflow_training.augmentation.device import apply_step, fine_field, gather_linear, nearest_places  # noqa: E402
 
@@ -41,7 +42,7 @@ def random_warp(rng: np.random.Generator, shape=(20, 26, 31), shifts: bool = Tru
     axes = (np.linspace(0, n - 1, m) for n, m in zip(shape, coarse_shape, strict=True))
     coarse = np.stack(np.meshgrid(*axes, indexing="ij")) + rng.normal(0, 2, (3, *coarse_shape))
     moved = rng.integers(-2, 3, (shape[0], 2)).astype(np.float32) if shifts else None
-    return Warp(shape, coarse.astype(np.float32), moved, {})
+    return Warp(shape, coarse.astype(np.float32), moved)
 
 
 @pytest.mark.parametrize("shifts", [True, False])
@@ -49,23 +50,20 @@ def test_the_source_box_is_the_hull_of_the_whole_field(shifts: bool) -> None:
     rng = np.random.default_rng(1)
     for _ in range(20):
         warp = random_warp(rng, shifts=shifts)
-        field = upsample_field(warp.coarse, warp.shape_vox)
-        if shifts:
-            field[1:] += warp.section_shifts_vox.T[:, :, None, None]
+        field = cpu.fine_field(warp)
         np.testing.assert_allclose(fine_field(warp, torch.device("cpu")).numpy(), field, atol=1e-4)
         begin = tuple(int(rng.integers(0, n - 4)) for n in warp.shape_vox)
         target = Box(begin, tuple(int(rng.integers(1, n - b + 1)) for n, b in zip(warp.shape_vox, begin, strict=True)))
         part = field[(slice(None), *target.slices())].reshape(3, -1)
         low, high = np.floor(part.min(1)).astype(int), np.ceil(part.max(1)).astype(int) + 1
-        found = source_box(warp.shape_vox, warp.coarse, warp.section_shifts_vox, target)
+        found = source_box(warp, target)
         assert found == Box.from_bounds(tuple(low.tolist()), tuple(high.tolist()))
 
 
 def test_raw_labels_and_mask_are_cut_where_each_lies() -> None:
     rng = np.random.default_rng(2)
     warp = random_warp(rng)
-    field = upsample_field(warp.coarse, warp.shape_vox)
-    field[1:] += warp.section_shifts_vox.T[:, :, None, None]
+    field = cpu.fine_field(warp)
     volume = rng.integers(0, 200, (40, 46, 51)).astype(np.float32)  # voxel 0 of it is voxel -10 of the box
     targets = {"raw": Box((2, 3, 4), (11, 12, 13)), "labels": Box((5, 0, 1), (9, 8, 7))}
     regions = {name: Region(target, (-10, -10, -10)) for name, target in targets.items()}

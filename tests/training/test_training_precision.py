@@ -51,7 +51,7 @@ def test_auto_without_bf16_is_fp16_where_losses_can_be_scaled(recipe, monkeypatc
 def test_all_processes_train_at_the_precision_that_all_devices_have(recipe, monkeypatch) -> None:
     monkeypatch.setattr(build, "choose_precision", lambda *_: "bf16")
     assert training_precision(recipe(), Group(), GPU) == "bf16"
-    mixed = OneWithoutBf16(Ranks(world=2, local_world=2))
+    mixed = OneWithoutBf16(Ranks(world_size=2, local_world_size=2))
     assert training_precision(recipe(), mixed, GPU) == "fp16"
     assert training_precision(recipe("fsdp"), mixed, GPU) == "float32"
 

@@ -52,7 +52,7 @@ def find_cluster(environment: Mapping[str, str]) -> Cluster:
         found = _from_slurm(environment)
     else:
         found = Cluster()
-    started = ranks_of_environment(environment).world
+    started = ranks_of_environment(environment).world_size
     if started > found.size:
         raise ConfigError(
             "several processes were started that TensorFlow does not know of",

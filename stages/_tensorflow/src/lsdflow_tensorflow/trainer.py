@@ -1,7 +1,7 @@
 """The training loop with TensorFlow; batches, schedules, checkpoints, curves and stops as in lsdflow_training.trainer.
 
 1. the weights come from the newest valid checkpoint (of either backend), else torch makes them from the seed
-2. first the processes that make patches start, then TensorFlow: see runtime.py
+2. first the processes that make patches start, then TensorFlow: see engine.start_tensorflow
 3. in a cluster the step that makes iteration i uses batches (i - 1) n + 1 ... i n, with n the number of all replicas;
    each process uses every k-th of them, with k processes. All agree on losses, time and the end; the chief writes
 """
@@ -28,7 +28,7 @@ from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.build import FrozenLsd, new_network
 from lsdflow_training.checkpoints import TrainingState
 from lsdflow_training.compiled import compile_everything
-from lsdflow_training.curves import Curves, count_iteration, tell_validation, training_progress
+from lsdflow_training.curves import Curves, count_iteration, report_validation, training_progress
 from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Source, make_keys
 from lsdflow_training.data.streams import BatchNumbers, make_stream
@@ -186,7 +186,7 @@ class TensorflowTrainer:
             return self.validated.get(self.iteration)
         value = sum(engine.loss(patch) for patch in self.patches) / len(self.patches)
         curves.add_validation(self.iteration, value)
-        tell_validation(value)
+        report_validation(value)
         LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
         self.watch.look(self.iteration, value)
         self.validated = {self.iteration: value}

@@ -129,7 +129,7 @@ def count_iteration(progress: Progress, losses: Mapping[str, float], learning_ra
     progress.advance(1, losses, loss=sum(losses.values()))
 
 
-def tell_validation(loss: float) -> None:
+def report_validation(loss: float) -> None:
     """Set the newest validation loss in the metrics of this process."""
     monitor = MONITOR.get()
     if monitor is not None and monitor.progress is not None:

@@ -76,7 +76,7 @@ def resolve_recipe(
     device, ranks = device or choose_device(experiment.compute.device), ranks_of_environment(os.environ)
     distribution = resolve_distribution(config, device, ranks)
     # each task of SLURM has its own cores; processes of torchrun share the cores of their task
-    sharing = distribution.processes * (ranks.local_world if "RANK" in os.environ else 1)
+    sharing = distribution.processes * (ranks.local_world_size if "RANK" in os.environ else 1)
     workers, threads = _workers_and_threads(config, sharing)
     outputs = _outputs(kind, _neighborhood(config))
     return Recipe(
@@ -97,7 +97,7 @@ def resolve_recipe(
         threads=threads,
         device=device,
         precision=config.precision,
-        step=resolve_step(config, ranks.world * distribution.processes),
+        step=resolve_step(config, ranks.world_size * distribution.processes),
         distribution=distribution,
         steering=resolve_steering(config),
         records=resolve_records(config, experiment.common.name),

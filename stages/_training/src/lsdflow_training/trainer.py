@@ -13,6 +13,7 @@ with k processes, each uses every k-th of them.  All agree on the losses, the ti
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,19 +26,19 @@ import torch
 from lsdflow_command.interruption import end_if_asked
 from lsdflow_command.progress import Progress
 from lsdflow_contract.checkpoint import BestCheckpoint
-from lsdflow_contract.errors import Interrupted
+from lsdflow_contract.errors import BadData, Interrupted
 from lsdflow_training import checkpoints as ckpt
 from lsdflow_training.build import FrozenLsd, build_network, device_of, make_optimizer, new_network, training_precision
 from lsdflow_training.checkpoints import TrainingState
 from lsdflow_training.compiled import compile_everything
-from lsdflow_training.curves import Curves, count_iteration, tell_validation, training_progress
+from lsdflow_training.curves import Curves, count_iteration, report_validation, training_progress
 from lsdflow_training.data.patch import Patch, to_patch
 from lsdflow_training.data.pipeline import Keys, Source, make_keys
 from lsdflow_training.data.streams import BatchNumbers, make_stream, next_batches
-from lsdflow_training.failures import StopRequest, memory_errors, stop_on_signals
+from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, memory_errors, not_finite, stop_on_signals
 from lsdflow_training.mlflow_log import open_mlflow
-from lsdflow_training.processes.collectives import Agreement, Group
-from lsdflow_training.processes.sharding import require_same_weights, whole_optimizer, whole_weights
+from lsdflow_training.processes.collectives import Group
+from lsdflow_training.processes.sharding import all_finite, require_same_weights, whole_optimizer, whole_weights
 from lsdflow_training.run import Outcome
 from lsdflow_training.schedule import learning_rate, scaled, used_up
 from lsdflow_training.settings import Recipe, make_bundle
@@ -87,10 +88,10 @@ class Trainer:
         self.device = device_of(recipe.device, self.group)
         self.precision = training_precision(recipe, self.group, self.device)
         self.trained = new_network(recipe)
-        self.network, self.gradients = build_network(recipe, self.trained, lsd, self.group, self.device, self.precision)
+        self.network, gradients = build_network(recipe, self.trained, lsd, self.group, self.device, self.precision)
+        self.gradients = gradients if self.group.alone else replace(gradients, agree=self._agree)
         self.optimizer = make_optimizer(recipe, self.trained)
         self.learning_rate_factor = scaled(recipe.step.learning_rate_scaling, recipe.step.effective_batch)
-        self.agreed = Agreement(self.group, recipe)
         decay = recipe.steering.average_decay
         self.average = None if decay is None else AveragedWeights(self.trained, decay)
         self.watch = Watch(folder, recipe.steering, self.group)
@@ -98,6 +99,9 @@ class Trainer:
         self.saved = 0
         self.minutes_before = 0.0
         self.started = time.monotonic()
+        self.stop = StopRequest()
+        # What the processes exchange in each step: whether one has received a signal, and the minutes of the first.
+        self.stopping, self.minutes_of_rank_0 = False, 0.0
         self.times, self.data_wait = NodeTimes(), DataWait(warn=self.group.writes)
         self.patches: list[Patch] = []
         self.validated: dict[int, float | None] = {}
@@ -111,20 +115,19 @@ class Trainer:
             end_if_asked()
             compile_everything()
             ranks = self.group.ranks
-            self.patches = read_patches(self.keys, self.recipe, self.sources, ranks.rank, ranks.world)
+            self.patches = read_patches(self.keys, self.recipe, self.sources, ranks.rank, ranks.world_size)
             self.watch.begin(self.patches)
             self._log_step_options()
             self.started = time.monotonic()
-            with stop_on_signals() as stop, self._curves() as curves:
-                agree = self.agreed.on_step(lambda: (self.iteration, self.saved), stop, self._own_minutes)
-                self.gradients = replace(self.gradients, agree=agree)
-                self._loop(curves, stop)
+            with stop_on_signals() as self.stop, self._curves() as curves:
+                self._loop(curves)
                 # An interruption adds no validation: early stopping and the best must not depend on it.
                 self._checkpoint(curves, validate=self._finished())
             LOG.info("data pipeline, per batch:\n%s", self.times.table())
-            if self.agreed.stops(stop) and not self._finished():
+            if self._stops() and not self._finished():
+                signal = self.stop.name or "a signal to another process"
                 raise Interrupted(
-                    f"training stopped by {stop.name or 'a signal to another process'} at iteration {self.iteration}",
+                    f"training stopped by {signal} at iteration {self.iteration}",
                     where=self.checkpoints,
                     fix="run the same command again to resume",
                 )
@@ -132,25 +135,28 @@ class Trainer:
         best = self._choose() if self.group.writes else None
         rate = (self.iteration - begun_at) / seconds
         samples = rate * self.recipe.step.effective_batch
-        LOG.info("%.3g it/s, %.3g samples/s with %d processes", rate, samples, self.group.ranks.world)
+        LOG.info("%.3g it/s, %.3g samples/s with %d processes", rate, samples, self.group.ranks.world_size)
         return Outcome(self.iteration, best, self._minutes(), rate, self._ended_by() or "", self.data_wait.share)
 
-    def _loop(self, curves: Curves | None, stop: StopRequest) -> None:
+    def _loop(self, curves: Curves | None) -> None:
         how, ranks, step = self.recipe.schedules, self.group.ranks, self.recipe.step
-        numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world + ranks.rank + 1, ranks.world)
+        numbers = BatchNumbers(self.iteration * step.accumulate * ranks.world_size + ranks.rank + 1, ranks.world_size)
         stream = make_stream(self.keys, self.recipe, self.sources, numbers, self.times)
         profile = step_profile(self.recipe.records.profile_steps, self.folder, self.recipe.device, ranks.rank)
         shown = training_progress(self.recipe, self.iteration, self.minutes_before, self.group.writes)
         with stream as batches, shown as progress, profile as profiled:
-            while not self._finished() and not self.agreed.stops(stop):
+            while not self._finished() and not self._stops():
                 with self.data_wait:
-                    taken = next_batches(batches, step.accumulate, self.agreed.stops(stop))
-                if not taken:
+                    of_step = next_batches(batches, step.accumulate, self._stops())
+                if not of_step:
                     break
-                result = self._step(taken, curves)
+                result = self._step(of_step, curves)
                 if curves is not None and progress is not None:
                     self._log(curves, result, progress)
-                self._look_around(curves)
+                if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
+                    self._validate(curves)
+                if self.iteration % self.recipe.distribution.check_weights_every == 0:
+                    require_same_weights(self.trained, self.group, self.recipe.distribution)
                 if self.iteration % how.checkpoint_every == 0 and not self._finished():
                     self._checkpoint(curves)
                 profiled(self.iteration)
@@ -166,7 +172,7 @@ class Trainer:
             self.network, self.optimizer, patches, self.precision, keep_gradients=snapshot, how=self.gradients
         )
         if not torch.isfinite(result.loss):
-            raise self.agreed.loss_not_finite(self.iteration, self.saved, float(result.loss.detach()))
+            raise self._loss_not_finite(float(result.loss.detach()))
         self.iteration = number
         if self.average is not None:
             self.average.update(number)
@@ -176,6 +182,30 @@ class Trainer:
             size = self.recipe.targets.voxel_size_nm
             write_snapshot(path, self.recipe.kind, batches[-1], self.keys, result=result, voxel_size_nm=size)
         return result
+
+    def _agree(self, mine: StepResult) -> StepResult:
+        """The result of this process -> that of all. Raises BadData in all of them if the loss of one is not finite."""
+        rows = self.group.gather([float(bool(self.stop)), self._own_minutes(), *mine.losses.values()])
+        for rank, (_, _, *losses) in enumerate(rows):
+            if not all(map(math.isfinite, losses)):
+                raise self._loss_not_finite(sum(losses), rank)
+        self.stopping, self.minutes_of_rank_0 = any(row[0] for row in rows), rows[0][1]
+        means = [sum(row[i] for row in rows) / len(rows) for i in range(2, len(rows[0]))]
+        return replace(mine, losses=dict(zip(mine.losses, means, strict=True)))
+
+    def _stops(self) -> bool:
+        """Whether to stop: a single process stops at once, several stop when all have agreed."""
+        return bool(self.stop) if self.group.alone else self.stopping
+
+    def _loss_not_finite(self, loss: float, rank: int = 0) -> BadData:
+        """The error of the next step, with the process (if there are several) and its batches."""
+        number = self.iteration + 1
+        batches = self._batches(number)[rank :: self.group.ranks.world_size]
+        process = None if self.group.alone else rank
+        return not_finite("loss is", f"loss {loss}", number=number, saved=self.saved, batches=batches, process=process)
+
+    def _batches(self, number: int) -> range:
+        return batches_of(number, self.recipe.step.effective_batch)
 
     def _log(self, curves: Curves, result: StepResult, progress: Progress) -> None:
         how, rate = self.recipe.schedules, self.optimizer.param_groups[0]["lr"]
@@ -187,19 +217,11 @@ class Trainer:
             self.data_wait.log(curves, self.iteration)
             LOG.info("%.3g samples/s", progress.rate() * self.recipe.step.effective_batch)
 
-    def _look_around(self, curves: Curves | None) -> None:
-        """Do what all processes do together between steps, apart from checkpoints."""
-        how = self.recipe.schedules
-        if self.iteration % how.validation_every == 0 and self.iteration % how.checkpoint_every:
-            self._validate(curves)
-        if self.iteration % self.recipe.distribution.check_weights_every == 0:
-            require_same_weights(self.trained, self.group, self.recipe.distribution)
-
     def _validate(self, curves: Curves | None) -> float | None:
         if self.iteration in self.validated:
             return self.validated[self.iteration]
         raw_vox, precision = self.recipe.shapes.raw_vox, self.precision
-        with self._handed_on():
+        with self._saved_weights():
             value = shared_validation_loss(
                 self.network, self.patches, self.group, raw_vox, device=self.device, precision=precision
             )
@@ -208,21 +230,23 @@ class Trainer:
             return None
         if curves is not None:
             curves.add_validation(self.iteration, value)
-            tell_validation(value)
+            report_validation(value)
             LOG.info("iteration %d: validation loss %.5g", self.iteration, value)
         self.watch.look(self.iteration, value)
         return value
 
-    def _handed_on(self) -> AbstractContextManager[None]:
+    def _saved_weights(self) -> AbstractContextManager[None]:
         """In the context, the network has the weights that are written to the bundle."""
         return nullcontext() if self.average is None else self.average.in_use()
 
     def _checkpoint(self, curves: Curves | None, *, validate: bool = True) -> None:
         if self.iteration == self.saved:
             return
-        self.agreed.require_finite(self.trained, self.iteration, self.saved)
+        if not all(row[0] for row in self.group.gather([float(all_finite(self.trained))])):
+            batches = self._batches(self.iteration)
+            raise not_finite("weights are", TOO_LARGE, number=self.iteration, saved=self.saved, batches=batches)
         value = self._validate(curves) if validate else self.validated.get(self.iteration)
-        with self._handed_on():
+        with self._saved_weights():
             weights = {name: value.clone() for name, value in whole_weights(self.trained).items()}
         own = {} if self.average is None else whole_weights(self.trained)
         optimizer = whole_optimizer(self.optimizer)
@@ -241,7 +265,7 @@ class Trainer:
     def _resume(self) -> None:
         """All processes resume from the checkpoint that the first one finds."""
         resumed = ckpt.newest_valid(self.checkpoints, self.training_key) if self.group.writes else None
-        found = int(self.group.of_first(-1 if resumed is None else resumed.bundle.iteration))
+        found = int(self.group.of_rank_0(-1 if resumed is None else resumed.bundle.iteration))
         if resumed is None and found >= 0:
             resumed = ckpt.read_checkpoint(self.checkpoints, found)
         sha256 = "none" if resumed is None else resumed.bundle.weights_sha256
@@ -255,8 +279,7 @@ class Trainer:
             self.iteration = self.saved = resumed.bundle.iteration
             self.minutes_before = resumed.state.minutes
             LOG.info("going on from iteration %d", self.iteration)
-        if not self.group.alone:
-            self.agreed.minutes = self.group.of_first(self.minutes_before)
+        self.minutes_of_rank_0 = self.group.of_rank_0(self.minutes_before)
 
     def _curves(self) -> Curves | nullcontext[None]:
         if not self.group.writes:
@@ -265,7 +288,7 @@ class Trainer:
         return Curves(self.folder, self.iteration, mlflow)
 
     def _log_step_options(self) -> None:
-        step, world = self.recipe.step, self.group.ranks.world
+        step, world = self.recipe.step, self.group.ranks.world_size
         if step.effective_batch > 1:
             LOG.info(
                 "%d patches a step (%d processes x accumulate %d), %s; learning rate x %.4g (%s)",
@@ -278,7 +301,7 @@ class Trainer:
 
     def _minutes(self) -> float:
         """Minutes of the first process, on which all agree: the learning rate and the end may depend on them."""
-        return self._own_minutes() if self.agreed.minutes is None else self.agreed.minutes
+        return self._own_minutes() if self.group.alone else self.minutes_of_rank_0
 
     def _own_minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.started) / 60

@@ -234,6 +234,6 @@ class Watch:
         if self._group.writes:
             validations, losses = read_curves(self._folder, iteration)
             found = VERDICTS.index(verdict(validations, losses, self._rules))
-        self.verdict = VERDICTS[int(self._group.of_first(found))]
+        self.verdict = VERDICTS[int(self._group.of_rank_0(found))]
         if self.verdict != "go on":
             LOG.info("%s: the validation loss was no better for %d iterations", self.verdict, self._rules.patience)

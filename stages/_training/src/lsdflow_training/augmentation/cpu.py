@@ -1,7 +1,9 @@
-"""The loops of elastic deformation: upsample a coarse field, and gather voxels through it.
+"""Augmentation on the CPU: apply a deformation, and changes of the intensities, to arrays.
 
-A field (3, z, y, x) holds for each voxel of the result its position in the source, in source voxels.
-The compiled loops give the results of gunpowder's scipy routines (zoom of order 1; map_coordinates of order 0 and 1).
+A field (3, z, y, x) holds for each voxel of the result its position in the source, in source voxels. The compiled loops
+give the results of gunpowder's scipy routines (zoom of order 1; map_coordinates of order 0 and 1).
+
+Every changed `raw` is a new array, or the same one if the change is none.
 """
 
 from __future__ import annotations
@@ -16,15 +18,28 @@ from lsdflow_contract.geometry import Box, Vox3
 from lsdflow_training.augmentation.description import (
     Alpha,
     Artifact,
+    Blurring,
+    Change,
+    Contrast,
     Damage,
     Damages,
+    Exponents,
     Field,
-    Numbers,
+    Noise,
     Positions,
     Raw,
+    Warp,
     opacity,
 )
 from lsdflow_training.compiled import compiled
+
+
+def fine_field(warp: Warp) -> Field:
+    """Field (3, z, y, x) of a deformation: source position of each voxel of its box, in voxels."""
+    field = upsample_field(warp.coarse, warp.shape_vox)
+    if warp.section_shifts_vox is not None:
+        field[1:] += warp.section_shifts_vox.T[:, :, None, None]
+    return field
 
 
 def upsample_field(coarse: Field, shape_vox: Vox3) -> Field:
@@ -117,18 +132,19 @@ def _gather_linear(source: Field, field: Field, out: Field) -> None:
                 out[z, y, x] = near * (1 - wz) + far * wz
 
 
-def source_box(shape_vox: Vox3, coarse: Field, section_shifts_vox: Field | None, target: Box) -> Box:
-    """The source voxels of `target` (a box within shape_vox): hull of its field, rounded outwards as in gunpowder.
+def source_box(warp: Warp, target: Box) -> Box:
+    """The source voxels of `target` (a box in that of the deformation): hull of its field, rounded outwards.
 
     A linear field has its extremes in the corners of the coarse cells, so only the voxels next to them are evaluated.
     """
-    positions = upsampled_positions(coarse, shape_vox)
+    positions = upsampled_positions(warp.coarse, warp.shape_vox)
     chosen = [_beside_cells(at[part]) for at, part in zip(positions, target.slices(), strict=True)]
-    if section_shifts_vox is not None:
+    shifts = warp.section_shifts_vox
+    if shifts is not None:
         chosen[0] = np.ones_like(chosen[0])
-    values = field_at(coarse, *(at[s][c] for at, s, c in zip(positions, target.slices(), chosen, strict=True)))
-    if section_shifts_vox is not None:
-        values[1:] += section_shifts_vox[target.slices()[0]].T[:, :, None, None]
+    values = field_at(warp.coarse, *(at[s][c] for at, s, c in zip(positions, target.slices(), chosen, strict=True)))
+    if shifts is not None:
+        values[1:] += shifts[target.slices()[0]].T[:, :, None, None]
     begin = [int(np.floor(axis.min())) for axis in values]
     end = [int(np.ceil(axis.max())) + 1 for axis in values]
     return Box((begin[0], begin[1], begin[2]), (end[0] - begin[0], end[1] - begin[1], end[2] - begin[2]))
@@ -141,9 +157,36 @@ def _beside_cells(at: Positions) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def changed_gamma(raw: Raw, exponents: Numbers) -> Raw:
-    """Raise each section to its exponent (z,), or all to the only one: > 1 darkens, < 1 brightens."""
-    return np.power(raw, exponents.astype(np.float32)[:, None, None])
+def changed(raw: Raw, change: Change) -> Raw:
+    """Raw after one change."""
+    if isinstance(change, Contrast):
+        return with_contrast(raw, change)
+    if isinstance(change, Exponents):  # > 1 darkens, < 1 brightens
+        return np.power(raw, change.values.astype(np.float32)[:, None, None])
+    if isinstance(change, Blurring):
+        return _with_blur(raw, change)
+    if isinstance(change, Noise):
+        noise = np.random.default_rng(change.seed).normal(0.0, change.std, raw.shape)
+        noisy: Raw = np.clip(raw + noise, 0.0, 1.0).astype(np.float32)
+        return noisy
+    return damaged(raw, change)
+
+
+def with_contrast(raw: Raw, how: Contrast) -> Raw:
+    """Distances from the mean (of the patch, or of each section) scaled, then shifted, clipped to 0 and 1."""
+    parts = [raw] if len(how.scales) == 1 else list(raw[:, None])
+    changes = zip(parts, how.scales.tolist(), how.shifts.tolist(), strict=True)
+    result: Raw = np.concatenate([p.mean() + (p - p.mean()) * scale + shift for p, scale, shift in changes])
+    return np.clip(result, 0.0, 1.0, out=result)
+
+
+def _with_blur(raw: Raw, how: Blurring) -> Raw:
+    if not how.by_section:
+        return blurred(raw, float(how.sigmas_vox[0])) if how.sigmas_vox[0] else raw
+    result = raw.copy()
+    for z in np.flatnonzero(how.sigmas_vox):
+        result[z] = blurred(raw[z], float(how.sigmas_vox[z]))
+    return result
 
 
 def blurred(raw: Raw, sigma_vox: float | Sequence[float]) -> Raw:

@@ -1,9 +1,18 @@
-"""What is drawn for the augmentation of a patch, apart from its application."""
+"""What is drawn for the augmentation of a patch: one description for both executors.
+
+    nodes.py    draws the steps and changes of a patch, as gunpowder nodes
+    cpu.py      applies them to arrays, in the gunpowder pipeline
+    device.py   applies them to tensors, on the training device
+
+A patch is deformed by its steps, in their order, and then its intensities by its changes. `raw` is float32 (z, y, x),
+0 (black) to 1 (white). Labels do not change with the intensities: the network must infer what is hidden or blurred from
+its surroundings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -30,7 +39,7 @@ class Warp:
     shape_vox: Vox3
     coarse: Field
     section_shifts_vox: Field | None
-    regions: Mapping[str, Region]
+    regions: Mapping[str, Region] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

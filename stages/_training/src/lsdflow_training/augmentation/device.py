@@ -1,13 +1,14 @@
-"""Deformation of patches on the training device: a compact form of what gunpowder has drawn, and its application.
+"""Augmentation on the training device: apply deformations, and changes of the intensities, to tensors.
 
-A worker draws each deformation as gunpowder does, but keeps it on the coarse grid on which gunpowder makes it (every
-8th voxel); the device upsamples it and gathers the voxels.  Raw is interpolated linearly; labels and mask use the
-nearest voxel, once per deformation, as in gunpowder.
+A worker draws each deformation on the coarse grid on which gunpowder makes it (every 8th voxel); the device upsamples
+it and gathers the voxels. Raw is interpolated linearly; labels and mask use the nearest voxel, once per deformation.
+
+The values are those of cpu.py up to rounding, apart from the noise: its values differ between devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -89,17 +90,11 @@ def _cut(field: Tensor, region: Region) -> Tensor:
     return part - begin[:, None, None, None]
 
 
-BLUR_REACH = 3.0  # sigmas, as in data/intensities.py
+BLUR_REACH = 3.0  # sigmas, as in cpu.py
 
 
-def changed(raw: Tensor, changes: Iterable[Change]) -> Tensor:
-    """Raw after all changes, in their order."""
-    for change in changes:
-        raw = _changed(raw, change)
-    return raw
-
-
-def _changed(raw: Tensor, change: Change) -> Tensor:
+def changed(raw: Tensor, change: Change) -> Tensor:
+    """Raw after one change."""
     if isinstance(change, Contrast):
         return with_contrast(raw, change)
     if isinstance(change, Exponents):
@@ -123,7 +118,7 @@ def blurred(raw: Tensor, sigma_vox: float) -> Tensor:
 
 
 def damaged(raw: Tensor, how: Damages) -> Tensor:
-    """Raw with its sections damaged according to `how.what`, as data/intensities.damaged."""
+    """Raw with its sections damaged according to `how.what`, as in cpu.py."""
     result = raw.clone()
     for z in np.flatnonzero(how.what).tolist():
         result[z] = _DAMAGED[Damage(int(how.what[z]))](raw, z, how)

@@ -1,7 +1,7 @@
-"""ElasticAugment with faster loops: gunpowder draws the deformation, deformation.py applies it to the voxels.
+"""gunpowder nodes that augment a patch: each draws what is in description.py, and applies it on the CPU.
 
-The published pipeline deforms each patch twice, on regions up to eight times the patch. With gunpowder's scipy
-routines this is most of the cost of the data; they also convert ids to float64, which merges those beyond 2^53.
+All draw with the seed of the request, so a batch number gives the same batch in any process. The device path replaces
+their `process`, see data/device_patches.py.
 """
 
 from __future__ import annotations
@@ -9,41 +9,48 @@ from __future__ import annotations
 import math
 import random  # gunpowder draws from this module, so it is seeded for each batch
 from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar
 
 import augment  # type: ignore[import-untyped]
 import gunpowder as gp
 import numpy as np
 
 from lsdflow_contract.geometry import Vox3
-from lsdflow_training.augmentation.cpu import (
-    blurred,
-    changed_gamma,
-    damaged,
-    gather_linear,
-    gather_nearest,
-    upsample_field,
+from lsdflow_training.augmentation.cpu import changed, fine_field, gather_linear, gather_nearest
+from lsdflow_training.augmentation.description import (
+    Blurring,
+    Change,
+    Contrast,
+    Damage,
+    Damages,
+    Exponents,
+    Field,
+    Noise,
+    Warp,
+    draw_artifact,
 )
-from lsdflow_training.augmentation.description import Blurring, Damage, Damages, Exponents, Field, Raw, draw_artifact
 from lsdflow_training.data.nodes import InPlaceFilter
 from lsdflow_training.settings import Augmentation
 
 
 class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
-    """gunpowder's ElasticAugment (rotation, jitter, slip, shift; same random numbers), for 3-D arrays."""
+    """gunpowder's ElasticAugment (rotation, jitter, slip, shift; same random numbers), for 3-D arrays.
+
+    The published pipeline deforms each patch twice, on regions up to eight times the patch. With gunpowder's scipy
+    routines this is most of the cost of the data; they also convert ids to float64, which merges those beyond 2^53.
+    """
 
     def _ElasticAugment__create_transformation(self, shape: Vox3) -> Field:  # noqa: N802  (replaces a private method)
-        """The field of one patch, as in gunpowder, upsampled by our compiled loop."""
-        shape = (int(shape[0]), int(shape[1]), int(shape[2]))
-        field = self.draw_coarse_field(shape)
-        if self.subsample > 1:
-            field = upsample_field(field, shape)
-        if self.prob_slip + self.prob_shift > 0:
-            self._ElasticAugment__misalign(field)
-        return field
+        """The field of one patch, as in gunpowder."""
+        return fine_field(self.draw(shape))
 
-    def draw_coarse_field(self, shape: Vox3) -> Field:
-        """Jitter and rotation of a patch of this shape at every `subsample`-th voxel, drawn as in gunpowder."""
+    def draw(self, shape: Vox3) -> Warp:
+        """The deformation of a patch of this shape, drawn as in gunpowder."""
+        shape = (int(shape[0]), int(shape[1]), int(shape[2]))
+        return Warp(shape, self._draw_coarse_field(shape), self._draw_section_shifts(shape[0]))
+
+    def _draw_coarse_field(self, shape: Vox3) -> Field:
+        """Jitter and rotation of a patch of this shape at every `subsample`-th voxel."""
         random.random()  # noqa: S311  (gunpowder draws a scale, here always 1: keeps the sequence of random numbers)
         field: Field = augment.create_identity_transformation(shape, subsample=self.subsample)
         if sum(self.jitter_sigma) > 0:
@@ -55,8 +62,8 @@ class ElasticAugment(gp.ElasticAugment):  # type: ignore[misc]
             field += augment.create_rotation_transformation(shape, rotation, subsample=self.subsample)
         return field
 
-    def draw_section_shifts(self, sections: int) -> Field | None:
-        """Slips and shifts of sections, (sections, 2) voxels y, x, drawn as in gunpowder; None if both are disabled."""
+    def _draw_section_shifts(self, sections: int) -> Field | None:
+        """Slips and shifts of sections, (sections, 2) voxels y, x; None if both are disabled."""
         if self.prob_slip + self.prob_shift == 0:
             return None
         column = np.zeros((3, sections, 1, 1), np.float32)
@@ -87,13 +94,8 @@ def elastic_augment(how: Augmentation, jitter: bool) -> ElasticAugment:
     )
 
 
-Drawn = TypeVar("Drawn", Exponents, Blurring, Damages)
-
-
-class IntensityNode(InPlaceFilter, Generic[Drawn]):
-    """A node that changes raw (float32, 0 to 1) with its own random numbers."""
-
-    salt: ClassVar[int]
+class IntensityNode(InPlaceFilter):
+    """A node that draws a change of raw (float32, 0 to 1), and applies it on the CPU."""
 
     def __init__(self, raw: gp.ArrayKey, how: Augmentation) -> None:
         super().__init__(raw)
@@ -103,22 +105,56 @@ class IntensityNode(InPlaceFilter, Generic[Drawn]):
         """Change raw."""
         array = batch[self.keys[0]]
         raw = array.data.astype(np.float32, copy=False)
-        array.data = self.changed(raw, self.drawn(raw.shape, request))
+        array.data = changed(raw, self.drawn(raw.shape, request))
 
-    def drawn(self, shape: Sequence[int], request: gp.BatchRequest) -> Drawn:
-        """The change of a patch of this shape (z, y, x), drawn with the seed of the request."""
+    def drawn(self, shape: Sequence[int], request: gp.BatchRequest) -> Change:
+        """The change of a patch of this shape (z, y, x)."""
+        raise NotImplementedError
+
+
+class IntensityAugment(IntensityNode):
+    """Contrast and brightness, drawn as gunpowder's IntensityAugment draws them: for the patch, or for each section."""
+
+    def skip_node(self, _request: gp.BatchRequest) -> bool:
+        """Never; gunpowder draws a number for it, which keeps the sequence of random numbers."""
+        random.random()  # noqa: S311
+        return False
+
+    def drawn(self, shape: Sequence[int], _request: gp.BatchRequest) -> Contrast:
+        """A scale and a shift in their ranges."""
+        count = shape[0] if self.how.intensity_per_section else 1
+        ranges = (self.how.intensity_scale, self.how.intensity_shift)
+        scales, shifts = np.array([[np.random.uniform(*ends) for ends in ranges] for _ in range(count)]).T
+        return Contrast(scales, shifts)
+
+
+class NoiseAugment(IntensityNode):
+    """Gaussian noise in some patches, drawn as gunpowder's NoiseAugment draws it."""
+
+    def skip_node(self, _request: gp.BatchRequest) -> bool:
+        """Skip the patches without noise."""
+        return random.random() > self.how.noise_probability  # noqa: S311
+
+    def drawn(self, _shape: Sequence[int], request: gp.BatchRequest) -> Noise:
+        """Noise with the seed of the request."""
+        return Noise(self.how.noise_std, request.random_seed)
+
+
+class SaltedNode(IntensityNode):
+    """A node with its own random numbers. gunpowder's DefectAugment is not used: its seed comes from the clock."""
+
+    salt: ClassVar[int]
+
+    def drawn(self, shape: Sequence[int], request: gp.BatchRequest) -> Change:
+        """The change, drawn with the seed of the request."""
         return self.draw(shape, np.random.default_rng((request.random_seed, self.salt)))
 
-    def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Drawn:
+    def draw(self, shape: Sequence[int], generator: np.random.Generator) -> Change:
         """Draw the change; see `drawn`."""
         raise NotImplementedError
 
-    def changed(self, raw: Raw, how: Drawn) -> Raw:
-        """Raw (float32 (z, y, x), 0 to 1) after the change; the same array if this patch is not changed."""
-        raise NotImplementedError
 
-
-class Gamma(IntensityNode[Exponents]):
+class Gamma(SaltedNode):
     """Exponents with a uniform logarithm, one per patch or (intensity_per_section) per section."""
 
     salt = 1
@@ -129,12 +165,8 @@ class Gamma(IntensityNode[Exponents]):
         count = shape[0] if self.how.intensity_per_section else 1
         return Exponents(np.exp(generator.uniform(low, high, count)))
 
-    def changed(self, raw: Raw, how: Exponents) -> Raw:
-        """Raise every voxel to its exponent."""
-        return changed_gamma(raw, how.values)
 
-
-class Blur(IntensityNode[Blurring]):
+class Blur(SaltedNode):
     """Out-of-focus blur of some patches, equal in all directions; in anisotropic volumes of some sections, in y, x."""
 
     salt = 2
@@ -146,17 +178,8 @@ class Blur(IntensityNode[Blurring]):
         sigmas = generator.uniform(0, self.how.blur_sigma_vox, count)
         return Blurring(np.where(hit, sigmas, 0.0), by_section=self.how.anisotropic)
 
-    def changed(self, raw: Raw, how: Blurring) -> Raw:
-        """Raw, blurred where sigma is not 0."""
-        if not how.by_section:
-            return blurred(raw, float(how.sigmas_vox[0])) if how.sigmas_vox[0] else raw
-        result = raw.copy()
-        for z in np.flatnonzero(how.sigmas_vox):
-            result[z] = blurred(raw[z], float(how.sigmas_vox[z]))
-        return result
 
-
-class DamagedSections(IntensityNode[Damages]):
+class DamagedSections(SaltedNode):
     """Sections (planes of z) that are black, pale, partly covered, or replaced by their neighbour."""
 
     salt = 3
@@ -168,25 +191,14 @@ class DamagedSections(IntensityNode[Damages]):
         covered = np.flatnonzero(what == Damage.ARTIFACT)
         return Damages(what, self.how.low_contrast_scale, {int(z): draw_artifact(shape, generator) for z in covered})
 
-    def changed(self, raw: Raw, how: Damages) -> Raw:
-        """Raw with its sections damaged."""
-        return damaged(raw, how)
 
-
-def before_intensity(raw: gp.ArrayKey, how: Augmentation) -> list[gp.BatchFilter]:
-    """The enabled nodes before IntensityAugment: blur and gamma, which come from the microscope."""
+def intensity_nodes(raw: gp.ArrayKey, how: Augmentation) -> list[gp.BatchFilter]:
+    """The enabled nodes in their order: what the microscope does to the image, then noise and damaged sections."""
     nodes: list[gp.BatchFilter] = [Blur(raw, how)] if how.blur_probability > 0 else []
-    return nodes + ([Gamma(raw, how)] if how.gamma != (1.0, 1.0) else [])
-
-
-def after_intensity(raw: gp.ArrayKey, how: Augmentation) -> list[gp.BatchFilter]:
-    """The enabled nodes after IntensityAugment: noise and damaged sections."""
-    nodes: list[gp.BatchFilter] = []
-    if how.noise_probability > 0 and how.noise_std > 0:
-        nodes.append(gp.NoiseAugment(raw, p=how.noise_probability, var=how.noise_std**2))
-    if sum(damage_probabilities(how)) > 0:
-        nodes.append(DamagedSections(raw, how))
-    return nodes
+    nodes += [Gamma(raw, how)] if how.gamma != (1.0, 1.0) else []
+    nodes.append(IntensityAugment(raw, how))
+    nodes += [NoiseAugment(raw, how)] if how.noise_probability > 0 and how.noise_std > 0 else []
+    return nodes + ([DamagedSections(raw, how)] if sum(damage_probabilities(how)) > 0 else [])
 
 
 def damage_probabilities(how: Augmentation) -> tuple[float, float, float, float]:

@@ -7,8 +7,7 @@ pass on empty arrays.  The data that was read is recorded at the node that choos
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gunpowder as gp
@@ -21,9 +20,9 @@ from lsdflow_contract.errors import BadData, ConfigError, InternalError
 from lsdflow_contract.geometry import Box
 from lsdflow_network.precision import memory_format
 from lsdflow_training.augmentation.cpu import source_box
-from lsdflow_training.augmentation.description import Change, Contrast, Noise, Region, Step, Turn, Warp
+from lsdflow_training.augmentation.description import Change, Region, Step, Turn, Warp
 from lsdflow_training.augmentation.device import apply_step, changed
-from lsdflow_training.augmentation.nodes import Blur, DamagedSections, ElasticAugment, Gamma
+from lsdflow_training.augmentation.nodes import ElasticAugment, IntensityNode
 from lsdflow_training.data.nodes import ApplyBackground, CompactIds, GrowBoundary, TrainedVoxels
 from lsdflow_training.data.patch import DevicePatch, Patch
 from lsdflow_training.data.pipeline import Keys
@@ -102,17 +101,13 @@ class CropReader:
             self._take_over(before)
 
     def _defer(self, node: Any) -> None:
-        kind = type(node)  # exactly: a subclass may do more than these
+        kind: type[Any] = type(node)  # exactly: a subclass may do more than these
         if kind is ElasticAugment:
             self._defer_warp(node)
         elif kind is gp.SimpleAugment:
             self._defer_turn(node)
-        elif kind is gp.IntensityAugment and node.slab in (None, (1, -1, -1)):
-            node.process = lambda batch, _request: self._note(draw_contrast(node, len(batch[self.keys.raw].data)))
-        elif kind in (Blur, Gamma, DamagedSections):
+        elif issubclass(kind, IntensityNode):
             node.process = lambda batch, request: self._note(node.drawn(batch[self.keys.raw].data.shape, request))
-        elif kind is gp.NoiseAugment:
-            node.process = lambda _batch, request: self._note(Noise(math.sqrt(node.kwargs["var"]), request.random_seed))
         elif kind is CompactIds:
             node.process = lambda _batch, request: self._note_labels_box(request)
         elif kind in ADDING:
@@ -172,34 +167,24 @@ class CropReader:
         self.notes.changes.append(change)
 
 
-def draw_contrast(node: gp.IntensityAugment, sections: int) -> Contrast:
-    """Contrast drawn as IntensityAugment draws it: for the patch, or section by section."""
-    drawn = [
-        (np.random.uniform(node.scale_min, node.scale_max), np.random.uniform(node.shift_min, node.shift_max))
-        for _ in range(1 if node.slab is None else sections)
-    ]
-    scales, shifts = np.array(drawn).T
-    return Contrast(scales, shifts)
-
-
 def _draw_warp(node: ElasticAugment, request: gp.BatchRequest, keys: Keys) -> tuple[gp.BatchRequest, Warp]:
     """The request of the node, and the deformation that it has drawn; as ElasticAugment.prepare."""
     if request[keys.mask].roi != request[keys.labels].roi:
         raise InternalError("labels and mask are deformed as one", found=f"{request}")
     whole = request.get_total_roi()
     shape = _box(whole).shape_vox
-    coarse, shifts = node.draw_coarse_field(shape), node.draw_section_shifts(shape[0])
+    warp = node.draw(shape)
     needed, regions = gp.BatchRequest(), {}
     for name, same in (("raw", (keys.raw,)), ("labels", (keys.labels, keys.mask))):
         target = _box(request[same[0]].roi - whole.begin)
-        source = source_box(shape, coarse, shifts, target)
+        source = source_box(warp, target)
         # gunpowder reads the hull of what a node needs and what is requested from it
         z, y, x = (min(a, b) for a, b in zip(source.begin_vox, target.begin_vox, strict=True))
         regions[name] = Region(target, (z, y, x))
         for key in same:
             needed[key] = request[key].copy()
             needed[key].roi = gp.Roi(source.begin_vox, source.shape_vox) + whole.begin
-    return needed, Warp(shape, coarse, shifts, regions)
+    return needed, replace(warp, regions=regions)
 
 
 def _idle(node: Any) -> None:
@@ -240,7 +225,10 @@ def make_patch(crops: Crops, recipe: Recipe, device: torch.device) -> DevicePatc
     }
     for step in crops.steps:
         volumes = apply_step(step, volumes)
-    raw = changed(volumes["raw"], crops.changes) * 2 - 1
+    raw = volumes["raw"]
+    for change in crops.changes:
+        raw = changed(raw, change)
+    raw = raw * 2 - 1
     begin = crops.labels_box.begin_vox
     output = Box((0, 0, 0), recipe.shapes.output_vox).translate((-begin[0], -begin[1], -begin[2]))
     made = make_targets(volumes["labels"], volumes["mask"], output, recipe.targets, recipe.augmentation.anisotropic)

@@ -23,7 +23,7 @@ import gunpowder as gp
 
 from lsdflow_contract.arrays import LABELS, MASK, RAW
 from lsdflow_contract.geometry import Box, Vox3
-from lsdflow_training.augmentation.nodes import after_intensity, before_intensity, elastic_augment
+from lsdflow_training.augmentation.nodes import elastic_augment, intensity_nodes
 from lsdflow_training.data.nodes import (
     AllTrained,
     ApplyBackground,
@@ -140,15 +140,11 @@ def volume_source(
 
 def augmentation_nodes(keys: Keys, how: Augmentation) -> list[gp.BatchFilter]:
     """The four published augmentations in their order, and those that are enabled."""
-    low, high = how.intensity_scale
-    down, up = how.intensity_shift
     return [
         elastic_augment(how, jitter=False),
         gp.SimpleAugment(transpose_only=[1, 2] if how.anisotropic else None),
         elastic_augment(how, jitter=True),
-        *before_intensity(keys.raw, how),
-        gp.IntensityAugment(keys.raw, low, high, down, up, slab=(1, -1, -1) if how.intensity_per_section else None),
-        *after_intensity(keys.raw, how),
+        *intensity_nodes(keys.raw, how),
     ]
 
 

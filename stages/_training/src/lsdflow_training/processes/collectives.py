@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from lsdflow_contract.errors import BadData, InternalError, Interrupted, StageError
-from lsdflow_training.failures import TOO_LARGE, StopRequest, batches_of, not_finite
+from lsdflow_contract.errors import InternalError, Interrupted, StageError
 from lsdflow_training.processes.ranks import Ranks
-from lsdflow_training.processes.rendezvous import GONE, _meet, error_key, read_errors, sockets_of
-from lsdflow_training.processes.sharding import all_finite
-from lsdflow_training.settings import Recipe
-from lsdflow_training.step import StepResult
+from lsdflow_training.processes.rendezvous import CONNECTION_ERRORS, error_key, read_errors, rendezvous, sockets_of
 
 LOG = logging.getLogger("lsdflow.training")
 
@@ -41,7 +35,7 @@ class Group:
     @property
     def alone(self) -> bool:
         """True for a training of one process."""
-        return self.ranks.world == 1
+        return self.ranks.world_size == 1
 
     @property
     def writes(self) -> bool:
@@ -53,7 +47,7 @@ class Group:
         mine = torch.tensor(list(values), dtype=torch.float64)
         if self.alone:
             return [list(values)]
-        everyone = [torch.empty_like(mine) for _ in range(self.ranks.world)]
+        everyone = [torch.empty_like(mine) for _ in range(self.ranks.world_size)]
         dist.all_gather(everyone, mine)
         return [row.tolist() for row in everyone]
 
@@ -61,7 +55,7 @@ class Group:
         """Return when every process has called this."""
         self.gather([0.0])
 
-    def of_first(self, value: float) -> float:
+    def of_rank_0(self, value: float) -> float:
         """The value of the process that writes."""
         return self.gather([value])[0][0]
 
@@ -76,7 +70,7 @@ class Group:
         if others:
             raise InternalError(
                 f"the processes do not have the same {what}",
-                where=f"process {', '.join(map(str, others))} of {self.ranks.world}",
+                where=f"process {', '.join(map(str, others))} of {self.ranks.world_size}",
                 fix="run the same command again to resume from the last checkpoint; if it comes again, look at the "
                 "memory of these nodes",
             )
@@ -87,31 +81,31 @@ class Group:
         try:
             yield
         except StageError as error:
-            self._tell(error)
+            self._store_error(error)
             raise
         except RuntimeError as error:
             if self.alone or not _is_of_connection(error):
-                self._tell(InternalError(f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+                self._store_error(InternalError(f"{type(error).__name__}: {str(error).splitlines()[0]}"))
                 raise
             reason = self._reason(error)
-            self._tell(reason)
+            self._store_error(reason)
             raise reason from error
 
-    def _tell(self, error: StageError) -> None:
+    def _store_error(self, error: StageError) -> None:
         if self.store is not None:
             try:
                 self.store.set(error_key(self.ranks.rank), json.dumps(error.as_dict()))
-            except GONE:
-                LOG.debug("nobody is left to be told: %s", error)
+            except CONNECTION_ERRORS:
+                LOG.debug("no process is left to read: %s", error)
 
     def _reason(self, broken: RuntimeError) -> StageError:
-        told = read_errors(self.store, range(self.ranks.world))
-        for rank, error in sorted(told.items()):
+        stored = read_errors(self.store, range(self.ranks.world_size))
+        for rank, error in sorted(stored.items()):
             if rank != self.ranks.rank and not isinstance(error, Interrupted):
                 return error
         return Interrupted(
             "another process of the training has ended or does not answer",
-            where=f"process {self.ranks.rank} of {self.ranks.world}",
+            where=f"process {self.ranks.rank} of {self.ranks.world_size}",
             found=str(broken).splitlines()[0],
             fix="run the same command again to resume from the last checkpoint",
         )
@@ -124,15 +118,15 @@ def open_group(ranks: Ranks, device: str, timeout_s: float) -> Iterator[Group]:
     Raises StoreUnreachable (69) naming the processes that did not join within timeout_s, and what ending_together
     raises.  timeout_s also limits every later wait for another process.
     """
-    if ranks.world == 1:
+    if ranks.world_size == 1:
         yield Group(ranks)
         return
     sockets_of(ranks)
-    store = _meet(ranks, timeout_s)
+    store = rendezvous(ranks, timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     bound = timedelta(seconds=timeout_s)
-    meeting = PrefixStore("group", store)
-    dist.init_process_group(backend, store=meeting, rank=ranks.rank, world_size=ranks.world, timeout=bound)
+    of_group = PrefixStore("group", store)
+    dist.init_process_group(backend, store=of_group, rank=ranks.rank, world_size=ranks.world_size, timeout=bound)
     group = Group(ranks, store)
     try:
         with group.ending_together():
@@ -148,50 +142,3 @@ def _is_of_connection(error: RuntimeError) -> bool:
         return True
     words = ("gloo", "nccl", "connection", "timed out", "connect")
     return any(word in str(error).lower() for word in words)
-
-
-class Agreement:
-    """stopping: a process received a signal, and all know it. minutes: of the first process; None = use own clock."""
-
-    def __init__(self, group: Group, recipe: Recipe) -> None:
-        self.group, self.recipe = group, recipe
-        self.stopping = False
-        self.minutes: float | None = None
-
-    def on_step(
-        self, done: Callable[[], tuple[int, int]], stop: StopRequest, minutes: Callable[[], float]
-    ) -> Callable[[StepResult], StepResult] | None:
-        """A function that turns the result of this process into that of all; None if this is the only process.
-
-        done: returns the current iteration and that of the newest checkpoint.  The function raises BadData in all
-        processes if the loss of one is not finite.
-        """
-
-        def agree(mine: StepResult) -> StepResult:
-            rows = self.group.gather([float(bool(stop)), minutes(), *mine.losses.values()])
-            for rank, row in enumerate(rows):
-                if not all(map(math.isfinite, row[2:])):
-                    raise self.loss_not_finite(*done(), sum(row[2:]), rank)
-            self.stopping, self.minutes = any(row[0] for row in rows), rows[0][1]
-            means = [sum(row[i] for row in rows) / len(rows) for i in range(2, len(rows[0]))]
-            return replace(mine, losses=dict(zip(mine.losses, means, strict=True)))
-
-        return None if self.group.alone else agree
-
-    def stops(self, stop: StopRequest) -> bool:
-        """Whether to stop: a single process stops at once, several stop when all have agreed."""
-        return bool(stop) if self.group.alone else self.stopping
-
-    def loss_not_finite(self, done: int, saved: int, loss: float, rank: int = 0) -> BadData:
-        """The error of the step after `done` iterations, with the process (if there are several) and its batches."""
-        batches = self._batches(done + 1)[rank :: self.group.ranks.world]
-        process = None if self.group.alone else rank
-        return not_finite("loss is", f"loss {loss}", number=done + 1, saved=saved, batches=batches, process=process)
-
-    def require_finite(self, network: nn.Module, done: int, saved: int) -> None:
-        """Raise BadData in all processes if the last step, of a finite loss, made a weight NaN or infinite."""
-        if not all(row[0] for row in self.group.gather([float(all_finite(network))])):
-            raise not_finite("weights are", TOO_LARGE, number=done, saved=saved, batches=self._batches(done))
-
-    def _batches(self, number: int) -> range:
-        return batches_of(number, self.recipe.step.effective_batch)

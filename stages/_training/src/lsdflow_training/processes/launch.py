@@ -55,13 +55,13 @@ def run_local_processes(experiment: Experiment, stage: str, how: Distribution, n
 
     store: Store | None = None
     if node.rank == 0 and not node.store_runs:
-        address = LOOPBACK if node.world == 1 else node.address
+        address = LOOPBACK if node.world_size == 1 else node.address
         served, port = serve(address, node.port, how.peer_timeout_s)
         store = PrefixStore(node.attempt, served)
         node = replace(node, address=address, port=port)
     arguments = [stage, str(experiment.path), *experiment.overrides]
     ranks = [of_local_process(node, how.processes, number) for number in range(how.processes)]
-    LOG.info("%d processes on this node, %d in all", how.processes, ranks[0].world)
+    LOG.info("%d processes on this node, %d in all", how.processes, ranks[0].world_size)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with stop_on_signals() as stop:
@@ -88,10 +88,10 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: StopRequest, grace
 
     Returns their exit codes; 0 for those that are still running, because they wait for the one that failed.
     """
-    told, deadline = False, float("inf")
+    signalled, deadline = False, float("inf")
     while None in (codes := [process.poll() for process in processes]) and time.monotonic() < deadline:
-        if stop and not told:
-            told = True
+        if stop and not signalled:
+            signalled = True
             for process in processes:
                 process.send_signal(signal.SIGTERM)
         if deadline == float("inf") and any(codes):
@@ -108,20 +108,20 @@ def _error(
         return None
     from lsdflow_training.processes.rendezvous import read_errors
 
-    told = read_errors(store or _find(ranks[0]), codes)
-    for error in told.values():
+    stored = read_errors(store or _find(ranks[0]), codes)
+    for error in stored.values():
         if not isinstance(error, Interrupted):
             return error
     for rank, code in codes.items():
         if code > 0 and code != Interrupted.exit_code:
             return InternalError(f"process {rank} of the training failed", found=f"exit code {code}", fix=AGAIN)
     if stop:
-        return next(iter(told.values()), Interrupted(f"training stopped by {stop.name}", fix=AGAIN))
+        return next(iter(stored.values()), Interrupted(f"training stopped by {stop.name}", fix=AGAIN))
     for rank, code in codes.items():
-        if code < 0 and rank not in told:
+        if code < 0 and rank not in stored:
             found, fix = signal.Signals(-code).name, f"{AGAIN}; SIGKILL is often a lack of memory"
             return Interrupted(f"process {rank} of the training was killed", found=found, fix=fix)
-    return next(iter(told.values()), Interrupted("the training was interrupted", fix=AGAIN))
+    return next(iter(stored.values()), Interrupted("the training was interrupted", fix=AGAIN))
 
 
 def _find(ranks: Ranks) -> Store | None:
@@ -145,11 +145,11 @@ def main(arguments: Sequence[str]) -> int:
         with interrupt_on_signals():
             _run(arguments, counts=ranks.rank == 0)
     except StageError as error:
-        _leave(error, ranks)
+        _store_error(error, ranks)
         return error.exit_code
     except Exception as error:  # a bug: store it too, because the others must see every error
         LOG.exception("process %d ended", ranks.rank)
-        _leave(InternalError(f"internal: process {ranks.rank}: {type(error).__name__}: {error}"), ranks)
+        _store_error(InternalError(f"internal: process {ranks.rank}: {type(error).__name__}: {error}"), ranks)
         return InternalError.exit_code
     return 0
 
@@ -163,12 +163,12 @@ def _run(arguments: Sequence[str], counts: bool) -> None:
         load_stage(stage).run(experiment)
 
 
-def _leave(error: StageError, ranks: Ranks) -> None:
-    from lsdflow_training.processes.rendezvous import GONE, connect, error_key
+def _store_error(error: StageError, ranks: Ranks) -> None:
+    from lsdflow_training.processes.rendezvous import CONNECTION_ERRORS, connect, error_key
 
     try:
         connect(ranks, timeout_s=5.0).set(error_key(ranks.rank), json.dumps(error.as_dict()))
-    except (StageError, *GONE):
+    except (StageError, *CONNECTION_ERRORS):
         LOG.error("process %d: %s", ranks.rank, error.message())
 
 

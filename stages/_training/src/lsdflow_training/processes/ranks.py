@@ -21,16 +21,16 @@ PORTS_FROM, PORTS = 20_000, 20_000
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process (rank of world; local_rank of local_world on its node) and the address of the rendezvous.
+    """This process (rank of world_size; local_rank of local_world_size on its node) and the address of the rendezvous.
 
     store_runs: the store is served by something other than rank 0 (torchrun, or our own launcher).
     attempt: how often the processes were restarted; they never connect to those of an earlier attempt.
     """
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     local_rank: int = 0
-    local_world: int = 1
+    local_world_size: int = 1
     address: str = "127.0.0.1"
     port: int = 0
     store_runs: bool = False
@@ -44,7 +44,7 @@ def ranks_of_environment(environment: Mapping[str, str]) -> Ranks:
         found = _of_torchrun(environment)
     else:
         found = _of_slurm(environment)
-    if not 0 <= found.rank < found.world or not 0 <= found.local_rank < found.local_world:
+    if not 0 <= found.rank < found.world_size or not 0 <= found.local_rank < found.local_world_size:
         raise ConfigError("the ranks of the environment contradict one another", where="environment", found=found)
     return found
 
@@ -54,9 +54,9 @@ def of_local_process(node: Ranks, processes: int, local_rank: int) -> Ranks:
     return replace(
         node,
         rank=node.rank * processes + local_rank,
-        world=node.world * processes,
+        world_size=node.world_size * processes,
         local_rank=local_rank,
-        local_world=processes,
+        local_world_size=processes,
         store_runs=True,
         started_by_us=True,
     )
@@ -66,9 +66,9 @@ def as_environment(ranks: Ranks) -> dict[str, str]:
     """The environment variables from which ranks_of_environment reads these ranks."""
     return {
         "RANK": str(ranks.rank),
-        "WORLD_SIZE": str(ranks.world),
+        "WORLD_SIZE": str(ranks.world_size),
         "LOCAL_RANK": str(ranks.local_rank),
-        "LOCAL_WORLD_SIZE": str(ranks.local_world),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
         "MASTER_ADDR": ranks.address,
         "MASTER_PORT": str(ranks.port),
         "TORCHELASTIC_USE_AGENT_STORE": str(ranks.store_runs),
@@ -81,9 +81,9 @@ def _of_torchrun(environment: Mapping[str, str]) -> Ranks:
     world = _number(environment, "WORLD_SIZE", 1)
     return Ranks(
         rank=_number(environment, "RANK", 0),
-        world=world,
+        world_size=world,
         local_rank=_number(environment, "LOCAL_RANK", 0),
-        local_world=_number(environment, "LOCAL_WORLD_SIZE", world),
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", world),
         address=environment.get("MASTER_ADDR", "127.0.0.1"),
         port=_number(environment, "MASTER_PORT", 29_500),
         store_runs=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -103,9 +103,9 @@ def _of_slurm(environment: Mapping[str, str]) -> Ranks:
     names = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
     return Ranks(
         rank=_number(environment, "SLURM_PROCID", 0),
-        world=world,
+        world_size=world,
         local_rank=local_rank,
-        local_world=max(world // max(nodes, 1), local_rank + 1),
+        local_world_size=max(world // max(nodes, 1), local_rank + 1),
         address=environment.get("MASTER_ADDR") or first_node(names),
         port=_number(environment, "MASTER_PORT", port),
         attempt=environment.get("SLURM_RESTART_COUNT", "0"),

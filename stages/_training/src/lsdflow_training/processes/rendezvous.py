@@ -22,19 +22,19 @@ from lsdflow_contract.errors import StageError, StoreUnreachable, rebuilt
 from lsdflow_training.processes.ranks import Ranks
 
 LOG = logging.getLogger("lsdflow.training")
-GONE = (RuntimeError, dist.DistError, ConnectionError)
+CONNECTION_ERRORS = (RuntimeError, dist.DistError, ConnectionError)
 LOOPBACK = "127.0.0.1"
 # A process of the previous attempt, which used the same port, may need SLURM's KillWait (30 s) to end.
-PORT_PATIENCE_S, PORT_PAUSE_S = 60.0, 0.2
+PORT_TIMEOUT_S, PORT_PAUSE_S = 60.0, 0.2
 
 
 def serve(address: str, port: int, timeout_s: float) -> tuple[TCPStore, int]:
     """Serve a store at this address only; port 0 means any free port. Returns the store and its port.
 
-    Raises StoreUnreachable (69) if the port stays in use for PORT_PATIENCE_S or half of timeout_s: the others wait
+    Raises StoreUnreachable (69) if the port stays in use for PORT_TIMEOUT_S or half of timeout_s: the others wait
     longer than that.
     """
-    listening = _listen(address, port, min(PORT_PATIENCE_S, timeout_s / 2))
+    listening = _listen(address, port, min(PORT_TIMEOUT_S, timeout_s / 2))
     port = listening.getsockname()[1]
     bound = timedelta(seconds=timeout_s)
     store = TCPStore(
@@ -43,12 +43,12 @@ def serve(address: str, port: int, timeout_s: float) -> tuple[TCPStore, int]:
     return store, port
 
 
-def _listen(address: str, port: int, patience_s: float) -> socket.socket:
-    """A listening socket; if the address is in use, tries again for patience_s."""
-    until = time.monotonic() + patience_s
+def _listen(address: str, port: int, timeout_s: float) -> socket.socket:
+    """A listening socket; if the address is in use, tries again for timeout_s."""
+    until = time.monotonic() + timeout_s
     while (found := _try_to_listen(address, port)) is None:
         if time.monotonic() >= until:
-            raise _not_here(address, port, os.strerror(errno.EADDRINUSE))
+            raise _cannot_serve(address, port, os.strerror(errno.EADDRINUSE))
         LOG.debug("%s:%d is in use", address, port)
         time.sleep(PORT_PAUSE_S)
     return found
@@ -65,11 +65,11 @@ def _try_to_listen(address: str, port: int) -> socket.socket | None:
         listening.close()
         if error.errno == errno.EADDRINUSE:
             return None
-        raise _not_here(address, port, error.strerror or str(error)) from error
+        raise _cannot_serve(address, port, error.strerror or str(error)) from error
     return listening
 
 
-def _not_here(address: str, port: int, reason: str) -> StoreUnreachable:
+def _cannot_serve(address: str, port: int, reason: str) -> StoreUnreachable:
     return StoreUnreachable(
         "distributed rendezvous failed",
         where=f"{address}:{port}",
@@ -81,13 +81,13 @@ def _not_here(address: str, port: int, reason: str) -> StoreUnreachable:
 def connect(ranks: Ranks, timeout_s: float) -> Store:
     """The store of this training, served by rank 0 or a launcher. Raises StoreUnreachable if it does not answer."""
     if ranks.rank == 0 and not ranks.store_runs:
-        address = LOOPBACK if ranks.local_world == ranks.world else ranks.address
+        address = LOOPBACK if ranks.local_world_size == ranks.world_size else ranks.address
         store, _ = serve(address, ranks.port, timeout_s)
         return PrefixStore(ranks.attempt, store)
     try:
         bound = timedelta(seconds=timeout_s)
         found = TCPStore(ranks.address, ranks.port, is_master=False, timeout=bound)
-    except GONE as error:
+    except CONNECTION_ERRORS as error:
         raise StoreUnreachable(
             "not all processes of the training came",
             where=f"{ranks.address}:{ranks.port}",
@@ -100,7 +100,7 @@ def connect(ranks: Ranks, timeout_s: float) -> Store:
 
 def sockets_of(ranks: Ranks) -> None:
     """Let Gloo and NCCL use loopback on one node, else the interface to the first node; a user's choice stays."""
-    name = "lo" if ranks.local_world == ranks.world else interface_towards(ranks.address, ranks.port)
+    name = "lo" if ranks.local_world_size == ranks.world_size else interface_towards(ranks.address, ranks.port)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name:
             os.environ.setdefault(variable, name)
@@ -134,18 +134,18 @@ def error_key(rank: int) -> str:
 
 def read_errors(store: Store | None, ranks: Iterable[int]) -> dict[int, StageError]:
     """The errors that these ranks stored, as far as the store still answers."""
-    told: dict[int, StageError] = {}
+    stored: dict[int, StageError] = {}
     if store is not None:
         try:
             for rank in ranks:
                 if store.check([error_key(rank)]):
-                    told[rank] = rebuilt(json.loads(store.get(error_key(rank))))
-        except GONE:
+                    stored[rank] = rebuilt(json.loads(store.get(error_key(rank))))
+        except CONNECTION_ERRORS:
             pass
-    return told
+    return stored
 
 
-def _meet(ranks: Ranks, timeout_s: float) -> Store:
+def rendezvous(ranks: Ranks, timeout_s: float) -> Store:
     """The store, once all processes have registered.
 
     If another process serves the store and leaves too early, it may belong to the previous attempt, which used the
@@ -153,12 +153,12 @@ def _meet(ranks: Ranks, timeout_s: float) -> Store:
     """
     until = time.monotonic() + timeout_s
     store = connect(ranks, timeout_s)
-    while (missing := _sign_in(store, ranks, timeout_s)) != []:
+    while (missing := _register(store, ranks, timeout_s)) != []:
         names = "0, which has been here and has left" if missing is None else ", ".join(map(str, missing))
         error = StoreUnreachable(
             "not all processes of the training came",
             where=f"{ranks.address}:{ranks.port}",
-            wanted=f"{ranks.world} processes within {timeout_s:g} s",
+            wanted=f"{ranks.world_size} processes within {timeout_s:g} s",
             found=f"missing: process {names}",
             fix="look into the logs of their nodes; can they reach this address (GLOO_SOCKET_IFNAME, a firewall)?",
         )
@@ -173,14 +173,14 @@ def _meet(ranks: Ranks, timeout_s: float) -> Store:
     return store
 
 
-def _sign_in(store: Store, ranks: Ranks, timeout_s: float) -> list[int] | None:
+def _register(store: Store, ranks: Ranks, timeout_s: float) -> list[int] | None:
     """Register and wait for all. Returns the ranks that did not register; None if the store itself is gone."""
-    keys = [f"here/{rank}" for rank in range(ranks.world)]
+    keys = [f"here/{rank}" for rank in range(ranks.world_size)]
     try:
         store.set(keys[ranks.rank], "1")
         store.wait(keys, timedelta(seconds=timeout_s))
-    except GONE:
-        with suppress(*GONE):
+    except CONNECTION_ERRORS:
+        with suppress(*CONNECTION_ERRORS):
             return [rank for rank, key in enumerate(keys) if not store.check([key])]
         return None
     return []

@@ -110,7 +110,7 @@ def require_same_weights(network: nn.Module, group: Group, how: Distribution) ->
     total = hashlib.sha256()
     for value in network.state_dict().values():
         total.update(share_here(value).detach().cpu().contiguous().numpy().tobytes())
-    group.require_same(total.digest(), "weights", group.ranks.local_world if how.sharded else None)
+    group.require_same(total.digest(), "weights", group.ranks.local_world_size if how.sharded else None)
 
 
 def _like(value: Tensor, here: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def _like(value: Tensor, here: Tensor) -> Tensor:
 
 def _mesh(group: Group, how: Distribution, device: torch.device) -> DeviceMesh:
     """One dimension over all processes; hybrid: nodes x processes of a node."""
-    world, on_node = group.ranks.world, group.ranks.local_world
+    world, on_node = group.ranks.world_size, group.ranks.local_world_size
     if how.reshard == "hybrid" and on_node < world:
         return init_device_mesh(device.type, (world // on_node, on_node), mesh_dim_names=("copies", "shares"))
     return init_device_mesh(device.type, (world,))
