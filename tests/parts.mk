@@ -88,6 +88,7 @@ CORE_TRAINING := \
   tests/training/test_pipeline.py \
   tests/training/test_lsd_targets.py \
   tests/training/test_augment_intensities.py \
+  tests/training/test_augmentation_executors.py \
   tests/training/test_initial_weights.py \
   tests/training/test_averaged_weights.py \
   tests/training/test_backends.py \
