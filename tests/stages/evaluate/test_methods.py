@@ -148,6 +148,19 @@ def test_the_networks_are_those_that_were_predicted_with(experiment: Experiment)
     assert networks_of(experiment.layout, other) == (AFFINITIES,), "not the one it was trained with: not named"
 
 
+def test_a_network_from_elsewhere_is_described_while_it_is_the_one_that_predicted(experiment: Experiment) -> None:
+    folder = experiment.layout.root / "given"
+    folder.mkdir()
+    (folder / "bundle.json").write_text(AFFINITIES.model_dump_json())
+    predict = manifest("predict", {"checkpoint": "given", "lsd_checkpoint": "lsds", "resolved": {"iteration": 40000}})
+    assert networks_of(experiment.layout, replaced(predict, AFFINITIES.weights_sha256)) == (AFFINITIES,)
+    assert networks_of(experiment.layout, replaced(predict, "d" * 64)) == ()
+
+
+def replaced(predict: Manifest, weights_sha256: str) -> Manifest:
+    return predict.model_copy(update={"inputs": {"network": weights_sha256}})
+
+
 def test_a_network_from_elsewhere_or_gone_is_not_guessed(experiment: Experiment) -> None:
     assert networks_of(experiment.layout, None) == ()
     for config in (

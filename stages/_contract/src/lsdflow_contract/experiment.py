@@ -172,6 +172,23 @@ class Experiment:
         return _validated(model, self.tables.get(stage, {}), stage, self.path)
 
     @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that it needs, in order: those of its mode, without the training of a network that is given.
+
+        A network is given if [predict] names its folder, outside of the trainings of this experiment.
+        """
+        table = self.tables.get("predict", {})
+        named = {"train-lsd": table.get("lsd_checkpoint"), "train-acrlsd": table.get("checkpoint")}
+        given = {stage for stage, checkpoint in named.items() if self._is_from_elsewhere(checkpoint)}
+        return tuple(stage for stage in stages_of_mode(self.common.mode) if stage not in given)
+
+    def _is_from_elsewhere(self, checkpoint: object) -> bool:
+        if not isinstance(checkpoint, str) or checkpoint in ("best", "trained_with") or checkpoint.isdigit():
+            return False
+        own = [(self.path.parent / name).resolve() for name in ("results", "train")]
+        return not any(self.resolve(checkpoint).is_relative_to(folder) for folder in own)
+
+    @property
     def uses_cluster(self) -> bool:
         """True if [cluster] sets anything; cluster jobs may have GPUs that this machine lacks."""
         return any(value != {} for value in self.tables.get("cluster", {}).values())
@@ -197,6 +214,11 @@ class Experiment:
                 "the path cannot be used", where=self.path, found=f"{path!r}: {error}", fix=fix
             ) from error
         return found
+
+
+def stages_of_mode(mode: str) -> tuple[str, ...]:
+    """The stages of a mode, in order: train-lsd is needed for acrlsd alone."""
+    return tuple(stage for stage in STAGES if stage != "train-lsd" or mode == "acrlsd")
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:

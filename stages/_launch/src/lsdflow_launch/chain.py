@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lsdflow_contract.errors import Interrupted, MissingInput, StageError, UsageError
-from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean
+from lsdflow_contract.experiment import STAGES, Experiment, did_you_mean, stages_of_mode
 from lsdflow_launch.commands import PASSED_ON, Call, run_stage
 
 LOG = logging.getLogger("lsdflow.run")
@@ -77,35 +77,9 @@ def stages_of(experiment: Experiment, first: str = STAGES[0], last: str = LAST) 
     begin, end = STAGES.index(first), STAGES.index(last)
     if begin > end:
         raise UsageError(f"{first} comes after {last}", wanted=" -> ".join(STAGES))
-    return needed_stages(STAGES[begin : end + 1], experiment, named=(first, last))
-
-
-def needed_stages(stages: Sequence[str], experiment: Experiment, named: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return those of `stages` that the experiment needs: for its mode, and without networks that are given.
-
-    named: trainings that the user asked for by name; they are kept although their network is given.
-    """
-    given = _trained_elsewhere(experiment) - set(named)
-    return tuple(stage for stage in of_mode(stages, experiment.common.mode) if stage not in given)
-
-
-def _trained_elsewhere(experiment: Experiment) -> set[str]:
-    """Return the trainings whose network [predict] names as a folder outside this experiment's own trainings."""
-    table = experiment.tables.get("predict", {})
-    named = {"train-lsd": table.get("lsd_checkpoint"), "train-acrlsd": table.get("checkpoint")}
-    return {stage for stage, value in named.items() if _is_elsewhere(experiment, value)}
-
-
-def _is_elsewhere(experiment: Experiment, checkpoint: object) -> bool:
-    if not isinstance(checkpoint, str) or checkpoint in ("best", "trained_with") or checkpoint.isdigit():
-        return False
-    own = (experiment.layout.results, experiment.layout.root / "train")
-    return not any(experiment.resolve(checkpoint).is_relative_to(folder.resolve()) for folder in own)
-
-
-def of_mode(stages: Sequence[str], mode: str) -> tuple[str, ...]:
-    """Return those of `stages` that a mode needs: train-lsd is needed only for acrlsd."""
-    return tuple(stage for stage in stages if stage != "train-lsd" or mode == "acrlsd")
+    # A training that is named is run although its network is given.
+    wanted = {*experiment.stages, first, last} & {*stages_of_mode(experiment.common.mode)}
+    return tuple(stage for stage in STAGES[begin : end + 1] if stage in wanted)
 
 
 def finished_repairable_stages(experiment: Experiment) -> tuple[str, ...]:

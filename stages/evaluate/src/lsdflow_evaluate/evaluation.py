@@ -301,4 +301,4 @@ def report_source(experiment: Experiment) -> Source:
     """Where the report of an experiment is read from."""
     common = experiment.common
     grid_of = partial(read_grid, experiment.layout)
-    return Source(common.name, common.mode, experiment.layout, open_store(experiment), grid_of)
+    return Source(common.name, experiment.stages, experiment.layout, open_store(experiment), grid_of)

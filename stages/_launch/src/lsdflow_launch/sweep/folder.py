@@ -27,7 +27,6 @@ from lsdflow_contract.hashing import hash_of, hash_of_file
 from lsdflow_contract.manifest import require_contract
 from lsdflow_contract.model import StrictModel
 from lsdflow_contract.sealing import read_sealed, write_sealed
-from lsdflow_launch.chain import needed_stages
 from lsdflow_launch.sweep.experiments import experiment_text_of
 from lsdflow_launch.sweep.file import Sweep
 from lsdflow_launch.sweep.grid import Axis, Run, unique_names
@@ -89,7 +88,7 @@ def open_stages(experiment: Experiment, node: PlannedNode) -> tuple[str, ...]:
 
     In the base, a stage before a finished one is not needed: its results were imported.
     """
-    stages = needed_stages(node.stages, experiment)
+    stages = [stage for stage in node.stages if stage in experiment.stages]
     finished = [experiment.layout.manifest(stage).exists() for stage in stages]
     if node.is_base:
         return tuple(stages[len(stages) - finished[::-1].index(True) :] if any(finished) else stages)

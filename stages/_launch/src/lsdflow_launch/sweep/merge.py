@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 from lsdflow_command.lock_file import Holder
 from lsdflow_contract.errors import ContractMismatch, StageError
-from lsdflow_contract.experiment import STAGES, load_experiment
+from lsdflow_contract.experiment import STAGES, load_experiment, stages_of_mode
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch.chain import of_mode
 from lsdflow_launch.sweep.folder import PlannedNode, PlannedRun, SweepFolder, SweepPlan, open_stages
 from lsdflow_launch.sweep.grid import Run, part_of
 from lsdflow_launch.sweep.result import RunResult, claim_of, read_result
@@ -207,7 +206,7 @@ def own_bytes(folder: Path) -> int:
 def _open_stages(sweep: SweepFolder, node: PlannedNode) -> tuple[str, ...]:
     folder = sweep.folder(node)
     if not ExperimentLayout(folder).experiment_toml.exists():
-        return of_mode(node.stages, node.mode)  # the sweep is not prepared yet
+        return tuple(stage for stage in node.stages if stage in stages_of_mode(node.mode))  # not prepared yet
     return open_stages(load_experiment(folder), node)
 
 

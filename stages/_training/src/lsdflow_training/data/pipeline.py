@@ -15,7 +15,6 @@ may be fractions.  Only one node needs the true voxel size, AddLsdTargets, and g
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -226,8 +225,3 @@ def _spec(box: Box, interpolatable: bool) -> gp.ArraySpec:
     return gp.ArraySpec(
         roi=gp.Roi(box.begin_vox, box.shape_vox), voxel_size=gp.Coordinate((1, 1, 1)), interpolatable=interpolatable
     )
-
-
-def quiet_gunpowder() -> None:
-    """Hide gunpowder's warning that ElasticAugment is deprecated: its successor requests regions outside of volumes."""
-    warnings.filterwarnings("ignore", message="ElasticAugment is deprecated", category=DeprecationWarning)

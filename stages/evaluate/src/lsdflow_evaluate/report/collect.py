@@ -184,21 +184,27 @@ def _number(text: str | None) -> float:
         return float("nan")
 
 
+def _checkpoint_of(layout: ExperimentLayout, predict: Manifest) -> Path | None:
+    """The folder of the network that predicted the affinities; None if the manifest does not name it."""
+    chosen, iteration = predict.config.get("checkpoint"), predict.config.get("resolved", {}).get("iteration")
+    if isinstance(chosen, str) and chosen != "best" and not chosen.isdigit():
+        return layout.root / chosen
+    return None if iteration is None else bundle_folder(layout.checkpoints("train-acrlsd"), iteration)
+
+
 def networks_of(layout: ExperimentLayout, predict: Manifest | None) -> tuple[Bundle, ...]:
-    """The networks that predicted, in the order in which they are applied: LSDs first. None of a checkpoint from
-    elsewhere, or gone.
+    """The networks that predicted, in the order in which they are applied: LSDs first. None if a checkpoint is gone
+    or has changed.
 
     Raises StageError for a bundle that cannot be read.
     """
-    if predict is None:
-        return ()
-    chosen, iteration = predict.config.get("checkpoint"), predict.config.get("resolved", {}).get("iteration")
-    if iteration is None or not (chosen == "best" or isinstance(chosen, int)):
-        return ()
-    folder = bundle_folder(layout.checkpoints("train-acrlsd"), iteration)
-    if not folder.is_dir():
+    folder = _checkpoint_of(layout, predict) if predict else None
+    if predict is None or folder is None or not folder.is_dir():
         return ()
     affinities = read_bundle(folder)
+    # A folder from elsewhere may hold another network by now.
+    if affinities.weights_sha256 != predict.inputs.get("network", affinities.weights_sha256):
+        return ()
     trained_with = predict.config.get("lsd_checkpoint", "trained_with") == "trained_with"
     if affinities.lsd_bundle_sha256 is None or not trained_with:
         return (affinities,)

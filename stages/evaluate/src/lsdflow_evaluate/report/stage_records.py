@@ -53,19 +53,14 @@ MOST_BLOCKS = 4_000_000
 
 @dataclass(frozen=True)
 class Source:
-    """Where the report is read from: the experiment's name, mode, folders and store, and the grid of a pass by its
+    """Where the report is read from: the experiment's name, stages, folders and store, and the grid of a pass by its
     stage and key."""
 
     name: str
-    mode: str
+    stages: tuple[str, ...]
     layout: ExperimentLayout
     store: Store
     grid_of: Callable[[str, str], BlockPlan | None]
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The stages of the chain: train-lsd is needed for acrlsd alone."""
-        return tuple(stage for stage in STAGES if stage != "train-lsd" or self.mode == "acrlsd")
 
 
 def finished_stages(layout: ExperimentLayout) -> dict[str, Manifest]:
