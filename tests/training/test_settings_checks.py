@@ -125,8 +125,8 @@ def _describe_another(descriptions: Path, voxel_size_nm: Nm3) -> None:
 def test_jobs_of_a_cluster_may_have_the_gpu_that_this_machine_has_not(
     fresh: Path, descriptions: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], codes: list[int]
 ) -> None:
-    monkeypatch.setattr("lsdflow_training.checks.gpu_count", lambda: 0)
-    monkeypatch.setattr("lsdflow_training.resolve.gpu_count", lambda: 0)
+    monkeypatch.setattr("lsdflow_training.checks.gpu_count", lambda **_: 0)
+    monkeypatch.setattr("lsdflow_training.resolve.gpu_count", lambda **_: 0)
     wanted = ["train-lsd.precision=fp16", "compute.device=auto"]
     found = problems(train_lsd, fresh, *wanted, *settings, descriptions=descriptions)
     assert [p["exit_code"] for p in found] == codes

@@ -14,10 +14,17 @@ from lsdflow_contract.errors import ConfigError
 _DRIVER_FILES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd")
 
 
-def gpu_count(devices: Path = Path("/dev")) -> int:
-    """How many GPUs torch can use; 0 without a driver, in which case torch is not loaded (it takes seconds)."""
-    if "torch" not in sys.modules and not _has_driver(devices, _DRIVER_FILES):
+def gpu_count(devices: Path = Path("/dev"), *, framework: str = "torch") -> int:
+    """How many GPUs torch or tensorflow can use; 0 without a driver: then neither is loaded (it takes seconds).
+
+    They may differ: the image of tensorflow with CUDA has torch for CPUs only.
+    """
+    if framework not in sys.modules and not _has_driver(devices, _DRIVER_FILES):
         return 0
+    if framework == "tensorflow":
+        import tensorflow
+
+        return len(tensorflow.config.list_physical_devices("GPU"))
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

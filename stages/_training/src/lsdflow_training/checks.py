@@ -80,7 +80,7 @@ def recipe_to_check(
     lsd: Bundle | None,
 ) -> Recipe:
     """The recipe of a training on the device of its jobs. Raises what resolve_recipe raises."""
-    device = device_of_jobs(experiment)
+    device = device_of_jobs(experiment, config.backend)
     return resolve_recipe(experiment, config, stage, kind, voxel_size_nm=voxel_size_nm, lsd=lsd, device=device)
 
 
@@ -94,12 +94,12 @@ def shape_problems(recipe: Recipe) -> list[StageError]:
     return problems_of([lambda: _check_downsample(recipe), lambda: _check_misalignment(recipe)])
 
 
-def device_of_jobs(experiment: Experiment) -> str:
+def device_of_jobs(experiment: Experiment, backend: str) -> str:
     """The device of the run. Jobs of a cluster have GPUs even if the machine that validates has none."""
     wanted = experiment.compute.device
-    if experiment.uses_cluster and wanted != "cpu" and not gpu_count():
+    if experiment.uses_cluster and wanted != "cpu" and not gpu_count(framework=backend):
         return "cuda"
-    return choose_device(wanted)
+    return choose_device(wanted, backend)
 
 
 def _check_sigma(recipe: Recipe) -> None:

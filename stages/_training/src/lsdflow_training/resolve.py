@@ -73,7 +73,7 @@ def resolve_recipe(
     profile = PROFILES[experiment.common.profile]
     unet = _unet(config, profile, kind)
     anisotropic = max(voxel_size_nm) / min(voxel_size_nm) > ANISOTROPY_FROM
-    device, ranks = device or choose_device(experiment.compute.device), ranks_of_environment(os.environ)
+    device, ranks = device or choose_device(experiment.compute.device, config.backend), ranks_of_environment(os.environ)
     distribution = resolve_distribution(config, device, ranks)
     # each task of SLURM has its own cores; processes of torchrun share the cores of their task
     sharing = distribution.processes * (ranks.local_world_size if "RANK" in os.environ else 1)
@@ -118,11 +118,11 @@ def _initial(
     return find_initial_weights(experiment.resolve(config.initial_weights), unet, outputs)
 
 
-def choose_device(wanted: str) -> str:
-    """auto -> cuda if there is a GPU, else cpu. Raises ConfigError for a GPU that does not exist."""
+def choose_device(wanted: str, backend: str) -> str:
+    """auto -> cuda if the backend has a GPU, else cpu. Raises ConfigError for a GPU that does not exist."""
     if wanted == "auto":
-        return "cuda" if gpu_count() else "cpu"
-    if wanted.startswith("cuda") and not gpu_count():
+        return "cuda" if gpu_count(framework=backend) else "cpu"
+    if wanted.startswith("cuda") and not gpu_count(framework=backend):
         raise ConfigError(
             "there is no GPU here", where="compute.device", wanted=wanted, found="no CUDA device", fix='use "auto"'
         )
@@ -303,11 +303,11 @@ def _is_asked_for(targets: Any, field: dataclasses.Field[Any]) -> bool:
     return bool(later and getattr(targets, field.name) != field.default)
 
 
-def resolve_distribution(config: DistributedConfig, device: str, ranks: Ranks) -> Distribution:
+def resolve_distribution(config: TrainingConfig, device: str, ranks: Ranks) -> Distribution:
     """Processes and strategy. Raises ConfigError for what the device does not support."""
     processes = 1
     if not ranks.started_by_us:
-        processes = _gpus(device) if config.processes == "auto" else config.processes
+        processes = _gpus(device, config.backend) if config.processes == "auto" else config.processes
     if config.precision == "fp16" and (device == "cpu" or config.strategy == "fsdp"):
         raise ConfigError(
             "fp16 needs loss scaling, which is there for GPUs and strategy ddp",
@@ -342,11 +342,11 @@ def resolve_step(config: DistributedConfig, processes: int) -> StepOptions:
     )
 
 
-def _gpus(device: str) -> int:
+def _gpus(device: str, backend: str) -> int:
     """One process per GPU; one if there is no GPU, or if one GPU is named."""
     if device != "cuda":
         return 1
-    return max(1, gpu_count())
+    return max(1, gpu_count(framework=backend))
 
 
 def resolve_records(config: RecordsConfig, experiment: str) -> Records:

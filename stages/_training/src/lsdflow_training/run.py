@@ -86,7 +86,7 @@ def prepare_training(
         inputs["lsd_weights"] = lsd.weights_sha256
     probabilities = prepared_probabilities(made)
     volumes = _volumes(experiment, config, probabilities)
-    device = device_of_jobs(experiment) if experiment.descriptions else None
+    device = device_of_jobs(experiment, config.backend) if experiment.descriptions else None
     size_nm = common_voxel_size(volumes)
     recipe = resolve_recipe(experiment, config, stage, kind, voxel_size_nm=size_nm, lsd=lsd, device=device)
     return Prepared(experiment, config, recipe, make_sources(volumes, config, recipe, probabilities), inputs)
