@@ -49,7 +49,7 @@ SHOTS = (
 
 
 def main(report: Path, out: Path) -> None:
-    """Make them all; a part that this report does not have is told."""
+    """Make them all; print the parts that this report does not have."""
     out.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"], chromium_sandbox=False)
