@@ -7,7 +7,8 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 UV := .venv/tools/bin/uv
 
-# Two environments: gunpowder 1.4.4 (training) needs zarr < 3, everything else uses zarr 3. The on-disk contract joins them.
+# There are two environments, because gunpowder 1.4.4 (training) needs zarr < 3 and everything else uses zarr 3. They
+# share only files on disk.
 BLOCKS_PACKAGES := _contract _command _runtime _network _metrics _descriptors _launch prepare predict watershed agglomerate segment evaluate
 TRAINING_PACKAGES := _contract _command _network _training train-lsd train-acrlsd
 TENSORFLOW_PACKAGES := $(TRAINING_PACKAGES) _tensorflow
@@ -21,10 +22,10 @@ TENSORFLOW_TESTS := tests/tensorflow
 BROWSER_TESTS := tests/browser
 VIEW_TESTS := tests/view
 
-# Which torch: cuda where a driver is present, else cpu. Override with TORCH=cpu or TORCH=cuda.
+# The variant of torch: cuda if a driver is present, else cpu. Override with TORCH=cpu or TORCH=cuda.
 TORCH ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 WHEELS ?= $(PIP_FIND_LINKS)
-# A local CPU wheel is used where there is one; else uv asks PyTorch's own CPU index.
+# A local CPU wheel is used if there is one; otherwise uv uses PyTorch's own CPU index.
 LOCAL_TORCH := $(if $(WHEELS),$(wildcard $(WHEELS)/torch-*cpu*.whl))
 CPU_TORCH_OPTION := $(if $(LOCAL_TORCH),--find-links $(WHEELS),--torch-backend cpu)
 TORCH_OPTION := $(if $(filter cpu,$(TORCH)),$(CPU_TORCH_OPTION))
@@ -33,26 +34,26 @@ PLAIN_STAGES := prepare watershed agglomerate segment evaluate
 TORCH_STAGES := train-lsd train-acrlsd predict
 BLOCKS_LOCKS := stages/_launch/requirements.lock $(foreach s,$(PLAIN_STAGES),stages/$(s)/requirements.lock) stages/predict/$(TORCH).lock tests/blocks.lock
 TRAINING_LOCKS := stages/train-lsd/$(TORCH).lock stages/train-acrlsd/$(TORCH).lock tests/training.lock
-# tensorflow's lock is that of the training stages and what tensorflow adds; cuda.lock is for images
+# The lock of tensorflow contains that of the training stages. stages/_tensorflow/cuda.lock is for images only.
 TENSORFLOW_LOCKS := stages/_tensorflow/cpu.lock tests/training.lock
 LSDS_LOCK := stages/_training/lsds.lock
 VIEW_LOCKS := stages/_view/requirements.lock tests/blocks.lock
 
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
-# Python keeps what it compiles, whatever the shell says: without that, every start of a command takes seconds longer.
+# Python must store its bytecode, even if the shell forbids it; without it, every command starts seconds later.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-mlflow setup-tensorflow setup-view demo demo-network test test-all test-core test-package known-package test-avx2 test-blocks test-training test-tensorflow test-view test-browser screenshots test-real test-faults faults-release faults-baselines check format lock clean bench bench-gpu bench-networks gpu-bundle
 
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 include containers/containers.mk compose/compose.mk tests/cluster/cluster.mk docs/docs.mk tests/parts.mk
 
-# A link that is right is left alone: somebody may be using it.
+# A correct link is not replaced, because a running command may use it.
 LINK = [[ $$(readlink $(2)) == $(1) ]] || ln -sfn $(1) $(2)
-# Each environment has the commands of the other as well, so that an activated one finds them all.
-setup: .venv/blocks/.installed .venv/training/.installed  ## environments; leaves every command in bin/
+# Each environment also links to the commands of the other, so that all are found when either is activated.
+setup: .venv/blocks/.installed .venv/training/.installed  ## create the environments and link every command in bin/
 	@mkdir -p bin
 	@for c in $(BLOCKS_COMMANDS); do $(call LINK,../.venv/blocks/bin/$$c,bin/$$c); $(call LINK,../../blocks/bin/$$c,.venv/training/bin/$$c); done
 	@for c in $(TRAINING_COMMANDS); do $(call LINK,../.venv/training/bin/$$c,bin/$$c); $(call LINK,../../training/bin/$$c,.venv/blocks/bin/$$c); done
@@ -68,7 +69,8 @@ $(UV):
 	$(UV) pip install --quiet --python .venv/blocks/bin/python --no-deps --no-build-isolation $(foreach p,$(BLOCKS_PACKAGES),-e stages/$(p))
 	@touch $@
 
-# lsds comes as source only. It is built without its compiled module, which lsdflow does not use: no compiler is needed.
+# lsds is published as source only. It is built without its compiled module, which lsdflow does not use, so no compiler
+# is needed.
 INSTALL_LSDS = PYTHONPATH=$(CURDIR)/containers/without_cython $(UV) pip install --quiet --python .venv/$(1)/bin/python --no-deps --no-build-isolation --no-binary lsds --require-hashes --requirement $(LSDS_LOCK)
 
 .venv/training/.installed: $(UV) $(TRAINING_LOCKS) $(LSDS_LOCK) $(foreach p,$(TRAINING_PACKAGES),stages/$(p)/pyproject.toml)
@@ -79,15 +81,15 @@ INSTALL_LSDS = PYTHONPATH=$(CURDIR)/containers/without_cython $(UV) pip install 
 	$(UV) pip install --quiet --python .venv/training/bin/python --no-deps --no-build-isolation $(foreach p,$(TRAINING_PACKAGES),-e stages/$(p))
 	@touch $@
 
-# Only those who log to MLflow need it; an environment that is made anew has lost it, and its marker.
-setup-mlflow: setup .venv/training/.mlflow  ## adds MLflow's client to .venv/training, for the option `mlflow`
+# Only needed to log to MLflow. When the environment is created again, the client and its marker are gone.
+setup-mlflow: setup .venv/training/.mlflow  ## add MLflow's client to .venv/training, for the option `mlflow`
 
 .venv/training/.mlflow: stages/_training/mlflow.lock .venv/training/.installed
 	$(UV) pip install --quiet --python .venv/training/bin/python --no-deps --require-hashes --requirement $<
 	@touch $@
 
-# Only those who train with backend = "tensorflow" need this one.
-setup-tensorflow: .venv/tensorflow/.installed  ## the optional environment for backend = "tensorflow": .venv/tensorflow
+# Only needed to train with backend = "tensorflow".
+setup-tensorflow: .venv/tensorflow/.installed  ## create .venv/tensorflow, the optional environment for backend = "tensorflow"
 
 .venv/tensorflow/.installed: $(UV) $(TENSORFLOW_LOCKS) $(LSDS_LOCK) $(foreach p,$(TENSORFLOW_PACKAGES),stages/$(p)/pyproject.toml)
 	@echo "environment for training with tensorflow (CPU)"
@@ -97,8 +99,8 @@ setup-tensorflow: .venv/tensorflow/.installed  ## the optional environment for b
 	$(UV) pip install --quiet --python .venv/tensorflow/bin/python --no-deps --no-build-isolation $(foreach p,$(TENSORFLOW_PACKAGES),-e stages/$(p))
 	@touch $@
 
-# Only those who look at volumes (lsdflow view) or export them need this one.
-setup-view: .venv/view/.installed  ## the optional environment for `lsdflow view` and exports: .venv/view
+# Only needed to view volumes (lsdflow view) or to export them.
+setup-view: .venv/view/.installed  ## create .venv/view, the optional environment for `lsdflow view` and exports
 	@mkdir -p bin
 	@$(call LINK,../.venv/view/bin/lsdflow-view,bin/lsdflow-view)
 
@@ -109,14 +111,14 @@ setup-view: .venv/view/.installed  ## the optional environment for `lsdflow view
 	$(UV) pip install --quiet --python .venv/view/bin/python --no-deps --no-build-isolation $(foreach p,$(VIEW_PACKAGES),-e stages/$(p))
 	@touch $@
 
-# Readers of the field that check what is exported; their models need an older pydantic than we have.
+# Other programs that read exported volumes in the tests. They need an older pydantic than lsdflow.
 .cache/readers/.installed: $(UV) tests/view/readers.lock
 	@echo "environment for readers of exports"
 	$(UV) venv --quiet --clear --python $(PYTHON) .cache/readers
 	$(UV) pip sync --quiet --python .cache/readers/bin/python --require-hashes tests/view/readers.lock
 	@touch $@
 
-# A browser that people use (Debian's chromium) looks at reports and viewers; no lsdflow package is in this environment.
+# The tests open reports and viewers in Debian's Chromium. This environment contains no lsdflow package.
 .venv/browser/.installed: $(UV) tests/browser/requirements.lock
 	@echo "environment for tests in a browser"
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv/browser
@@ -125,33 +127,34 @@ setup-view: .venv/view/.installed  ## the optional environment for `lsdflow view
 
 DEMO ?= demo
 DEMO_NETWORK := stages/_launch/src/lsdflow_launch/init/demo_network
-demo: setup  ## synthetic EM volume -> segmentation -> report; TRAIN=1: train the network too; or your own: VOLUME=raw.zarr LABELS=labels.zarr
+demo: setup  ## segment a synthetic EM volume and write a report; TRAIN=1: also train a network; your own volume: VOLUME=raw.zarr LABELS=labels.zarr
 ifdef VOLUME
 	test -e $(DEMO)/experiment.toml || bin/lsdflow init $(DEMO) --train $(VOLUME) $(if $(LABELS),--labels $(LABELS)) --volume $(VOLUME) $(if $(LABELS),--truth $(LABELS)) --profile tiny
 else
-	@# one core compiles the loops of the training while the other one draws the volume
+	@# One core compiles the loops of the training while the other one makes the volume.
 	test -e $(DEMO)/experiment.toml || { $(if $(TRAIN),.venv/training/bin/python -m lsdflow_training.compiled &) bin/lsdflow demo $(DEMO) $(if $(TRAIN),--train); wait; }
 endif
 	bin/lsdflow run $(DEMO)
 
-# Another volume than that of the demo, with the same statistics: --seed 1. Some ten minutes.
-demo-network: setup  ## train the network of the demo again, into the sources of _launch
+# --seed 1 makes another volume than that of the demo, with the same statistics. This takes about ten minutes.
+demo-network: setup  ## train the network of the demo again and store it in the sources of _launch
 	bin/lsdflow demo .cache/demo_network --train --seed 1
 	bin/lsdflow run .cache/demo_network --to train-acrlsd --set train-acrlsd.max_iteration=4000 --set train-acrlsd.max_minutes=60
 	mkdir -p $(DEMO_NETWORK)
 	cd .cache/demo_network/train/train-acrlsd/checkpoints/00004000 && cp bundle.json bundle.sha256 weights.safetensors $(CURDIR)/$(DEMO_NETWORK)
 
-# Two processes. One that ends by itself (no memory left) ends the whole run as failed: another one would get no work, and
-# the run would wait for it for ever. A test that takes 20 minutes hangs: where is shown, and its process ends.
+# Two processes. If one dies (for example for lack of memory), the whole run fails, because a new process would get no
+# work and the run would never end. After 20 minutes a test counts as hanging: its traceback is printed and its
+# process ends.
 IN_TWO := -n 2 --max-worker-restart=0 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
-# One file per process at a time: the longest come first, so that no process waits long for the last one.
+# Each process gets one file at a time. The longest files come first, so that no process waits long for the last one.
 BY_FILE := $(IN_TWO) --dist loadfile --no-loadscope-reorder
 BLOCKS_PYTEST := LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(BY_FILE)
 TRAINING_PYTEST := .venv/training/bin/pytest $(BY_FILE)
 
-test: $(if $(PACKAGE),test-package,test-core)  ## what every change must pass, in minutes; PACKAGE=watershed: one package's tests
+test: $(if $(PACKAGE),test-package,test-core)  ## run the tests that every change must pass, in minutes; PACKAGE=watershed: those of one package
 
-test-all: test test-docs test-blocks test-training test-avx2 test-tensorflow test-view test-browser  ## all tests that need no container engine and no cluster
+test-all: test test-docs test-blocks test-training test-avx2 test-tensorflow test-view test-browser  ## run all tests that need no container engine and no cluster
 
 test-core: setup
 	$(BLOCKS_PYTEST) --durations=15 $(CORE_BLOCKS)
@@ -165,8 +168,8 @@ test-package: known-package setup $(if $(filter tensorflow view,$(TESTED)),setup
 known-package:
 	@$(if $(TESTS_OF_$(TESTED)),,$(error there is no package "$(PACKAGE)"; the packages are $(sort $(patsubst TESTS_OF_%,%,$(filter TESTS_OF_%,$(.VARIABLES))))))true
 
-# What follows runs the tests that `make test` leaves out. SHORT_FIRST=1: the longest files last, for machines on which
-# there is no time for all.
+# The next targets run the tests that `make test` omits. SHORT_FIRST=1 runs the longest files last, for machines without
+# time for all.
 LEAVE_OUT = $(foreach t,$(1),$(if $(findstring ::,$(t)),--deselect=$(t),--ignore=$(t)))
 test-blocks: setup
 	$(BLOCKS_PYTEST) --durations=60 $(call LEAVE_OUT,$(CORE_BLOCKS) $(TRAINING_TESTS)) --ignore=tests/pipeline/test_real_volumes.py $(if $(SHORT_FIRST),$(SHORTER_TESTS) $(LONGEST_TESTS),$(LONGEST_TESTS) $(SHORTER_TESTS))
@@ -176,7 +179,7 @@ test-training: setup-mlflow
 
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
-test-avx2: setup  ## networks, training and benchmarks once more, as on a CPU with AVX2 only
+test-avx2: setup  ## test networks, training and benchmarks again, as on a CPU with AVX2 only
 	$(BLOCKS_PYTEST) $(AVX2_BLOCKS)
 	$(TRAINING_PYTEST) $(AVX2_TRAINING)
 
@@ -186,18 +189,19 @@ test-tensorflow: setup-tensorflow
 test-view: setup setup-view .cache/readers/.installed
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/view/bin/pytest $(IN_TWO) --dist loadfile $(VIEW_TESTS)
 
-test-browser: setup setup-view docs .venv/browser/.installed  ## reports and viewers in headless Chromium (a part of `make test-all`)
+test-browser: setup setup-view docs .venv/browser/.installed  ## test reports and viewers in headless Chromium (a part of `make test-all`)
 	tests/browser/install_chromium.sh
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/browser/bin/pytest --confcutdir=tests/browser $(BROWSER_TESTS)
 
-screenshots: setup .venv/browser/.installed  ## pictures of the docs, of the report of DEMO: docs/pictures/report_*.png
+screenshots: setup .venv/browser/.installed  ## make the pictures of the docs from the report of DEMO: docs/pictures/report_*.png
 	tests/browser/install_chromium.sh
 	.venv/browser/bin/python tests/browser/screenshots.py $(DEMO)/report docs/pictures
 
-test-real: setup  ## the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
+test-real: setup  ## test the pipeline on real volumes beside the checkout (../shared/data); about 25 minutes on 2 cores
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest -s tests/pipeline/test_real_volumes.py
 
-# One run of the fault suite: $(1) names its histories. ROWS="f7 or f8" chooses rows, and adds to what is there.
+# One run of the fault suite. $(1) is the name of its history files. ROWS="f7 or f8" selects rows, whose results are added
+# to the existing files.
 FAULT_PYTEST = bin/pytest -s $(if $(FAULT_FOLDER),--basetemp=$(FAULT_FOLDER)) $(if $(ROWS),-k "$(ROWS)")
 define FAULT_SUITE
 	mkdir -p .cache $(if $(ROWS),,&& rm -f .cache/$(1).*.jsonl)
@@ -208,57 +212,57 @@ define FAULT_SUITE
 	exit $$failed
 endef
 
-test-faults: setup  ## stages and trainings killed and damaged in every way (a part of `make test-all`); a table of what came of it
+test-faults: setup  ## kill and damage stages and trainings in every way (a part of `make test-all`); prints a table of the outcomes
 	$(call FAULT_SUITE,faults)
 
 faults-release: export LSDFLOW_FAULTS := release
-faults-release: setup  ## the same with the counts of a release, into docs/fault_release.md: about an hour
+faults-release: setup  ## run test-faults with the counts of a release, into docs/fault_release.md; about an hour
 	.venv/blocks/bin/pytest -s tests/bad_input/test_bit_flips.py
 	$(call FAULT_SUITE,release,--summary docs/fault_release.md)
 
 BASELINES := tests/faults/baselines
-faults-baselines: setup  ## the same faults for daisy alone and volara, side by side; about half an hour
+faults-baselines: setup  ## run the same faults with daisy alone and with volara, for comparison; about half an hour
 	for peer in daisy1 volara; do \
 	  $(UV) venv --quiet --allow-existing --python $(PYTHON) .cache/$$peer && \
 	  $(UV) pip sync --quiet --python .cache/$$peer/bin/python --require-hashes $(BASELINES)/$$peer.lock; done
 	.venv/blocks/bin/python $(BASELINES)/compare.py $(foreach p,daisy1 volara,--environment $(p)=$(CURDIR)/.cache/$(p)/bin/python) \
 	  $(foreach p,daisy2 lsdflow,--environment $(p)=$(CURDIR)/.venv/blocks/bin/python) | tee .cache/fault_baselines.md
 
-check: setup  ## lint, format, types: what CI runs first
+check: setup  ## check lint, format and types; CI runs this first
 	.venv/blocks/bin/ruff check .
 	.venv/blocks/bin/ruff format --check .
 	.venv/blocks/bin/mypy $(foreach p,_contract _command _runtime _network _metrics _descriptors _launch _view prepare predict watershed agglomerate segment evaluate,-p lsdflow_$(subst -,_,$(patsubst _%,%,$(p))))
 	.venv/training/bin/mypy -p lsdflow_training -p lsdflow_tensorflow -p lsdflow_train_lsd -p lsdflow_train_acrlsd
 	.venv/blocks/bin/mypy docs/generate
 
-format:  ## format and mend what lint can mend
+format:  ## format the code and apply the automatic fixes of the linter
 	.venv/blocks/bin/ruff format .
 	.venv/blocks/bin/ruff check --fix .
 
-bench: setup  ## benchmarks against the named peers: a table; some 10 minutes. BENCH="--full" or rows
+bench: setup  ## compare speed with other packages, as a table; about 10 minutes. BENCH="--full" or rows
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) .cache/bench_peers
 	$(UV) pip sync --quiet --python .cache/bench_peers/bin/python --require-hashes benchmarks/peers.lock
 	.venv/blocks/bin/python benchmarks/bench.py --peers .cache/bench_peers/bin/python $(BENCH) | tee .cache/bench.md
 	.venv/training/bin/python benchmarks/lsd_targets.py --quick
 
-bench-gpu: setup  ## prediction, training and LSD targets on one GPU: a table; some minutes, refuses without CUDA
+bench-gpu: setup  ## measure prediction, training and LSD targets on one GPU, as a table; some minutes, needs CUDA
 	.venv/blocks/bin/python benchmarks/gpu.py predict | tee .cache/bench_gpu.md
 	.venv/training/bin/python benchmarks/gpu.py train | tee -a .cache/bench_gpu.md
 	.venv/training/bin/python benchmarks/gpu.py data | tee -a .cache/bench_gpu.md
 
-bench-networks: setup  ## affinities, mtlsd, acrlsd trained on real EM, beside FFN: a table; MINUTES=10 for each of them
+bench-networks: setup  ## train affinities, mtlsd and acrlsd on real EM and compare them with FFN, as a table; MINUTES=10 for each
 	.venv/blocks/bin/python benchmarks/networks.py .cache/bench_networks --minutes $(or $(MINUTES),10)
 
-gpu-bundle: setup  ## a folder for a GPU machine without network: copy it there, ./run.sh all (benchmarks/README.md)
+gpu-bundle: setup  ## make a folder for a GPU machine without network; copy it there and run ./run.sh all (benchmarks/README.md)
 	.venv/blocks/bin/python benchmarks/gpu_bundle/make_bundle.py gpu-bundle --pip .venv/tools/bin/python $(BUNDLE)
 
-# Locks are pins with hashes and no addresses. All stages of an environment are resolved together first, so that they
-# agree; then each gets its own lock under those constraints.
+# Locks pin versions with hashes and contain no addresses. All stages of an environment are resolved together first, so
+# that their versions agree. Then each stage gets its own lock under these constraints.
 COMPILE := $(UV) pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	$(foreach p,contract command runtime network metrics descriptors training,--no-emit-package lsdflow-$(p))
 PROJECTS = $(foreach p,$(1),stages/$(p)/pyproject.toml)
 
-lock: $(UV)  ## resolve every stage's lock anew from its pyproject.toml
+lock: $(UV)  ## resolve the lock of every stage again from its pyproject.toml
 	mkdir -p .cache
 	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,_launch $(PLAIN_STAGES) predict) tests/blocks.in -o .cache/blocks.pins
 	$(COMPILE) --find-links "$(WHEELS)" $(call PROJECTS,train-lsd train-acrlsd) tests/training.in -o .cache/training.pins

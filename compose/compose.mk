@@ -2,10 +2,10 @@
 COMPOSE_DEMO := compose/experiments/demo
 
 .PHONY: compose-demo test-compose
-compose-demo: setup  ## the demo by docker compose (wants the images: make images)
+compose-demo: setup  ## run the demo with docker compose (needs the images: make images)
 	test -e demo/input/volume.hdf || bin/lsdflow demo demo
 	bin/lsdflow compose-env $(COMPOSE_DEMO)
 	docker compose -f compose/compose.yaml --env-file=$(COMPOSE_DEMO)/images.env --env-file=$(COMPOSE_DEMO)/compose.env up
 
-test-compose: setup  ## compose and `lsdflow run --on container`, for real: wants dockerd and the images
+test-compose: setup  ## test compose and `lsdflow run --on container` with real images (needs dockerd and the images)
 	LSDFLOW_BIN=$(CURDIR)/bin LSDFLOW_TEST_COMPOSE=1 .venv/blocks/bin/pytest -s --durations=8 tests/compose

@@ -1,8 +1,8 @@
-# Lists of tests, as folders, files and single tests: what `make test` runs, what runs again on fewer instructions, and the
-# tests of each package. tests/layout/test_parts.py compares them with what is there.
+# Lists of tests (folders, files and single tests): those of `make test`, those that also run with the instructions of
+# AVX2 only, and those of each package. tests/layout/test_parts.py compares the lists with the existing files.
 
-# What every change must pass, in minutes, with the environments of the demo alone: no database, browser or tensorflow.
-# Long files come first; they begin with a small chain and a kill.
+# The tests that every change must pass. They take minutes and need only the environments of the demo: no database,
+# browser or tensorflow. The longest files come first, beginning with a small chain that is killed and resumed.
 CORE_BLOCKS := \
   tests/pipeline/test_whole_pipeline.py::test_every_artefact_of_the_design_is_there \
   tests/pipeline/test_whole_pipeline.py::test_the_segmentation_is_the_fragments_through_the_chosen_lut \
@@ -106,7 +106,7 @@ CORE_TRAINING := \
   tests/stages/train-lsd/test_task.py \
   tests/stages/train-acrlsd/test_task.py
 
-# Tests whose code depends on the instructions of the CPU: run again as on a CPU with AVX2 only.
+# Tests of code that depends on the instructions of the CPU. `make test-avx2` runs them as on a CPU with AVX2 only.
 AVX2_BLOCKS := tests/stages/predict/test_predict.py tests/benchmarks/test_gpu.py tests/benchmarks/test_rows.py tests/network tests/stages/predict/test_refusals.py
 AVX2_TRAINING := \
   tests/training/test_trainer.py \
@@ -120,7 +120,8 @@ AVX2_TRAINING := \
   tests/training/test_losses.py \
   tests/training/test_training_precision.py
 
-# The tests of a package: `make test PACKAGE=watershed`, under a minute. The largest packages have their quick ones here.
+# The tests of each package, for `make test PACKAGE=watershed`; they take less than a minute. For the largest packages,
+# only the fast tests are listed.
 TESTS_OF_contract := tests/contract tests/pipeline/test_archives.py
 TESTS_OF_command := \
   tests/runtime/test_command.py \
