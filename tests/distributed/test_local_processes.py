@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
@@ -63,3 +64,8 @@ def test_a_signal_reaches_every_process(training, monkeypatch) -> None:
     stand_in(monkeypatch, waits, told)
     with pytest.raises(Interrupted, match="SIGTERM"):
         run(training, 2)
+
+
+def test_a_process_reacts_to_signals_before_it_loads_torch() -> None:
+    code = "import sys, lsdflow_training.processes.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,6 @@ from types import FrameType
 
 from lsdflow_command.interruption import end_if_asked, heard
 from lsdflow_contract.errors import BadData, ConfigError
-from lsdflow_network.out_of_memory import first_line, is_out_of_memory
 from lsdflow_training.settings import Recipe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
@@ -55,6 +54,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
 @contextmanager
 def memory_errors(recipe: Recipe) -> Iterator[None]:
     """Replace an error for lack of memory by a ConfigError that names options which need less."""
+    from lsdflow_network.out_of_memory import is_out_of_memory  # torch takes seconds to load
+
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -67,6 +68,8 @@ def memory_errors(recipe: Recipe) -> Iterator[None]:
 
 def does_not_fit(error: BaseException, where: str) -> ConfigError:
     """A ConfigError that says which options to change."""
+    from lsdflow_network.out_of_memory import first_line
+
     return ConfigError(
         "the training does not fit in memory",
         where=where,

@@ -161,7 +161,7 @@ CLOSE_TO_CONSTANT = 0.95
 
 
 def constant_answer_loss(patches: Sequence[Patch]) -> float:
-    """Mean loss (see losses.py) over patches of the best constant answer: per channel, the weighted mean of targets.
+    """Mean loss (see step.py) over patches of the best constant answer: per channel, the weighted mean of targets.
 
     Infinity if there are no patches.
     """

@@ -46,7 +46,7 @@ AGAIN = "run the same command again to resume from the last checkpoint"
 def run_local_processes(experiment: Experiment, stage: str, how: Distribution, node: Ranks) -> None:
     """Run the stage in how.processes processes on this node and wait for them.
 
-    node: rank of this node and number of nodes (rank, world).  Raises the error of a process that failed, and
+    node: rank of this node and number of nodes (rank, world_size).  Raises the error of a process that failed, and
     Interrupted (75) after a signal to this process or to one of them.
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
