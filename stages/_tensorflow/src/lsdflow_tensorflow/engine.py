@@ -31,6 +31,8 @@ from lsdflow_training.step import StepResult
 def start_tensorflow(threads: int, device: str, cpus: int = 1) -> None:
     """Set the threads per operation; on CPUs also make results reproducible. Only the first call of a process counts.
 
+    Fork the processes that make patches before this: a fork of a process with TensorFlow's threads may hang.
+
     cpus: number of logical devices into which the CPU is divided.
     """
     if tf.config.threading.get_intra_op_parallelism_threads() != threads:
@@ -52,6 +54,11 @@ def local_devices(device: str, count: int) -> list[str]:
 
 class Adam:
     """Moments of `variables`, which correspond one to one to the parameters of `source`.
+
+        m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+        w <- w - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+
+    (Kingma and Ba 2015.)  Keras adds eps before it corrects v, so its first steps differ.
 
     Create it within strategy.scope().  Raises InternalError for options of torch's Adam that are not implemented here.
     """

@@ -49,6 +49,8 @@ from lsdflow_network.bundle import load_bundle, save_bundle
 from lsdflow_training.processes.sharding import share_optimizer, shares_of
 from lsdflow_training.step import AveragedWeights
 
+LOG = logging.getLogger("lsdflow.training")
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -90,9 +92,6 @@ def read_state(path: Path) -> TrainingState:
         return TrainingState(content["optimizer"], content["torch_rng"], minutes, described, **later)
     except Exception as error:  # torch.load fails with many types on damaged files
         raise BadData("the training state is missing or damaged", where=path, found=error) from error
-
-
-LOG = logging.getLogger("lsdflow.training")
 
 
 def choose_best(folder: Path, training_key: str) -> BestCheckpoint:

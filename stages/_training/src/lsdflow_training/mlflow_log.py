@@ -25,6 +25,7 @@ from lsdflow_contract.errors import BadData, ConfigError, Interrupted, MissingIn
 from lsdflow_contract.files import read_json, write_json
 from lsdflow_training.settings import Recipe
 
+LOG = logging.getLogger("lsdflow.training")
 LOCAL = "local"
 
 
@@ -226,7 +227,6 @@ def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[begin : begin + size] for begin in range(0, len(items), size))
 
 
-LOG = logging.getLogger("lsdflow.training")
 # Points of this many seconds are sent in one request.
 COLLECT_S = 1.0
 # How long the end of a training may wait for MLflow: less than the time that SLURM leaves after its signal.

@@ -35,6 +35,8 @@ from lsdflow_training.processes.ranks import ranks_of_environment
 from lsdflow_training.resolve import resolve_recipe
 from lsdflow_training.settings import Recipe, training_parameters
 
+LOG = logging.getLogger("lsdflow.training")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -185,6 +187,3 @@ def _leave_manifest(prepared: Prepared, outcome: Outcome, best: BestCheckpoint) 
         identity=hash_of({"key": prepared.key, "weights": best.weights_sha256}),
     ).finish(prepared.experiment.layout)
     LOG.info("%s: %s", stage, facts)
-
-
-LOG = logging.getLogger("lsdflow.training")

@@ -156,7 +156,10 @@ class Steering:
 
 @dataclass(frozen=True)
 class Records:
-    """profile_steps: 0 = none. mlflow: "local" or a URI, None = no. experiment: its name, shown in MLflow."""
+    """Records for users beside the curves; they change no result, so they are not part of a training's key.
+
+    profile_steps: 0 = none. mlflow: "local" or a URI, None = no. experiment: its name, shown in MLflow.
+    """
 
     profile_steps: int = 0
     mlflow: str | None = None

@@ -25,6 +25,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from lsdflow_contract.files import TEMPORARY_SUFFIX, storage_errors, write_atomically
 from lsdflow_training.curves import Curves
 
+LOG = logging.getLogger("lsdflow.training")
+
 
 class NodeTimes:
     """Sums of the times that gunpowder measures, by node and method."""
@@ -46,7 +48,6 @@ class NodeTimes:
         return "\n".join(f"{node:<24}{method:<10}{1e3 * s / per_batch:9.1f} ms" for (node, method), s in rows)
 
 
-LOG = logging.getLogger("lsdflow.training")
 FIRST_STEPS = 100
 TOO_MUCH = 0.1
 

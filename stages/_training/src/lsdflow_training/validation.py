@@ -37,6 +37,8 @@ from lsdflow_training.processes.collectives import Group
 from lsdflow_training.settings import Recipe, Steering
 from lsdflow_training.step import TrainingPrecision, forward_loss
 
+LOG = logging.getLogger("lsdflow.training")
+
 
 def patch_begins(slab: Box, output_vox: Vox3, count: int) -> list[Vox3]:
     """Begins of up to `count` output patches, evenly distributed over the slab, flush with its far end in z."""
@@ -195,9 +197,6 @@ def doubt(loss: float, constant: float, iteration: int) -> str:
         f"iteration {iteration}: the validation loss {loss:.4g} is no better than that of an answer that ignores the "
         f"image ({constant:.4g}); look at a snapshot: are labels and image of the same place, is there contrast?"
     )
-
-
-LOG = logging.getLogger("lsdflow.training")
 
 
 class Watch:

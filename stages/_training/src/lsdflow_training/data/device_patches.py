@@ -101,7 +101,7 @@ class CropReader:
             self._take_over(before)
 
     def _defer(self, node: Any) -> None:
-        kind: type[Any] = type(node)  # exactly: a subclass may do more than these
+        kind: type[Any] = type(node)  # exactly: a subclass may do more than these; all that IntensityNodes do is drawn
         if kind is ElasticAugment:
             self._defer_warp(node)
         elif kind is gp.SimpleAugment:

@@ -91,7 +91,11 @@ class Placed:
 
 
 class SharedSlots:
-    """`count` slots of `size` bytes, made before the process forks; a page uses memory only once it is written."""
+    """`count` slots of `size` bytes, made before the process forks; a page uses memory only once it is written.
+
+    A worker writes to its own slots in turn: at a time one, while `ahead` more wait in its queue and the training still
+    copies another one.  So with ahead + 2 slots none is overwritten too early.
+    """
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

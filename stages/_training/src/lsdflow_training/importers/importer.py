@@ -44,6 +44,7 @@ from lsdflow_training.importers.checkpoints import ForeignCheckpoint, read_forei
 from lsdflow_training.profiles import PROFILES
 from lsdflow_training.stage import IMPORTED_CHECKPOINT
 
+LOG = logging.getLogger("lsdflow.training")
 _PREDICTION, _TRAINING = ("config.json", "test_net.json"), "train_net.json"
 
 
@@ -134,9 +135,6 @@ def _whole(table: dict[str, Any], key: str, path: Path | None) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise BadData(f"{key} must be a whole number", where=path, found=value)
     return value
-
-
-LOG = logging.getLogger("lsdflow.training")
 
 
 @dataclass(frozen=True)

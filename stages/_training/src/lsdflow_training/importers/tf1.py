@@ -1,4 +1,15 @@
-"""Check that the graph beside a TensorFlow 1 checkpoint (`<prefix>.meta`) is that of our U-Net; weights cannot show it.
+"""TensorFlow 1 checkpoints (mala, funlib.learn.tensorflow): map their variables to the layers of the U-Net.
+
+    <scope>/unet_layer_<level>_left_<i>/{kernel,bias}       convolutions on the way down
+    <scope>/unet_layer_<level>_right_<i>/{kernel,bias}      convolutions on the way up
+    <scope>/unet_up_<level+1>_to_<level>/{kernel,bias}      transposed convolution, ReLU
+    <scope>/unet_up_..._kernel_variables                    the same with one weight for all voxels of a kernel, no bias
+    <scope>/<output>_0/{kernel,bias}                        1x1x1 convolution, sigmoid
+
+Later versions have the prefix decoder_0_layer_<level>/ on the way up. Kernels are (z, y, x, in, out), those of
+transposed convolutions (z, y, x, out, in). Variables of optimizers are ignored.
+
+Also check that the graph beside a checkpoint (`<prefix>.meta`) is that of our U-Net; weights cannot show it.
 
 Checked are activations (ReLU, sigmoid at the outputs), valid convolutions, and pooling windows that match the
 upsampling factors.
