@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -67,17 +68,21 @@ class Patch(gp.BatchProvider):
         return batch
 
 
-def augmented(seed: int = 1, **options) -> np.ndarray:
-    """The patch after the nodes that these options switch on, as a batch of the seed."""
-    how, key = dataclasses.replace(OFF, **options), gp.ArrayKey("RAW")
+def after(nodes: Sequence[gp.BatchFilter], key: gp.ArrayKey, seed: int) -> np.ndarray:
+    """The patch after the nodes, as a batch of the seed."""
     pipeline = Patch(key, a_patch())
-    for node in intensity_nodes(key, how):
-        if not isinstance(node, IntensityAugment):
-            pipeline += node
+    for node in nodes:
+        pipeline += node
     request = gp.BatchRequest(random_seed=seed)
     request[key] = gp.ArraySpec(roi=gp.Roi((0, 0, 0), SHAPE))
     with gp.build(pipeline):
         return pipeline.request_batch(request)[key].data
+
+
+def augmented(seed: int = 1, **options) -> np.ndarray:
+    """The patch after the nodes that these options switch on, as a batch of the seed."""
+    how, key = dataclasses.replace(OFF, **options), gp.ArrayKey("RAW")
+    return after([n for n in intensity_nodes(key, how) if not isinstance(n, IntensityAugment)], key, seed)
 
 
 def changed_sections(result: np.ndarray) -> np.ndarray:
@@ -86,6 +91,23 @@ def changed_sections(result: np.ndarray) -> np.ndarray:
 
 def test_only_the_published_change_is_enabled_by_default() -> None:
     assert [type(node) for node in intensity_nodes(gp.ArrayKey("RAW"), OFF)] == [IntensityAugment]
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_contrast_and_noise_are_those_of_gunpowder(sections: bool) -> None:
+    how = dataclasses.replace(
+        OFF, intensity_scale=(0.5, 1.5), intensity_shift=(-0.3, 0.3), intensity_per_section=sections,
+        noise_probability=0.5, noise_std=0.1,
+    )  # fmt: skip
+    key, slab = gp.ArrayKey("RAW"), (1, -1, -1) if sections else None
+    theirs = [gp.IntensityAugment(key, 0.5, 1.5, -0.3, 0.3, slab=slab), gp.NoiseAugment(key, p=0.5, var=0.1**2)]
+    for seed in range(1, 7):
+        # gunpowder changes its input, so it needs a copy; a seed depends on the number of nodes
+        found, wanted = (
+            after([gp.IntensityScaleShift(key, 1, 0), *nodes], key, seed)
+            for nodes in (intensity_nodes(key, how), theirs)
+        )
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", EACH)
