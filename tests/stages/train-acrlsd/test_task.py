@@ -40,6 +40,20 @@ def test_one_network_modes_need_no_lsd_bundle(tmp_path, mode, outputs) -> None:
     assert (bundle.sigma_nm is None) == (mode == "affinities")
 
 
+def test_with_a_given_network_and_no_training_volumes_there_is_nothing_to_do(tmp_path, caplog) -> None:
+    toml = tmp_path / "experiment.toml"
+    for mode, lsds in (("mtlsd", ""), ("acrlsd", 'lsd_checkpoint = "lsds"\n')):
+        toml.write_text(f'[experiment]\nname = "e"\nmode = "{mode}"\n[predict]\ncheckpoint = "network"\n{lsds}')
+        for command in (lsd_app, app):
+            caplog.clear()
+            with caplog.at_level("INFO"):
+                assert call("run", toml, command=command).exit_code == 0, "compose runs every stage"
+            assert "nothing to do" in caplog.text
+    toml.write_text('[experiment]\nname = "e"\nmode = "mtlsd"\n')
+    assert call("run", toml).exit_code == 66
+    assert not (tmp_path / "train").exists()
+
+
 def test_further_affinities_are_learnt_recorded_and_another_training(tmp_path) -> None:
     toml = micro_experiment(tmp_path, "mtlsd")
     assert call("run", toml).exit_code == 0

@@ -51,9 +51,10 @@ class TrainStage(Stage):
         """The kind of network, which determines what it predicts."""
 
     def not_needed(self, experiment: Experiment) -> str | None:
-        """A text that says why the experiment has no such network; None if it has one."""
-        del experiment
-        return None
+        """A text that says why the experiment does not train this network; None if it does."""
+        if experiment.tables.get("prepare", {}).get("training") or self.name in experiment.stages:
+            return None
+        return "[predict] names a trained network, and there are no volumes to train on"
 
     def lsd_bundle(self, experiment: Experiment) -> Bundle | None:
         """The description of the trained LSD network that this network depends on; None if it depends on none."""

@@ -20,8 +20,8 @@ class TrainLsd(TrainStage):
         return "lsd"
 
     def not_needed(self, experiment: Experiment) -> str | None:
-        """A message that names the mode, if the mode has no separate LSD network; else None."""
+        """A message that names the mode, if the mode has no separate LSD network; else as for every training."""
         mode = experiment.common.mode
         if mode == "acrlsd":
-            return None
+            return super().not_needed(experiment)
         return f"mode {mode} has no separate LSD network: train-acrlsd trains its one network"
