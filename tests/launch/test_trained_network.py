@@ -15,6 +15,7 @@ from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import stages_of
 from lsdflow_launch.cli import app
 from lsdflow_launch.init.demo import NETWORK, make_demo
+from lsdflow_launch.slurm.submit import settings_text
 
 BLOCKS = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
 
@@ -66,6 +67,15 @@ def test_own_checkpoints_keep_the_training_in_the_chain(demo: Path, checkpoint: 
     assert "train-acrlsd" in _stages(demo, f"predict.checkpoint={checkpoint}")
 
 
+def test_a_training_on_another_disk_is_one_of_this_experiment(demo: Path, tmp_path: Path) -> None:
+    own = tmp_path / "experiment"
+    shutil.copytree(demo, own)
+    (own / "train").mkdir()
+    (tmp_path / "large").mkdir()
+    (own / "train" / "train-acrlsd").symlink_to(tmp_path / "large")
+    assert "train-acrlsd" in _stages(own, "predict.checkpoint=train/train-acrlsd/checkpoints/00000200")
+
+
 def test_mode_acrlsd_leaves_out_each_training_whose_network_is_given(demo: Path) -> None:
     acrlsd = "experiment.mode=acrlsd"
     assert "train-lsd" in _stages(demo, acrlsd)
@@ -73,9 +83,27 @@ def test_mode_acrlsd_leaves_out_each_training_whose_network_is_given(demo: Path)
     assert _stages(demo, acrlsd, "predict.lsd_checkpoint=input/network") == BLOCKS
 
 
+def test_an_affinity_network_that_is_trained_here_needs_the_lsd_network_of_this_experiment(demo: Path) -> None:
+    settings = ("experiment.mode=acrlsd", "predict.checkpoint=best", "predict.lsd_checkpoint=input/network")
+    assert {"train-lsd", "train-acrlsd"} <= set(_stages(demo, *settings))
+
+
 def test_a_training_that_is_named_is_run_although_a_network_is_given(demo: Path) -> None:
     assert _stages(demo, last="train-acrlsd") == ("prepare", "train-acrlsd")
     assert _stages(demo, first="train-acrlsd")[0] == "train-acrlsd"
+
+
+def test_a_training_that_is_named_is_submitted_although_a_network_is_given(demo: Path) -> None:
+    named = settings_text(load_experiment(demo), _stages(demo, last="train-acrlsd"))
+    assert "STAGES='prepare train-acrlsd'" in named.splitlines()
+    assert f"STAGES='{' '.join(BLOCKS)}'" in settings_text(load_experiment(demo)).splitlines()
+
+
+@pytest.mark.parametrize("missing", ["input/nowhere", "trained"])
+def test_validate_reports_a_network_that_is_not_in_the_experiment(demo: Path, missing: str) -> None:
+    done = CliRunner().invoke(app, ["validate", str(demo), "--set", f"predict.checkpoint={missing}"])
+    assert done.exit_code == 66
+    assert f"where: {demo.resolve() / missing}" in done.output
 
 
 def test_init_with_a_network_takes_its_mode_and_proposes_nothing_for_a_training(demo: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
@@ -175,18 +176,24 @@ class Experiment:
     def stages(self) -> tuple[str, ...]:
         """The stages that it needs, in order: those of its mode, without the training of a network that is given.
 
-        A network is given if [predict] names its folder, outside of the trainings of this experiment.
+        A network is given if [predict] names its folder, outside of the trainings of this experiment. If train-acrlsd
+        is needed, so is train-lsd, whose network it reads.
         """
         table = self.tables.get("predict", {})
-        named = {"train-lsd": table.get("lsd_checkpoint"), "train-acrlsd": table.get("checkpoint")}
-        given = {stage for stage, checkpoint in named.items() if self._is_from_elsewhere(checkpoint)}
+        given: tuple[str, ...] = ()
+        if self._is_from_elsewhere(table.get("checkpoint")):
+            lsds_too = self._is_from_elsewhere(table.get("lsd_checkpoint"))
+            given = ("train-lsd", "train-acrlsd") if lsds_too else ("train-acrlsd",)
         return tuple(stage for stage in stages_of_mode(self.common.mode) if stage not in given)
 
     def _is_from_elsewhere(self, checkpoint: object) -> bool:
         if not isinstance(checkpoint, str) or checkpoint in ("best", "trained_with") or checkpoint.isdigit():
             return False
-        own = [(self.path.parent / name).resolve() for name in ("results", "train")]
-        return not any(self.resolve(checkpoint).is_relative_to(folder) for folder in own)
+        # The folder of one training may be a link, for example to a larger disk.
+        written = Path(os.path.normpath(self.path.parent / checkpoint))
+        own = [self.path.parent / name for name in ("results", "train")]
+        folders = [*own, *(folder.resolve() for folder in own)]
+        return not any(path.is_relative_to(f) for path in (written, self.resolve(checkpoint)) for f in folders)
 
     @property
     def uses_cluster(self) -> bool:

@@ -112,10 +112,23 @@ def _as_list(answer: Any) -> list[Problem]:
 
 
 def _is_made_later(problem: Problem, stage: str, experiment: Experiment) -> bool:
-    """Return True for an artifact that is missing because a stage of the chain has not run yet."""
-    missing = problem["exit_code"] == MissingInput.exit_code and str(experiment.layout.root) in problem["where"]
+    """Return True for an artifact that is missing because a stage of the chain has not run yet.
+
+    Only paths in the folders that stages write into count: another path of the experiment is one that the user named.
+    """
+    layout = experiment.layout
+    if problem["exit_code"] != MissingInput.exit_code or str(layout.root) not in problem["where"]:
+        return False
+    inside = problem["where"].partition(f"{layout.root}/")[2]
+    written = {"", *(folder.name for folder in _folders_of_stages(layout))}
     earlier = stages_of(experiment, last=stage)[:-1]
-    return missing and not all(experiment.layout.manifest(s).exists() for s in earlier)
+    return inside.partition("/")[0] in written and not all(layout.manifest(s).exists() for s in earlier)
+
+
+def _folders_of_stages(layout: ExperimentLayout) -> list[Path]:
+    """Return the folders of an experiment that stages write into."""
+    folders = [layout.data, layout.store, layout.luts, layout.report, layout.results]
+    return [*folders, layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
 
 
 def experiment_problems(
@@ -139,10 +152,7 @@ def free_bytes(folder: Path) -> int:
 def _require_writable_folders(experiment: Experiment) -> None:
     """Raise PermissionDenied (77) for the first folder of the experiment that this user may not write into."""
     layout = experiment.layout
-    folders = [layout.data, layout.store, layout.luts, layout.report, layout.results]
-    folders += [layout.manifest("a").parent, layout.stage_runs("a").parent, layout.train_dir("a").parent]
-    folders += sorted(layout.results.glob("*"))
-    for folder in (layout.root, *folders):
+    for folder in (layout.root, *_folders_of_stages(layout), *sorted(layout.results.glob("*"))):
         if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionDenied(
                 "no permission to write into a folder of the experiment",

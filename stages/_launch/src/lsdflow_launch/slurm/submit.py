@@ -60,8 +60,8 @@ def wrappers_folder() -> Path:
     )
 
 
-def settings_text(experiment: Experiment) -> str:
-    """Return all settings of the wrappers, one KEY='value' per line.
+def settings_text(experiment: Experiment, stages: Sequence[str] | None = None) -> str:
+    """Return all settings of the wrappers, one KEY='value' per line. stages: to submit (None = all).
 
     Raises ConfigError (78) for a wrong [cluster] table or a value that cannot be written in such a line.
     """
@@ -71,7 +71,7 @@ def settings_text(experiment: Experiment) -> str:
     settings = [
         ("EXPERIMENT", str(root)),
         ("NAME", experiment.common.name),
-        ("STAGES", " ".join(stages_of(experiment))),
+        ("STAGES", " ".join(stages or stages_of(experiment))),
         ("IMAGES", str(experiment.resolve(table.images))),
         ("SINGULARITY", table.singularity),
         ("MODULES", table.modules),
@@ -102,9 +102,9 @@ def submit_chain(experiment: Experiment, first: str, last: str, *, dry_run: bool
 
     Raises UsageError (2) for an unknown stage, MissingInput (66) without wrappers or sbatch, ConfigError (78).
     """
-    stages_of(experiment, first, last)
+    settings = settings_text(experiment, stages_of(experiment, first, last))
     options = ["--settings", "-", "--from", first, "--to", last]
-    return _pipeline(experiment, options, settings_text(experiment), dry_run)
+    return _pipeline(experiment, options, settings, dry_run)
 
 
 def add_workers(experiment: Experiment, stage: str, count: int, *, dry_run: bool = False) -> int:
