@@ -134,3 +134,12 @@ def test_init_refuses_a_folder_without_a_network_and_one_that_does_not_segment_a
     assert done.exit_code == 2
     assert "this network does not segment alone" in done.output
     assert not (tmp_path / "exp").exists()
+
+
+def test_init_refuses_a_network_and_volumes_to_train_on_together(demo: Path, tmp_path: Path) -> None:
+    volume = str(demo / "input" / "volume.hdf")
+    words = ["init", str(tmp_path / "exp"), "--volume", volume, "--train", volume, "--network", str(NETWORK)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "a network that is given is not trained" in done.output
+    assert not (tmp_path / "exp").exists()

@@ -13,6 +13,7 @@ import typer
 from lsdflow_command.app import exit_codes
 from lsdflow_command.completion import one_of
 from lsdflow_contract.checkpoint import Mode
+from lsdflow_contract.errors import UsageError
 from lsdflow_contract.experiment import Profile, load_experiment
 from lsdflow_launch.init.draft import draft_experiment, mode_of, removed_on_failure
 from lsdflow_launch.init.inspect import Start
@@ -41,7 +42,7 @@ ModeOption = Annotated[
 ]
 Network = Annotated[
     Path | None,
-    typer.Option(help="trained network: a checkpoint folder with bundle.json; without --train, nothing is trained"),
+    typer.Option(help="trained network: a checkpoint folder with bundle.json; instead of --train"),
 ]
 VoxelSize = Annotated[
     str | None, typer.Option(help='voxel size z, y, x of all volumes: "40, 8, 8 nm" (default: from their metadata)')
@@ -73,6 +74,9 @@ def add_start_verbs(app: typer.Typer) -> None:
         """Read the volumes, propose settings and write DIR/experiment.toml with every setting explained."""
         with exit_codes(debug, as_json):
             more = tuple(override or ())
+            if network and train:
+                fix = "give --network to segment with it, or --train to train one"
+                raise UsageError("a network that is given is not trained", where="--train, --network", fix=fix)
             mode = mode or (mode_of(network) if network else "acrlsd")
             start = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more, network)
             draft = draft_experiment(start)

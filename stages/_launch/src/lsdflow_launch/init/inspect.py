@@ -26,7 +26,7 @@ OF_TRAINING = ("experiment.profile", "prepare.training.", "train-lsd.", "train-a
 class Start:
     """The options of `init`. None = proposed; without `train` and `network`, `volume` is searched for labels.
 
-    network: the folder of a trained network, which predicts; without `train`, nothing is trained.
+    network: the folder of a trained network, which predicts; then `train` is empty and nothing is trained.
     """
 
     root: Path
