@@ -1,5 +1,5 @@
-# The documentation site. Its pages are the Markdown files of the repository, each where it stands, and those that
-# docs/generate/ makes from the code; `site/` is made anew every time.
+# The documentation site. Its pages are the Markdown files of the repository, each at its path, and pages that
+# docs/generate/ makes from the code. `site/` is built from nothing every time.
 .PHONY: docs test-docs lock-docs
 
 DOCS := .venv/docs
@@ -17,7 +17,7 @@ docs: setup $(DOCS)/.installed  ## the documentation site: site/index.html; a br
 	.venv/blocks/bin/python docs/generate/pages.py $(DOCS_PAGES)/docs $(DOCS_PAGES)/blocks.json $(DOCS_PAGES)/training.json
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs --quiet build --strict
 
-test-docs: docs  ## builds the site; looks at it, and at every command of README.md and docs/
+test-docs: docs  ## builds the site; checks it, and every command of README.md and docs/
 	LSDFLOW_BIN=$(CURDIR)/bin .venv/blocks/bin/pytest $(IN_TWO) $(DOCS_TESTS)
 
 lock-docs: $(UV)  ## resolve docs/requirements.in anew
