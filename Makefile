@@ -132,7 +132,7 @@ ifdef VOLUME
 	test -e $(DEMO)/experiment.toml || bin/lsdflow init $(DEMO) --train $(VOLUME) $(if $(LABELS),--labels $(LABELS)) --volume $(VOLUME) $(if $(LABELS),--truth $(LABELS)) --profile tiny
 else
 	@# One core compiles the loops of the training while the other one makes the volume.
-	test -e $(DEMO)/experiment.toml || { $(if $(TRAIN),.venv/training/bin/python -m lsdflow_training.compiled &) bin/lsdflow demo $(DEMO) $(if $(TRAIN),--train); wait; }
+	test -e $(DEMO)/experiment.toml || { $(if $(TRAIN),.venv/training/bin/python -m lsdflow_training.compiled &) bin/lsdflow demo $(DEMO) $(if $(TRAIN),--train) && wait; }
 endif
 	bin/lsdflow run $(DEMO)
 

@@ -21,7 +21,7 @@ from volumes_of_pages import cremi_zarr, expanded, hdf5, n5_and_others, tiffs
 
 from lsdflow_contract.layout import ExperimentLayout
 from lsdflow_contract.manifest import read_manifest
-from lsdflow_launch.init.demo import NETWORK
+from lsdflow_launch.init.demo import CHECKPOINT
 from lsdflow_prepare.cli import app as prepare
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ INIT_OWN = (
     "bin/lsdflow init own --train labelled.zarr --volume labelled.zarr --truth labelled.zarr"
     " --profile tiny --mode mtlsd"
 )
-INIT_NETWORK = "lsdflow init exp --volume big.zarr --network FOLDER"
+INIT_CHECKPOINT = "lsdflow init exp --volume big.zarr --checkpoint FOLDER"
 SYNOPSIS = "lsdflow init DIR "
 Type = Callable[[str], str]
 
@@ -74,15 +74,15 @@ def type_in(desk: Path) -> Type:
 
 def test_every_init_of_the_pages_is_typed_here() -> None:
     found = {c.line for c in commands() if c.program == "lsdflow" and c.words[1:2] == ("init",) and len(c.words) > 4}
-    known = {INIT, INIT_TRY, INIT_CLUSTER, INIT_OWN, INIT_NETWORK, f"{INIT} --profile standard"}
+    known = {INIT, INIT_TRY, INIT_CLUSTER, INIT_OWN, INIT_CHECKPOINT, f"{INIT} --profile standard"}
     assert {line for line in found if not line.startswith(SYNOPSIS)} == known
 
 
 def test_a_network_that_was_trained_elsewhere_leaves_its_training_out(desk: Path, type_in: Type) -> None:
-    assert f"`{INIT_NETWORK}`" in page(TRAIN)
-    shutil.copytree(NETWORK, desk / "FOLDER")
+    assert f"`{INIT_CHECKPOINT}`" in page(TRAIN)
+    shutil.copytree(CHECKPOINT, desk / "FOLDER")
     cremi_zarr(desk / "big.zarr", (130, 140, 140), size_nm=10, labels=False, anew=True)
-    type_in(f"bin/{INIT_NETWORK}")
+    type_in(f"bin/{INIT_CHECKPOINT}")
     assert "train-acrlsd" not in json.loads(type_in("bin/lsdflow status exp --json"))
 
 

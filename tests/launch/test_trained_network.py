@@ -1,4 +1,4 @@
-"""An experiment that predicts with a network that was trained elsewhere: `init --network`, the demo, the stages."""
+"""An experiment that predicts with a network that was trained elsewhere: `init --checkpoint`, the demo, the stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lsdflow_contract.experiment import load_experiment
 from lsdflow_contract.hashing import hash_of_file
 from lsdflow_launch.chain import stages_of
 from lsdflow_launch.cli import app
-from lsdflow_launch.init.demo import NETWORK, make_demo
+from lsdflow_launch.init.demo import CHECKPOINT, make_demo
 from lsdflow_launch.slurm.submit import settings_text
 
 BLOCKS = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate")
@@ -23,7 +23,7 @@ BLOCKS = ("prepare", "predict", "watershed", "agglomerate", "segment", "evaluate
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "demo"
-    make_demo(folder, (60, 70, 80), seed=3, network=NETWORK)
+    make_demo(folder, (60, 70, 80), seed=3, checkpoint=CHECKPOINT)
     return folder
 
 
@@ -32,16 +32,16 @@ def _stages(folder: Path, *settings: str, **limits: str) -> tuple[str, ...]:
 
 
 def test_the_supplied_network_is_complete_small_and_as_its_training_wrote_it() -> None:
-    bundle = read_bundle(NETWORK)
+    bundle = read_bundle(CHECKPOINT)
     assert bundle.kind == "mtlsd"
-    assert hash_of_file(NETWORK / "weights.safetensors") == bundle.weights_sha256
-    assert sum(path.stat().st_size for path in NETWORK.iterdir()) < 2_000_000
+    assert hash_of_file(CHECKPOINT / "weights.safetensors") == bundle.weights_sha256
+    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 2_000_000
 
 
 def test_the_demo_needs_no_training_and_has_a_copy_of_its_network(demo: Path) -> None:
     settings = tomllib.loads((demo / "experiment.toml").read_text())
     assert "training" not in settings["prepare"]
-    assert read_bundle(demo / settings["predict"]["checkpoint"]) == read_bundle(NETWORK)
+    assert read_bundle(demo / settings["predict"]["checkpoint"]) == read_bundle(CHECKPOINT)
     assert _stages(demo) == BLOCKS
 
 
@@ -108,14 +108,14 @@ def test_validate_reports_a_network_that_is_not_in_the_experiment(demo: Path, mi
 
 def test_init_with_a_network_takes_its_mode_and_proposes_nothing_for_a_training(demo: Path, tmp_path: Path) -> None:
     volume = demo / "input" / "volume.hdf"
-    words = ["init", str(tmp_path / "exp"), "--volume", str(volume), "--network", str(NETWORK)]
+    words = ["init", str(tmp_path / "exp"), "--volume", str(volume), "--checkpoint", str(CHECKPOINT)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     settings = tomllib.loads((tmp_path / "exp" / "experiment.toml").read_text())
     assert settings["experiment"]["mode"] == "mtlsd"
     assert "training" not in settings["prepare"]
     assert not {"sigma", "validation_fraction"} & set(settings["train-acrlsd"])
-    assert read_bundle(tmp_path / "exp" / settings["predict"]["checkpoint"]) == read_bundle(NETWORK)
+    assert read_bundle(tmp_path / "exp" / settings["predict"]["checkpoint"]) == read_bundle(CHECKPOINT)
     assert settings["prepare"]["target"]["truth"], "labels of the volume are its truth, and are not trained on"
     assert _stages(tmp_path / "exp") == BLOCKS
 
@@ -123,10 +123,10 @@ def test_init_with_a_network_takes_its_mode_and_proposes_nothing_for_a_training(
 def test_init_refuses_a_folder_without_a_network_and_one_that_does_not_segment_alone(
     demo: Path, tmp_path: Path
 ) -> None:
-    words = ["init", str(tmp_path / "exp"), "--volume", str(demo / "input" / "volume.hdf"), "--network"]
+    words = ["init", str(tmp_path / "exp"), "--volume", str(demo / "input" / "volume.hdf"), "--checkpoint"]
     assert CliRunner().invoke(app, [*words, str(tmp_path)]).exit_code == 66
     lsds = tmp_path / "lsds"
-    shutil.copytree(NETWORK, lsds)
+    shutil.copytree(CHECKPOINT, lsds)
     description = (lsds / "bundle.json").read_text().replace('"mtlsd"', '"lsd"')
     (lsds / "bundle.json").write_text(description)
     (lsds / "bundle.sha256").unlink()
@@ -138,7 +138,7 @@ def test_init_refuses_a_folder_without_a_network_and_one_that_does_not_segment_a
 
 def test_init_refuses_a_network_and_volumes_to_train_on_together(demo: Path, tmp_path: Path) -> None:
     volume = str(demo / "input" / "volume.hdf")
-    words = ["init", str(tmp_path / "exp"), "--volume", volume, "--train", volume, "--network", str(NETWORK)]
+    words = ["init", str(tmp_path / "exp"), "--volume", volume, "--train", volume, "--checkpoint", str(CHECKPOINT)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert "a network that is given is not trained" in done.output

@@ -155,10 +155,16 @@ def test_a_network_from_elsewhere_is_described_while_it_is_the_one_that_predicte
     predict = manifest("predict", {"checkpoint": "given", "lsd_checkpoint": "lsds", "resolved": {"iteration": 40000}})
     assert networks_of(experiment.layout, replaced(predict, AFFINITIES.weights_sha256)) == (AFFINITIES,)
     assert networks_of(experiment.layout, replaced(predict, "d" * 64)) == ()
+    lsds = experiment.layout.root / "lsds"
+    lsds.mkdir()
+    (lsds / "bundle.json").write_text(LSDS.model_dump_json())
+    assert networks_of(experiment.layout, replaced(predict, AFFINITIES.weights_sha256)) == (LSDS, AFFINITIES)
+    other = replaced(predict, AFFINITIES.weights_sha256, "e" * 64)
+    assert networks_of(experiment.layout, other) == (AFFINITIES,)
 
 
-def replaced(predict: Manifest, weights_sha256: str) -> Manifest:
-    return predict.model_copy(update={"inputs": {"network": weights_sha256}})
+def replaced(predict: Manifest, weights_sha256: str, lsd_sha256: str = LSDS.weights_sha256) -> Manifest:
+    return predict.model_copy(update={"inputs": {"network": weights_sha256, "lsd_network": lsd_sha256}})
 
 
 def test_a_network_from_elsewhere_or_gone_is_not_guessed(experiment: Experiment) -> None:

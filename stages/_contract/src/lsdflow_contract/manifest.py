@@ -198,15 +198,16 @@ def work_key(stage: str, parameters: dict[str, Any], inputs: dict[str, str]) -> 
 def differences(earlier: Manifest, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     """At most LISTED of "name old -> new" and "another input: NAME"; empty if no recorded value differs.
 
-    Values that follow from the settings are listed only if nothing else differs. Inputs that an earlier pass of the
-    stage made are left out.
+    Values that follow from the settings, and inputs that an earlier pass of the stage made, are listed only if nothing
+    else differs.
     """
     settings, before = ({name: table[name] for name in table if name != RESOLVED} for table in (config, earlier.config))
     changed = [*_changed("", before, settings)]
     names = sorted({*earlier.inputs, *inputs})
-    other = [name for name in names if _is_given(name) and earlier.inputs.get(name) != inputs.get(name)]
-    changed += [f"another input: {name}" for name in other]
+    other = [name for name in names if earlier.inputs.get(name) != inputs.get(name)]
+    changed += [f"another input: {name}" for name in other if _is_given(name)]
     changed = changed or [*_changed("", earlier.config.get(RESOLVED, {}), config.get(RESOLVED, {}))]
+    changed = changed or [f"another input: {name}" for name in other]
     more = [f"and {len(changed) - LISTED} more"] if len(changed) > LISTED else []
     return ", ".join([*changed[:LISTED], *more])
 

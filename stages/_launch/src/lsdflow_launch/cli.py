@@ -119,7 +119,7 @@ def demo(
 ) -> None:
     """Make a synthetic EM volume with ground truth, and an experiment that segments it."""
     # scipy and h5py take longer to import than all the rest of the command
-    from lsdflow_launch.init.demo import NETWORK, make_demo
+    from lsdflow_launch.init.demo import CHECKPOINT, make_demo
 
     with exit_codes(debug, as_json):
         if mode != "mtlsd" and not train:
@@ -127,7 +127,7 @@ def demo(
             raise UsageError(
                 "the supplied network has another mode", where="--mode", wanted="mtlsd", found=mode, fix=fix
             )
-        layout = make_demo(folder, seed=seed, mode=mode, network=None if train else NETWORK)
+        layout = make_demo(folder, seed=seed, mode=mode, checkpoint=None if train else CHECKPOINT)
         step = f"lsdflow run {folder}"
         facts = {"wrote": [str(layout.experiment_toml)], "next": step}
         print_answer(facts, f"wrote {layout.experiment_toml}\n{next_line(step)}", as_json)

@@ -36,13 +36,13 @@ ProfileOption = Annotated[
 ModeOption = Annotated[
     str | None,
     typer.Option(
-        help="networks: acrlsd, mtlsd or affinities (default: that of --network, or acrlsd)",
+        help="networks: acrlsd, mtlsd or affinities (default: that of --checkpoint, or acrlsd)",
         autocompletion=one_of(get_args(Mode)),
     ),
 ]
-Network = Annotated[
+Checkpoint = Annotated[
     Path | None,
-    typer.Option(help="trained network: a checkpoint folder with bundle.json; instead of --train"),
+    typer.Option(help="checkpoint of a trained network, a folder with bundle.json; instead of --train"),
 ]
 VoxelSize = Annotated[
     str | None, typer.Option(help='voxel size z, y, x of all volumes: "40, 8, 8 nm" (default: from their metadata)')
@@ -62,7 +62,7 @@ def add_start_verbs(app: typer.Typer) -> None:
             Path | None, typer.Option(help="labels of --train, if they are in another file or folder")
         ] = None,
         truth: Annotated[Path | None, typer.Option(help="ground truth of --volume, for scores")] = None,
-        network: Network = None,
+        checkpoint: Checkpoint = None,
         profile: ProfileOption = None,
         mode: ModeOption = None,
         voxel_size: VoxelSize = None,
@@ -74,11 +74,13 @@ def add_start_verbs(app: typer.Typer) -> None:
         """Read the volumes, propose settings and write DIR/experiment.toml with every setting explained."""
         with exit_codes(debug, as_json):
             more = tuple(override or ())
-            if network and train:
-                fix = "give --network to segment with it, or --train to train one"
-                raise UsageError("a network that is given is not trained", where="--train, --network", fix=fix)
-            mode = mode or (mode_of(network) if network else "acrlsd")
-            start = Start(folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more, network)
+            if checkpoint and train:
+                fix = "give --checkpoint to segment with it, or --train to train one"
+                raise UsageError("a network that is given is not trained", where="--train, --checkpoint", fix=fix)
+            mode = mode or (mode_of(checkpoint) if checkpoint else "acrlsd")
+            start = Start(
+                folder, tuple(train or ()), volume, labels, truth, profile, mode, voxel_size, more, checkpoint
+            )
             draft = draft_experiment(start)
             if dry_run:
                 typer.echo(json.dumps(_as_json(draft.choices, text=draft.text)) if as_json else draft.text, nl=as_json)

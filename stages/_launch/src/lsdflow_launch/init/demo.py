@@ -26,7 +26,7 @@ from lsdflow_launch.synthetic.image import synthetic_em
 VOXEL_SIZE_NM = (10.0, 10.0, 10.0)
 DEMO_SHAPE_VOX = (224, 160, 160)
 TRAINED_SECTIONS = 128
-NETWORK = Path(__file__).with_name("demo_network")
+CHECKPOINT = Path(__file__).with_name("demo_network")
 # `make demo TRAIN=1` takes at most four minutes on two slow cores: a small network with small patches; one core trains,
 # the other makes patches. If the iterations would take longer than max_minutes, the learning rate falls within this
 # time.
@@ -52,11 +52,11 @@ def make_demo(
     shape_vox: Vox3 = DEMO_SHAPE_VOX,
     seed: int = 0,
     mode: str = "mtlsd",
-    network: Path | None = None,
+    checkpoint: Path | None = None,
 ) -> ExperimentLayout:
     """Write input/train.hdf and input/volume.hdf (CREMI style) and an experiment of profile tiny for them.
 
-    network: the checkpoint folder of a network of this mode, of which the experiment gets a copy; None: it trains one.
+    checkpoint: the folder of a network of this mode, of which the experiment gets a copy; None: it trains one.
     """
     raw, labels = synthetic_em(shape_vox, VOXEL_SIZE_NM, seed)
     cut = min(TRAINED_SECTIONS, shape_vox[0] * 4 // 7)
@@ -64,9 +64,9 @@ def make_demo(
     write_volume(train, raw[:cut], labels[:cut])
     write_volume(volume, raw[cut:], labels[cut:])
     start = Start(root=root, train=(train,), volume=volume, truth=volume, profile="tiny", mode=mode)
-    if network is not None:
-        copy = shutil.copytree(network, root / "input" / "network", dirs_exist_ok=True)
-        return init_experiment(replace(start, train=(), network=copy, overrides=DEMO_SETTINGS))
+    if checkpoint is not None:
+        copy = shutil.copytree(checkpoint, root / "input" / "network", dirs_exist_ok=True)
+        return init_experiment(replace(start, train=(), checkpoint=copy, overrides=DEMO_SETTINGS))
     training = [
         f"{stage}.{k}={json.dumps(v)}" for stage in ("train-lsd", "train-acrlsd") for k, v in DEMO_TRAINING.items()
     ]

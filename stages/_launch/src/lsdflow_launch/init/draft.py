@@ -100,20 +100,20 @@ def draft_experiment(
     return Draft(layout, text, schema, images_text(sifs), choices)
 
 
-def mode_of(network: Path) -> str:
+def mode_of(checkpoint: Path) -> str:
     """Return the mode of the network in this checkpoint folder.
 
     Raises MissingInput (66) if there is none, BadData (65) if it is damaged, UsageError (2) for an LSD network, and for
     an affinity network that needs one.
     """
-    kind = read_bundle(network).kind
+    kind = read_bundle(checkpoint).kind
     if kind in ("lsd", "acrlsd"):
         raise UsageError(
             "this network does not segment alone",
-            where=f"--network {network}",
+            where=f"--checkpoint {checkpoint}",
             wanted="a network of mode mtlsd or affinities",
             found=kind,
-            fix="for mode acrlsd: --mode acrlsd --network AFFINITIES --set predict.lsd_checkpoint=LSDS",
+            fix="for mode acrlsd: --mode acrlsd --checkpoint AFFINITIES --set predict.lsd_checkpoint=LSDS",
         )
     return str(kind)
 
@@ -184,7 +184,7 @@ def _chosen(start: Start, root: Path | None) -> dict[str, Any]:
         training.append({"name": f"{path.stem}-{number}", "raw": path_of(path), **labels, **size})
     truth = {"truth": path_of(start.truth)} if start.truth else {}
     profile = start.profile or DEFAULT_PROFILE
-    network = {"predict": {"checkpoint": path_of(start.network)}} if start.network else {}
+    network = {"predict": {"checkpoint": path_of(start.checkpoint)}} if start.checkpoint else {}
     return {
         "experiment": {"name": start.root.resolve().name, "mode": start.mode, "profile": profile},
         "prepare": {

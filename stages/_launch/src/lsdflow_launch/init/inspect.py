@@ -24,9 +24,9 @@ OF_TRAINING = ("experiment.profile", "prepare.training.", "train-lsd.", "train-a
 
 @dataclass(frozen=True)
 class Start:
-    """The options of `init`. None = proposed; without `train` and `network`, `volume` is searched for labels.
+    """The options of `init`. None = proposed; without `train` and `checkpoint`, `volume` is searched for labels.
 
-    network: the folder of a trained network, which predicts; then `train` is empty and nothing is trained.
+    checkpoint: the folder of a trained network, which predicts; then `train` is empty and nothing is trained.
     """
 
     root: Path
@@ -38,12 +38,12 @@ class Start:
     mode: str = "acrlsd"
     voxel_size: str | None = None
     overrides: tuple[str, ...] = ()
-    network: Path | None = None
+    checkpoint: Path | None = None
 
     @property
     def training_volumes(self) -> tuple[Path, ...]:
-        """The volumes to train on; none if a network is given and no volume is named."""
-        return self.train or (() if self.network else (self.volume,))
+        """The volumes to train on; none if a checkpoint is given and no volume is named."""
+        return self.train or (() if self.checkpoint else (self.volume,))
 
 
 @dataclass(frozen=True)
@@ -151,5 +151,5 @@ def _unusable(problem: Mapping[str, Any]) -> StageError:
 def _without_labels(start: Start, answer: Mapping[str, Any]) -> UsageError:
     found = "; ".join(problem["what"] for problem in answer["problems"])
     fix = "lsdflow init ... --train LABELLED.zarr, or --labels LABELS.zarr (zarr, N5, HDF5, TIFF, precomputed)"
-    fix += "; or --network FOLDER: a trained network"
+    fix += "; or --checkpoint FOLDER: a trained network"
     return UsageError("there are no labels to train on", where=start.volume, found=found, fix=fix)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lsdflow_contract.checkpoint import Bundle, bundle_folder, bundle_iterations, read_bundle
+from lsdflow_contract.checkpoint import BUNDLE_JSON, Bundle, bundle_folder, bundle_iterations, read_bundle
 from lsdflow_contract.errors import StageError, fix_of
 from lsdflow_contract.experiment import STAGES
 from lsdflow_contract.failed_blocks import failed_blocks_of_results
@@ -205,8 +205,11 @@ def networks_of(layout: ExperimentLayout, predict: Manifest | None) -> tuple[Bun
     # A folder from elsewhere may hold another network by now.
     if affinities.weights_sha256 != predict.inputs.get("network", affinities.weights_sha256):
         return ()
-    trained_with = predict.config.get("lsd_checkpoint", "trained_with") == "trained_with"
-    if affinities.lsd_bundle_sha256 is None or not trained_with:
+    lsd_checkpoint = predict.config.get("lsd_checkpoint", "trained_with")
+    if isinstance(lsd_checkpoint, str) and (layout.root / lsd_checkpoint / BUNDLE_JSON).exists():
+        lsds = read_bundle(layout.root / lsd_checkpoint)
+        return (lsds, affinities) if lsds.weights_sha256 == predict.inputs.get("lsd_network") else (affinities,)
+    if affinities.lsd_bundle_sha256 is None or lsd_checkpoint != "trained_with":
         return (affinities,)
     checkpoints = layout.checkpoints("train-lsd")
     for number in bundle_iterations(checkpoints):
