@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "install.sh"
 PYTHON = r"""#!/usr/bin/env bash
 case "$*" in
   '-m pip config list') cat "$SETTINGS" ;;
-  '-m pip install '* | '-m pip --python '*) echo "pip $*" >>"$CALLS" ;;
+  '-m pip install '* | '-m pip --python '*) echo "PYTHONPATH=${PYTHONPATH:-} pip $*" >>"$CALLS" ;;
   *) exec python3.11 "$@" ;;
 esac
 """
@@ -87,4 +87,8 @@ def test_lsds_is_built_from_its_locked_source_without_other_packages(lsds: str, 
     assert len(more) == bool(lsds)
     for call in more:
         assert {"--no-deps", "--no-build-isolation", "--require-hashes"} <= set(call.split())
+        assert call.startswith(
+            f"PYTHONPATH={tmp_path}/without_cython pip -m pip --python {tmp_path}/bin/python install "
+        )
+        assert "--no-binary :all:" in call
         assert call.endswith(f"-r {tmp_path}/lsds.txt")

@@ -66,10 +66,28 @@ def test_a_change_is_the_same_on_both(name: str, sections: bool, device) -> None
         tensor = on_device.changed(torch.from_numpy(raw).to(device), change).cpu().numpy()
         if isinstance(change, Noise):  # other random numbers of the same distribution
             inner = (raw > 0.3) & (raw < 0.7)
-            deviations = [(result - raw)[inner].std() for result in (array, tensor)]
-            np.testing.assert_allclose(deviations, change.std, rtol=0.1)
+            for result in (array, tensor):
+                noise = (result - raw)[inner]
+                assert noise.std() == pytest.approx(change.std, rel=0.1)
+                assert abs(noise.mean()) < 0.1 * change.std
         else:
             np.testing.assert_allclose(tensor, array, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_noise_follows_from_its_seed_differs_between_voxels_and_stays_within_0_and_1(device) -> None:
+    grey = np.full(SHAPE, 0.5, np.float32)
+    grey[0], grey[1] = 0, 1
+    raw = torch.from_numpy(grey).to(device)
+    for noisy in (
+        [cpu.changed(grey, Noise(0.05, seed)) for seed in (1, 1, 2)],
+        [on_device.changed(raw, Noise(0.05, seed)).cpu().numpy() for seed in (1, 1, 2)],
+    ):
+        np.testing.assert_array_equal(noisy[0], noisy[1])
+        assert (np.min(noisy), np.max(noisy)) == (0, 1)
+        sections = np.reshape([noisy[0], noisy[2]], (2 * SHAPE[0], -1))
+        between = np.corrcoef(sections)[~np.eye(len(sections), dtype=bool)]
+        assert abs(between).max() < 0.2
 
 
 @pytest.mark.gpu

@@ -189,7 +189,7 @@ def test_the_script_of_all_stages_may_be_submitted_with_the_name_of_one(
 ) -> None:
     shutil.copy(WRAPPERS / "stage.sbatch", spool)
     cluster.answer("scontrol", f"JobId=104 JobName=stage.sbatch\n   Command={WRAPPERS}/stage.sbatch watershed exp\n")
-    done = cluster.run(["bash", spool, "watershed", experiment], **JOB)
+    done = cluster.run(["bash", spool, "watershed", experiment], cwd=experiment.parent, **JOB)
     assert done.returncode == 0, done.stderr
     assert "watershed" in _executed(cluster)
     unknown = cluster.run(["bash", spool, "flood", experiment], **JOB)
